@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from fuzz.catalogue import NAMES, Target
+from fuzz.scratch import MEMORY
 
 _ROOT = Path(__file__).parents[2]
 _ARTIFACTS = _ROOT / "artifacts" / "fuzz"
@@ -63,7 +64,7 @@ def _fuzzed(name: str, arguments: argparse.Namespace) -> tuple[int, str, bool]:
     grown = _ARTIFACTS / name
     grown.mkdir(parents=True, exist_ok=True)
     target = Target.load(name)
-    with tempfile.TemporaryDirectory(prefix="hicache-fuzz-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="hicache-fuzz-", dir=MEMORY) as scratch:
         kept = Path(scratch, "corpus")
         kept.mkdir()
         for number, data in enumerate(target.corpus()):
@@ -80,8 +81,8 @@ def _fuzzed(name: str, arguments: argparse.Namespace) -> tuple[int, str, bool]:
             "timeout": _SLOWEST_INPUT_S,
             "rss_limit_mb": _MOST_MIB,
             "artifact_prefix": f"{_ARTIFACTS}/{name}-",
-            "dict": tokens,
             "print_final_stats": 1,
+            **({"dict": tokens} if target.tokens else {}),
         }
         done = subprocess.run(
             [

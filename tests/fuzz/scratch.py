@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import shutil
 import socket
 import tempfile
@@ -15,10 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""A file system in memory: some others write a file to the disk when it is overwritten and closed."""
+
+
 @cache
 def directory(name: str) -> Path:
     """Return an empty directory of this process, which is removed at its end."""
-    path = tempfile.mkdtemp(prefix=f"hicache-fuzz-{name}-")
+    path = tempfile.mkdtemp(prefix=f"hicache-fuzz-{name}-", dir=os.environ.get("TMPDIR", MEMORY))
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     return Path(path)
 

@@ -9,6 +9,8 @@ import pytest
 from fuzz.catalogue import NAMES, Target
 from fuzz.generated import first_finding, inputs
 
+pytestmark = pytest.mark.no_cover
+
 INPUTS = 300
 
 

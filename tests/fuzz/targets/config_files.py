@@ -88,8 +88,10 @@ def _check_finite(value: Any, depth: int = 0) -> None:
     if depth > 5:
         return
     if isinstance(value, dict):
-        for item in cast("dict[Any, Any]", value).values():
+        fields: dict[Any, Any] = cast("Any", value)
+        for item in fields.values():
             _check_finite(item, depth + 1)
     elif isinstance(value, (list, tuple, set)):
-        for item in cast("list[Any]", value):
+        items: list[Any] = cast("Any", value)
+        for item in items:
             _check_finite(item, depth + 1)

@@ -44,7 +44,7 @@ def check(data: bytes) -> None:
 
 
 def _sglang(choices: Choices) -> None:
-    extra = {"backend_name": "file", **choices.fields(_SGLANG)}
+    extra: dict[str, Any] = {"backend_name": "file", **choices.fields(_SGLANG)}
     if choices.flag():
         extra["adapter"] = choices.fields(_ADAPTER)
     before = copy.deepcopy(extra)

@@ -75,15 +75,14 @@ def check(data: bytes) -> None:
     client: Any = _Client(reply)
     calls = PageCalls(client, settings)
     page = Page(into) if operation == 0 else Page(_PAGE)
-    result = _result(
-        {
-            0: lambda: calls.get("name", page),
-            1: lambda: calls.read("name"),
-            2: lambda: calls.exists("name", _NBYTES),
-            3: lambda: calls.set("name", page),
-            4: lambda: calls.written_at_s("name"),
-        }[operation]()
-    )
+    made: dict[int, Callable[[], Generator[Any, Any, Any]]] = {
+        0: lambda: calls.get("name", page),
+        1: lambda: calls.read("name"),
+        2: lambda: calls.exists("name", _NBYTES),
+        3: lambda: calls.set("name", page),
+        4: lambda: calls.written_at_s("name"),
+    }
+    result = _result(made[operation]())
     if operation == 0 and result is True:
         assert (200, True) == (reply.status, reply.is_page_filled)
         stated = reply.headers.get("x-amz-checksum-crc32")
