@@ -76,8 +76,11 @@ def _check_redis(settings: RedisSettings) -> None:
         assert CANARY not in settings.place
     if settings.password_file or (settings.password_env or "") in os.environ:
         return
+    if settings.is_tls or settings.sentinel_tls:
+        return
     try:
-        secret = settings.secret()
+        secret = settings.access().options.get("password")
+        settings.sentinel_access(None)
     except ValueError as error:
         assert CANARY not in str(error)
         return
