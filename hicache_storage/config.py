@@ -25,7 +25,7 @@ from hicache_storage.scalars import MAX_INT64, format_number
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from hicache_storage.storage import HiCacheStorage
 
@@ -36,6 +36,8 @@ MEM_LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
 _DEFAULTS = ControllerSettings()
 _MAX_FLAG_DIGITS = 18
 _MAX_JSON_DIGITS = 100
+_MAX_VALUES = 100_000
+_WRONG_TAG = "a value is not of the type that its tag names"
 _BACKEND = "--hicache-storage-backend"
 _EXTRA_CONFIG = "--hicache-storage-backend-extra-config"
 
@@ -189,6 +191,8 @@ def read_config_file(name: str, flag: str) -> dict[str, Any]:
         path = path.expanduser()
     except RuntimeError:
         raise ConfigError(f"{where}: cannot be read: there is no such home directory") from None
+    except ValueError:
+        raise ConfigError(f"{where!r}: is no name of a file") from None
     if path.suffix not in _PARSERS:
         raise ConfigError(f"{where}: must end in one of {', '.join(_PARSERS)}")
     try:
@@ -210,7 +214,7 @@ class _RefusedError(ValueError):
 def _parse(parse: Callable[[str], Any], text: str, name: str, where: str) -> Any:
     try:
         value = parse(text)
-        _check_finite(value)
+        _check_values(value)
     except json.JSONDecodeError as error:
         at = f" at line {error.lineno}, column {error.colno}"
         raise ConfigError(f"{where}: is not {name}: {error.msg.lower()}{at}") from None
@@ -221,18 +225,28 @@ def _parse(parse: Callable[[str], Any], text: str, name: str, where: str) -> Any
     return value
 
 
-def _check_finite(value: Any, name: str = "it") -> None:
-    """Refuse NaN, infinity and 1e999, which most parsers accept and no setting can be."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise _RefusedError(f"{name}: must be a finite number")
+def _check_values(value: Any) -> None:
+    """Refuse NaN, infinity and 1e999, which most parsers accept and no setting can be.
+
+    Aliases of YAML make few lines into any number of values. A config has far fewer.
+    """
+    for count, (name, item) in enumerate(_named_values(value, "it")):
+        if isinstance(item, float) and not math.isfinite(item):
+            raise _RefusedError(f"{name}: must be a finite number")
+        if count > _MAX_VALUES:
+            raise _RefusedError(f"it holds more than {_MAX_VALUES:,} values")
+
+
+def _named_values(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    yield name, value
     if isinstance(value, dict):
         fields: dict[Any, Any] = cast("Any", value)
         for key, item in fields.items():
-            _check_finite(item, str(key))
-    elif isinstance(value, list):
+            yield from _named_values(item, str(key))
+    elif isinstance(value, (list, tuple, set)):
         items: list[Any] = cast("Any", value)
         for item in items:
-            _check_finite(item, name)
+            yield from _named_values(item, name)
 
 
 def _parse_json(text: str) -> Any:
@@ -270,6 +284,8 @@ def _parse_yaml(text: str) -> Any:
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - the library's signature
             names: set[str] = set()
+            if not isinstance(cast("Any", node), yaml.MappingNode):
+                raise yaml.MarkedYAMLError(problem=_WRONG_TAG, problem_mark=node.start_mark)
             for key, _ in node.value:
                 if isinstance(key, yaml.ScalarNode) and key.value in names:
                     problem = f"the field {key.value!r} is there twice"
@@ -286,6 +302,12 @@ def _parse_yaml(text: str) -> Any:
         raise ValueError(f"{error.problem}{at}") from None
     except yaml.YAMLError:
         raise ValueError("it holds a character that YAML does not allow") from None
+    except (
+        LookupError,
+        AttributeError,
+        TypeError,
+    ):  # of `!!int ""`, `!!bool x` and `!!timestamp x`
+        raise ValueError(_WRONG_TAG) from None
 
 
 _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
@@ -300,9 +322,9 @@ def _check_fields(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{where}: must be an object of fields, not {type(value).__name__}")
     fields: dict[Any, Any] = cast("Any", value)
-    other = next((key for key in fields if not isinstance(key, str)), None)
-    if other is not None:
-        raise ConfigError(f"{where}: a field's name must be a string, not {other!r}")
+    other = [key for key in fields if not isinstance(key, str)]
+    if other:
+        raise ConfigError(f"{where}: a field's name must be a string, not {other[0]!r}")
     return fields
 
 

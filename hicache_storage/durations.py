@@ -14,7 +14,7 @@ from hicache_storage.scalars import format_number, parse_float
 MAX_DURATION_S = 1e6
 """Eleven days. Locks, `poll` and SQLite each overflow at some larger value, in the middle of a call."""
 
-_WITH_UNIT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?) ?(ms|[smhdw])", re.IGNORECASE)
+_WITH_UNIT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?) ?(ms|[smhdw])", re.IGNORECASE | re.ASCII)
 _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 

@@ -24,7 +24,7 @@ MAX_INT64 = 2**63 - 1
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 _FLOAT = re.compile(r"-?[0-9]{1,19}(?:\.[0-9]{1,30})?(?:[eE][+-]?[0-9]{1,3})?")
 _BOOLS = {"true": True, "false": False}
-_SIZE = re.compile(r"([0-9]{1,24}(?:\.[0-9]{1,24})?) ?([kmgtpe]i?b?|b)?", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]{1,24}(?:\.[0-9]{1,24})?) ?([kmgtpe]i?b?|b)?", re.IGNORECASE | re.ASCII)
 _SIZE_PREFIXES = "kmgtpe"
 _SIZE_EXAMPLES = "a number of bytes, such as 1073741824 or '1GiB'"
 

@@ -186,6 +186,17 @@ class TestExtraConfig:
             ("c.yaml", b"a: \x01\n", "is not YAML"),
             ("c.yaml", b"", "must be an object of fields, not NoneType"),
             ("c.yaml", b"1: x\n", "a field's name must be a string, not 1"),
+            ("c.yaml", b"? \n", "a field's name must be a string, not None"),
+            *(
+                ("c.yaml", b"a: " + value + b"\n", "is not YAML: a value is not of the type")
+                for value in (
+                    b'!!int ""',
+                    b'!!float ""',
+                    b"!!bool x",
+                    b"!!timestamp x",
+                    b"!!map [1]",
+                )
+            ),
             ("c.json", b"\xff\xfe", "is not UTF-8 text"),
             ("c.ini", b"", "must end in one of .json, .toml, .yaml, .yml"),
         ],
@@ -202,6 +213,11 @@ class TestExtraConfig:
     def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"no\.json: cannot be read: No such file"):
             load_extra_config(f"@{tmp_path}/no.json")
+
+    @pytest.mark.parametrize("name", ["~\0.json", "a\0.json", "~\ud800.json"])
+    def test_a_name_that_no_file_can_have_is_refused(self, name: str) -> None:
+        with pytest.raises(ConfigError, match="is no name of a file"):
+            load_extra_config(f"@{name}")
 
     @pytest.mark.parametrize("text", ["nonsense", '{"a": 1', "[]", "3", '"x"', "null"])
     def test_wrong_inline_json_names_the_flag(self, text: str) -> None:
@@ -231,6 +247,25 @@ class TestExtraConfig:
     def test_inline_json_has_each_field_once(self) -> None:
         with pytest.raises(ConfigError, match=f"{_EXTRA}: .*'path' is there twice"):
             load_extra_config('{"path": "/a", "path": "/b"}')
+
+    @pytest.mark.parametrize("value", ["!!set {.nan}", "!!omap [a: .inf]", "[[.inf]]"])
+    def test_a_number_that_is_not_finite_is_found_in_every_kind_of_list(
+        self, tmp_path: Path, value: str
+    ) -> None:
+        file = tmp_path / "c.yaml"
+        file.write_text(f"a: {value}\n")
+
+        with pytest.raises(ConfigError, match="must be a finite number"):
+            load_extra_config(f"@{file}")
+
+    def test_a_few_lines_of_aliases_are_no_billion_values(self, tmp_path: Path) -> None:
+        lines = ["a0: &a0 [1, 2]"]
+        lines += [f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]" for n in range(12)]
+        file = tmp_path / "c.yaml"
+        file.write_text("\n".join(lines))
+
+        with pytest.raises(ConfigError, match="more than 100,000 values"):
+            load_extra_config(f"@{file}")
 
     def test_a_yaml_file_may_merge_what_it_overrides(self, tmp_path: Path) -> None:
         file = tmp_path / "c.yaml"

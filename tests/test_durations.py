@@ -95,7 +95,8 @@ def test_a_time_is_a_number_or_has_a_unit(value: object, seconds: float) -> None
 
 
 @pytest.mark.parametrize(
-    "value", ["", "d", "-1d", "1y", "1d2h", "1_0s", "1 s x", "1e3s", True, None]
+    "value",
+    ["", "d", "-1d", "1y", "1d2h", "1_0s", "1 s x", "1e3s", "1\u017f", "5m\u017f", True, None],
 )
 def test_anything_else_is_no_time(value: object) -> None:
     with pytest.raises(ValueError, match="a time with a unit"):

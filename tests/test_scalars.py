@@ -115,6 +115,8 @@ def test_a_size_is_a_number_with_an_optional_unit(written: object, nbytes: int) 
             "١٢",
             "12\n13",
             "8EiB",
+            "1K\u0131B",
+            "1\u212aB",
         ),
         *(True, False, None, 1.5, float("inf"), float("nan"), -1, 2**63, [1], b"12", "9" * 400),
     ],

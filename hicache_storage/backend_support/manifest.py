@@ -9,7 +9,7 @@ from hicache_storage.keys import KeySpace
 
 SPACE_ID = re.compile(r"[0-9a-f]{32}")
 """Matches `KeySpace.id`."""
-PAGE_HASH = re.compile(r"[0-9a-f]{32,128}")
+PAGE_HASH = re.compile(r"(?:[0-9a-f]{2}){16,64}")
 """Matches a page hash (contract KV-101)."""
 
 

@@ -39,6 +39,8 @@ _BLOCKS = 64
 _CONCURRENT_FILES = 8
 """Files that are read at a time, because small reads mostly wait for a network file system."""
 _MAX_HEADER_NBYTES = 256 << 20
+_NO_HEADER = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""Exceptions of JSON that is no header or index of safetensors."""
 
 
 def weights_at(path: str, revision: str | None = None, download_dir: str | None = None) -> str:
@@ -102,7 +104,7 @@ def _named_by(index: Path) -> list[str]:
     try:
         weight_map = json.loads(index.read_bytes())["weight_map"]
         return sorted({str(name) for name in weight_map.values()})
-    except (ValueError, KeyError, TypeError, AttributeError):  # the file is no index
+    except _NO_HEADER:  # the file is no index
         return []
 
 
@@ -160,6 +162,7 @@ def _tensor_spans(file: BinaryIO, size: int) -> list[tuple[int, int]]:
             entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"
         ]
         base = 8 + nbytes
-        return sorted((base + int(start), base + int(end)) for start, end in offsets)
-    except (ValueError, KeyError, TypeError, AttributeError):
+        spans = sorted((base + int(start), base + int(end)) for start, end in offsets)
+    except _NO_HEADER:
         return []
+    return spans if all(base <= start <= end <= size for start, end in spans) else []

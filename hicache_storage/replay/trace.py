@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hicache_storage.errors import ConfigError
 from hicache_storage.request_log import trace as trace_format
+from hicache_storage.scalars import MAX_INT64
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,9 +137,10 @@ def _request(line: str, where: str) -> Request:
         if name not in record:
             raise ConfigError(f"{where}: {name}: this field is required")
     timestamp_ms = record["timestamp"]
-    if not (_is_number(timestamp_ms) and 0 <= timestamp_ms < float("inf")):
+    if not (_is_number(timestamp_ms) and 0 <= timestamp_ms <= MAX_INT64):
         raise ConfigError(
-            f"{where}: timestamp: must be milliseconds from 0 on, not {timestamp_ms!r}"
+            f"{where}: timestamp: must be milliseconds from 0 to {MAX_INT64},"
+            f" not {timestamp_ms!r:.40}"
         )
     request = Request(
         timestamp_ms / 1000,

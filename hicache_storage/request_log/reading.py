@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 
 from hicache_storage.errors import ConfigError
 from hicache_storage.request_log.log_file import older_file
-from hicache_storage.request_log.records import MAX_ID_CHARACTERS, Operation, RequestRecord
+from hicache_storage.request_log.records import (
+    MAX_ID_CHARACTERS,
+    Operation,
+    RequestRecord,
+    count_of_json,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -120,7 +125,7 @@ class LogReader:
         try:
             value = json.loads(line)
             if "dropped_records" in value:
-                self.dropped_records += int(value["dropped_records"])
+                self.dropped_records += count_of_json("dropped_records", value["dropped_records"])
                 return None
             return RequestRecord.of_json(value)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from hicache_storage.request_log.reasons import Reason
+from hicache_storage.scalars import check_integer, parse_float
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 MAX_ID_CHARACTERS = 200
 """A longer request id is cut."""
@@ -84,15 +85,17 @@ class RequestRecord:
         """
         known = {each.name for each in fields(cls)}
         found = {name: value[name] for name in value if name in known}
-        for name in ("asked_pages", "hit_pages", "rank"):
-            found[name] = int(found[name])
-        found["at_s"] = float(found["at_s"])
-        found["engine"] = str(found["engine"])
+        for name in _REQUIRED:
+            found[name] = _OF_JSON[name](name, found[name])
+        for name in _OF_JSON.keys() - _REQUIRED:
+            if found.get(name) is not None:
+                found[name] = _OF_JSON[name](name, found[name])
         found["operation"] = Operation(found["operation"])
         if found.get("reason") is not None:
             found["reason"] = Reason[found["reason"].upper()]
         found["reasons"] = {
-            Reason[name.upper()]: int(pages) for name, pages in found.get("reasons", {}).items()
+            Reason[name.upper()]: count_of_json(name, pages)
+            for name, pages in found.get("reasons", {}).items()
         }
         return cls(**found)
 
@@ -101,6 +104,45 @@ def dropped_line(pages: int, at_s: float, engine: str, rank: int) -> str:
     """Return the line that tells of records which were dropped."""
     told = {"at_s": round(at_s, 6), "engine": engine, "rank": rank, "dropped_records": pages}
     return json.dumps(told, separators=(",", ":")) + "\n"
+
+
+def count_of_json(name: str, value: object) -> int:
+    """Return a whole number from 0 on.
+
+    Raises:
+        ValueError, TypeError: The value is something else.
+    """
+    return check_integer(name, value, least=0)
+
+
+def _time(name: str, value: object) -> float:
+    at_s = parse_float(value)
+    if not 0 <= at_s < _YEAR_10000_S:
+        raise ValueError(f"{name} is no time")
+    return at_s
+
+
+def _seconds(_: str, value: object) -> float:
+    return parse_float(value)
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is no text")
+    return value
+
+
+_YEAR_10000_S = 253_402_300_800 - 1
+"""Python's dates end before that year. The second is for rounding."""
+_REQUIRED = frozenset({"at_s", "engine", "rank", "asked_pages", "hit_pages"})
+_OF_JSON: dict[str, Callable[[str, object], object]] = {
+    "at_s": _time,
+    "elapsed_s": _seconds,
+    **dict.fromkeys(("engine", "request", "first_hash", "page_hash", "pool"), _text),
+    **dict.fromkeys(
+        ("rank", "asked_pages", "hit_pages", "l2_pages", "page", "other_rank"), count_of_json
+    ),
+}
 
 
 def _name(reason: Reason) -> str:

@@ -43,3 +43,4 @@ def test_a_manifest_is_plain_json() -> None:
 def test_a_page_hash_matches_the_pattern() -> None:
     assert PAGE_HASH.fullmatch("0" * 64)
     assert not PAGE_HASH.fullmatch("0" * 31)
+    assert not PAGE_HASH.fullmatch("0" * 33)

@@ -134,8 +134,28 @@ def test_any_other_file_of_weights_counts_as_well(tmp_path: Path) -> None:
     assert len(fingerprints) == 2
 
 
+def header(text: str) -> bytes:
+    """Return a file of safetensors that has this header, and 16 bytes of tensors."""
+    return struct.pack("<Q", len(text)) + text.encode() + bytes(16)
+
+
 @pytest.mark.parametrize(
-    "damage", [b"", b"\xff" * 8, b"\x02" + b"\0" * 7 + b"[]", b"\x02" + b"\0" * 7 + b"{]"]
+    "damage",
+    [
+        *(b"", b"\xff" * 8, b"\x02" + b"\0" * 7 + b"[]", b"\x02" + b"\0" * 7 + b"{]"),
+        header("[" * 100_000),
+        *(
+            header(f'{{"a": {{"data_offsets": [{start}, {end}]}}}}')
+            for start, end in (
+                ("0", "1e999"),
+                ("-900", "8"),
+                ("8", "0"),
+                ("0", "9" * 30),
+                ("17", "18"),
+            )
+        ),
+    ],
+    ids=range(10),
 )
 def test_a_file_with_a_damaged_header_has_a_fingerprint(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(damage)
@@ -143,7 +163,9 @@ def test_a_file_with_a_damaged_header_has_a_fingerprint(tmp_path: Path, damage: 
     assert weights_at(str(tmp_path))
 
 
-@pytest.mark.parametrize("index", ["[]", "{", '{"weight_map": {"a": "gone.safetensors"}}'])
+@pytest.mark.parametrize(
+    "index", ["[]", "{", "[" * 100_000, '{"weight_map": {"a": "gone.safetensors"}}'], ids=range(4)
+)
 def test_an_invalid_index_is_ignored(tmp_path: Path, index: str) -> None:
     place = checkpoint(tmp_path / "one")
     (place / "model.safetensors.index.json").write_text(index)

@@ -1,7 +1,7 @@
 """Damaged replies and files under the sanitizers: no verdict is wrong, no byte is out of place.
 
-`make fuzz` gives the harnesses of `fuzz/` ten million inputs each. `FUZZ_INPUTS` sets another number,
-`FUZZ_SEED` the first seed.
+`make fuzz` gives the harnesses of `fuzz/` ten million inputs each, beside the targets in `tests/fuzz/`.
+`FUZZ_INPUTS` sets another number, `FUZZ_SEED` the first seed.
 """
 
 from __future__ import annotations

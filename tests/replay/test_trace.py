@@ -67,6 +67,8 @@ class TestReading:
             (_line(timestamp=-1), "timestamp: must be milliseconds"),
             (_line(timestamp=float("nan")), "timestamp: must be milliseconds"),
             (_line(timestamp=True), "timestamp: must be milliseconds"),
+            (_line(timestamp=10**400), "timestamp: must be milliseconds"),
+            (_line(timestamp=1e300), "timestamp: must be milliseconds"),
             (
                 _line(timestamp=1499),
                 "timestamp: 1499 ms is earlier than 1500 ms of the request before",

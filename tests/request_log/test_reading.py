@@ -36,6 +36,14 @@ def read(path: Path, **selection: Any) -> list[float]:
     return [each.at_s for each in LogReader(path).records(Selection(**selection))]
 
 
+def test_a_line_whose_numbers_are_none_is_counted_as_damaged(path: Path) -> None:
+    path.write_text('{"dropped_records": Infinity}\n{"dropped_records": -3}\n' + record(1).line())
+    reader = LogReader(path)
+
+    assert [1] == [each.at_s for each in reader.records(Selection())]
+    assert (0, 2) == (reader.dropped_records, reader.unreadable_lines)
+
+
 def test_the_older_file_is_read_first(path: Path) -> None:
     write(path, record(3))
     write(older_file(path), record(1), record(2))

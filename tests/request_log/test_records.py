@@ -57,7 +57,17 @@ def test_fields_of_a_later_release_are_left_out() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"operation": "dance"}, {"reason": "weather"}, {"asked_pages": None}, {"reasons": 7}],
+    [
+        *({"operation": "dance"}, {"reason": "weather"}, {"asked_pages": None}, {"reasons": 7}),
+        *({"hit_pages": float("inf")}, {"asked_pages": -1}, {"l2_pages": "1"}, {"page": 0.5}),
+        *({"at_s": 1e300}, {"at_s": -1}, {"at_s": None}, {"elapsed_s": float("nan")}),
+        *(
+            {"page_hash": 7},
+            {"first_hash": ["ab"]},
+            {"engine": None},
+            {"reasons": {"timeout": "3"}},
+        ),
+    ],
 )
 def test_a_line_of_something_else_is_refused(change: dict[str, object]) -> None:
     with pytest.raises((ValueError, TypeError, KeyError, AttributeError)):

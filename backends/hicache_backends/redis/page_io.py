@@ -33,6 +33,7 @@ _HEAD_NBYTES = 4
 _MISS = b"$-1\r"
 _END = b"\r\n"
 _MAX_LINE_NBYTES = 4096
+_MAX_INTEGER_NBYTES = len(b":9223372036854775807")
 _MORE_REPLIES = "the server sent more replies than there were requests"
 
 
@@ -165,10 +166,10 @@ class _PageReader:
         self._socket.receive_into(self._missing)
         head = bytes(self._head)
         self._missing = [self._head]
-        if head == _MISS:
-            return self._miss(more=more)
+        if head == _MISS and self._ends_as_miss(more=more):
+            return False
         if head[:1] == b"-":
-            return ErrorReply.from_line((head[1:] + self._line()).decode(errors="replace"))
+            return ErrorReply.from_line(self._line(head[1:]).decode(errors="replace"))
         header = b"$%d\r\n" % page.nbytes
         if header[:_HEAD_NBYTES] == head:
             rest = memoryview(bytearray(len(header) - _HEAD_NBYTES))
@@ -182,11 +183,10 @@ class _PageReader:
             settle(position, False)
         raise WrongReply("a page has another length, or its reply another form")
 
-    def _miss(self, *, more: bool) -> bool:
+    def _ends_as_miss(self, *, more: bool) -> bool:
+        """Receive the end of a null. Return False where the end is another one."""
         self._finish([self._end[:1], *([self._head] if more else [])], more=more)
-        if bytes(self._end[:1]) != _END[1:]:
-            raise WrongReply("a reply has another form")
-        return False
+        return bytes(self._end[:1]) == _END[1:]
 
     def _finish(self, buffers: list[memoryview], *, more: bool) -> None:
         """Receive the rest of a reply, and the available part of the next one's head."""
@@ -195,10 +195,12 @@ class _PageReader:
         if more:
             self._missing = left
 
-    def _line(self) -> bytes:
+    def _line(self, begun: bytes) -> bytes:
         """Read the rest of a line byte by byte. The bytes after it belong to the next reply."""
-        line = bytearray()
+        line = bytearray(begun)
         byte = memoryview(bytearray(1))
+        if _END in begun[:-1]:
+            raise WrongReply("an error has no text")
         while not line.endswith(_END):
             if len(line) > _MAX_LINE_NBYTES:
                 raise WrongReply("an error is too long")
@@ -287,7 +289,7 @@ def _parse_reply(line: bytes) -> Reply:
         return None
     if line[:1] == b"-":
         return ErrorReply.from_line(line[1:].decode(errors="replace"))
-    if line[:1] == b":" and line[1:].isdigit():
+    if line[:1] == b":" and line[1:].isdigit() and len(line) <= _MAX_INTEGER_NBYTES:
         return int(line[1:])
     raise WrongReply("a reply has another form")
 

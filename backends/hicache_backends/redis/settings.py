@@ -148,20 +148,20 @@ class RedisSettings(Settings):
         """Return everything that opens a server, except its address. Files are read here, once.
 
         Raises:
-            ValueError: The file or variable of a field cannot be read.
+            ValueError: The file or variable of a field cannot be read, or a text cannot be sent.
         """
         url_options = self.url_options
         options = {name: url_options.get(name) for name in _URL_OPTIONS} | {
             "username": self.username or url_options.get("username"),
             "password": self.secret(),
         }
-        return Access(_without_none(options), self._tls_context() if self.is_tls else None)
+        return Access(_sendable(options), self._tls_context() if self.is_tls else None)
 
     def sentinel_access(self, context: ssl.SSLContext | None) -> Access:
         """Return everything that opens a sentinel. `context` is that of the servers, if they speak TLS.
 
         Raises:
-            ValueError: The file of a field cannot be read.
+            ValueError: The file of a field cannot be read, or a text cannot be sent.
         """
         password = self.sentinel_password
         options = {
@@ -172,7 +172,7 @@ class RedisSettings(Settings):
             context = None
         elif self.sentinel_tls:
             context = context or self._tls_context()
-        return Access(_without_none(options), context)
+        return Access(_sendable(options), context)
 
     def secrets(self, password: str | None) -> list[str]:
         """Return every text that no message may show: each secret as it is and as a URL has it."""
@@ -192,5 +192,16 @@ class RedisSettings(Settings):
         )
 
 
-def _without_none(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
+def _sendable(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that are given.
+
+    Raises:
+        ValueError: A text has no UTF-8 form, in which a server gets it. JSON allows such text.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    for name, value in given.items():
+        try:
+            str(value).encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{name}: must be text that UTF-8 can hold") from None
+    return given

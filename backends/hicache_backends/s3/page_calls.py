@@ -104,7 +104,7 @@ class PageCalls:
             return None
         try:
             return parsedate_to_datetime(reply.headers.get("last-modified", "")).timestamp()
-        except ValueError:
+        except (ValueError, OverflowError):  # another form, or out of range
             return None
 
     def write(self, name: str, data: bytes) -> Call[None]:

@@ -39,14 +39,18 @@ def _prefix(text: str) -> str:
 
 
 def _endpoint(text: str) -> str:
-    parts = urlsplit(text)
-    try:
-        right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        right = False
-    if not right or "@" in parts.netloc or parts.query or parts.fragment:
+    if not _is_endpoint(text):
         raise ValueError("must be http://HOST[:PORT] or https://HOST[:PORT], without credentials")
     return text.rstrip("/")
+
+
+def _is_endpoint(text: str) -> bool:
+    try:
+        parts = urlsplit(text)  # an error of Python's may repeat the text
+        right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    return right and not ("@" in parts.netloc or parts.query or parts.fragment)
 
 
 def _headers(given: dict[str, str]) -> dict[str, str]:

@@ -91,6 +91,7 @@ def fetch_bulks(
         The verdicts, the number of requests that are sent now, and the bytes of the next reply that
         have arrived. A verdict is HIT, or MISS for a null. The last one may be WRONG (another length,
         or a damaged end), NO_BULK (another kind of reply, whose head is returned), or a negated errno.
+        After WRONG and an errno the bytes mean nothing.
     """
     fits = len(head) <= _HEAD_NBYTES and 0 <= sent <= len(pages) and window > 0
     if not fits or len(requests) != len(pages) or (head and not sent):

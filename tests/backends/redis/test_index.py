@@ -195,7 +195,9 @@ class TestScan:
     ) -> None:
         set_all(writer)
         admin = client_of_one(server)
-        foreign = [b"\xff\xfe", b"ab}x", b"cd" + HASHES[0][2:].encode()]
+        odd = HASHES[0][:33]
+        foreign = [b"\xff\xfe", b"ab}x", b"cd" + HASHES[0][2:].encode(), odd.encode()]
+        admin.set(KEYS.page(odd), b"x")
         admin.zadd(KEYS.index("ab"), dict.fromkeys(foreign, 1.0))
 
         assert set(HASHES) == listed(remover)

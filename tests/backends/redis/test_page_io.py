@@ -196,6 +196,45 @@ class TestGet:
         assert ([True], None) == got(peer, [Page(*segments)])
         assert data == memory
 
+    @pytest.mark.parametrize("text", [b"E", b"NO", b"ERR"])
+    @pytest.mark.parametrize("is_plain", [True, False])
+    def test_a_short_error_takes_no_other_reply_along(
+        self, peer: Peer, monkeypatch: pytest.MonkeyPatch, text: bytes, *, is_plain: bool
+    ) -> None:
+        monkeypatch.setattr(DeadlineSocket, "is_plain", is_plain)
+        data = contents(1)
+        pages = [blank(_NBYTES) for _ in range(3)]
+        peer.send(b"-%b\r\n" % text, b"$-1\r\n", bulk(data[0]))
+
+        replies, error = got(peer, pages)
+
+        assert [ErrorReply(text.decode(), ""), False, True] == replies
+        assert (None, data[0]) == (error, pages[2].tobytes())
+
+    @pytest.mark.parametrize("is_plain", [True, False])
+    def test_an_error_without_text_ends_the_connection(
+        self, peer: Peer, monkeypatch: pytest.MonkeyPatch, *, is_plain: bool
+    ) -> None:
+        monkeypatch.setattr(DeadlineSocket, "is_plain", is_plain)
+        peer.send(b"-\r\n", b"$-1\r\n")
+
+        replies, error = got(peer, [blank(_NBYTES) for _ in range(2)])
+
+        assert [UNANSWERED] * 2 == replies
+        assert isinstance(error, WrongReply)
+
+    @pytest.mark.parametrize("is_plain", [True, False])
+    def test_a_null_without_its_end_is_a_miss_of_the_last_reply_that_counts(
+        self, peer: Peer, monkeypatch: pytest.MonkeyPatch, *, is_plain: bool
+    ) -> None:
+        monkeypatch.setattr(DeadlineSocket, "is_plain", is_plain)
+        peer.send(b"$-1\rx", bulk(contents(1)[0]))
+
+        replies, error = got(peer, [blank(_NBYTES) for _ in range(2)])
+
+        assert [False, UNANSWERED] == replies
+        assert isinstance(error, WrongReply)
+
 
 def put(peer: Peer, count: int, *, index_command: tuple[bytes, ...] = ()) -> list[Reply]:
     """Set `count` pages. Return their replies."""
@@ -225,6 +264,13 @@ class TestSet:
     @pytest.mark.parametrize("wrong", [b"+QUEUED\r\n", b"$5\r\nhello\r\n", b"+OK\r\n+OK\r\n"])
     def test_replies_of_another_kind_or_number_are_not_used(self, peer: Peer, wrong: bytes) -> None:
         peer.send(wrong)
+
+        with pytest.raises(WrongReply):
+            put(peer, 1)
+
+    def test_an_integer_of_more_than_64_bits_is_no_reply(self, peer: Peer) -> None:
+        """Python converts no more than 4300 digits, and its error is none of a connection's."""
+        peer.send(b":" + b"9" * 4400 + b"\r\n")
 
         with pytest.raises(WrongReply):
             put(peer, 1)

@@ -6,7 +6,7 @@ import ssl
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hicache_backends.redis import RedisSettings
+from hicache_backends.redis import RedisSettings, RedisStorage
 from hicache_backends.redis.access import Address
 
 from hicache_storage import ConfigError
@@ -60,6 +60,13 @@ def test_no_secret_is_repeated() -> None:
 
     assert "hunter" not in str(raised.value)
     assert "hunter" not in repr(parsed(url="redis://:hunter2@here"))
+
+
+@pytest.mark.parametrize("field", ["password", "username"])
+def test_a_text_that_no_server_can_get_is_refused(field: str) -> None:
+    """Lone surrogates come from JSON, and from environment variables that are no UTF-8."""
+    with pytest.raises(ConfigError, match=f"{field}: must be text that UTF-8 can hold"):
+        RedisStorage.from_config({"url": URL, field: "\udc80"})
 
 
 def test_a_password_may_be_in_a_file(tmp_path: Path) -> None:

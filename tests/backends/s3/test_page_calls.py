@@ -11,6 +11,7 @@ from s3_kit import name_of
 from s3_script import END, RESET, Answer, ScriptedS3, deletion, error, listing, reply, size
 
 from hicache_storage.errors import ConfigError, StorageTimeout, StorageUnavailable
+from hicache_storage.storage import PageTimes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,6 +48,15 @@ def set_(store: S3Storage) -> bool:
 
 def counters(store: S3Storage) -> dict[str, int]:
     return dict(store.stats().counters)
+
+
+@pytest.mark.parametrize(
+    "modified", ["", "x", "Mon, 20 Nov 1995 19:12:08 +99999999999", "Mon, 20 Nov 99999999999 1:1:1"]
+)
+def test_a_page_with_a_date_that_is_none_has_no_time(server: ScriptedS3, modified: str) -> None:
+    answer = reply(200, headers={"last-modified": modified})
+    with storage(server, answer) as store:
+        assert [PageTimes()] == store.page_times(space(), [hash_of(1)])
 
 
 class TestBucket:

@@ -25,6 +25,8 @@ KEYS = {"access_key_id": "AKIDEXAMPLE", "secret_access_key": "sesame"}
         ({"endpoint_url": "127.0.0.1:9000"}, "endpoint_url"),
         ({"endpoint_url": "ftp://127.0.0.1"}, "endpoint_url"),
         ({"endpoint_url": "http://user:sesame@127.0.0.1:9000"}, "endpoint_url"),
+        ({"endpoint_url": "http://user:sesame\u2100@127.0.0.1:9000"}, "endpoint_url"),
+        ({"endpoint_url": "http://[sesame"}, "endpoint_url"),
         ({"endpoint_url": "http://127.0.0.1:no-port"}, "endpoint_url"),
         ({"endpoint_url": "http://127.0.0.1:9000/?x=y"}, "endpoint_url"),
         ({"region": "eu west"}, "region"),

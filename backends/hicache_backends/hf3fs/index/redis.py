@@ -13,6 +13,7 @@ from hicache_backends.hf3fs.index.redis_epoch import Epoch
 from hicache_backends.hf3fs.layout import STAMP_NBYTES, Place
 from hicache_backends.hf3fs.writer import is_dead, tokens
 from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.backend_support.manifest import PAGE_HASH
 from hicache_storage.errors import StorageUnavailable
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class RedisIndex(Index):
         deadline = Deadline(timeout_s)
         try:
             self._epoch.require(deadline, at_open=True)
-            self.used_nbytes = int(self._run(Deadline(timeout_s), scripts.USED))
+            self.used_nbytes = self._run(Deadline(timeout_s), scripts.USED, parse=int)
             for token in tokens(layout.writers) - {writer.token}:
                 is_dead(layout.writers, token, 0)
         except BaseException:
@@ -111,9 +112,9 @@ class RedisIndex(Index):
         until = self._renewal_deadline()
         try:
             doubles, lost = self._run(
-                deadline, scripts.SETTLE, space_id, self._lease_ms, *arguments
+                deadline, scripts.SETTLE, space_id, self._lease_ms, *arguments, parse=_settled
             )
-            self._relinquish(files, _places(doubles), files.invalidate, until, deadline)
+            self._relinquish(files, doubles, files.invalidate, until, deadline)
             self._release(space_id, unused, deadline)
         except BaseException:
             self._add_unsettled(space_id, [*(entry.place for entry in entries), *unused])
@@ -183,8 +184,14 @@ class RedisIndex(Index):
 
     # --- parts ---------------------------------------------------------------------------------------
 
-    def _run(self, deadline: Deadline, script: str, *arguments: object) -> Any:
-        return self._client.run(deadline, script, self._prefix, *arguments)
+    def _run(
+        self,
+        deadline: Deadline,
+        script: str,
+        *arguments: object,
+        parse: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        return self._client.run(deadline, script, self._prefix, *arguments, parse=parse)
 
     def _renewal_deadline(self) -> Deadline:
         """Return the deadline by which a lease that is taken now must be renewed or given up."""
@@ -206,7 +213,8 @@ class RedisIndex(Index):
                 pipe.hget(f"{self._prefix}:state", "maker")
                 (cursor, found), info, maker = pipe.execute()
                 _require_same((info["run_id"], maker or b""), index)
-                fresh = [h for h in (each.decode() for each in found) if h not in seen]
+                names = (each.decode(errors="replace") for each in found)
+                fresh = [h for h in names if PAGE_HASH.fullmatch(h) and h not in seen]
             yield fresh
             seen.update(fresh)
             if not cursor:
@@ -226,10 +234,10 @@ class RedisIndex(Index):
         """
         until = self._renewal_deadline()
         arguments = (files.geometry.space.id, self._lease_ms, index.maker, *hashes)
-        found = self._run(deadline or Deadline(self._timeout_s), scripts.DETACH, *arguments)
-        if found is None:
+        step = deadline or Deadline(self._timeout_s)
+        places: list[Place] | None = self._run(step, scripts.DETACH, *arguments, parse=_detached)
+        if places is None:
             raise _replaced()
-        places = _places(found)
         self._relinquish(files, places, act, until, deadline)
         return len(places)
 
@@ -258,8 +266,8 @@ class RedisIndex(Index):
             until = self._renewal_deadline()
             values = [f"{place.slot} {place.stamp.hex()}" for place in places]
             step = deadline or Deadline(self._timeout_s)
-            kept: list[bytes] = self._run(step, scripts.RENEW, space_id, self._lease_ms, *values)
-            if len(kept) < len(places):
+            arguments = (space_id, self._lease_ms, *values)
+            if self._run(step, scripts.RENEW, *arguments, parse=len) < len(places):
                 raise StorageUnavailable(
                     f"hf3fs: slots were held for longer than a lease of {self._lease_ms / 1000:.0f}"
                     " s: try again, and raise timeout_s"
@@ -271,7 +279,9 @@ class RedisIndex(Index):
             until = self._renewal_deadline()
             stamp = self._writer.stamp()
             arguments = (space_id, self._lease_ms, _STEP, stamp.hex(), last)
-            slots: list[int] = self._run(Deadline(self._timeout_s), scripts.LEASE_FREE, *arguments)
+            slots: list[int] = self._run(
+                Deadline(self._timeout_s), scripts.LEASE_FREE, *arguments, parse=_slots
+            )
             if not slots:
                 return
             leased = [Place(slot, stamp) for slot in slots]
@@ -282,7 +292,7 @@ class RedisIndex(Index):
         for start in range(0, len(places), _STEP):
             part = places[start : start + _STEP]
             arguments = [field for place in part for field in (place.slot, place.stamp.hex())]
-            self.used_nbytes = int(self._run(deadline, scripts.RELEASE, space_id, *arguments))
+            self.used_nbytes = self._run(deadline, scripts.RELEASE, space_id, *arguments, parse=int)
 
     def _add_unsettled(self, space_id: str, places: Sequence[Place]) -> None:
         with self._unsettled_lock:
@@ -344,8 +354,20 @@ def _replaced() -> StorageUnavailable:
     return StorageUnavailable("hf3fs: the index was lost and made anew meanwhile: try again")
 
 
-def _places(values: Sequence[bytes]) -> list[Place]:
-    return [_place(value) for value in values]
+# --- results of scripts ------------------------------------------------------------------------------
+
+
+def _settled(result: Any) -> tuple[list[Place], int]:
+    doubles, lost = result
+    return [_place(value) for value in doubles], int(lost)
+
+
+def _detached(result: Any) -> list[Place] | None:
+    return None if result is None else [_place(value) for value in result]
+
+
+def _slots(result: Any) -> list[int]:
+    return [int(slot) for slot in result]
 
 
 def _place(value: bytes) -> Place:

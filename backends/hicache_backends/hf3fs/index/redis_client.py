@@ -21,7 +21,7 @@ from hicache_storage.backend_support.resolver import RESOLVER
 from hicache_storage.errors import ConfigError, HiCacheError, StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from hicache_storage.backend_support.deadline import Deadline
 
@@ -68,7 +68,7 @@ class RedisClient:
             raise
         except OSError as error:
             raise StorageUnavailable(f"hf3fs: {error.strerror or error}") from error
-        except (ValueError, TypeError, KeyError, IndexError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise StorageUnavailable(
                 "hf3fs: the Redis server of the index gave an answer that no index gives"
                 f" ({type(error).__name__})"
@@ -76,13 +76,24 @@ class RedisClient:
         finally:
             _call.deadline = outer
 
-    def run(self, deadline: Deadline, script: str, prefix: str, *arguments: object) -> Any:
-        """Run a Lua script. A server that does not have the script gets its text."""
+    def run(
+        self,
+        deadline: Deadline,
+        script: str,
+        prefix: str,
+        *arguments: object,
+        parse: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        """Run a Lua script, and return what `parse` makes of its result.
+
+        A server that does not have the script gets its text.
+        """
         with self.call(deadline) as client:
             registered = self._scripts.get(script)
             if registered is None:
                 registered = self._scripts[script] = client.register_script(script)
-            return registered(keys=[prefix], args=arguments)
+            result = registered(keys=[prefix], args=arguments)
+            return result if parse is None else parse(result)
 
     def close(self) -> None:
         """Close all connections. Idempotent."""

@@ -277,3 +277,34 @@ def test_the_times_of_pages_are_those_of_their_last_use(
     assert first.used_at_s is not None
     assert before_s - 1 <= first.used_at_s <= time.time()
     assert absent.used_at_s is None
+
+
+class TestForeignEntries:
+    """Entries that another program has written to the keys of an index."""
+
+    @pytest.mark.parametrize(
+        "place", ["", "x", "1 zz", f"-1 {'ab' * 24}", f"{1 << 50} {'ab' * 24}"]
+    )
+    def test_a_place_that_is_none_makes_the_index_unavailable(
+        self, server: RedisServer, storage: Hf3fsStorage, place: str
+    ) -> None:
+        stored(storage, range(2))
+        name = f"{index_of(storage)._prefix}:pages:{SPACE.id}"
+        with client_of(server) as client:
+            client.hset(name, HASHES[0], place)
+
+        with pytest.raises(StorageUnavailable):
+            storage.batch_exists(SPACE, HASHES[:1])
+        with pytest.raises(StorageUnavailable):
+            storage.batch_delete(SPACE, HASHES[:1])
+
+    def test_names_that_are_no_page_hash_are_not_listed(
+        self, server: RedisServer, storage: Hf3fsStorage
+    ) -> None:
+        stored(storage, range(2))
+        name = f"{index_of(storage)._prefix}:pages:{SPACE.id}"
+        foreign = (b"\xff", b"", b"abc", HASHES[0][:33].encode())
+        with client_of(server) as client:
+            client.hset(name, mapping=dict.fromkeys(foreign, f"1 {'ab' * 24}"))
+
+        assert {*HASHES[:2]} == {info.page_hash for info in storage.scan(SPACE)}

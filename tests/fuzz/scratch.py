@@ -1,0 +1,41 @@
+"""Files and sockets that the targets use for each input anew."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import socket
+import tempfile
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""A file system in memory: some others write a file to the disk when it is overwritten and closed."""
+
+
+@cache
+def directory(name: str) -> Path:
+    """Return an empty directory of this process, which is removed at its end."""
+    path = tempfile.mkdtemp(prefix=f"hicache-fuzz-{name}-", dir=os.environ.get("TMPDIR", MEMORY))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return Path(path)
+
+
+@contextmanager
+def peer_of(data: bytes) -> Generator[socket.socket]:
+    """Yield a connected socket whose other side has sent `data`, and will send no more.
+
+    What the socket sends is left in the buffers of the kernel.
+    """
+    near, far = socket.socketpair()
+    with near, far:
+        far.sendall(data)
+        far.shutdown(socket.SHUT_WR)
+        yield near

@@ -1,0 +1,98 @@
+"""Page files of `file`: both data planes agree on a changed file, and no wrong page passes as a page."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import xxhash
+from data_planes import compiled
+from fuzz.choices import Choices
+from fuzz.scratch import directory
+from hicache_backends.file.storage import FileStorage
+from pages import hash_of, space
+
+from hicache_storage.native import HIT, MISS, UNSYNCED, WRONG, reference
+from hicache_storage.page import Page
+from hicache_storage.page_store.frame import FRAME_NBYTES, FramedPage
+from hicache_storage.page_store.framed_io import FramedIO
+from hicache_storage.page_store.results import Verdict
+
+_SPACE = space(page_nbytes=32, frame_nbytes=FRAME_NBYTES)
+_STORED_NBYTES = _SPACE.stored_nbytes
+_HASHES = (hash_of(1), hash_of(1)[:2] + hash_of(2)[2:])
+_PAYLOAD = bytes(range(32))
+_TRAILER_NBYTES, _SEALED_NBYTES = 64, 56
+
+SEEDS = (b"", *(bytes([n, 2 * n, 1, n]) + bytes(range(60)) for n in range(8)))
+TOKENS = (b"HiPg", b"HiKV")
+
+
+def check(data: bytes) -> None:
+    choices = Choices(data)
+    root = directory("page-files")
+    storage = _storage()
+    io = FramedIO(storage, checksum=True)
+    path = root / "spaces" / _SPACE.id / _HASHES[0][:2] / _HASHES[0]
+    if not (root / "right").exists():
+        storage.open_space(_SPACE)
+        assert [Verdict.OK] == io.save(_SPACE, [_HASHES[0]], [_page(_PAYLOAD)])
+        (root / "right").write_bytes(path.read_bytes())
+    right = (root / "right").read_bytes()
+
+    changed = bytearray(choices.patched(right) if choices.integer(0, 3) else choices.rest())
+    if choices.flag() and len(changed) >= _TRAILER_NBYTES:
+        body = bytes(changed[-_TRAILER_NBYTES:][:_SEALED_NBYTES])
+        changed[_SEALED_NBYTES - _TRAILER_NBYTES :] = xxhash.xxh3_64_digest(body)
+    asked = choices.pick(_HASHES)
+    target = path.with_name(asked)
+    target.write_bytes(changed)
+    _check_planes_agree(os.fsencode(target), asked, bytes(changed), right[-_TRAILER_NBYTES:])
+    page = _page(bytes(32))
+    (verdict,) = io.load(_SPACE, [asked], [page])
+    target.unlink(missing_ok=True)
+
+    assert verdict in (
+        Verdict.OK,
+        Verdict.MISS,
+        Verdict.CORRUPT,
+        Verdict.WRONG_KEY,
+        Verdict.WRONG_SIZE,
+    )
+    if verdict is Verdict.OK:
+        assert (_HASHES[0], _PAYLOAD) == (asked, page.payload.tobytes())
+        assert right[:_STORED_NBYTES] == changed[:_STORED_NBYTES]
+
+
+def _storage() -> FileStorage:
+    """Return the storage of this process, which is never closed: its threads and locks end with it."""
+    if not _OPENED:
+        _OPENED.append(FileStorage.from_config({"path": str(directory("page-files"))}))
+    return _OPENED[0]
+
+
+_OPENED: list[FileStorage] = []
+
+
+def _page(payload: bytes) -> FramedPage:
+    return FramedPage(memoryview(bytearray(FRAME_NBYTES)), Page(bytearray(payload)))
+
+
+def _check_planes_agree(path: bytes, asked: str, changed: bytes, trailer: bytes) -> None:
+    name = trailer[:24] + xxhash.xxh3_128_digest(asked.encode())
+    found: list[object] = []
+    for module in (reference, compiled or reference):
+        piece = bytearray(_STORED_NBYTES)
+        verdicts, digests = module.read_files(
+            [path], [name], [[piece]], _STORED_NBYTES, -1, 0, 0, math.inf
+        )
+        (checked,) = module.check_files([path], [name], _STORED_NBYTES, -1, math.inf)
+        assert verdicts[0] in (HIT, MISS, WRONG)
+        assert checked in (HIT, UNSYNCED, WRONG)
+        if verdicts == [HIT]:
+            seal = xxhash.xxh3_64_digest(changed[-_TRAILER_NBYTES:][:_SEALED_NBYTES])
+            assert len(changed) == _STORED_NBYTES + _TRAILER_NBYTES
+            assert (bytes(piece), seal) == (changed[:_STORED_NBYTES], changed[-8:])
+            assert checked != WRONG
+        found.append((verdicts, digests, checked, piece if verdicts == [HIT] else b""))
+    assert found[0] == found[1]

@@ -1,0 +1,83 @@
+"""The targets find faults: each of these faults is put back, and found within a thousand inputs."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fuzz.catalogue import Target
+from fuzz.generated import first_finding
+from hicache_backends.hf3fs.slots import SlotFiles
+from hicache_backends.redis import page_io
+from hicache_backends.redis.replies import WrongReply
+
+from hicache_storage import durations
+from hicache_storage.page_store.frame import Framing
+
+if TYPE_CHECKING:
+    from hicache_backends.redis.replies import Reply
+
+pytestmark = pytest.mark.no_cover
+
+INPUTS = 1000
+
+
+def found_in(name: str) -> bool:
+    return first_finding(Target.load(name), INPUTS) is not None
+
+
+def test_a_frame_whose_payload_is_not_compared_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frame with the right fields passes for its page, whatever its payload is."""
+    right = Framing.errors
+
+    def errors(self: Framing, pages: Any, hashes: Any, checksums: Any = None) -> Any:
+        found = right(self, pages, hashes, checksums)
+        return {at: error for at, error in found.items() if "payload" not in error.detail}
+
+    assert not found_in("frames")
+    monkeypatch.setattr(Framing, "errors", errors)
+    assert found_in("frames")
+
+
+def test_a_slot_with_one_mark_that_passes_for_a_page_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A write that stopped half way has changed the first mark, and not the last."""
+    right = SlotFiles._marks
+
+    def marks(self: SlotFiles, files: Any, slot: int) -> tuple[bytes, bytes]:
+        head, _ = right(self, files, slot)
+        return head, head
+
+    assert not found_in("slots")
+    monkeypatch.setattr(SlotFiles, "_marks", marks)
+    assert found_in("slots")
+
+
+def test_a_unit_that_only_unicode_takes_for_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ASCII rules a pattern takes the long s of old prints for a second."""
+    pattern = durations._WITH_UNIT.pattern
+
+    assert not found_in("scalars")
+    monkeypatch.setattr(durations, "_WITH_UNIT", re.compile(pattern, re.IGNORECASE))
+    assert found_in("scalars")
+
+
+def test_a_reader_that_does_not_look_at_the_end_of_a_page_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A page whose bulk string ends elsewhere has lost or gained bytes."""
+    right = page_io._PageReader.read
+
+    def read(self: Any, page: Any, position: int, settle: Any, *, more: bool) -> Reply:
+        try:
+            return right(self, page, position, settle, more=more)
+        except WrongReply:
+            if bytes(self._end) != page_io._END:
+                return True
+            raise
+
+    assert not found_in("resp_pages")
+    monkeypatch.setattr(page_io._PageReader, "read", read)
+    assert found_in("resp_pages")
