@@ -1,7 +1,6 @@
 """Mended defects, put back: each replaces the mended functions by those of before the mend.
 
-The texts quote the old logic. A scenario that finds a defect within some thousand seeds would have
-found it before users did.
+The functions have the logic of before the mend. A scenario that finds them can find others like them.
 """
 
 from __future__ import annotations
@@ -42,8 +41,6 @@ class Defect:
     found: str
     """The finding, in part."""
     replaced: Mapping[tuple[type, str], Callable[..., Any]]
-    seeds: range = range(10_000)
-    """The seeds among which one finds the defect."""
 
     @contextmanager
     def put_back(self) -> Generator[None]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from interleavings.patching import Patches, patched
 from interleavings.primitives import Thread
 from interleavings.scheduler import Finding, Scheduler, Step
+from interleavings.statements import with_points
 from interleavings.strategies import Replay, of_seed
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ class Failure:
     seed: int
     first: Run
     shrunk: Run
+    statements: bool = False
 
     def __str__(self) -> str:
         return "\n".join(
@@ -58,7 +61,8 @@ class Failure:
                     f"  {number:4d}  {step.now_s:10.6f} s  {step.thread:<22} {step.place}"
                     for number, step in enumerate(self.shrunk.steps)
                 ),
-                f"again: make explore SCENARIO={self.scenario} SEED={self.seed}",
+                f"again: make explore SCENARIO={self.scenario} SEED={self.seed}"
+                + " STATEMENTS=1" * self.statements,
             ]
         )
 
@@ -86,11 +90,20 @@ class Report:
         )
 
 
-def explore(scenario: type[Scenario], seeds: Iterable[int], *, shrinks: bool = True) -> Report:
-    """Run a scenario with each seed, up to the first that finds something."""
+def explore(
+    scenario: type[Scenario],
+    seeds: Iterable[int],
+    *,
+    shrinks: bool = True,
+    statements: bool = False,
+) -> Report:
+    """Run a scenario with each seed, up to the first that finds something.
+
+    With `statements` there is a point before each statement of the code under test, too.
+    """
     report = Report(scenario.name)
     began_s = time.perf_counter()
-    with patched() as patches:
+    with patched() as patches, with_points(patches) if statements else nullcontext():
         for seed in seeds:
             run = run_once(patches, scenario, of_seed(seed))
             report.runs += 1
@@ -99,7 +112,7 @@ def explore(scenario: type[Scenario], seeds: Iterable[int], *, shrinks: bool = T
             report.schedules.add(run.digest)
             if run.finding is not None:
                 shrunk = shrink(patches, scenario, run) if shrinks else run
-                report.failure = Failure(scenario.name, seed, run, shrunk)
+                report.failure = Failure(scenario.name, seed, run, shrunk, statements)
                 break
     report.seconds = time.perf_counter() - began_s
     return report
@@ -171,8 +184,3 @@ def shrink(patches: Patches, scenario: type[Scenario], run: Run) -> Run:
         else:
             size = min(size, max(1, len(best.deviations)))
     return run_once(patches, scenario, Replay(best.deviations), traced=True)
-
-
-def replay(scenario: type[Scenario], seed: int) -> Failure | None:
-    """Run a scenario with one seed, and return what it finds."""
-    return explore(scenario, [seed]).failure

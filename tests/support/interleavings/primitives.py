@@ -92,6 +92,7 @@ class Condition:
         self._waiters: list[Task] = []
         self.acquire = self._lock.acquire
         self.release = self._lock.release
+        self.locked = self._lock.locked
 
     def __enter__(self) -> bool:
         return self._lock.acquire()

@@ -113,7 +113,7 @@ class Scheduler:
         self._hub: greenlet | None = None
         self._current: Task | None = None
         self._quiet = 0
-        self._ended = False
+        self._checking = self._ended = False
 
     # --- the run -------------------------------------------------------------------------------------
 
@@ -163,7 +163,7 @@ class Scheduler:
 
     def point(self, what: str) -> None:
         """Let the strategy choose the next thread."""
-        if self._hub is None:
+        if self._hub is None or self._checking:
             return
         if self._ended:
             raise GreenletExit
@@ -328,10 +328,13 @@ class Scheduler:
     def _check_step(self) -> None:
         if self._check is None or self.finding is not None or self._quiet:
             return
+        self._checking = True
         try:
             self._check()
         except AssertionError as error:
             self.note("invariant", str(error), traceback.format_exc())
+        finally:
+            self._checking = False
 
     # --- the end -------------------------------------------------------------------------------------
 

@@ -70,7 +70,7 @@ class PriorityWalk:
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
-        length = self._random.choice((32, 128, 512))
+        length = self._random.choice((32, 128, 512, 2048))
         changes = self._random.randint(1, 5)
         self._changes = {self._random.randrange(length): -number for number in range(changes)}
         self._passes = self._random.choice((0.0, 0.0, 0.01))

@@ -10,6 +10,7 @@ from engines import leaked, lost_pages
 from hicache_storage.controller import (
     CacheController,
     ControllerSettings,
+    DropPolicy,
     PartialHits,
     PrefetchPolicy,
     WritePolicy,
@@ -23,6 +24,7 @@ from interleavings.scenarios.engines import (
     check_slots,
     compute,
     make_pools,
+    recompute_draft,
 )
 from interleavings.scenarios.storage import FAILS, REFUSES, SLOW, WORKS, ExploredStorage
 
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
 
-_SLOTS = 4
 _TIMEOUT_S = 5.0
 
 
@@ -59,6 +60,7 @@ class ControllerScenario(Scenario):
     """
 
     name: ClassVar[str] = "controller"
+    slots: ClassVar[int] = 4
     policies: ClassVar[Sequence[WritePolicy]] = tuple(WritePolicy)
     behaviours: ClassVar[Mapping[str, Sequence[str]]] = {
         "get": (*(WORKS,) * 8, SLOW, FAILS),
@@ -73,7 +75,7 @@ class ControllerScenario(Scenario):
             PageStoreSettings(timeout_s=_TIMEOUT_S, breaker_failures=1000, parallelism=1),
         )
         self.storage.draft_is_optional = self.pick((True, False))
-        pools = make_pools(_SLOTS, draft_is_required=not self.storage.draft_is_optional)
+        pools = make_pools(self.slots, draft_is_required=not self.storage.draft_is_optional)
         settings = ControllerSettings(
             prefetch_policy=self.pick(tuple(PrefetchPolicy)),
             write_policy=self.pick(self.policies),
@@ -81,6 +83,9 @@ class ControllerScenario(Scenario):
             prefetch_threshold_tokens=0,
             batch_pages=self.pick((4, 2)),
             write_queue_pages=self.pick((None, 2)),
+            drop_policy=self.pick(tuple(DropPolicy)),
+            prefetch_threads=self.pick((1, 2)),
+            inflight_nbytes=self.pick((None, 1000)),
         )
         self.controller = CacheController(self.store, pools, settings)
         self.controller.start()
@@ -121,14 +126,19 @@ class ControllerScenario(Scenario):
 
     def _compute(self) -> None:
         start = self.pick((0, 2, 4))
-        compute(self.controller, HASHES[start : start + self.pick((1, 2))], self.pick((0.0, 1.0)))
+        hashes = HASHES[start : start + self.pick((1, 2))]
+        without = self.pick(((), ("draft",))) if self.storage.draft_is_optional else ()
+        compute(self.controller, hashes, self.pick((0.0, 1.0)), without=without)
 
     def _prefetch(self) -> None:
         hashes = HASHES[self.pick((0, 2)) :][: self.pick((2, 4))]
-        prefetch = self.controller.prefetch("request", hashes)
+        deadline_s = self.pick((None, None, 1.0))
+        prefetch = self.controller.prefetch("request", hashes, deadline_s=deadline_s)
         self.requests += 1
         with prefetch.result() as lease:
             check_lease(self, lease)
+            if lease.missing("draft"):
+                recompute_draft(lease)
             self.scheduler.point("reads its lease")
             check_lease(self, lease)
 
@@ -155,9 +165,24 @@ class ControllerScenario(Scenario):
 
 
 class WriteBackScenario(ControllerScenario):
-    """The same where pages are written when they are evicted, over a storage that only refuses."""
+    """Pages that are written when they are evicted, and a store that is detached while L2 is cleared."""
 
     name = "write-back"
+    slots = 2
     policies = (WritePolicy.WRITE_BACK,)
     behaviours: ClassVar[Mapping[str, Sequence[str]]] = {"set": (*(WORKS,) * 8, REFUSES)}
     time_passes = False
+
+    def set_up(self) -> None:
+        super().set_up()
+        compute(self.controller, HASHES[: self.slots], 1.0)
+
+    def threads(self) -> Mapping[str, Callable[[], None]]:
+        return {"engine": self._serve, "flusher": self._flush, "operator": self._swap}
+
+    def _serve(self) -> None:
+        self.pick((self._prefetch, self._compute, self._cancel))()
+
+    def _flush(self) -> None:
+        self._clear()
+        self._compute()

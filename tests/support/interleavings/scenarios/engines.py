@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engines import DRAFT_SHAPE, PAGE_TOKENS, TARGET_SHAPE
 from pages import hash_of, space
@@ -13,7 +13,7 @@ from hicache_storage.page_store.frame import FRAME_NBYTES
 from interleavings.scenarios.storage import content
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from hicache_storage.controller import CacheController, Lease
     from interleavings.scenario import Scenario
@@ -34,14 +34,30 @@ def make_pools(slots: int, *, draft_is_required: bool) -> list[CachePool]:
     ]
 
 
-def compute(controller: CacheController, hashes: Sequence[str], timeout_s: float) -> int:
+def compute(
+    controller: CacheController,
+    hashes: Sequence[str],
+    timeout_s: float,
+    *,
+    without: Collection[str] = (),
+) -> int:
     """Fill new pages in every pool and commit them; return the number of pages that had slots."""
     reservation = controller.reserve(hashes, timeout_s=timeout_s)
     for pool, slots in zip(controller.cache.pools, reservation.slots, strict=True):
-        for page_hash, slot in zip(reservation.hashes, slots, strict=True):
-            pool.host.page(slot).copy_from(_bytes_of(pool, page_hash))
-    controller.commit(reservation)
+        if pool.space.pool not in without:
+            for page_hash, slot in zip(reservation.hashes, slots, strict=True):
+                pool.host.page(slot).copy_from(_bytes_of(pool, page_hash))
+    controller.commit(reservation, without=without)
     return reservation.pages
+
+
+def recompute_draft(lease: Lease) -> None:
+    """Fill those draft pages of a lease that it lacks and may compute."""
+    pool = lease.cache.pools[1]
+    claimed = lease.claim("draft")
+    for page, slot in claimed.items():
+        pool.host.page(slot).copy_from(_bytes_of(pool, lease.entries[page].page_hash))
+    lease.fill("draft", claimed)
 
 
 def check_lease(scenario: Scenario, lease: Lease) -> None:
@@ -58,6 +74,9 @@ def check_lease(scenario: Scenario, lease: Lease) -> None:
 
 def check_slots(controller: CacheController) -> None:
     """Raise AssertionError where two pages of L2 have one slot, or a page has a free one."""
+    lock: Any = controller.cache._changed
+    if lock.locked():  # no other thread sees a change that is under way
+        return
     entries = list(controller.cache._entries.values())
     for number, pool in enumerate(controller.cache.pools):
         slots = [slot for entry in entries if (slot := entry.slots[number]) is not None]
