@@ -337,3 +337,4 @@ class TestDefects:
 
         assert report.failure is not None
         assert defect.found in str(report.failure.first.finding)
+        assert explore(SCENARIOS[defect.scenario], [report.failure.seed]).failure is None

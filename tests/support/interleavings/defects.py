@@ -17,16 +17,19 @@ from hicache_storage.controller.attached_store import AttachedStore
 from hicache_storage.controller.cache import HostCache
 from hicache_storage.handoff import HandoffReceiver, HandoffSender
 from hicache_storage.page_store.breaker import Breakers
+from hicache_storage.page_store.call_executor import CallExecutor
 from hicache_storage.page_store.scheduling import CallScheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from concurrent.futures import Future
 
     from hicache_backends.file.victims_file import Victim
 
     from hicache_storage.backend_support.deadline import Deadline
     from hicache_storage.controller.eviction import Entry
     from hicache_storage.handoff.request import HandoffRequest
+    from hicache_storage.page_store.breaker import Permit
     from hicache_storage.page_store.results import Outcome
     from hicache_storage.page_store.settings import PageStoreSettings
     from hicache_storage.storage import HiCacheStorage
@@ -134,6 +137,27 @@ def _run_empty_calls(
     return _run_calls(scheduler, operation, transfers, deadline)
 
 
+# --- a request that stops waiting early is no evidence about the store -----------------------------
+
+
+def _run_call(executor: CallExecutor, task: Callable[[], Any], permit: Permit | None) -> Any:
+    return task()
+
+
+def _conclude(
+    executor: CallExecutor, permit: Permit, futures: Sequence[Future[Any]], deadline: Deadline
+) -> None:
+    if all(future.done() and not future.cancelled() for future in futures):
+        _conclude_call(executor, permit, futures, deadline)
+    elif deadline.timeout_s >= executor._timeout_s:
+        permit.fail()
+    else:
+        permit.dismiss()
+
+
+_conclude_call = CallExecutor.conclude
+
+
 # --- optional pools are written whatever became of the required ones -------------------------------
 
 
@@ -184,6 +208,12 @@ DEFECTS = {
         "breaker",
         "a breaker closed without a call that worked",
         {(CallScheduler, "_run"): _run_empty_calls},
+    ),
+    "impatient-requests": Defect(
+        "requests with short deadlines wait for a hung store for ever: the breaker never opens",
+        "impatience",
+        "the breaker never opened",
+        {(CallExecutor, "_run"): _run_call, (CallExecutor, "conclude"): _conclude},
     ),
     "drafts-without-targets": Defect(
         "the sender of a hand-off writes drafts whose targets the store refused",

@@ -143,7 +143,7 @@ def run_once(
 
     scheduler = Scheduler(strategy, check=check, time_passes=scenario.time_passes, traced=traced)
     made = scenario(scheduler)
-    with patches.runs(scheduler):
+    with made.replaced(), patches.runs(scheduler):
         finding = scheduler.run(main)
     return Run(
         finding, scheduler.deviations, scheduler.points, len(scheduler.tasks), scheduler.steps

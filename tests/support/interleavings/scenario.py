@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, ClassVar, NoReturn, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from interleavings.scheduler import Scheduler
 
@@ -27,6 +29,10 @@ class Scenario:
         self.scheduler = scheduler
         self.ready = False
         """True once `set_up` has ended: `check` may look."""
+
+    def replaced(self) -> AbstractContextManager[object]:
+        """Return a context of the whole run, in which parts are replaced that open sockets or files."""
+        return nullcontext()
 
     def set_up(self) -> None:
         """Make the objects under test."""

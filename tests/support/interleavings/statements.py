@@ -35,6 +35,7 @@ _MODULES = (
     "hicache_storage.slots",
     "hicache_backends.memory.storage",
     "hicache_backends.file.victims",
+    "hicache_backends.redis.server_pool",
 )
 # Modules of other threads, processes and engines, and code that scenarios' checks and storages use.
 _LEFT_OUT = frozenset({"torch_consensus", "memory", "memory_limits", "tiles", "shape", "frame"})

@@ -14,7 +14,12 @@ from interleavings.scenarios.handoff import HandoffScenario
 from interleavings.scenarios.host_pool import HostPoolScenario
 from interleavings.scenarios.job_runner import JobRunnerScenario
 from interleavings.scenarios.memory import MemoryScenario
-from interleavings.scenarios.page_store import BreakerScenario, PageStoreScenario
+from interleavings.scenarios.page_store import (
+    BreakerScenario,
+    ImpatienceScenario,
+    PageStoreScenario,
+)
+from interleavings.scenarios.server_pool import ServerPoolScenario
 from interleavings.scenarios.victims import VictimsScenario
 
 if TYPE_CHECKING:
@@ -26,6 +31,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
         HostPoolScenario,
         PageStoreScenario,
         BreakerScenario,
+        ImpatienceScenario,
         ControllerScenario,
         WriteBackScenario,
         HandoffScenario,
@@ -35,6 +41,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
         SharedResourceScenario,
         MemoryScenario,
         VictimsScenario,
+        ServerPoolScenario,
     )
 }
 """All scenarios by name."""

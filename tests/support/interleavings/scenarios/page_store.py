@@ -184,3 +184,36 @@ class BreakerScenario(Scenario):
             time.sleep(self.pick((0.0, _COOLDOWN_S)))
             outcome = self.store.save(self.pick(([], [Transfer(_SPACE, [], [])])))
             self.require(outcome.arrived() == 0, "an empty call has moved a page")
+
+
+class ImpatienceScenario(Scenario):
+    """Reads whose deadlines are shorter than the time limit of the store, which answers none of them.
+
+    The breaker opens after as many storage calls that overran the store's own time limit.
+    """
+
+    name = "impatience"
+    time_passes = False
+
+    def set_up(self) -> None:
+        self.storage = ExploredStorage(self, behaviours={"get": (SLOW,)})
+        settings = PageStoreSettings(
+            timeout_s=_TIMEOUT_S, breaker_failures=2, breaker_cooldown_s=60.0, parallelism=4
+        )
+        self.store = PageStore(self.storage, settings)
+        self.store.open_space(_SPACE)
+
+    def threads(self) -> Mapping[str, Callable[[], None]]:
+        return {"first": self._read, "second": self._read}
+
+    def finish(self) -> None:
+        self.scheduler.settle()
+        self.require(self.storage.calls["get"] <= 4, "an open breaker lets calls through")
+        self.require(self.store.stats()["read_breaker_opened"], "the breaker never opened")
+        self.store.close()
+
+    def _read(self) -> None:
+        for _ in range(3):
+            transfer = Transfer(_SPACE, _HASHES[:1], [page_of(None)])
+            self.store.load([transfer], timeout_s=self.pick((0.1, 0.5)))
+            time.sleep(self.pick((_TIMEOUT_S, 3.0)))
