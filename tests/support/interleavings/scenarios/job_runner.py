@@ -57,7 +57,11 @@ class JobRunnerScenario(Scenario):
         self.closed = False
         self.runner = JobRunner(
             self.store,
-            JobSettings(load_timeout_s=_TIMEOUT_S, store_timeout_s=_TIMEOUT_S),
+            JobSettings(
+                load_timeout_s=_TIMEOUT_S,
+                store_timeout_s=_TIMEOUT_S,
+                queued_nbytes=self.pick((8 * 4096, 2 * 4096)),
+            ),
             lends_memory=self.lends,
             on_finished=self._fetch,
         )
