@@ -7,7 +7,7 @@ import importlib
 import inspect
 import pkgutil
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
 
 import hicache_storage.backend_support
@@ -86,7 +86,7 @@ def _functions(module: ModuleType) -> Iterator[FunctionType]:
         if inspect.isclass(each) and each.__module__ == module.__name__
     ]
     for scope in scopes:
-        for value in vars(scope).values():
+        for value in list(scope.__dict__.values()):
             function = _undecorated(value)
             if inspect.isfunction(function) and function.__module__ == module.__name__:
                 yield function
@@ -95,8 +95,7 @@ def _functions(module: ModuleType) -> Iterator[FunctionType]:
 def _undecorated(value: Any) -> Any:
     if isinstance(value, property):
         value = value.fget
-    if isinstance(value, (classmethod, staticmethod)):
-        value = value.__func__
+    value = getattr(value, "__func__", value)  # of a class method or a static one
     value = getattr(value, "func", value)  # of a cached property
     return inspect.unwrap(value) if callable(value) else value
 
@@ -131,9 +130,9 @@ class _Points(ast.NodeTransformer):
         super().generic_visit(node)
         if self._in_function:
             for field in ("body", "orelse", "finalbody"):
-                statements = getattr(node, field, None)
+                statements: Any = getattr(node, field, None)
                 if isinstance(statements, list) and not isinstance(node, ast.ClassDef):
-                    setattr(node, field, list(_interleaved(statements)))
+                    setattr(node, field, list(_interleaved(cast("list[ast.stmt]", statements))))
         return node
 
 

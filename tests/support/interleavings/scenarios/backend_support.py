@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hicache_storage.backend_support.executor import DaemonExecutor, when_all_done
@@ -43,8 +44,8 @@ class ExecutorScenario(Scenario):
     def finish(self) -> None:
         self.require(self.executor.close(1000.0) or self.scheduler.time_passed, "a task still runs")
         self.scheduler.settle()
-        for future in (*self.futures, *self.groups):
-            self.require(future.done(), "a future has not ended")
+        self.require(all(each.done() for each in self.futures), "a task has not ended")
+        self.require(all(each.done() for each in self.groups), "a group of tasks has not ended")
         for number, future in enumerate(self.futures):
             if not future.cancelled() and future.exception() is None:
                 self.require(self.runs[future.result()] == 1, f"task {number} did not run once")
@@ -52,7 +53,7 @@ class ExecutorScenario(Scenario):
         self.require(not self.executor.waiting_count, "a task is left in the queue")
 
     def _submit(self, first: int) -> None:
-        futures = [self.executor.submit(lambda n=first + n: self._task(n)) for n in range(3)]
+        futures = [self.executor.submit(partial(self._task, first + n)) for n in range(3)]
         self.futures += futures
         self.groups.append(when_all_done(futures))
         if self.pick((False, True)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hicache_storage.host_pool import HostPool, PageShape
@@ -27,7 +28,7 @@ class HostPoolScenario(Scenario):
         """The thread that holds each slot."""
 
     def threads(self) -> Mapping[str, Callable[[], None]]:
-        return {f"user-{number}": lambda number=number: self._use(number) for number in range(3)}
+        return {f"user-{number}": partial(self._use, number) for number in range(3)}
 
     def check(self) -> None:
         allocation = self.pool._allocation
