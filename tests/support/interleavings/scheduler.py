@@ -200,8 +200,9 @@ class Scheduler:
 
     def settle(self) -> None:
         """Wait until the other threads have nothing left to do. Time passes only for their waits."""
-        self._time_passes = False
+        time_passes, self._time_passes = self._time_passes, False
         self.wait([], _SETTLE_S, "lets the other threads end their work")
+        self._time_passes = time_passes
 
     def wake(self, waiters: list[Task], count: int | None = None) -> None:
         """Let the first `count` of the waiting threads go on, or all of them."""
