@@ -36,7 +36,7 @@ FIELD := field-sglang-file field-sglang-hf3fs field-sglang-seaweedfs field-sglan
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-sglang demo-lmcache demo-vllm environments test test-kit test-backends test-backends-servers test-backends-files \
   test-sdk test-sdk-core test-sdk-tools test-sdk-rest test-sglang test-sglang-full test-lmcache test-lmcache-full test-vllm test-vllm-full \
-  test-s3fs test-rgw test-mooncake test-long test-sanitized gpu fuzz storm wheel \
+  test-s3fs test-rgw test-mooncake test-long test-sanitized gpu fuzz explore explore-proof storm wheel \
   quick check lint verify-types \
   format selftest kill-matrix rules-page identity-page cli-page docs release-check clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes bench-encrypted tenants \
   bench-controller bench-device-pool bench-scheduler bench-sglang bench-sglang-adapter bench-lmcache bench-vllm \
@@ -165,6 +165,12 @@ TENANT_SEED ?= 0
 
 tenants: $(VENV)/.all .servers/.done ## TENANT_ATTEMPTS attempts of one tenant to reach pages of another
 	@TENANT_ATTEMPTS=$(TENANT_ATTEMPTS) TENANT_SEED=$(TENANT_SEED) $(BIN)/python -m pytest -q -s --durations 3 tests/test_tenants.py
+
+explore: $(VENV)/.all ## SEEDS interleavings of threads in each scenario, or in SCENARIO, or its SEED again
+	@PYTHONPATH=tests/support $(BIN)/python -m interleavings
+
+explore-proof: $(VENV)/.all ## put mended defects back, and show the seeds that find them
+	@PYTHONPATH=tests/support $(BIN)/python -m interleavings --defects
 
 wheel: $(VENV)/.all ## build sdist and wheel in dist/, install each in a new environment and replay there
 	@$(BIN)/python -m pytest -q --timeout 900 tests/release/wheels.py

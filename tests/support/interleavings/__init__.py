@@ -1,0 +1,1 @@
+"""Interleavings of threads, chosen by a seed: the scheduler, scenarios, and known defects."""

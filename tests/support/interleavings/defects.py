@@ -1,0 +1,225 @@
+"""Mended defects, put back: each replaces the mended functions by those of before the mend.
+
+The functions have the logic of before the mend. A scenario that finds them can find others like them.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from hicache_backends.file.victims import VictimQueue
+
+from hicache_storage.controller.attached_store import AttachedStore
+from hicache_storage.controller.cache import HostCache
+from hicache_storage.handoff import HandoffReceiver, HandoffSender
+from hicache_storage.page_store.breaker import Breakers
+from hicache_storage.page_store.call_executor import CallExecutor
+from hicache_storage.page_store.scheduling import CallScheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from concurrent.futures import Future
+
+    from hicache_backends.file.victims_file import Victim
+
+    from hicache_storage.backend_support.deadline import Deadline
+    from hicache_storage.controller.eviction import Entry
+    from hicache_storage.handoff.request import HandoffRequest
+    from hicache_storage.page_store.breaker import Permit
+    from hicache_storage.page_store.results import Outcome
+    from hicache_storage.page_store.settings import PageStoreSettings
+    from hicache_storage.storage import HiCacheStorage
+
+
+@dataclass(frozen=True, slots=True)
+class Defect:
+    """A defect, and the scenario that finds it."""
+
+    text: str
+    scenario: str
+    found: str
+    """The finding, in part."""
+    replaced: Mapping[tuple[type, str], Callable[..., Any]]
+
+    @contextmanager
+    def put_back(self) -> Generator[None]:
+        """Have the defect in the `with` block."""
+        with ExitStack() as stack:
+            for (owner, name), function in self.replaced.items():
+                stack.enter_context(mock.patch.object(owner, name, function))
+            yield
+
+
+# --- unsaved pages are listed under the lock, and claimed under it again ---------------------------
+
+
+def _claim_unsaved(cache: HostCache) -> list[Entry]:
+    with cache._changed:
+        entries = list(cache._entries.values())
+    return cache.claim_for_writing(entries, uses=0)
+
+
+def _claim_for_writing(cache: HostCache, entries: Iterable[Entry], uses: int) -> list[Entry]:
+    with cache._changed:
+        claimed = [
+            entry
+            for entry in entries
+            if entry.uses >= uses and not entry.queued and entry.unsaved(cache.pool_set.written)
+        ]
+        for entry in claimed:
+            entry.queued = True
+            cache._allocator.pin(entry)
+    return claimed
+
+
+# --- a short scan runs under the lock of the queue -------------------------------------------------
+
+
+def _next_victim(queue: VictimQueue, deadline: Deadline, count: int = 1) -> Victim | None:
+    with queue._changed:
+        if not queue._queue and time.monotonic() >= queue._empty_until_s:
+            queue._begun += 1
+            queue._queue.extend(queue._scan_once())
+            queue._ended = queue._begun
+        return queue._queue.popleft() if queue._queue else None
+
+
+# --- the end of a store says nothing of its losses -------------------------------------------------
+
+_detach = AttachedStore.detach
+
+
+def _detach_true(
+    attached: AttachedStore, deadline: Deadline, *, drain: bool, unsaved: Sequence[Entry] = ()
+) -> bool:
+    _detach(attached, deadline, drain=drain, unsaved=unsaved)
+    return True
+
+
+# --- a cancelled request takes the completions of others along -------------------------------------
+
+
+def _on_end(
+    receiver: HandoffReceiver, request: HandoffRequest, outcome: str, *, taken: bool
+) -> None:
+    with receiver._changed:
+        receiver._awaited.remove(request)
+    receiver._counters.add(outcome)
+    receiver._submit_cleanup(lambda: receiver._delete_used(request, list(request.awaited)))
+
+
+# --- reads and writes share a breaker, and a call without pages tells it that all is well ----------
+
+_init_scheduler = CallScheduler.__init__
+_run_calls = CallScheduler._run
+
+
+def _init_with_one_breaker(
+    scheduler: CallScheduler, storage: HiCacheStorage, settings: PageStoreSettings
+) -> None:
+    _init_scheduler(scheduler, storage, settings)
+    breaker = scheduler.breakers.reads
+    scheduler.breakers = Breakers(breaker, breaker)
+    scheduler.writes.breaker = breaker
+
+
+def _run_empty_calls(
+    scheduler: CallScheduler, operation: Any, transfers: Sequence[Any], deadline: Deadline
+) -> Outcome:
+    if not any(len(transfer.hashes) for _, transfer in transfers):
+        permit = operation.executor.admit()
+        if permit is not None:
+            permit.succeed()
+    return _run_calls(scheduler, operation, transfers, deadline)
+
+
+# --- a request that stops waiting early is no evidence about the store -----------------------------
+
+
+def _run_call(executor: CallExecutor, task: Callable[[], Any], permit: Permit | None) -> Any:
+    return task()
+
+
+def _conclude(
+    executor: CallExecutor, permit: Permit, futures: Sequence[Future[Any]], deadline: Deadline
+) -> None:
+    if all(future.done() and not future.cancelled() for future in futures):
+        _conclude_call(executor, permit, futures, deadline)
+    elif deadline.timeout_s >= executor._timeout_s:
+        permit.fail()
+    else:
+        permit.dismiss()
+
+
+_conclude_call = CallExecutor.conclude
+
+
+# --- optional pools are written whatever became of the required ones -------------------------------
+
+
+def _write_missing(sender: HandoffSender, hashes: Sequence[str], deadline: Deadline) -> None:
+    pool_set = sender._controller.cache.pool_set
+    missing = sender._missing(hashes, deadline)
+    for part in (pool_set.required, pool_set.all_pools & ~pool_set.required):
+        if any(bits & part for bits in missing):
+            sender._write(hashes, [bits & part for bits in missing], deadline)
+
+
+DEFECTS = {
+    "wrong-bytes-in-l3": Defect(
+        "unsaved pages leave L2 between their list and their claim: wrong bytes reach L3",
+        "write-back",
+        "a page",
+        {
+            (HostCache, "claim_unsaved"): _claim_unsaved,
+            (HostCache, "claim_for_writing"): _claim_for_writing,
+        },
+    ),
+    "scan-under-lock": Defect(
+        "a scan that stalls holds the lock for which other writers and close wait",
+        "victims",
+        "a call took 30",
+        {(VictimQueue, "next"): _next_victim},
+    ),
+    "silent-losses": Defect(
+        "detach and close return True after pages were dropped",
+        "write-back",
+        "close is True and has lost pages",
+        {(AttachedStore, "detach"): _detach_true},
+    ),
+    "cancel-stalls-others": Defect(
+        "cancelling on one decode engine deletes the completions that another one awaits",
+        "handoff",
+        "a request timed out",
+        {(HandoffReceiver, "_on_end"): _on_end},
+    ),
+    "one-breaker": Defect(
+        "overrun writes turn reads away",
+        "breaker",
+        "the reads' breaker opened",
+        {(CallScheduler, "__init__"): _init_with_one_breaker},
+    ),
+    "empty-calls-close-breakers": Defect(
+        "a call without pages closes an open breaker",
+        "breaker",
+        "a breaker closed without a call that worked",
+        {(CallScheduler, "_run"): _run_empty_calls},
+    ),
+    "impatient-requests": Defect(
+        "requests with short deadlines wait for a hung store for ever: the breaker never opens",
+        "impatience",
+        "the breaker never opened",
+        {(CallExecutor, "_run"): _run_call, (CallExecutor, "conclude"): _conclude},
+    ),
+    "drafts-without-targets": Defect(
+        "the sender of a hand-off writes drafts whose targets the store refused",
+        "handoff",
+        "a draft is written before its target",
+        {(HandoffSender, "_write_missing"): _write_missing},
+    ),
+}
+"""The defects by name."""

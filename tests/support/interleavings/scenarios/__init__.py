@@ -1,0 +1,47 @@
+"""Scenarios over the parts of the SDK that several threads use at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from interleavings.scenarios.backend_support import (
+    ExecutorScenario,
+    SharedResourceScenario,
+    SingleFlightScenario,
+)
+from interleavings.scenarios.controller import ControllerScenario, WriteBackScenario
+from interleavings.scenarios.handoff import HandoffScenario
+from interleavings.scenarios.host_pool import HostPoolScenario
+from interleavings.scenarios.job_runner import JobRunnerScenario
+from interleavings.scenarios.memory import MemoryScenario
+from interleavings.scenarios.page_store import (
+    BreakerScenario,
+    ImpatienceScenario,
+    PageStoreScenario,
+)
+from interleavings.scenarios.server_pool import ServerPoolScenario
+from interleavings.scenarios.victims import VictimsScenario
+
+if TYPE_CHECKING:
+    from interleavings.scenario import Scenario
+
+SCENARIOS: dict[str, type[Scenario]] = {
+    scenario.name: scenario
+    for scenario in (
+        HostPoolScenario,
+        PageStoreScenario,
+        BreakerScenario,
+        ImpatienceScenario,
+        ControllerScenario,
+        WriteBackScenario,
+        HandoffScenario,
+        JobRunnerScenario,
+        ExecutorScenario,
+        SingleFlightScenario,
+        SharedResourceScenario,
+        MemoryScenario,
+        VictimsScenario,
+        ServerPoolScenario,
+    )
+}
+"""All scenarios by name."""

@@ -1,0 +1,136 @@
+"""The jobs of an engine's adapter: loads, stores and lookups with deadlines, and a close beside them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from pages import hash_of, space
+
+from hicache_storage.integrations._jobs import JobKind, JobRunner, JobSettings, PageBatch
+from hicache_storage.page import Page
+from hicache_storage.page_store import PageStore, PageStoreSettings
+from hicache_storage.page_store.results import Verdict
+from interleavings.scenario import Scenario
+from interleavings.scenarios.storage import FAILS, SLOW, WORKS, ExploredStorage, address, content
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hicache_storage.integrations._jobs import JobResult
+
+_NBYTES = 256
+_SPACE = space(pool="kv", page_nbytes=_NBYTES)
+_HASHES = [hash_of(number) for number in range(4)]
+_TIMEOUT_S = 2.0
+_EPSILON_S = 0.001
+_USED_AGAIN = b"\x5a" * _NBYTES
+
+
+class JobRunnerScenario(Scenario):
+    """An engine submits jobs, and uses its memory for something else as soon as a job is reported.
+
+    Each job is reported once, by its deadline where its pages are copied. An OK page has the bytes of
+    its hash. No storage call uses the memory of a reported job, and none uses the engine's memory after
+    a `close` that returned True.
+    """
+
+    name = "job-runner"
+    time_passes = False
+
+    def set_up(self) -> None:
+        self.lends = self.pick((False, True))
+        behaviours = (WORKS, WORKS, SLOW, FAILS)
+        self.storage = ExploredStorage(
+            self,
+            behaviours=dict.fromkeys(("get", "set", "exists"), behaviours),
+            slow_s=1.0 if self.lends else 12.0,
+            bounded=self.lends,
+        )
+        self.store = PageStore(
+            self.storage,
+            PageStoreSettings(timeout_s=_TIMEOUT_S, breaker_failures=1000, parallelism=1),
+        )
+        self.jobs: dict[int, tuple[JobKind, PageBatch, float]] = {}
+        self.reports: Counter[int] = Counter()
+        self.closed = False
+        self.runner = JobRunner(
+            self.store,
+            JobSettings(
+                load_timeout_s=_TIMEOUT_S,
+                store_timeout_s=_TIMEOUT_S,
+                queued_nbytes=self.pick((8 * 4096, 2 * 4096)),
+            ),
+            lends_memory=self.lends,
+            on_finished=self._fetch,
+        )
+
+    def threads(self) -> Mapping[str, Callable[[], None]]:
+        return {"engine": lambda: self._submit(0), "other": lambda: self._submit(10)} | {
+            "closer": self._close
+        }
+
+    def finish(self) -> None:
+        self.require(self.runner.drain(100.0), "a job has not ended")
+        self._close(always=True)
+        self.scheduler.settle()
+        self.store.close()
+        for job_id, (kind, batch, _) in self.jobs.items():
+            times = self.reports[job_id]
+            self.require(times == 1, f"a {kind.value} was reported {times} times")
+            for page in batch.pages:
+                self.require(
+                    page.tobytes() == _USED_AGAIN, "the memory of a reported job was changed"
+                )
+
+    def _submit(self, first: int) -> None:
+        for job_id in range(first, first + 2):
+            kind = self.pick((JobKind.STORE, JobKind.LOAD, JobKind.LOOKUP))
+            if kind is JobKind.LOOKUP:
+                self.runner.submit_lookup(job_id, [(_SPACE, _HASHES)])
+                continue
+            hashes = _HASHES[: self.pick((1, 2))]
+            is_store = kind is JobKind.STORE
+            pages = [
+                Page(bytearray(content("kv", _NBYTES, each) if is_store else bytes(_NBYTES)))
+                for each in hashes
+            ]
+            batch = PageBatch(_SPACE, hashes, pages)
+            self.jobs[job_id] = (kind, batch, time.monotonic())
+            (self.runner.submit_store if is_store else self.runner.submit_load)(job_id, [batch])
+            time.sleep(self.pick((0.0, 1.0)))
+
+    def _fetch(self, kind: JobKind) -> None:
+        if kind is not JobKind.LOOKUP:
+            loads = kind is JobKind.LOAD
+            for result in self.runner.finished_loads() if loads else self.runner.finished_stores():
+                self._judge(result)
+        else:
+            self.runner.finished_lookups()
+
+    def _judge(self, result: JobResult) -> None:
+        kind, batch, began_s = self.jobs[result.job_id]
+        self.reports[result.job_id] += 1
+        took_s = time.monotonic() - began_s
+        in_time = self.lends or took_s <= _TIMEOUT_S + _EPSILON_S
+        self.require(in_time, f"a {kind.value} was reported after {took_s} s")
+        for page_hash, page, verdict in zip(
+            batch.hashes, batch.pages, result.verdicts[0], strict=True
+        ):
+            self.require(not self.storage.in_use[address(page)], "a reported page is in use")
+            if verdict is Verdict.OK:
+                right = page.tobytes() == content("kv", _NBYTES, page_hash)
+                self.require(right, "an OK page has other bytes")
+            page.copy_from(_USED_AGAIN)
+
+    def _close(self, *, always: bool = False) -> None:
+        if always or self.pick((False, True)):
+            unused = self.runner.close(self.pick((15.0, 0.0)))
+            if unused:
+                busy = any(
+                    self.storage.in_use[address(page)]
+                    for _, batch, _ in self.jobs.values()
+                    for page in batch.pages
+                )
+                self.require(not busy, "the engine's memory is in use after close")

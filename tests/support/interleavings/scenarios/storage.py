@@ -1,0 +1,153 @@
+"""A storage whose calls are points of a scheduler, and which checks each page that it gets."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from functools import cache
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from hicache_backends.memory import MemoryStorage
+
+from hicache_storage.errors import StorageUnavailable
+from hicache_storage.storage import Capabilities
+from hicache_storage.testing import WrapperStorage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+    from interleavings.scenario import Scenario
+
+T = TypeVar("T")
+
+WORKS, SLOW, FAILS, REFUSES = "works", "slow", "fails", "refuses"
+
+
+@cache
+def content(pool: str, page_nbytes: int, page_hash: str) -> bytes:
+    """Return the bytes of a page: a function of its pool and hash alone."""
+    seed = hashlib.sha256(f"{pool} {page_hash}".encode()).digest()
+    return (seed * (page_nbytes // len(seed) + 1))[:page_nbytes]
+
+
+class ExploredStorage(WrapperStorage):
+    """A storage in memory. Each call begins and ends with a point, and behaves as the seed chooses.
+
+    A page that is written has the content of its hash, and nothing changes it during the call. Nothing
+    changes a page that is read into either. With `behaviours` a call can be slow or fail.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        *,
+        behaviours: Mapping[str, Sequence[str]] | None = None,
+        slow_s: float = 12.0,
+        bounded: bool = False,
+    ) -> None:
+        super().__init__(MemoryStorage())
+        vars(self)["capabilities"] = Capabilities(
+            parallelism=1, enumerable=True, overwrites=True, bounded=bounded
+        )
+        self.calls: Counter[str] = Counter()
+        self.failed: Counter[str] = Counter()
+        self.succeeded: Counter[str] = Counter()
+        self.behaviours: Mapping[str, Sequence[str]] = behaviours or {}
+        """What calls of each operation may do. One of them is chosen for each call."""
+        self.in_use: Counter[int] = Counter()
+        """The addresses of the memory that calls use now."""
+        self._scenario = scenario
+        self._slow_s = slow_s
+
+    def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        return self._call("exists", hashes, (), lambda: self.inner.batch_exists(space, hashes))
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        def answer() -> list[bool]:
+            answers = self.inner.batch_get(space, hashes, pages)
+            read = [page.tobytes() for page in pages]
+            self._scenario.scheduler.point("a get has filled its pages")
+            for page, before in zip(pages, read, strict=True):
+                self._scenario.require(
+                    page.tobytes() == before, "a page is changed while a get fills it"
+                )
+            return answers
+
+        return self._call("get", hashes, pages, answer)
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        def answer() -> list[bool]:
+            self._check_written(space, hashes, pages)
+            return self.inner.batch_set(space, hashes, pages)
+
+        self._check_written(space, hashes, pages)
+        return self._call("set", hashes, pages, answer)
+
+    def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        return self._call("delete", hashes, (), lambda: self.inner.batch_delete(space, hashes))
+
+    def open_space(self, space: KeySpace) -> None:
+        self._scenario.scheduler.point("opens a key space")
+        super().open_space(space)
+
+    def stored(self, pool: str) -> list[str]:
+        """Return the hashes of the stored pages of a pool. The call is no point."""
+        assert isinstance(self.inner, MemoryStorage)
+        return [
+            page_hash
+            for space, pages in self.inner._spaces.items()
+            if space.pool == pool
+            for page_hash in pages
+        ]
+
+    def _call(
+        self,
+        operation: str,
+        hashes: Sequence[str],
+        pages: Sequence[Page],
+        answer: Callable[[], list[bool]],
+    ) -> list[bool]:
+        scheduler = self._scenario.scheduler
+        self.calls[operation] += 1
+        used = [address(page) for page in pages]
+        self.in_use.update(used)
+        try:
+            scheduler.point(f"storage: {operation} of {len(hashes)} pages")
+            behaviour = self._scenario.pick(self.behaviours.get(operation, (WORKS,)))
+            if behaviour == FAILS:
+                self.failed[operation] += 1
+                raise StorageUnavailable(f"{operation} was told to fail")
+            if behaviour == SLOW:
+                time.sleep(self._slow_s)
+            if behaviour == REFUSES:
+                self.failed[operation] += 1
+                return [False] * len(hashes)
+            answers = answer()
+            self.succeeded[operation] += 1
+            scheduler.point(f"storage: {operation} ends")
+            return answers
+        finally:
+            self.in_use.subtract(used)
+
+    def _check_written(self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]) -> None:
+        if space.dtype == "json":  # completions
+            return
+        for page_hash, page in zip(hashes, pages, strict=True):
+            payload = page.tobytes()[space.frame_nbytes :]
+            self._scenario.require(
+                payload == content(space.pool, space.page_nbytes, page_hash),
+                f"a page of {space.pool!r} is written under a hash that is not its own",
+            )
+
+
+def address(page: Page) -> int:
+    """Return the address of a page's last segment: its payload, with a frame or without."""
+    return int(np.frombuffer(page.segments[-1], np.uint8).ctypes.data)
