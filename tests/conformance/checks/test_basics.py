@@ -133,7 +133,11 @@ def test_a_check_finds_its_fault_and_names_it(name: str, control: str, words: st
         ("many_pages_are_all_there", "RemembersAThousand", "1100 pages were set in all"),
         ("pages_outlive_an_orderly_close", "ReopenedWithoutTheLast", "read by the next handle"),
         ("sets_and_deletes_take_effect_in_order", "WritesBehind", "right after it was"),
-        ("a_page_that_has_no_room_never_shows", "GivesUpBeforeItsWriter", "was refused"),
+        (
+            "a_page_that_has_no_room_never_shows",
+            "GivesUpBeforeItsWriter",
+            "batch_set returned False",
+        ),
         ("a_page_that_the_file_system_refused_never_shows", "KeepsWhatFilesRefused", "shows once"),
         ("batches_of_every_size_are_read", "ReadsThe256First", "in batches of"),
         ("no_call_keeps_its_pages", "RemembersItsLastPages", "batch_set keeps references"),
