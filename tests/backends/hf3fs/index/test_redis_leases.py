@@ -110,10 +110,10 @@ class TestLeases:
         index = index_of(storage)
         real, renewed = index._run, list[int]()
 
-        def running(deadline: Deadline, script: str, *arguments: object) -> Any:
+        def running(deadline: Deadline, script: str, *arguments: object, **options: Any) -> Any:
             if script == scripts.RENEW:
                 renewed.append(len(arguments) - 2)
-            return real(deadline, script, *arguments)
+            return real(deadline, script, *arguments, **options)
 
         halves = iter([Deadline(0)] * 3)
         monkeypatch.setattr(index, "_renewal_deadline", lambda: next(halves, Deadline(60)))
