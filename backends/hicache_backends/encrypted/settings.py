@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Any, cast
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from hicache_storage.backend_support.secret_sources import read_secret_file, read_secret_variable
 from hicache_storage.settings import Field, PositiveSeconds, Settings
 
 _KEY = re.compile(r"[0-9a-fA-F]{64}")
 
-KeyId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,47}$")]
-"""The name of a key. Each sealed page holds the name of its key in plain text."""
+_KEY_ID = re.compile(r"[A-Za-z0-9_.-]{1,47}")
+"""Matches the name of a key. Each sealed page holds the name of its key in plain text."""
 
 
 class KeySource(Settings):
@@ -53,7 +53,7 @@ class EncryptedSettings(Settings):
     """The name of the backend that keeps the sealed pages."""
     config: dict[str, Any] = Field(default_factory=dict, repr=False)
     """The config of that backend. It may hold secrets."""
-    keys: dict[KeyId, KeySource] = Field(min_length=1)
+    keys: dict[str, KeySource] = Field(min_length=1)
     """The keys whose pages are opened, by id."""
     current_key: str
     """The id of the key that seals new pages."""
@@ -61,6 +61,15 @@ class EncryptedSettings(Settings):
     """The id of the key that seals names. None: the only key. Another one makes the cache cold."""
     timeout_s: PositiveSeconds = 20.0
     """The limit of each call. The backend gets half, because a get may also delete."""
+
+    @field_validator("keys", mode="before")
+    @classmethod
+    def _check_key_ids(cls, keys: object) -> object:
+        """Refuse a wrong id before any other error can name it: it may be a key in the wrong place."""
+        for key_id in cast("dict[object, object]", keys) if isinstance(keys, dict) else ():
+            if not isinstance(key_id, str) or not _KEY_ID.fullmatch(key_id):
+                raise ValueError("the id of a key has 1 to 47 letters, digits, '_', '.' or '-'")
+        return keys
 
     @model_validator(mode="after")
     def _check_ids(self) -> EncryptedSettings:

@@ -70,6 +70,16 @@ def test_a_wrong_field_is_named_and_no_key_is_shown(fields: dict[str, Any], mess
     assert HEX not in str(caught.value)
 
 
+@pytest.mark.parametrize("source", [{"env": "HOME"}, {"unknown": 1}])
+def test_a_key_in_the_place_of_its_id_is_refused_and_not_shown(source: dict[str, Any]) -> None:
+    key = "5e" * 32
+    config = {"backend": "memory", "keys": {key: source}, "current_key": "a"}
+    with pytest.raises(ConfigError, match="keys: the id of a key has 1 to 47") as caught:
+        EncryptedSettings.parse("encrypted", config)
+
+    assert key not in str(caught.value)
+
+
 def test_the_config_of_the_backend_is_not_in_the_repr() -> None:
     assert "open sesame" not in repr(parsed(config={"password": "open sesame"}))
 
