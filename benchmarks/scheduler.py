@@ -13,7 +13,6 @@ import shutil
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -99,7 +98,6 @@ class Turn:
         store.source.stamp(turn)
         label = f"{self.name} {self.direction} {turn}"
         batches = 1 if self.direction == "get" else self.repeats
-        self._last_batch = threading.Barrier(self.transfers)
         self._batches = [
             page_hashes_of(f"{label} {number}", 0, store.source.pages) for number in range(batches)
         ]
@@ -111,7 +109,10 @@ class Turn:
 
     def run(self) -> None:
         began_s, began = time.perf_counter(), self._scheduler.steps
-        list(self.threads.map(self._move, range(self.transfers)))
+        last = self.repeats - 1
+        # Transfers meet before the last batch, so that a slower one evicts no page of it.
+        for numbers in (range(last), range(last, self.repeats)):
+            list(self.threads.map(partial(self._move, numbers), range(self.transfers)))
         taken_s, steps = time.perf_counter() - began_s, self._scheduler.steps - began
         self.step_s.append(taken_s / max(1, steps))
         self.seconds = taken_s
@@ -126,14 +127,12 @@ class Turn:
             raise RuntimeError(f"{self.subject.name} did not bring back what was set")
         self.subject.empty()
 
-    def _move(self, transfer: int) -> None:
-        """Move one transfer of each batch, one after the other."""
+    def _move(self, numbers: range, transfer: int) -> None:
+        """Move one transfer of each of these batches, one after the other."""
         store = self.subject.store
         pages = store.source.pages // self.transfers
         part = slice(transfer * pages, (transfer + 1) * pages)
-        for number in range(self.repeats):
-            if number == self.repeats - 1:
-                self._last_batch.wait()  # a slower transfer evicts no page of the last batch
+        for number in numbers:
             if self.direction == "get":
                 store.get_part(self._batches[-1][part], part)
             else:
