@@ -96,47 +96,61 @@ class Batch:
         self.got[:] = 0
 
 
-class Bare:
+class Moves:
+    """The moves of the pages of a batch, in one direction. Every turn is the same."""
+
+    def __init__(self, batch: Batch, *, is_get: bool) -> None:
+        self._batch = batch
+        self._is_get = is_get
+
+    def prepare(self, turn: int) -> None:
+        """Do nothing."""
+
+    def run(self) -> None:
+        self._get() if self._is_get else self._set()
+
+    def check(self) -> None:
+        if not self._is_get:
+            self._get()
+        self._batch.check()
+
+    def _set(self) -> None:
+        raise NotImplementedError
+
+    def _get(self) -> None:
+        raise NotImplementedError
+
+
+class Bare(Moves):
     """AES-256-GCM with one key: a call of the library for each page, into memory that is there."""
 
     name = LIMIT
 
     def __init__(self, batch: Batch, *, is_get: bool) -> None:
-        self._batch = batch
-        self._is_get = is_get
+        super().__init__(batch, is_get=is_get)
         self._cipher = AESGCM(KEY)
         sealed = np.zeros((batch.count, batch.page_nbytes + TAG_NBYTES), dtype=np.uint8)
         self._sent, self._got, self._sealed = map(views, (batch.sent, batch.got, sealed))
         self._nonces = [os.urandom(12) for _ in range(batch.count)]
         self._about = bytes(48)
-        self._seal()
+        self._set()
 
-    def prepare(self, turn: int) -> None:
-        """Do nothing: every turn is the same."""
-
-    def run(self) -> None:
-        self._open() if self._is_get else self._seal()
-
-    def check(self) -> None:
-        if not self._is_get:
-            self._open()
-        self._batch.check()
-
-    def _seal(self) -> None:
+    def _set(self) -> None:
         for nonce, page, sealed in zip(self._nonces, self._sent, self._sealed, strict=True):
             self._cipher.encrypt_into(nonce, page, self._about, sealed)
 
-    def _open(self) -> None:
+    def _get(self) -> None:
         for nonce, page, sealed in zip(self._nonces, self._got, self._sealed, strict=True):
             self._cipher.decrypt_into(nonce, sealed, self._about, page)
 
 
-class Store:
+class Store(Moves):
     """A storage, or an encrypted one, that moves one batch in one call."""
 
     def __init__(self, name: str, storage: HiCacheStorage, batch: Batch, *, is_get: bool) -> None:
+        super().__init__(batch, is_get=is_get)
         self.name = name
-        self._storage, self._batch, self._is_get = storage, batch, is_get
+        self._storage = storage
         self._space = KeySpace(
             model="meta-llama/Llama-3.1-8B-Instruct",
             dtype="bfloat16",
@@ -148,17 +162,6 @@ class Store:
         self._hashes = page_hashes_of(name, 0, batch.count)
         self._sent, self._got = batch.pages(batch.sent), batch.pages(batch.got)
         self._set()
-
-    def prepare(self, turn: int) -> None:
-        """Do nothing: every turn is the same."""
-
-    def run(self) -> None:
-        self._get() if self._is_get else self._set()
-
-    def check(self) -> None:
-        if not self._is_get:
-            self._get()
-        self._batch.check()
 
     def _set(self) -> None:
         _all(self._storage.batch_set(self._space, self._hashes, self._sent))
