@@ -129,11 +129,18 @@ def pages_in_directory(
     *,
     checksum: Literal["xxh3", "none"],
     detail: str = "",
+    parallelism: int | None = None,
     **settings: Any,
 ) -> OurPageStore:
     """Return an `OurPageStore` over a backend that keeps pages in a directory."""
-    storage = _opened(backend, directory, settings)
-    return OurPageStore(storage, source, destination, checksum=checksum, detail=detail)
+    return OurPageStore(
+        _opened(backend, directory, settings),
+        source,
+        destination,
+        checksum=checksum,
+        detail=detail,
+        parallelism=parallelism,
+    )
 
 
 def key_space(page_nbytes: int) -> KeySpace:

@@ -44,6 +44,8 @@ class Place:
     directory: Path
     source: Memory
     destination: Memory
+    parallelism: int | None = None
+    """The storage calls of a page store at a time. None: as many as the backend asks for."""
 
     @property
     def capacity_pages(self) -> int:
@@ -78,7 +80,12 @@ def _nothing() -> None:
 def _in_directory(place: Place, backend: str) -> Generator[Subject, None, None]:
     settings: dict[str, Any] = {"capacity_nbytes": place.capacity_nbytes}
     store = pages_in_directory(
-        backend, place.directory, *place.memories, checksum="xxh3", **settings
+        backend,
+        place.directory,
+        *place.memories,
+        checksum="xxh3",
+        parallelism=place.parallelism,
+        **settings,
     )
     yield Subject(backend, store, _nothing)
     store.close()
@@ -87,7 +94,7 @@ def _in_directory(place: Place, backend: str) -> Generator[Subject, None, None]:
 @contextmanager
 def _in_memory(place: Place) -> Generator[Subject, None, None]:
     storage = open_storage("memory", {"capacity_nbytes": place.capacity_nbytes})
-    store = OurPageStore(storage, *place.memories)
+    store = OurPageStore(storage, *place.memories, parallelism=place.parallelism)
 
     def empty() -> None:
         for space in storage.spaces():
@@ -105,7 +112,9 @@ def _on_redis(place: Place, *, tls: bool) -> Generator[Subject, None, None]:
         if certificate:
             options = {"tls_ca_file": str(certificate.certificate)}
         config = {"url": url, "timeout_s": TIMEOUT_S, **options}
-        store = OurPageStore(open_storage("redis", config), *place.memories)
+        store = OurPageStore(
+            open_storage("redis", config), *place.memories, parallelism=place.parallelism
+        )
         client: Any = redis.Redis(port=port, ssl=tls, ssl_cert_reqs="none")
         name = "redis over TLS" if tls else "redis"
         yield Subject(name, store, client.flushall, most_repeats=4)
@@ -116,7 +125,7 @@ def _on_redis(place: Place, *, tls: bool) -> Generator[Subject, None, None]:
 @contextmanager
 def _on_s3(place: Place) -> Generator[Subject, None, None]:
     with null_server() as port:
-        store = OurPagesOnS3(port, *place.memories, threads=_S3_THREADS)
+        store = OurPagesOnS3(port, *place.memories, threads=place.parallelism or _S3_THREADS)
         yield Subject("s3", store, partial(_remove_objects, port, store), most_repeats=1)
         store.close()
 
@@ -124,7 +133,7 @@ def _on_s3(place: Place) -> Generator[Subject, None, None]:
 @contextmanager
 def _on_s3_over_tls(place: Place) -> Generator[Subject, None, None]:
     with null_server_with_tls(new_certificate(place.directory)) as (plain, tls):
-        store = OurPagesOnS3OverTls(tls, *place.memories, threads=_S3_THREADS)
+        store = OurPagesOnS3OverTls(tls, *place.memories, threads=place.parallelism or _S3_THREADS)
         empty = partial(_remove_objects, plain, store)
         yield Subject("s3 over TLS", store, empty, most_repeats=1)
         store.close()
@@ -164,7 +173,8 @@ def _on_mooncake(place: Place, *, sglang: bool) -> Generator[Subject, None, None
         if sglang:
             store, name = SGLangMooncakeStore(cluster, *place.memories), "SGLang's mooncake"
         else:
-            store, name = OurPageStore(cluster.opened(), *place.memories), "mooncake"
+            name, opened = "mooncake", cluster.opened()
+            store = OurPageStore(opened, *place.memories, parallelism=place.parallelism)
         stack.callback(store.close)
         yield Subject(name, store, cluster.empty, most_repeats=4)
 

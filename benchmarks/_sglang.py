@@ -30,7 +30,7 @@ WHEEL_VERSION = "0.5.23"
 
 # The 3FS backend imports these for annotations, metrics and its HTTP server. None of them is used.
 _UNUSED = {
-    "sglang.srt.mem_cache.pool_host": ("HostKVCache",),
+    "sglang.srt.mem_cache.pool_host": ("HostKVCache", "HostTensorAllocator"),
     "sglang.srt.observability.metrics_collector": ("StorageMetrics",),
     "fastapi": ("FastAPI", "HTTPException", "Request", "Response"),
     "fastapi.responses": ("ORJSONResponse",),

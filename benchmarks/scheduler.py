@@ -284,6 +284,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--transfers", type=int, default=TRANSFERS, help="transfers at a time (default: 4)"
     )
     parser.add_argument(
+        "--parallelism", type=int, help="storage calls of a page store at a time (default: many)"
+    )
+    parser.add_argument(
         "--switch-interval",
         type=float,
         metavar="S",
@@ -317,7 +320,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 source.fill(page_nbytes)
                 for name in options.stores:
                     directory = Path(tempfile.mkdtemp(dir=root))
-                    with openings()[name](Place(directory, source, destination)) as subject:
+                    place = Place(directory, source, destination, options.parallelism)
+                    with openings()[name](place) as subject:
                         for direction in DIRECTIONS:
                             result = measure(subject, direction, everyone, options, report)
                             results.append(result)
