@@ -95,6 +95,7 @@ def test_a_call_that_ends_in_time_is_a_success_though_its_caller_is_gone(
     outcome = store.load([transfer(empty(1))], timeout_s=0.01)
     gate.open()
     outcome.settled.result(20)
+    store.close()  # it joins the thread of the call, which has reported its success then
 
     store.breaker.record(succeeded=False)
 
