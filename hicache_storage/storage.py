@@ -50,7 +50,7 @@ class Durability(enum.IntEnum):
 class Capabilities:
     """The declarations of a backend. The kit tests what is declared; a call for more is refused.
 
-    See KV-901 to KV-903.
+    See KV-901 and KV-902.
     """
 
     retention: Retention = Retention.BEST_EFFORT
