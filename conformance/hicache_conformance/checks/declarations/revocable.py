@@ -66,10 +66,9 @@ def a_get_writes_nothing_after_the_revoke(case: Case) -> None:
     memory = store.memory(space, len(pages), 8)
     _revoke_in_a_held_call(memory, partial(store.storage.batch_get, space, list(pages)))
     _must_stay_unwritten(store, memory)
-    space, pages = _large(case, store)
-    for memory in _revoked_at_some_time(
-        store, space, pages, partial(store.storage.batch_get, space, list(pages))
-    ):
+    large, many = _large(case, store)
+    get = partial(store.storage.batch_get, large, list(many))
+    for memory in _revoked_at_some_time(store, large, many, get):
         _must_stay_unwritten(store, memory)
 
 
@@ -84,15 +83,12 @@ def a_set_reads_nothing_after_the_revoke(case: Case) -> None:
     memory = store.memory(space, len(pages), 8).filled_with(list(pages.values()))
     _revoke_in_a_held_call(memory, partial(store.storage.batch_set, space, list(pages)))
     _must_be_right(case, store, space, pages)
-    space, pages = _large(case, store)
-
-    def set_again(given: Sequence[Page]) -> list[bool]:
-        return store.storage.batch_set(space, list(pages), given)
-
-    store.batch_delete(space, list(pages))
-    for _ in _revoked_at_some_time(store, space, pages, set_again):
-        _must_be_right(case, store, space, pages)
-        store.batch_delete(space, list(pages))
+    large, many = _large(case, store)
+    store.batch_delete(large, list(many))
+    put = partial(store.storage.batch_set, large, list(many))
+    for _ in _revoked_at_some_time(store, large, many, put):
+        _must_be_right(case, store, large, many)
+        store.batch_delete(large, list(many))
 
 
 def _revoked() -> AtomicRevocable:
