@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -15,6 +15,41 @@ if TYPE_CHECKING:
 
     HostBuffer: TypeAlias = "Buffer | np.ndarray[Any, Any] | torch.Tensor"
     """Contiguous host memory: memoryview, bytearray, numpy array, torch CPU tensor."""
+
+
+class Revocable(Protocol):
+    """The right to access the memory of pages, until its owner revokes it. Thread-safe.
+
+    An access copies one chunk, of 256 KiB at most, between the page and memory of the storage's own. It
+    contains no system call, so `revoke` returns after a moment, also while a call of the storage hangs.
+    Any number of pages may have the same revocable. Source: Linux, rust/kernel/revocable.rs.
+
+        if not page.revocable.enter():
+            return False  # the page is a miss
+        try:
+            segment[start:end] = chunk
+        finally:
+            page.revocable.leave()
+
+    `hicache_storage.backend_support.revocable` has an implementation.
+    """
+
+    @property
+    def state(self) -> bytearray:
+        """The number of accesses and the revoked bit, as the data plane (`native`) keeps them."""
+        ...
+
+    def enter(self) -> bool:
+        """Begin an access, and return True. Return False once the memory is revoked."""
+        ...
+
+    def leave(self) -> None:
+        """End an access that `enter` began."""
+        ...
+
+    def revoke(self) -> None:
+        """Refuse accesses from now on. Return when none is in progress. Idempotent."""
+        ...
 
 
 class Page:
@@ -28,7 +63,7 @@ class Page:
         ValueError: A buffer is not C-contiguous.
     """
 
-    __slots__ = ("_addresses", "digest", "digest_skip", "nbytes", "segments")
+    __slots__ = ("_addresses", "digest", "digest_skip", "nbytes", "revocable", "segments")
 
     segments: tuple[memoryview, ...]
     nbytes: int
@@ -40,6 +75,12 @@ class Page:
     `copy_from` clears it. A wrapper that writes to `segments` after that sets it to None: the page store
     trusts it in the place of a hash of its own.
     """
+    revocable: Revocable | None
+    """The right to access the page's memory, which its owner may take back before the call ends.
+
+    None: the memory is the storage's until the call ends. A storage that is not
+    `Capabilities.revocable` pays no attention to it.
+    """
 
     def __init__(self, *segments: HostBuffer) -> None:
         views = [_bytes_of(segment) for segment in segments]
@@ -47,15 +88,19 @@ class Page:
         self.nbytes = sum(view.nbytes for view in self.segments)
         self._addresses: tuple[tuple[int, int], ...] | None = None
         self.digest_skip = self.digest = None
+        self.revocable = None
 
     @classmethod
-    def of_views(cls, views: tuple[memoryview, ...], nbytes: int) -> Page:
+    def of_views(
+        cls, views: tuple[memoryview, ...], nbytes: int, revocable: Revocable | None = None
+    ) -> Page:
         """Make a page of flat, contiguous, non-empty byte views of `nbytes` in all, without checks."""
         page = cls.__new__(cls)
         page.segments = views
         page.nbytes = nbytes
         page._addresses = None  # noqa: SLF001 - a constructor
         page.digest_skip = page.digest = None
+        page.revocable = revocable
         return page
 
     @property

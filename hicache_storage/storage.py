@@ -73,13 +73,19 @@ class Capabilities:
     """The largest page. The SDK refuses key spaces of larger pages at `open_space`. None: no limit."""
     bounded: bool = False
     """True if every call returns within `timeout_s` plus a second, whatever the store does, and touches
-    no page afterwards. An engine lends its own memory to bounded storages only."""
+    no page afterwards. An engine lends its own memory to storages that are bounded or revocable."""
+    revocable: bool = False
+    """True if a call accesses a page that has a `Page.revocable` only within accesses of it: after
+    `revoke` has returned, it touches no byte of the page. The page of a get is then no hit, and that of
+    a set is stored whole or not at all. Needs `scatter_gather`: pages get no bounce buffer."""
 
     def __post_init__(self) -> None:
         for name in ("alignment", "parallelism", "max_batch", "max_page_nbytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"a storage cannot claim {name} {value}: the least is 1")
+        if self.revocable and not self.scatter_gather:
+            raise ValueError("a storage that claims revocable must claim scatter_gather")
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +346,7 @@ class HiCacheStorage(abc.ABC):
             "enumerable",
             "scatter_gather",
             "bounded",
+            "revocable",
         ):
             if getattr(narrowed, claim) > getattr(widest, claim):
                 raise ValueError(f"an instance may not widen {claim} beyond its class's")

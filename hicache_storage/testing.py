@@ -99,6 +99,7 @@ class FaultyStorage(WrapperStorage):
             hang_s: The time after which a hanging call stops waiting for `release`. None: never.
         """
         super().__init__(inner)
+        self.narrow(revocable=False)  # it damages pages after a call
         self.calls: Counter[str] = Counter()
         """The calls so far, by operation."""
         self.struck: Counter[tuple[str, Fault]] = Counter()

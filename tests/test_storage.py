@@ -366,6 +366,7 @@ def test_capabilities_are_described_in_single_words() -> None:
         "max_batch": "64",
         "max_page_nbytes": "1048576",
         "bounded": "no",
+        "revocable": "no",
     } == told
     assert "unlimited" == describe(Capabilities())["max_batch"]
 
@@ -414,3 +415,8 @@ def test_a_class_that_makes_its_objects_itself_is_asked_as_any() -> None:
             return object.__new__(cls)
 
     assert _asked(Singleton()) == "[False]"
+
+
+def test_a_revocable_storage_scatters_and_gathers() -> None:
+    with pytest.raises(ValueError, match="scatter_gather"):
+        Capabilities(revocable=True, scatter_gather=False)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -37,6 +38,13 @@ def test_only_the_chosen_call_is_struck() -> None:
 
     assert [True, False, True] == answers
     assert storage.calls["batch_set"] == 3
+
+
+def test_a_storage_that_damages_pages_is_not_revocable() -> None:
+    inner = MemoryStorage()
+    vars(inner)["capabilities"] = replace(inner.capabilities, revocable=True)
+
+    assert not FaultyStorage(inner).capabilities.revocable
 
 
 def test_raise_does_nothing() -> None:

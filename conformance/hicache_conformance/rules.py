@@ -48,6 +48,7 @@ class Need(enum.StrEnum):
     ENUMERABLE = "enumerable"
     PARALLEL = "parallelism > 1"
     BOUNDED = "bounded"
+    REVOCABLE = "revocable"
     PEEK = "peek"
     TAMPER = "tamper"
     SERVER = "server"
@@ -55,7 +56,16 @@ class Need(enum.StrEnum):
     ENDPOINT = "an address in the config"
 
 
-CLAIMS = frozenset({Need.DURABLE, Need.SHARED, Need.ENUMERABLE, Need.PARALLEL, Need.BOUNDED})
+CLAIMS = frozenset(
+    {
+        Need.DURABLE,
+        Need.SHARED,
+        Need.ENUMERABLE,
+        Need.PARALLEL,
+        Need.BOUNDED,
+        Need.REVOCABLE,
+    }
+)
 """The needs that a store declares; without them a rule is `not_declared`. The others are back doors."""
 
 

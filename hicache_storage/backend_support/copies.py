@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import mmap
 from typing import TYPE_CHECKING
 
 from hicache_storage import native
+from hicache_storage.page import Page
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hicache_storage.page import Page
+_CHUNK_NBYTES = 256 << 10
 
 
 def copy_pages(targets: Sequence[Page], sources: Sequence[Page]) -> None:
@@ -26,3 +28,25 @@ def copy_pages(targets: Sequence[Page], sources: Sequence[Page]) -> None:
     )
     for index, page in enumerate(targets):
         page.digest = digests[index] if digests else None
+
+
+def private_copy(page: Page) -> Page | None:
+    """Return a copy of a revocable page in aligned memory of its own, or None once it is revoked.
+
+    A page that is not revocable is returned itself.
+    """
+    if page.revocable is None or not page.nbytes:
+        return page
+    memory = memoryview(mmap.mmap(-1, page.nbytes))  # not closed: the copy borrows it
+    start = 0
+    for segment in page.segments:
+        for offset in range(0, segment.nbytes, _CHUNK_NBYTES):
+            chunk = segment[offset : offset + _CHUNK_NBYTES]
+            if not page.revocable.enter():
+                return None
+            try:
+                memory[start : start + chunk.nbytes] = chunk
+            finally:
+                page.revocable.leave()
+            start += chunk.nbytes
+    return Page.of_views((memory,), page.nbytes)

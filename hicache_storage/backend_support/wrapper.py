@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class WrapperStorage(HiCacheStorage):
     """A storage that passes every call on to `inner`. Thread-safe.
 
-    A wrapper has the capabilities of `inner`, and works in a forked child where `inner` does. It
-    owns `inner` and closes it with itself. `clear` calls `inner.clear`, not the wrapper's own
-    `batch_delete`.
+    A wrapper has the capabilities of `inner`, and works in a forked child where `inner` does. One that
+    touches pages itself gives up `revocable` (`self.narrow(revocable=False)`). It owns `inner` and
+    closes it with itself. `clear` calls `inner.clear`, not the wrapper's own `batch_delete`.
     """
 
     def __init__(self, inner: HiCacheStorage) -> None:

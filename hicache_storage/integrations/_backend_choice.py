@@ -75,8 +75,8 @@ class BackendChoice(NamedTuple):
         return self.storage_class.from_config(self.fields)
 
     def lends_memory(self, storage: HiCacheStorage, load_timeout_s: float) -> bool:
-        """Return True if the calls of `storage` end in time for it to access the engine's memory."""
-        return (
+        """Return True if `storage` may access the engine's memory: its calls end in time, or lose it."""
+        return storage.capabilities.revocable or (
             storage.capabilities.bounded
             and self.timeout_s is not None
             and self.timeout_s <= load_timeout_s

@@ -89,10 +89,11 @@ class JobRunner:
         Args:
             store: The page store. The runner opens the key spaces of its jobs.
             settings: The deadlines and the memory of the runner.
-            lends_memory: True lets the store access the engine's pages. The storage must be `bounded`,
-                with a `timeout_s` of `load_timeout_s` at most. A load that hangs is reported after
-                half of `load_timeout_s`, that `timeout_s` and a second, at the latest. False: all pages
-                go through private memory, and each job is reported at its deadline at the latest.
+            lends_memory: True lets the store access the engine's pages. The storage must be `revocable`,
+                or `bounded` with a `timeout_s` of `load_timeout_s` at most. Over a store that is only
+                `bounded`, a load that hangs is reported after half of `load_timeout_s`, that
+                `timeout_s` and a second, at the latest. False: all pages go through private memory. In
+                every other case each job is reported at its deadline at the latest.
             on_finished: Is called once for each result that can be fetched, by any thread. The caller
                 of `submit_*` itself calls it for a job that ends at once.
             owner: A key space of the engine's pages, under which the store keeps the sketch of
@@ -109,6 +110,8 @@ class JobRunner:
         if owner is not None:
             self._admission.start(owner)
         load_s, store_s = settings.load_timeout_s, settings.store_timeout_s
+        revocable = store.storage.capabilities.revocable
+        load_begins_s = load_s if revocable or not lends_memory else load_s / 2
 
         def mover(kind: JobKind) -> PieceMover:
             return PieceMover(
@@ -130,7 +133,7 @@ class JobRunner:
             self._load_results,
             mover(JobKind.LOAD),
             self._spaces,
-            TransferLimits(_LOAD_THREADS, load_s, load_s / 2 if lends_memory else load_s),
+            TransferLimits(_LOAD_THREADS, load_s, load_begins_s),
             store.begin_activity,
         )
         self._stores = TransferQueue(

@@ -7,8 +7,10 @@ from itertools import compress
 from typing import TYPE_CHECKING
 
 from hicache_storage import native
+from hicache_storage.backend_support.revocable import AtomicRevocable
 from hicache_storage.integrations._job_results import JobKind
 from hicache_storage.integrations._private_memory import stride_nbytes
+from hicache_storage.page import Page
 from hicache_storage.page_store.results import Transfer, Verdict
 
 if TYPE_CHECKING:
@@ -33,8 +35,10 @@ class PieceMover:
     """One direction of a runner. Thread-safe.
 
     With lent memory the store itself accesses the engine's pages, and private memory holds the headers.
-    A move ends when its call has settled. Otherwise private memory holds whole pages, which the calling
-    thread copies. A move ends at its job's deadline then, and an overdue call keeps the private memory.
+    A revocable store loses that access at the job's deadline, and the move ends. The move of any other
+    store ends when its call has settled. Without lent memory, private memory holds whole pages, which
+    the calling thread copies, and a move ends at its job's deadline. An overdue call keeps its private
+    memory.
     """
 
     def __init__(
@@ -54,7 +58,8 @@ class PieceMover:
             store: Has the key spaces of the pieces open.
             engine: Counts the calls and copies that may touch the engine's memory.
             memory: Holds headers and copies.
-            lends_memory: True if the store itself accesses the engine's memory.
+            lends_memory: True if the store itself accesses the engine's memory. It is revocable, or
+                bounded.
             settle_s: A bounded store has settled every call this long after the call began.
         """
         self._loads = kind is JobKind.LOAD
@@ -64,6 +69,7 @@ class PieceMover:
         self._engine = engine
         self._memory = memory
         self._lends_memory = lends_memory
+        self._revokes_memory = lends_memory and store.storage.capabilities.revocable
         self._settle_s = settle_s
         self._piece_nbytes = min(_MAX_PIECE_NBYTES, memory.limit_nbytes // _PIECES)
 
@@ -81,10 +87,32 @@ class PieceMover:
         Raises:
             Exception: The piece was not moved, and `done` will not be called.
         """
-        if self._lends_memory:
+        if self._revokes_memory:
+            done(self._move_revocable(piece))
+        elif self._lends_memory:
             self._move_lent(piece, done)
         else:
             done(self._move_private(piece))
+
+    def _move_revocable(self, piece: Piece) -> Sequence[Verdict]:
+        buffer = self._memory.acquire(self._private_nbytes(piece.space), piece.job.deadline)
+        if buffer is None:
+            return piece.verdicts(Verdict.TIMEOUT)
+        if not self._engine.begin():
+            self._memory.release(buffer)
+            return piece.verdicts(Verdict.UNAVAILABLE)
+        revocable = AtomicRevocable()
+        lent = [Page.of_views(page.segments, page.nbytes, revocable) for page in piece.pages]
+        try:
+            outcome = self._transfer(piece, buffer.frames_of(lent, self._frame_nbytes))
+        except (TypeError, ValueError):  # the page store refused its arguments, and no call began
+            self._memory.release(buffer)
+            raise  # after any other error a call may have begun, and keeps the buffer
+        finally:
+            revocable.revoke()
+            self._engine.end()
+        self._memory.release(buffer, outcome.settled)
+        return outcome.verdicts[0]
 
     def _move_lent(self, piece: Piece, done: Callable[[Sequence[Verdict]], None]) -> None:
         buffer = self._memory.acquire(self._private_nbytes(piece.space), piece.job.deadline)

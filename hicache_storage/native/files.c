@@ -45,7 +45,7 @@ static int is_named(const uint8_t *trailer, const uint8_t *name) {
     return !memcmp(trailer, name, NAME_NBYTES) && __builtin_bswap64(seal) == xxh3_64(trailer, SEALED_NBYTES);
 }
 
-/* Read the page; hash each chunk while it is in cache. Return 1, 0 where the file ends before, or -errno. */
+/* Read the page; hash each chunk while it is in cache. Return 1, 0 where the file ends before, or what failed. */
 static int64_t read_page(int fd, const page_read *wanted) {
     cursor at = {wanted->iov, wanted->pieces, 0};
     struct iovec chunk[PIECES], part[PIECES];
@@ -53,12 +53,16 @@ static int64_t read_page(int fd, const page_read *wanted) {
     int64_t offset = 0;
     xxh3_stream stream;
     xxh3_begin(&stream);
-    for (size_t count; (count = pieces_take(&at, chunk, PIECES, wanted->digest ? CHUNK_NBYTES : SSIZE_MAX, &nbytes));) {
+    const size_t limit = way_nbytes(&wanted->by, wanted->digest ? CHUNK_NBYTES : SSIZE_MAX);
+    for (size_t count; (count = pieces_take(&at, chunk, PIECES, limit, &nbytes));) {
         memcpy(part, chunk, count * sizeof *chunk);
-        const int64_t done = pieces_move(fd, part, count, nbytes, offset, 0);
+        const int64_t done = pieces_move_by(&wanted->by, fd, part, count, nbytes, offset, 0);
         if (done < (int64_t)nbytes)
             return done < 0 ? done : 0;
-        if (wanted->digest)
+        const struct iovec scratch = {wanted->by.scratch, nbytes};
+        if (wanted->digest && wanted->by.state)
+            pieces_hash(&stream, &scratch, 1, &skip);
+        else if (wanted->digest)
             pieces_hash(&stream, chunk, count, &skip);
         offset += done;
     }
@@ -85,6 +89,8 @@ static int64_t read_open(int fd, const page_read *wanted) {
     if (got != TRAILER_NBYTES || !is_named(before, wanted->name))
         return WRONG;
     got = read_page(fd, wanted);
+    if (got == MOVE_REVOKED)
+        return REVOKED;
     if (got <= 0)
         return got ? got : MISS;
     got = read_at(fd, after, sizeof after, (int64_t)wanted->nbytes);
@@ -137,14 +143,15 @@ static int64_t write_page(int fd, const page_write *wanted) {
     struct iovec chunk[PIECES + 1];
     size_t nbytes;
     int64_t offset = 0;
+    const size_t limit = way_nbytes(&wanted->by, SSIZE_MAX);
     do { /* once for a page of no bytes, too, whose trailer is written */
-        size_t count = pieces_take(&at, chunk, PIECES, SSIZE_MAX, &nbytes);
+        size_t count = pieces_take(&at, chunk, PIECES, limit, &nbytes);
         if (!at.left) { /* the trailer goes with the last pieces, in one call */
             chunk[count].iov_base = (void *)wanted->trailer;
             chunk[count++].iov_len = TRAILER_NBYTES;
             nbytes += TRAILER_NBYTES;
         }
-        const int64_t done = pieces_move(fd, chunk, count, nbytes, offset, 1);
+        const int64_t done = pieces_move_by(&wanted->by, fd, chunk, count, nbytes, offset, 1);
         if (done < (int64_t)nbytes)
             return done < 0 ? done : -EIO;
         offset += done;
@@ -186,6 +193,8 @@ int64_t file_write(const page_write *wanted) {
         failed = -errno;
     if (failed)
         unlink(wanted->path);
+    if (failed == MOVE_REVOKED)
+        return REVOKED;
     return failed ? failed : HIT;
 }
 

@@ -6,10 +6,12 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
+#include "revocables.h"
+
 enum { TRAILER_NBYTES = 64, NAME_NBYTES = 40, SEALED_NBYTES = 56 };
 
 /* The verdict on one file; a negative number is -errno. */
-enum { MISS = 0, HIT = 1, WRONG = 2, LATE = 3, UNSYNCED = 4, KEPT = 5 };
+enum { MISS = 0, HIT = 1, WRONG = 2, LATE = 3, UNSYNCED = 4, KEPT = 5, REVOKED = 7 };
 
 /* HIT where a regular file of `nbytes` is there. */
 int64_t file_exists(const char *path, uint64_t nbytes);
@@ -33,8 +35,10 @@ typedef struct {
     int64_t interval_ns; /* leave it, too, where it is less than this old */
     uint64_t *digest;    /* where xxh3-64 of the page without its first `skip` bytes goes; may be NULL */
     size_t skip;
+    way by;
 } page_read;
 
+/* HIT, MISS, WRONG, REVOKED where the memory was revoked before the page was whole, or -errno. */
 int64_t file_read(const page_read *wanted);
 
 typedef struct {
@@ -46,10 +50,11 @@ typedef struct {
     const uint8_t *trailer;
     int64_t modified_ns;
     int recycled;        /* overwrite `path`, which has a page of the same size */
+    way by;
 } page_write;
 
-/* HIT where the page has its name; KEPT where `path` may not be overwritten, and nothing was changed. After an error
- * nothing is left at `path`. */
+/* HIT where the page has its name; KEPT where `path` may not be overwritten, and nothing was changed. After an error,
+ * and where the memory was REVOKED before, nothing is left at `path`. */
 int64_t file_write(const page_write *wanted);
 
 /* Take a page out of its key space: rename `path`, if it still has this time and size, to `target`. KEPT where the

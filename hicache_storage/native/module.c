@@ -9,6 +9,7 @@
 #include "module_exchanges.h"
 #include "module_frames.h"
 #include "module_locked_files.h"
+#include "module_revocables.h"
 #include "module_slots.h"
 #include "module_sockets.h"
 #include "sockets.h"
@@ -17,32 +18,6 @@
 #ifndef HICACHE_SOURCES /* the checksum of the sources (_sources.py) */
 #error "compile the module with _build.py"
 #endif
-
-static PyObject *digests(PyObject *module, PyObject *pages) {
-    (void)module;
-    batch all;
-    if (batch_hold(&all, pages, 0))
-        return NULL;
-    PyObject *result = NULL;
-    uint64_t *values = calloc(all.pages + 1, sizeof *values);
-    if (values) {
-        Py_BEGIN_ALLOW_THREADS
-        for (size_t page = 0; page < all.pages; page++) {
-            xxh3_stream stream;
-            xxh3_begin(&stream);
-            for (size_t i = all.first[page]; i < all.first[page + 1]; i++)
-                xxh3_update(&stream, all.iov[i].iov_base, all.iov[i].iov_len);
-            values[page] = xxh3_digest(&stream);
-        }
-        Py_END_ALLOW_THREADS
-        result = list_of_unsigned(values, all.pages);
-    } else {
-        PyErr_NoMemory();
-    }
-    free(values);
-    batch_release(&all);
-    return result;
-}
 
 static PyObject *copy_pages(PyObject *module, PyObject *arguments) {
     (void)module;
@@ -175,16 +150,17 @@ static PyObject *check_files(PyObject *module, PyObject *arguments) {
 
 static PyObject *read_files(PyObject *module, PyObject *arguments) {
     (void)module;
-    PyObject *paths, *names, *pages, *result = NULL;
+    PyObject *paths, *names, *pages, *states = NULL, *result = NULL;
     unsigned long long nbytes;
     long long touched_ns, interval_ns;
     Py_ssize_t skip;
     double deadline_s;
-    if (!PyArg_ParseTuple(arguments, "OOOKLLnd", &paths, &names, &pages, &nbytes, &touched_ns, &interval_ns, &skip,
-                          &deadline_s))
+    if (!PyArg_ParseTuple(arguments, "OOOKLLnd|O", &paths, &names, &pages, &nbytes, &touched_ns, &interval_ns, &skip,
+                          &deadline_s, &states))
         return NULL;
     job all;
-    if (!job_hold(&all, paths, names, NAME_NBYTES, pages, nbytes, 1)) {
+    revocables lent = {0};
+    if (!job_hold(&all, paths, names, NAME_NBYTES, pages, nbytes, 1) && !revocables_hold(&lent, states, all.paths.count)) {
         Py_BEGIN_ALLOW_THREADS
         for (size_t i = 0; i < all.paths.count; i++) {
             const size_t first = all.pages.first[i];
@@ -196,35 +172,39 @@ static PyObject *read_files(PyObject *module, PyObject *arguments) {
                                       touched_ns < 0 ? -1 : touched_ns - (long long)i,
                                       interval_ns,
                                       skip < 0 ? NULL : &all.digests[i],
-                                      skip < 0 ? 0 : (size_t)skip};
+                                      skip < 0 ? 0 : (size_t)skip,
+                                      way_to(&lent, i)};
             all.verdicts[i] = monotonic_s() > deadline_s ? LATE : file_read(&wanted);
         }
         Py_END_ALLOW_THREADS
         result = verdicts_and_digests(all.verdicts, all.digests, all.paths.count);
     }
+    revocables_release(&lent);
     job_release(&all);
     return result;
 }
 
 static PyObject *write_files(PyObject *module, PyObject *arguments) {
     (void)module;
-    PyObject *paths, *targets, *trailers, *pages, *result = NULL;
+    PyObject *paths, *targets, *trailers, *pages, *states = NULL, *result = NULL;
     unsigned long long nbytes;
     long long modified_ns;
     Py_ssize_t recycled;
     double deadline_s;
     Py_buffer stop;
-    if (!PyArg_ParseTuple(arguments, "OOOOKLndy*", &paths, &targets, &trailers, &pages, &nbytes, &modified_ns,
-                          &recycled, &deadline_s, &stop))
+    if (!PyArg_ParseTuple(arguments, "OOOOKLndy*|O", &paths, &targets, &trailers, &pages, &nbytes, &modified_ns,
+                          &recycled, &deadline_s, &stop, &states))
         return NULL;
     const volatile uint8_t *stopped = stop.len ? stop.buf : NULL;
     job all;
+    revocables lent = {0};
     texts names;
     if (texts_hold(&names, targets)) {
         PyBuffer_Release(&stop);
         return NULL;
     }
-    if (!job_hold(&all, paths, trailers, TRAILER_NBYTES, pages, nbytes, 0)) {
+    if (!job_hold(&all, paths, trailers, TRAILER_NBYTES, pages, nbytes, 0) &&
+        !revocables_hold(&lent, states, all.paths.count)) {
         if (names.count != all.paths.count || !texts_are_paths(&names)) {
             PyErr_SetString(PyExc_ValueError, "there is not one target a path");
         } else {
@@ -238,7 +218,8 @@ static PyObject *write_files(PyObject *module, PyObject *arguments) {
                                            nbytes,
                                            (const uint8_t *)all.names.data[i],
                                            modified_ns - (long long)i,
-                                           (Py_ssize_t)i < recycled};
+                                           (Py_ssize_t)i < recycled,
+                                           way_to(&lent, i)};
                 all.verdicts[i] = monotonic_s() > deadline_s ? LATE : file_write(&wanted);
                 if (all.verdicts[i] < 0)
                     break; /* the others are MISS: the array begins with zeros */
@@ -247,6 +228,7 @@ static PyObject *write_files(PyObject *module, PyObject *arguments) {
             result = list_of(all.verdicts, all.paths.count);
         }
     }
+    revocables_release(&lent);
     job_release(&all);
     texts_release(&names);
     PyBuffer_Release(&stop);
@@ -287,13 +269,15 @@ static PyObject *claim_files(PyObject *module, PyObject *arguments) {
 }
 
 static PyMethodDef methods[] = {
+    {"begin_access", begin_access, METH_O, NULL},
     {"change_totals", change_totals, METH_VARARGS, NULL},
     {"check_files", check_files, METH_VARARGS, NULL},
     {"check_frames", check_frames, METH_VARARGS, NULL},
     {"check_slots", check_slots, METH_VARARGS, NULL},
     {"claim_files", claim_files, METH_VARARGS, NULL},
     {"copy_pages", copy_pages, METH_VARARGS, NULL},
-    {"digests", digests, METH_O, NULL},
+    {"digests", digests, METH_VARARGS, NULL},
+    {"end_access", end_access, METH_O, NULL},
     {"exchange_lines", exchange_lines, METH_VARARGS, NULL},
     {"exists_files", exists_files, METH_VARARGS, NULL},
     {"fetch_bulks", fetch_bulks, METH_VARARGS, NULL},
@@ -304,6 +288,7 @@ static PyMethodDef methods[] = {
     {"read_files", read_files, METH_VARARGS, NULL},
     {"read_slots", read_slots, METH_VARARGS, NULL},
     {"receive_pieces", receive_pieces, METH_VARARGS, NULL},
+    {"revoke_access", revoke_access, METH_O, NULL},
     {"run_exchanges", run_exchanges, METH_VARARGS, NULL},
     {"send_pieces", send_pieces, METH_VARARGS, NULL},
     {"stat_files", stat_files, METH_VARARGS, NULL},

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, cast
 import xxhash
 
 from hicache_storage import native
+from hicache_storage.backend_support.revocable import states_of
 from hicache_storage.errors import CorruptPage
 from hicache_storage.native.reference.frames import FRAME_FIELDS, FRAME_NBYTES, FRAME_SEAL
 from hicache_storage.page import Page
@@ -31,7 +32,14 @@ if TYPE_CHECKING:
 
     from hicache_storage.keys import KeySpace
 
-__all__ = ["FRAME_NBYTES", "FramedPage", "Framing", "frame_nbytes", "payload_checksums"]
+__all__ = [
+    "FRAME_NBYTES",
+    "FramedPage",
+    "Framing",
+    "completed_checksums",
+    "frame_nbytes",
+    "payload_checksums",
+]
 
 _MAGIC = b"HiKV"
 _VERSION = 1
@@ -52,7 +60,9 @@ class FramedPage:
     def __init__(self, header: memoryview, payload: Page) -> None:
         self.header: memoryview = header
         self.payload: Page = payload
-        self.stored: Page = Page.of_views((header, *payload.segments), len(header) + payload.nbytes)
+        self.stored: Page = Page.of_views(
+            (header, *payload.segments), len(header) + payload.nbytes, payload.revocable
+        )
 
 
 def frame_nbytes(alignment: int) -> int:
@@ -139,19 +149,27 @@ def _payload_nbytes(pages: Sequence[FramedPage]) -> int:
 def _completed(
     pages: Sequence[FramedPage], checksums: Sequence[int | None] | None
 ) -> Sequence[int]:
-    """Return the checksums of all payloads, with those that are not known yet."""
+    """Return the checksums of all payloads: 0 for a revoked one, which no storage can read any more."""
+    known = completed_checksums([page.payload for page in pages], checksums)
+    return [checksum or 0 for checksum in known] if None in known else cast("list[int]", known)
+
+
+def completed_checksums(
+    pages: Sequence[Page], checksums: Sequence[int | None] | None
+) -> Sequence[int | None]:
+    """Return the checksums of pages, with those that are not known yet. None: the page was revoked."""
     if checksums is None:
-        return payload_checksums([page.payload for page in pages])
+        return payload_checksums(pages)
     unknown = [index for index, checksum in enumerate(checksums) if checksum is None]
     if len(unknown) == len(pages):
-        return payload_checksums([page.payload for page in pages])
+        return payload_checksums(pages)
     known = list(checksums)
-    values = payload_checksums([pages[index].payload for index in unknown]) if unknown else []
+    values = payload_checksums([pages[index] for index in unknown]) if unknown else []
     for index, value in zip(unknown, values, strict=True):
         known[index] = value
-    return cast("list[int]", known)
+    return known
 
 
-def payload_checksums(pages: Sequence[Page]) -> list[int]:
-    """Return xxh3-64 of each page's bytes, in one call of the data plane."""
-    return native.digests([page.segments for page in pages])
+def payload_checksums(pages: Sequence[Page]) -> list[int | None]:
+    """Return xxh3-64 of each page's bytes, in one call of the data plane. None: the page was revoked."""
+    return native.digests([page.segments for page in pages], states_of(pages))

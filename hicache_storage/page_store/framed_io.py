@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hicache_storage.backend_support.copies import copy_pages
 from hicache_storage.page import Page
 from hicache_storage.page_store.call_executor import checked_answers
-from hicache_storage.page_store.frame import Framing
+from hicache_storage.page_store.frame import Framing, completed_checksums
 from hicache_storage.page_store.results import Verdict
 
 if TYPE_CHECKING:
@@ -42,11 +42,17 @@ class FramedIO:
         if bounced is not stored:
             copy_pages(list(compress(stored, hits)), list(compress(bounced, hits)))
         found = [index for index, hit in enumerate(hits) if hit]
-        verdicts = [Verdict.OK if hit else Verdict.MISS for hit in hits]
+        checksums: Sequence[int | None] = [bounced[index].digest for index in found]
+        if self._checksum and None in checksums:
+            checksums = completed_checksums([pages[index].payload for index in found], checksums)
+            if None in checksums:  # revoked since the storage read it, and nobody waits for it
+                known = [checksum is not None for checksum in checksums]
+                found, checksums = list(compress(found, known)), list(compress(checksums, known))
+        verdicts = [Verdict.MISS] * len(hits)
+        for index in found:
+            verdicts[index] = Verdict.OK
         errors = Framing(framed, checksum=self._checksum).errors(
-            [pages[index] for index in found],
-            [hashes[index] for index in found],
-            [bounced[index].digest for index in found],
+            [pages[index] for index in found], [hashes[index] for index in found], checksums
         )
         for index, error in errors.items():
             logger.warning("a stored page is wrong and will be deleted: %s", error)

@@ -23,10 +23,12 @@ from hicache_storage.page_store.results import Verdict
 from hicache_storage.testing import Fault, Odds, Strike, WrapperStorage
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
     from pathlib import Path
 
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
+    from hicache_storage.storage import HiCacheStorage
 
 OPERATIONS = ("batch_exists", "batch_get", "batch_set", "batch_delete")
 BOTH = pytest.mark.parametrize("lends_memory", [False, True], ids=["private", "lent"])
@@ -236,6 +238,99 @@ def test_a_lent_load_begins_in_the_first_half_of_its_time_only() -> None:
     assert {4: [[TIMEOUT]]} == {
         result.job_id: result.verdicts for result in results if result.verdicts != [[OK]]
     }
+
+
+class _Stalled(WrapperStorage):
+    """A revocable store whose gets or sets hang until `released`, before their pages are moved."""
+
+    def __init__(self, inner: HiCacheStorage, *operations: str) -> None:
+        super().__init__(inner)
+        self.released = threading.Event()
+        self._operations = operations
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        self._stall("batch_get")
+        return super().batch_get(space, hashes, pages)
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        self._stall("batch_set")
+        return super().batch_set(space, hashes, pages)
+
+    def close(self) -> None:
+        self.released.set()
+        super().close()
+
+    def _stall(self, operation: str) -> None:
+        if operation in self._operations:
+            self.released.wait(30)
+
+
+@pytest.fixture
+def stalled(tmp_path: Path) -> Generator[Callable[..., Engine]]:
+    engines: list[Engine] = []
+
+    def make(*operations: str, **settings: Any) -> Engine:
+        storage = _Stalled(FileStorage.from_config({"path": str(tmp_path)}), *operations)
+        engines.append(Engine(storage, lends_memory=True, **settings))
+        return engines[-1]
+
+    yield make
+    for each in engines:
+        each.storage.released.set()  # type: ignore[attr-defined]
+        each.close()
+
+
+def _used_again(batch: PageBatch) -> list[bytes]:
+    """Change the engine's memory, and return the bytes that it has then."""
+    for each in batch.pages:
+        each.copy_from(b"\xff" * each.nbytes)
+    return contents(batch)
+
+
+def _settle(jobs: Engine) -> None:
+    """Let the calls go on, and wait until they have ended: their headers are free then."""
+    jobs.storage.released.set()  # type: ignore[attr-defined]
+    _wait_until(lambda: not jobs.runner.stats()["private_nbytes_used"])
+
+
+def test_a_load_of_a_hung_revocable_store_loses_the_memory_at_its_deadline(
+    stalled: Callable[..., Engine],
+) -> None:
+    jobs = stalled("batch_get", load_timeout_s=0.3)
+    jobs.save(batch(range(4)))
+    found = target(range(4))
+    began_s = time.monotonic()
+
+    assert [[TIMEOUT] * 4] == jobs.load(found).verdicts
+    assert time.monotonic() - began_s < 5
+    expected = _used_again(found)
+    _settle(jobs)
+    assert expected == contents(found)
+    assert [[OK] * 4] == jobs.load(target(range(4))).verdicts
+
+
+def test_a_store_to_a_hung_revocable_store_loses_the_memory_at_its_deadline(
+    stalled: Callable[..., Engine],
+) -> None:
+    jobs = stalled("batch_set", store_timeout_s=0.3)
+    stored = batch(range(4))
+
+    assert [[TIMEOUT] * 4] == jobs.save(stored).verdicts
+    _used_again(stored)
+    _settle(jobs)
+    assert [[MISS] * 4] == jobs.load(target(range(4))).verdicts
+
+
+def test_close_ends_the_access_of_a_hung_revocable_store(stalled: Callable[..., Engine]) -> None:
+    jobs = stalled("batch_get", load_timeout_s=0.3)
+    jobs.save(batch([0]))
+    jobs.runner.submit_load(1, [target([0])])
+
+    assert jobs.runner.close()
 
 
 def test_pieces_after_one_without_an_answer_are_not_tried() -> None:

@@ -76,6 +76,7 @@ class EncryptedStorage(WrapperStorage):
     ) -> None:
         """Wrap `inner`, which this storage owns from now on. `keys` are those that `settings` names."""
         super().__init__(inner)
+        self.narrow(revocable=False)  # pages are encrypted and decrypted in place
         self._settings = settings
         self._header_nbytes = header_nbytes(inner.capabilities.alignment)
         most = inner.capabilities.max_page_nbytes

@@ -11,7 +11,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hicache_storage import native
+from hicache_storage.backend_support.copies import private_copy
 from hicache_storage.backend_support.filesystem import sync_directory
+from hicache_storage.backend_support.revocable import states_of
 from hicache_storage.errors import StorageUnavailable
 
 if TYPE_CHECKING:
@@ -142,7 +144,7 @@ class BatchWriter:
         for index, ((page_hash, page), verdict) in enumerate(tried):
             if verdict == native.MISS:
                 return index
-            if verdict == native.HIT:
+            if verdict in (native.HIT, native.REVOKED):
                 continue
             if verdict < 0 and -verdict not in _REPAIRABLE:
                 self._note_failure(OSError(-verdict, os.strerror(-verdict)))
@@ -185,6 +187,7 @@ class BatchWriter:
             len(recycled),
             self._deadline.end_s,
             self._process.stop,
+            states_of(page for _, page in todo),
         )
         for path, verdict in zip(recycled, verdicts, strict=False):
             self._recycled += verdict == native.HIT
@@ -194,15 +197,18 @@ class BatchWriter:
 
     def _store(self, page_hash: str, page: Page, grant: Grant, modified_ns: int) -> bool:
         """Write one page to a temporary file and publish it. A failure leaves nothing behind."""
+        own = private_copy(page)
+        if own is None:
+            return False
         _, names = self._files.files([page_hash])
         (trailer,) = self._process.writer.trailers(names, synced=self._synced)
         recyclable = grant.recyclable.pop() if grant.recyclable else None
         try:
             try:
-                self._attempt(page_hash, page, trailer, recyclable, modified_ns)
+                self._attempt(page_hash, own, trailer, recyclable, modified_ns)
             except FileNotFoundError:
                 self._process.restore_writer(self._deadline)
-                self._attempt(page_hash, page, trailer, None, modified_ns)
+                self._attempt(page_hash, own, trailer, None, modified_ns)
         except OSError as error:
             self._note_failure(error)
             return False

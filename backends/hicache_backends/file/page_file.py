@@ -26,6 +26,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hicache_storage import native
+from hicache_storage.backend_support.revocable import states_of
 from hicache_storage.backend_support.vectored_io import (
     DIRECT,
     DIRECT_ALIGNMENT,
@@ -137,6 +138,7 @@ class PageFiles:
                 int(interval_s * 1e9),
                 -1 if skip is None else skip,
                 deadline.end_s,
+                states_of(wanted),
             )
             if skip is not None:
                 for page, verdict, digest in zip(wanted, verdicts, digests, strict=True):

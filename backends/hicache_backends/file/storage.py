@@ -60,6 +60,7 @@ class FileStorage(HiCacheStorage):
         enumerable=True,
         overwrites=False,
         parallelism=DEFAULT_PARALLELISM,
+        revocable=True,
     )
     usable_after_fork = True
 

@@ -266,7 +266,7 @@ class Case(Assertions):
         match need:
             case Need.DURABLE:
                 return self.claims.durability >= Durability.CRASH
-            case Need.SHARED | Need.ENUMERABLE | Need.BOUNDED:
+            case Need.SHARED | Need.ENUMERABLE | Need.BOUNDED | Need.REVOCABLE:
                 return bool(getattr(self.claims, need.value))
             case Need.PARALLEL:
                 return self.claims.parallelism > 1
@@ -355,4 +355,5 @@ _CLAIM_WORDS = {
     Need.ENUMERABLE: "enumerable",
     Need.PARALLEL: "parallelism above 1",
     Need.BOUNDED: "bounded",
+    Need.REVOCABLE: "revocable",
 }

@@ -55,6 +55,7 @@ _MODULES = (
     "concurrency.processes",
     "declarations.declarations",
     "declarations.bounded",
+    "declarations.revocable",
     "declarations.limits",
 )
 

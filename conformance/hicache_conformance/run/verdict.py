@@ -43,6 +43,7 @@ _EVIDENCE = {
     "max_batch": ("KV-204", "KV-903"),
     "max_page_nbytes": ("KV-008", "KV-903"),
     "bounded": ("KV-304", "KV-901"),
+    "revocable": ("KV-901",),
 }
 """The rules that show whether a claim is true."""
 

@@ -27,11 +27,17 @@ from hicache_storage.native.reference.pieces import (
     LATE,
     MISS,
     NO_BULK,
+    REVOKED,
     UNSYNCED,
     WRONG,
     copy_pages,
-    digests,
     move_all,
+)
+from hicache_storage.native.reference.revocables import (
+    begin_access,
+    digests,
+    end_access,
+    revoke_access,
 )
 from hicache_storage.native.reference.slots import check_slots, read_slots, write_slots
 from hicache_storage.native.reference.sockets import (
@@ -48,8 +54,10 @@ __all__ = [
     "LATE",
     "MISS",
     "NO_BULK",
+    "REVOKED",
     "UNSYNCED",
     "WRONG",
+    "begin_access",
     "change_totals",
     "check_files",
     "check_frames",
@@ -57,6 +65,7 @@ __all__ = [
     "claim_files",
     "copy_pages",
     "digests",
+    "end_access",
     "exchange_lines",
     "exists_files",
     "fetch_bulks",
@@ -68,6 +77,7 @@ __all__ = [
     "read_files",
     "read_slots",
     "receive_pieces",
+    "revoke_access",
     "run_exchanges",
     "send_pieces",
     "stat_files",

@@ -16,11 +16,17 @@ from hicache_storage.native.reference.pieces import (
     MISS,
     UNSYNCED,
     WRONG,
+    RevokedError,
     digest_of,
     move_all,
     nbytes_of,
     require,
     verdict_by,
+)
+from hicache_storage.native.reference.revocables import (
+    read_revocable,
+    states_of,
+    write_revocable,
 )
 
 if TYPE_CHECKING:
@@ -77,6 +83,7 @@ def read_files(
     interval_ns: int,
     skip: int,
     deadline_s: float,
+    states: Sequence[bytearray] = (),
 ) -> tuple[list[int], list[int]]:
     """Read each page that is there whole, and prove each by its trailer.
 
@@ -92,9 +99,11 @@ def read_files(
         interval_ns: The age from which on a modification time is renewed.
         skip: The number of leading bytes that the digest of a page leaves out; negative: no digests.
         deadline_s: The time of `time.monotonic` after which the verdict on the rest is LATE.
+        states: The state of each page's revocable, or nothing. An empty one: the page has none.
 
     Returns:
-        The verdicts, and the xxh3-64 of each page that was hit (0 for the others).
+        The verdicts, and the xxh3-64 of each page that was hit (0 for the others). The verdict on a
+        page whose memory was revoked before its end is REVOKED.
     """
     fits = len(paths) == len(names) == len(pages) and all(
         len(name) >= NAME_NBYTES for name in names
@@ -102,13 +111,16 @@ def read_files(
     require(fits and all(nbytes_of(page) == nbytes for page in pages))
     verdicts: list[int] = []
     values: list[int] = []
-    for index, (path, name, page) in enumerate(zip(paths, names, pages, strict=True)):
+    for index, (path, name, page, state) in enumerate(
+        zip(paths, names, pages, states_of(states, len(pages)), strict=True)
+    ):
         when_ns = -1 if touched_ns < 0 else touched_ns - index
+        memory = _Memory(page, state, skip)
         verdict = verdict_by(
-            deadline_s, partial(_read, path, name, page, nbytes, when_ns, interval_ns)
+            deadline_s, partial(_read, path, name, memory, nbytes, when_ns, interval_ns)
         )
         verdicts.append(verdict)
-        values.append(digest_of(page, skip) if verdict == HIT and skip >= 0 else 0)
+        values.append(memory.digest if verdict == HIT and skip >= 0 else 0)
     return verdicts, values
 
 
@@ -122,6 +134,7 @@ def write_files(
     recycled: int,
     deadline_s: float,
     stop: bytearray,
+    states: Sequence[bytearray] = (),
 ) -> list[int]:
     """Write each page and its trailer to its path, then rename the path to its target.
 
@@ -136,24 +149,28 @@ def write_files(
         recycled: The number of paths that are overwritten.
         deadline_s: The time of `time.monotonic` after which the verdict on the rest is LATE.
         stop: One byte, which another thread sets to 1 to end the batch.
+        states: The state of each page's revocable, or nothing. An empty one: the page has none.
 
     Returns:
         HIT where the page has its name. KEPT where a file may not be overwritten; the file is as it was.
-        After an errno, nothing is left at the path. An errno and `stop` end the batch: the verdict on
+        REVOKED where the page's memory was revoked before its end. After that, and after an errno,
+        nothing is left at the path. An errno and `stop` end the batch: the verdict on
         the rest is MISS, and their files are as they were.
     """
     require(len(paths) == len(targets) == len(trailers) == len(pages))
     require(all(len(trailer) >= TRAILER_NBYTES for trailer in trailers))
     require(all(nbytes_of(page) == nbytes for page in pages))
     verdicts = [MISS] * len(paths)
-    for index, (path, target, trailer, page) in enumerate(
-        zip(paths, targets, trailers, pages, strict=True)
+    for index, (path, target, trailer, page, state) in enumerate(
+        zip(paths, targets, trailers, pages, states_of(states, len(pages)), strict=True)
     ):
         if any(stop):
             break
-        pieces = [*page, trailer[:TRAILER_NBYTES]]
+        memory = _Memory(page, state, -1)
         when_ns = modified_ns - index
-        write = partial(_write, path, target, pieces, nbytes, when_ns, recycled=index < recycled)
+        write = partial(
+            _write, path, target, memory, trailer, nbytes, when_ns, recycled=index < recycled
+        )
         verdicts[index] = verdict_by(deadline_s, write)
         if verdicts[index] < 0:
             break
@@ -222,8 +239,40 @@ def _check(path: bytes, name: bytes, nbytes: int, touched_ns: int) -> int:
         os.close(fd)
 
 
+class _Memory:
+    """The memory of one page, revocable or not."""
+
+    def __init__(self, page: Pieces, state: bytearray, skip: int) -> None:
+        self._page = page
+        self._state = state
+        self._skip = skip
+        self.digest = 0
+
+    def read(self, fd: int, nbytes: int) -> bytes:
+        """Fill the page, and take its digest. Return the trailer, or nothing: the file ends before."""
+        if self._state:
+            digest = read_revocable(os.preadv, fd, self._page, self._state, max(0, self._skip))
+            self.digest = digest or 0
+            return b"" if digest is None else os.pread(fd, TRAILER_NBYTES, nbytes)
+        trailer = bytearray(TRAILER_NBYTES)
+        wanted = nbytes + TRAILER_NBYTES
+        if move_all(os.preadv, fd, [*self._page, trailer], wanted) != wanted:
+            return b""
+        if self._skip >= 0:
+            self.digest = digest_of(self._page, self._skip)
+        return bytes(trailer)
+
+    def write(self, fd: int, nbytes: int, trailer: bytes) -> None:
+        """Write the page and its trailer."""
+        if self._state:
+            write_revocable(os.pwritev, fd, self._page, self._state)
+            os.pwrite(fd, trailer, nbytes)
+        else:
+            move_all(os.pwritev, fd, [*self._page, trailer], nbytes + TRAILER_NBYTES)
+
+
 def _read(
-    path: bytes, name: bytes, page: Pieces, nbytes: int, touched_ns: int, interval_ns: int
+    path: bytes, name: bytes, memory: _Memory, nbytes: int, touched_ns: int, interval_ns: int
 ) -> int:
     try:
         fd = os.open(path, _READ)
@@ -233,9 +282,7 @@ def _read(
         before = os.pread(fd, TRAILER_NBYTES + 1, nbytes)
         if not _is_named(before, name):
             return WRONG
-        after = bytearray(TRAILER_NBYTES)
-        wanted = nbytes + TRAILER_NBYTES
-        if move_all(os.preadv, fd, [*page, after], wanted) != wanted or bytes(after) != before:
+        if memory.read(fd, nbytes) != before:
             return MISS
         if touched_ns >= 0:
             _touch(fd, touched_ns, interval_ns)
@@ -245,7 +292,14 @@ def _read(
 
 
 def _write(
-    path: bytes, target: bytes, pieces: Pieces, nbytes: int, modified_ns: int, *, recycled: bool
+    path: bytes,
+    target: bytes,
+    memory: _Memory,
+    trailer: bytes,
+    nbytes: int,
+    modified_ns: int,
+    *,
+    recycled: bool,
 ) -> int:
     try:
         fd = os.open(path, _REWRITE if recycled else _CREATE, 0o666)
@@ -257,12 +311,12 @@ def _write(
         try:
             if recycled and not _spoil(fd, nbytes):
                 return KEPT
-            move_all(os.pwritev, fd, pieces, nbytes + TRAILER_NBYTES)
+            memory.write(fd, nbytes, trailer[:TRAILER_NBYTES])
             os.utime(fd, ns=(modified_ns, modified_ns))
         finally:
             os.close(fd)
         os.rename(path, target)
-    except OSError:
+    except (OSError, RevokedError):
         with suppress(OSError):
             os.unlink(path)
         raise

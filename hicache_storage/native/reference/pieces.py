@@ -14,16 +14,11 @@ if TYPE_CHECKING:
 
     Pieces: TypeAlias = Sequence[Buffer]
 
-MISS, HIT, WRONG, LATE, UNSYNCED, KEPT, NO_BULK = range(7)
+MISS, HIT, WRONG, LATE, UNSYNCED, KEPT, NO_BULK, REVOKED = range(8)
 """The verdict on one page. A negative number is an errno, negated."""
 
 IOV_MAX = 1024
 """The number of buffers that the kernel takes in one call."""
-
-
-def digests(pages: Sequence[Pieces]) -> list[int]:
-    """Return the xxh3-64 of each page, whose bytes are those of its pieces in order."""
-    return [digest_of(page) for page in pages]
 
 
 def copy_pages(targets: Sequence[Pieces], sources: Sequence[Pieces], skip: int) -> list[int]:
@@ -86,6 +81,10 @@ def pieces_after(views: list[memoryview], nbytes: int) -> list[memoryview]:
     return []
 
 
+class RevokedError(Exception):
+    """The memory was revoked. No byte of it was touched since."""
+
+
 def _copy(target: Pieces, source: Pieces) -> None:
     todo = pieces_after([memoryview(piece).cast("B") for piece in source], 0)
     for piece in target:
@@ -110,11 +109,13 @@ def nbytes_of(pieces: Iterable[Buffer]) -> int:
 
 
 def verdict_by(deadline_s: float, call: Callable[[], int]) -> int:
-    """Return the verdict of `call`, LATE after the deadline, or a negated errno."""
+    """Return the verdict of `call`, LATE after the deadline, REVOKED, or a negated errno."""
     if time.monotonic() > deadline_s:
         return LATE
     try:
         return call()
+    except RevokedError:
+        return REVOKED
     except OSError as error:
         return -(error.errno or 0)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import framed
@@ -316,6 +317,12 @@ class TestTimeLimit:
 
 
 class TestDelegation:
+    def test_it_is_not_revocable(self) -> None:
+        inner = MemoryStorage()
+        vars(inner)["capabilities"] = replace(inner.capabilities, revocable=True)
+
+        assert not sealed_over(inner).capabilities.revocable
+
     def test_it_claims_what_the_backend_claims(self) -> None:
         inner = MemoryStorage()
         inner.narrow(parallelism=3, max_batch=7, max_page_nbytes=5000)

@@ -151,6 +151,7 @@ static int fuzz_unlink(const char *path) {
 #define rename(path, target) fuzz_rename(path, target)
 #define unlink(path) fuzz_unlink(path)
 #include "pieces.c"
+#include "revocables.c"
 #include "files.c"
 
 /* --- pages -------------------------------------------------------------------------------------------------------- */

@@ -58,6 +58,7 @@ def an_instance_claims_no_more_than_its_class(case: Case) -> None:
             "enumerable",
             "scatter_gather",
             "bounded",
+            "revocable",
         )
         if getattr(narrow, name) > getattr(widest, name)
     ]
@@ -290,7 +291,7 @@ def _owners(store: Probe) -> list[tuple[str, object]]:
 def _soundness(claims: Capabilities) -> dict[str, bool]:
     """Return for each field whether it has a value of its type, in its range."""
     orders: dict[str, type] = {"retention": Retention, "durability": Durability}
-    flags = ("shared", "enumerable", "overwrites", "scatter_gather", "bounded")
+    flags = ("shared", "enumerable", "overwrites", "scatter_gather", "bounded", "revocable")
     limits = ("max_batch", "max_page_nbytes")
     return {
         **{name: isinstance(getattr(claims, name), kind) for name, kind in orders.items()},

@@ -122,6 +122,44 @@ class HalfACall(DictStore):
     capabilities = replace(DictStore.capabilities, parallelism=cast("int", 2.5))
 
 
+@caught_by("KV-901:a_page_that_was_revoked_is_neither_read_nor_stored")
+class IgnoresRevocables(DictStore):
+    """It claims to be revocable, and pays no attention to the revocables of pages."""
+
+    capabilities = replace(DictStore.capabilities, revocable=True)
+
+    def _taken(self, page: Page) -> bytes:
+        return page.tobytes()
+
+    def _filled(self, page: Page, data: bytes | None) -> bool:
+        if data is None or len(data) != page.nbytes:
+            return False
+        page.copy_from(data)
+        return True
+
+
+@caught_by(
+    "KV-901:a_get_writes_nothing_after_the_revoke", "KV-901:a_set_reads_nothing_after_the_revoke"
+)
+class LooksOnceAtRevocables(IgnoresRevocables):
+    """It claims to be revocable, and looks at the revocable of a page only before it begins."""
+
+    def _taken(self, page: Page) -> bytes:
+        return super()._taken(page) if _is_accessible(page) else b""
+
+    def _filled(self, page: Page, data: bytes | None) -> bool:
+        return _is_accessible(page) and super()._filled(page, data)
+
+
+def _is_accessible(page: Page) -> bool:
+    if page.revocable is None:
+        return True
+    if not page.revocable.enter():
+        return False
+    page.revocable.leave()
+    return True
+
+
 # --- KV-902: what is not claimed is half done ------------------------------------------------------
 
 

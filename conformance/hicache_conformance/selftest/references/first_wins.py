@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class FirstWins(DictStore):
     """A store in which a set of a present page is True and changes nothing."""
 
-    capabilities = replace(DictStore.capabilities, overwrites=False)
+    capabilities = replace(DictStore.capabilities, overwrites=False, revocable=True)
 
     def _put(self, key: Hashable, stored: Stored) -> None:
         if key not in self._pages:

@@ -32,6 +32,9 @@ FileName = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]+$")]
 """The type of a path in a config."""
 
 
+_CHUNK_NBYTES = 64 << 10
+
+
 class PlainStore(HiCacheStorage):
     """An obviously right store. Bytes are copied at once, and no memory of the caller is kept.
 
@@ -114,13 +117,18 @@ class PlainStore(HiCacheStorage):
         return verdicts
 
     def _taken(self, page: Page) -> bytes:
-        """Return a copy of a page to store."""
-        return page.tobytes()
+        """Return a copy of a page to store. It has no bytes where the page was revoked."""
+        if page.revocable is None:
+            return page.tobytes()
+        copied = bytearray(page.nbytes)
+        return bytes(copied if _copy_in_accesses(page, memoryview(copied), fills=False) else b"")
 
     def _filled(self, page: Page, data: bytes | None) -> bool:
         """Copy `data` into `page` and return True; None is a miss."""
         if data is None or len(data) != page.nbytes:
             return False
+        if page.revocable is not None:
+            return _copy_in_accesses(page, memoryview(bytearray(data)), fills=True)
         page.copy_from(data)
         return True
 
@@ -183,3 +191,24 @@ class PlainStore(HiCacheStorage):
     @abc.abstractmethod
     def _names(self, space: KeySpace) -> list[PageInfo]:
         """Return the pages of `space` with their stored sizes, damaged ones included."""
+
+
+def _copy_in_accesses(page: Page, copy: memoryview, *, fills: bool) -> bool:
+    """Copy a revocable page, or fill it, chunk by chunk. Return False once it is revoked."""
+    assert page.revocable is not None
+    start = 0
+    for segment in page.segments:
+        for offset in range(0, segment.nbytes, _CHUNK_NBYTES):
+            chunk = segment[offset : offset + _CHUNK_NBYTES]
+            end = start + chunk.nbytes
+            if not page.revocable.enter():
+                return False
+            try:
+                if fills:
+                    chunk[:] = copy[start:end]
+                else:
+                    copy[start:end] = chunk
+            finally:
+                page.revocable.leave()
+            start = end
+    return True

@@ -57,7 +57,8 @@ def test_every_fault_at_every_call_of_a_whole_scenario(
 ) -> None:
     """A server answers within the deadlines, never holds a wrong byte, and the pages heal.
 
-    `file` moves pages through private memory. `redis` is bounded, and gets LMCache's.
+    A faulty `file` is not revocable, and moves pages through private memory. `redis` is bounded, and
+    gets LMCache's.
     """
     config = {"url": redis_server.url, "prefix": f"{tmp_path.name}:"}
     redis_params = {"backend": "redis", "config": config, "revision": "main"}
@@ -187,12 +188,14 @@ def test_a_load_into_lent_memory_is_reported_after_the_store_has_let_go(
         assert any(address in arena for address in store.addresses)
 
 
-def test_a_store_that_is_not_bounded_never_gets_lmcaches_memory(
+@pytest.mark.parametrize("revocable", [True, False])
+def test_of_stores_that_are_not_bounded_only_revocable_ones_get_lmcaches_memory(
+    revocable: bool,  # noqa: FBT001 - a parameter of the test
     file_params: dict[str, Any],
 ) -> None:
     def wrap(inner: HiCacheStorage) -> HiCacheStorage:
         late = Late(inner)
-        vars(late)["capabilities"] = inner.capabilities
+        vars(late)["capabilities"] = replace(inner.capabilities, revocable=revocable)
         return late
 
     with Engine(file_params, wrap=wrap) as engine:
@@ -200,7 +203,8 @@ def test_a_store_that_is_not_bounded_never_gets_lmcaches_memory(
         engine.wipe()
         assert 3 == engine.read(range(3)).chunks
         arena = _arena(engine)
-        assert not any(address in arena for address in engine.session.store.storage.addresses)
+        addresses = engine.session.store.storage.addresses
+        assert revocable is any(address in arena for address in addresses)
 
 
 def _arena(engine: Engine) -> range:

@@ -31,22 +31,25 @@ _USED_AGAIN = b"\x5a" * _NBYTES
 class JobRunnerScenario(Scenario):
     """An engine submits jobs, and uses its memory for something else as soon as a job is reported.
 
-    Each job is reported once, by its deadline where its pages are copied. An OK page has the bytes of
-    its hash. No storage call uses the memory of a reported job, and none uses the engine's memory after
-    a `close` that returned True.
+    Each job is reported once, by its deadline unless the store is only bounded. An OK page has the
+    bytes of its hash. No storage call uses the memory of a reported job, and none uses the engine's
+    memory after a `close` that returned True.
     """
 
     name = "job-runner"
     time_passes = False
 
     def set_up(self) -> None:
-        self.lends = self.pick((False, True))
+        memory = self.pick(("private", "bounded", "revocable"))
+        self.lends = memory != "private"
+        self.bounded = memory == "bounded"
         behaviours = (WORKS, WORKS, SLOW, FAILS)
         self.storage = ExploredStorage(
             self,
             behaviours=dict.fromkeys(("get", "set", "exists"), behaviours),
-            slow_s=1.0 if self.lends else 12.0,
-            bounded=self.lends,
+            slow_s=1.0 if self.bounded else 12.0,
+            bounded=self.bounded,
+            revocable=memory == "revocable",
         )
         self.store = PageStore(
             self.storage,
@@ -113,7 +116,7 @@ class JobRunnerScenario(Scenario):
         kind, batch, began_s = self.jobs[result.job_id]
         self.reports[result.job_id] += 1
         took_s = time.monotonic() - began_s
-        in_time = self.lends or took_s <= _TIMEOUT_S + _EPSILON_S
+        in_time = self.bounded or took_s <= _TIMEOUT_S + _EPSILON_S
         self.require(in_time, f"a {kind.value} was reported after {took_s} s")
         for page_hash, page, verdict in zip(
             batch.hashes, batch.pages, result.verdicts[0], strict=True

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from hicache_backends.memory import MemoryStorage
 
+from hicache_storage.backend_support.copies import private_copy
 from hicache_storage.errors import StorageUnavailable
+from hicache_storage.page import Page
 from hicache_storage.storage import Capabilities
 from hicache_storage.testing import WrapperStorage
 
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hicache_storage.keys import KeySpace
-    from hicache_storage.page import Page
     from interleavings.scenario import Scenario
 
 T = TypeVar("T")
@@ -48,10 +49,11 @@ class ExploredStorage(WrapperStorage):
         behaviours: Mapping[str, Sequence[str]] | None = None,
         slow_s: float = 12.0,
         bounded: bool = False,
+        revocable: bool = False,
     ) -> None:
         super().__init__(MemoryStorage())
         vars(self)["capabilities"] = Capabilities(
-            parallelism=1, enumerable=True, overwrites=True, bounded=bounded
+            parallelism=1, enumerable=True, overwrites=True, bounded=bounded, revocable=revocable
         )
         self.calls: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
@@ -70,14 +72,16 @@ class ExploredStorage(WrapperStorage):
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         def answer() -> list[bool]:
-            answers = self.inner.batch_get(space, hashes, pages)
-            read = [page.tobytes() for page in pages]
+            own = [page if page.revocable is None else _private(page) for page in pages]
+            answers = self.inner.batch_get(space, hashes, own)
+            read = [page.tobytes() for page in own]
             self._scenario.scheduler.point("a get has filled its pages")
-            for page, before in zip(pages, read, strict=True):
+            for page, before in zip(own, read, strict=True):
                 self._scenario.require(
                     page.tobytes() == before, "a page is changed while a get fills it"
                 )
-            return answers
+            moved = zip(pages, own, answers, strict=True)
+            return [hit and _has_filled(page, copy) for page, copy, hit in moved]
 
         return self._call("get", hashes, pages, answer)
 
@@ -85,10 +89,15 @@ class ExploredStorage(WrapperStorage):
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         def answer() -> list[bool]:
-            self._check_written(space, hashes, pages)
-            return self.inner.batch_set(space, hashes, pages)
+            own = [private_copy(page) for page in pages]
+            taken = [copy for copy in own if copy is not None]
+            wanted = [each for each, copy in zip(hashes, own, strict=True) if copy is not None]
+            self._check_written(space, wanted, taken)
+            stored = iter(self.inner.batch_set(space, wanted, taken))
+            return [copy is not None and next(stored) for copy in own]
 
-        self._check_written(space, hashes, pages)
+        if not self.capabilities.revocable:
+            self._check_written(space, hashes, pages)
         return self._call("set", hashes, pages, answer)
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
@@ -117,7 +126,7 @@ class ExploredStorage(WrapperStorage):
     ) -> list[bool]:
         scheduler = self._scenario.scheduler
         self.calls[operation] += 1
-        used = [address(page) for page in pages]
+        used = [address(page) for page in pages if page.revocable is None]
         self.in_use.update(used)
         try:
             scheduler.point(f"storage: {operation} of {len(hashes)} pages")
@@ -146,6 +155,20 @@ class ExploredStorage(WrapperStorage):
                 payload == content(space.pool, space.page_nbytes, page_hash),
                 f"a page of {space.pool!r} is written under a hash that is not its own",
             )
+
+
+def _private(page: Page) -> Page:
+    return Page(bytearray(page.nbytes))
+
+
+def _has_filled(page: Page, copy: Page) -> bool:
+    """Copy into a revocable page, and return False once it is revoked."""
+    if page.revocable is not None:
+        if not page.revocable.enter():
+            return False
+        page.copy_from(copy.tobytes())
+        page.revocable.leave()
+    return True
 
 
 def address(page: Page) -> int:

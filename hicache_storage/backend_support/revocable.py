@@ -1,0 +1,45 @@
+"""Access to memory that its owner can take back while a storage call still uses it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hicache_storage import native
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from hicache_storage.page import Page
+
+_NOT_REVOCABLE = bytearray()
+
+
+class AtomicRevocable:
+    """A `hicache_storage.page.Revocable` whose accesses the data plane counts. Thread-safe."""
+
+    __slots__ = ("state",)
+
+    state: bytearray
+
+    def __init__(self) -> None:
+        self.state = bytearray(8)
+
+    def enter(self) -> bool:
+        """Begin an access, and return True. Return False once the memory is revoked."""
+        return native.begin_access(self.state)
+
+    def leave(self) -> None:
+        """End an access that `enter` began."""
+        native.end_access(self.state)
+
+    def revoke(self) -> None:
+        """Refuse accesses from now on. Return when none is in progress. Idempotent."""
+        native.revoke_access(self.state)
+
+
+def states_of(pages: Iterable[Page]) -> Sequence[bytearray]:
+    """Return the argument `states` of the data plane for `pages`."""
+    revocables = [page.revocable for page in pages]
+    if revocables.count(None) == len(revocables):
+        return ()
+    return [_NOT_REVOCABLE if one is None else one.state for one in revocables]

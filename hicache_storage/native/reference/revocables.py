@@ -1,0 +1,168 @@
+"""Access to memory that its owner can take back at any time, in Python.
+
+The state of a revocable is 8 bytes in native order: the number of accesses in progress, and a bit that
+is set once it is revoked.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from hicache_storage.native.reference.pieces import (
+    RevokedError,
+    digest_of,
+    move_all,
+    nbytes_of,
+    pieces_after,
+    require,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Any
+
+    from hicache_storage.native.reference.pieces import Pieces
+
+CHUNK_NBYTES = 256 << 10
+"""The most bytes of one access."""
+
+_STATE = struct.Struct("=Q")
+_REVOKED = 1 << 63
+_changed = threading.Condition()
+
+
+def begin_access(state: bytearray) -> bool:
+    """Count one access, and return True. Return False once the state is revoked.
+
+    The caller ends the access after a moment: it copies a chunk, and calls no system function.
+    """
+    require(len(state) == _STATE.size)
+    with _changed:
+        (value,) = _STATE.unpack(state)
+        if value & _REVOKED:
+            return False
+        _STATE.pack_into(state, 0, value + 1)
+        return True
+
+
+def end_access(state: bytearray) -> None:
+    """End an access that `begin_access` began."""
+    require(len(state) == _STATE.size)
+    with _changed:
+        (value,) = _STATE.unpack(state)
+        _STATE.pack_into(state, 0, value - 1)
+        _changed.notify_all()
+
+
+def revoke_access(state: bytearray) -> None:
+    """Refuse accesses from now on. Return when none is in progress."""
+    require(len(state) == _STATE.size)
+    with _changed:
+        (value,) = _STATE.unpack(state)
+        _STATE.pack_into(state, 0, value | _REVOKED)
+        _changed.wait_for(lambda: _STATE.unpack(state)[0] == _REVOKED)
+
+
+def digests(pages: Sequence[Pieces], states: Sequence[bytearray] = ()) -> list[int | None]:
+    """Return the xxh3-64 of each page, whose bytes are those of its pieces in order.
+
+    `states` has the state of each page's revocable, or nothing. An empty one: the page has none.
+    None: the page was revoked before its end.
+    """
+    return [
+        _digest(page, state) if state else digest_of(page)
+        for page, state in zip(pages, states_of(states, len(pages)), strict=True)
+    ]
+
+
+def states_of(states: Sequence[bytearray], count: int) -> Sequence[bytearray]:
+    """Return one state for each page. An empty one is that of a page that is not revocable."""
+    require(len(states) in (0, count) and all(len(state) in (0, _STATE.size) for state in states))
+    return states or [bytearray()] * count
+
+
+def read_revocable(
+    move: Callable[[int, Any, int], int], fd: int, page: Pieces, state: bytearray, skip: int
+) -> int | None:
+    """Read a page into revocable memory. Return the digest behind `skip` bytes, or None: the file ends.
+
+    Raises:
+        RevokedError: The memory was revoked.
+    """
+    hashed = xxhash.xxh3_64()
+    offset = 0
+    scratch = memoryview(bytearray(CHUNK_NBYTES))
+    for chunk in _chunks(page):
+        part = scratch[: nbytes_of(chunk)]
+        if move_all(move, fd, [part], part.nbytes, offset) < part.nbytes:
+            return None
+        _copy(state, chunk, part, writing=False)
+        hashed.update(part[max(0, skip - offset) :])
+        offset += part.nbytes
+    return hashed.intdigest()
+
+
+def write_revocable(
+    move: Callable[[int, Any, int], int], fd: int, page: Pieces, state: bytearray
+) -> None:
+    """Write a page of revocable memory.
+
+    Raises:
+        RevokedError: The memory was revoked, and a part of the page was written.
+    """
+    offset = 0
+    scratch = memoryview(bytearray(CHUNK_NBYTES))
+    for chunk in _chunks(page):
+        part = scratch[: nbytes_of(chunk)]
+        _copy(state, chunk, part, writing=True)
+        move_all(move, fd, [part], part.nbytes, offset)
+        offset += part.nbytes
+
+
+def _digest(page: Pieces, state: bytearray) -> int | None:
+    hashed = xxhash.xxh3_64()
+    for chunk in _chunks(page):
+        if not begin_access(state):
+            return None
+        try:
+            for piece in chunk:
+                hashed.update(piece)
+        finally:
+            end_access(state)
+    return hashed.intdigest()
+
+
+def _chunks(page: Pieces) -> Iterator[list[memoryview]]:
+    """Yield the pieces of a page, cut into chunks."""
+    todo = pieces_after([memoryview(piece).cast("B") for piece in page], 0)
+    while todo:
+        chunk: list[memoryview] = []
+        room = CHUNK_NBYTES
+        for piece in todo:
+            chunk.append(piece[:room])
+            room -= chunk[-1].nbytes
+            if not room:
+                break
+        todo = pieces_after(todo, CHUNK_NBYTES - room)
+        yield chunk
+
+
+def _copy(state: bytearray, chunk: list[memoryview], scratch: memoryview, *, writing: bool) -> None:
+    """Copy a chunk of a page from its pieces, or to them, within one access."""
+    if not begin_access(state):
+        raise RevokedError
+    try:
+        start = 0
+        for piece in chunk:
+            end = start + piece.nbytes
+            if writing:
+                scratch[start:end] = piece
+            else:
+                piece[:] = scratch[start:end]
+            start = end
+    finally:
+        end_access(state)

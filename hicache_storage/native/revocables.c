@@ -1,0 +1,69 @@
+#define _GNU_SOURCE
+#include "revocables.h"
+
+#include <string.h>
+#include <time.h>
+
+enum { WAIT_NS = 20000, PIECES_HASHED = 64 };
+static const uint64_t REVOKED_BIT = 1ULL << 63;
+
+int access_begin(uint64_t *state) {
+    if (!(__atomic_fetch_add(state, 1, __ATOMIC_ACQ_REL) & REVOKED_BIT))
+        return 1;
+    access_end(state);
+    return 0;
+}
+
+void access_end(uint64_t *state) { __atomic_fetch_sub(state, 1, __ATOMIC_RELEASE); }
+
+void access_revoke(uint64_t *state) {
+    __atomic_fetch_or(state, REVOKED_BIT, __ATOMIC_ACQ_REL);
+    const struct timespec moment = {0, WAIT_NS};
+    while (__atomic_load_n(state, __ATOMIC_ACQUIRE) != REVOKED_BIT)
+        (void)nanosleep(&moment, NULL);
+}
+
+/* Copy a chunk between its pieces and the scratch. Return 0 once the pieces are revoked. */
+static int copy_by(const way *by, const struct iovec *iov, size_t count, int writing) {
+    if (!access_begin(by->state))
+        return 0;
+    uint8_t *at = by->scratch;
+    for (size_t i = 0; i < count; at += iov[i++].iov_len) {
+        if (writing)
+            memcpy(at, iov[i].iov_base, iov[i].iov_len);
+        else
+            memcpy(iov[i].iov_base, at, iov[i].iov_len);
+    }
+    access_end(by->state);
+    return 1;
+}
+
+int64_t pieces_move_by(const way *by, int fd, struct iovec *iov, size_t count, size_t nbytes, int64_t offset,
+                       int writing) {
+    if (!by->state)
+        return pieces_move(fd, iov, count, nbytes, offset, writing);
+    if (writing && !copy_by(by, iov, count, 1))
+        return MOVE_REVOKED;
+    struct iovec one = {by->scratch, nbytes};
+    const int64_t done = pieces_move(fd, &one, 1, nbytes, offset, writing);
+    if (!writing && done == (int64_t)nbytes && !copy_by(by, iov, count, 0))
+        return MOVE_REVOKED;
+    return done;
+}
+
+int pieces_hash_by(uint64_t *state, const struct iovec *iov, size_t count, uint64_t *digest) {
+    cursor at = {iov, count, 0};
+    struct iovec chunk[PIECES_HASHED];
+    size_t nbytes, taken, skip = 0;
+    xxh3_stream stream;
+    xxh3_begin(&stream);
+    while ((taken = pieces_take(&at, chunk, PIECES_HASHED, CHUNK_NBYTES, &nbytes))) {
+        if (state && !access_begin(state))
+            return 0;
+        pieces_hash(&stream, chunk, taken, &skip);
+        if (state)
+            access_end(state);
+    }
+    *digest = xxh3_digest(&stream);
+    return 1;
+}

@@ -1,0 +1,143 @@
+"""`file` and memory that its owner takes back: before a call, and while one runs."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hicache_backends.file import FileStorage
+from pages import hash_of, page, space
+
+from hicache_storage.backend_support.revocable import AtomicRevocable
+from hicache_storage.page import Page
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+NBYTES = 1 << 20
+SPACE = space(page_nbytes=NBYTES)
+HASHES = [hash_of(number) for number in range(8)]
+
+
+def lent(seed: int | None = None, revocable: AtomicRevocable | None = None) -> Page:
+    """Return a revocable page of two segments: the page of `seed`, or one full of one byte."""
+    data = page(NBYTES, seed).tobytes() if seed is not None else b"\xa5" * NBYTES
+    made = Page(bytearray(data[:999]), bytearray(data[999:]))
+    made.revocable = revocable or AtomicRevocable()
+    return made
+
+
+def revoked() -> AtomicRevocable:
+    made = AtomicRevocable()
+    made.revoke()
+    return made
+
+
+@pytest.fixture(params=["crash", "power"])
+def storage(request: pytest.FixtureRequest, root: Path) -> Iterator[FileStorage]:
+    with opened(root, durability=request.param) as storage:
+        yield storage
+
+
+def opened(root: Path, **config: Any) -> FileStorage:
+    storage = FileStorage.from_config({"path": str(root), **config})
+    storage.open_space(SPACE)
+    return storage
+
+
+def files_below(root: Path) -> list[str]:
+    """Return the names of page files, also of half written ones."""
+    large = NBYTES // 2
+    return [path.name for path in root.rglob("*") if path.is_file() and path.stat().st_size > large]
+
+
+def test_revocable_pages_are_stored_and_read(storage: FileStorage) -> None:
+    assert [True] * 8 == storage.batch_set(SPACE, HASHES, [lent(seed) for seed in range(8)])
+    targets = [lent() for _ in HASHES]
+
+    assert [True] * 8 == storage.batch_get(SPACE, HASHES, targets)
+    assert [page(NBYTES, seed).tobytes() for seed in range(8)] == [
+        target.tobytes() for target in targets
+    ]
+
+
+def test_a_revocable_page_gets_its_digest(storage: FileStorage) -> None:
+    plain = Page(bytearray(NBYTES))
+    storage.batch_set(SPACE, HASHES[:1], [lent(0)])
+    targets = [lent(), plain]
+    for target in targets:
+        target.digest_skip = 1001
+        storage.batch_get(SPACE, HASHES[:1], [target])
+
+    assert targets[0].digest == targets[1].digest is not None
+
+
+def test_a_page_that_was_revoked_is_not_read(storage: FileStorage) -> None:
+    storage.batch_set(SPACE, HASHES[:2], [lent(0), lent(1)])
+    targets = [lent(revocable=revoked()), lent()]
+
+    assert [False, True] == storage.batch_get(SPACE, HASHES[:2], targets)
+    assert lent().tobytes() == targets[0].tobytes()
+    assert [True, True] == storage.batch_exists(SPACE, HASHES[:2])
+    assert not storage.stats().counters.get("io_errors")
+
+
+def test_a_page_that_was_revoked_is_not_stored(storage: FileStorage, root: Path) -> None:
+    pages = [lent(0, revoked()), lent(1)]
+
+    assert [False, True] == storage.batch_set(SPACE, HASHES[:2], pages)
+    assert [False, True] == storage.batch_exists(SPACE, HASHES[:2])
+    assert HASHES[1:2] == files_below(root)
+    assert not storage.stats().counters.get("io_errors")
+
+
+def test_a_full_store_overwrites_old_pages_with_revocable_ones(root: Path) -> None:
+    with opened(root, capacity_nbytes=4 * (NBYTES + 64), durability="crash") as storage:
+        for number in range(8):
+            assert [True] == storage.batch_set(SPACE, HASHES[number : number + 1], [lent(number)])
+        assert storage.stats().counters["recycled"] > 0
+        assert [False] == storage.batch_set(SPACE, [hash_of(99)], [lent(9, revoked())])
+        target = lent()
+
+        assert [True] == storage.batch_get(SPACE, HASHES[7:], [target])
+        assert page(NBYTES, 7).tobytes() == target.tobytes()
+
+
+def test_memory_stays_as_it_is_from_the_revoke_on(storage: FileStorage) -> None:
+    storage.batch_set(SPACE, HASHES, [lent(seed) for seed in range(8)])
+    for attempt in range(10):
+        revocable = AtomicRevocable()
+        targets = [lent(revocable=revocable) for _ in HASHES]
+        reading = threading.Thread(target=storage.batch_get, args=(SPACE, HASHES, targets))
+        reading.start()
+        time.sleep(attempt / 5000)
+        revocable.revoke()
+        for target in targets:
+            target.copy_from(b"\xff" * NBYTES)
+        reading.join()
+
+        assert [b"\xff" * NBYTES] * 8 == [target.tobytes() for target in targets]
+
+
+def test_a_page_is_stored_whole_or_not_at_all(storage: FileStorage) -> None:
+    for attempt in range(10):
+        hashes = [os.urandom(32).hex() for _ in HASHES]
+        revocable = AtomicRevocable()
+        sources = [lent(seed, revocable) for seed in range(8)]
+        writing = threading.Thread(target=storage.batch_set, args=(SPACE, hashes, sources))
+        writing.start()
+        time.sleep(attempt / 5000)
+        revocable.revoke()
+        for source in sources:
+            source.copy_from(b"\xff" * NBYTES)
+        writing.join()
+        targets = [Page(bytearray(NBYTES)) for _ in HASHES]
+        found = storage.batch_get(SPACE, hashes, targets)
+
+        assert [page(NBYTES, seed).tobytes() for seed, hit in enumerate(found) if hit] == [
+            target.tobytes() for target, hit in zip(targets, found, strict=True) if hit
+        ]
