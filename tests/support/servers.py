@@ -165,6 +165,7 @@ class RedisServer(ServerProcess):
     """`redis-server` without persistence, unless an option changes that. Options as in redis.conf."""
 
     programs: ClassVar[tuple[str, ...]] = ("redis-server",)
+    host = "127.0.0.1"
 
     def __init__(self, directory: Path, *options: str, port: int | None = None) -> None:
         super().__init__(directory, port)
@@ -172,7 +173,7 @@ class RedisServer(ServerProcess):
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
+        return f"redis://{self.host}:{self.port}/0"
 
     @property
     def socket_path(self) -> Path:
@@ -180,7 +181,7 @@ class RedisServer(ServerProcess):
         return self.directory / "socket"
 
     def command(self) -> list[str]:
-        fixed = f"--port {self.port} --bind 127.0.0.1 --save  --appendonly no --daemonize no"
+        fixed = f"--port {self.port} --bind {self.host} --save  --appendonly no --daemonize no"
         own = ["--dir", str(self.directory), "--unixsocket", str(self.socket_path)]
         return [program(*self.programs), *fixed.split(" "), *own, *self.options]
 
@@ -193,7 +194,7 @@ class RedisServer(ServerProcess):
             return connection.recv(64)[:1] in (b"+", b"-")  # an error such as NOAUTH is an answer
 
     def connected(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=1)
+        return socket.create_connection((self.host, self.port), timeout=1)
 
 
 class ValkeyServer(RedisServer):
@@ -253,9 +254,11 @@ class RedisCluster:
             node.start()
         if not self._joined:
             self._join()
-        wait_until(
-            lambda: all("cluster_state:ok" in self._cluster_info(node) for node in self.nodes)
-        )
+        wait_until(self.is_whole)
+
+    def is_whole(self) -> bool:
+        """Return whether every node says that all slots are served."""
+        return all("cluster_state:ok" in self._cluster_info(node) for node in self.nodes)
 
     def stop(self) -> None:
         for node in self.nodes:
@@ -281,7 +284,7 @@ class RedisCluster:
         self.stop()
 
     def _join(self) -> None:
-        addresses = [f"127.0.0.1:{node.port}" for node in self.nodes]
+        addresses = [f"{node.host}:{node.port}" for node in self.nodes]
         client = Path(program(*self.server_class.programs)).name.replace("-server", "-cli")
         subprocess.run(
             [program(client), "--cluster", "create", *addresses, "--cluster-yes"],
