@@ -9,9 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from storm.hazards import FullDisk, Partition, Pause
+from storm.hazards import FullDisk, Isolation, Partition, Pause
 from storm.storm import rage
-from storm.worlds import WORLDS, World
+from storm.world import World
+from storm.worlds import WORLDS
 
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
 from hicache_storage.registry import open_storage
@@ -92,7 +93,12 @@ def careless(root: Path) -> HiCacheStorage:
         ("file", KILLS),
         ("file-disk", KILLS),
         ("redis", 2 * KILLS),
-        *(pytest.param(name, 1000, marks=pytest.mark.long) for name in WORLDS),
+        ("redis-cluster", 2 * KILLS),
+        *(
+            pytest.param(name, 1000, marks=pytest.mark.long)
+            for name in WORLDS
+            if name != "mooncake"  # `over_mooncake`
+        ),
     ],
 )
 @pytest.mark.timeout(3600)
@@ -150,7 +156,10 @@ def test_a_storm_finds_a_call_that_waits_for_its_server_beyond_its_limit(
     assert " took " in storm.findings[0]
 
 
-@pytest.mark.parametrize(("name", "hazard"), [("redis", Partition), ("file-disk", FullDisk)])
+@pytest.mark.parametrize(
+    ("name", "hazard"),
+    [("redis", Partition), ("redis-cluster", Isolation), ("file-disk", FullDisk)],
+)
 def test_a_storm_finds_pages_that_were_accepted_in_vain(
     name: str, hazard: type, tmp_path: Path
 ) -> None:

@@ -39,6 +39,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ):
             began_s = time.monotonic()
             storm = rage(world, kills=options.kills, seed=options.seed)
+            if storm.findings and "again" in __import__("os").environ:
+                from storm.storm import Process, check
+                for _ in range(2):
+                    again = Process(check, world).result()
+                    print([(sight.space, set(sight.asked)-set(sight.found)) for sight in again])
+                print(*storm.timeline(), sep="\n")
+                import subprocess; subprocess.run(["tail", "-40", str(Path(scratch)/"server"/"log")])
             figures = {**storm.figures, "seconds": round(time.monotonic() - began_s)}
         lines = [f"{name}, seed {options.seed}: {json.dumps(figures)}", *storm.findings]
         sys.stdout.write("\n  ".join(lines) + "\n")

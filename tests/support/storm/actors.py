@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from hicache_storage.storage import HiCacheStorage
-    from storm.worlds import World
+    from storm.world import World
 
 T = TypeVar("T")
 Operation: TypeAlias = Literal["batch_get", "batch_set", "batch_delete"]

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from hicache_conformance.tools.network.proxy import FaultProxy
 
+    from storm.networks import Network
+
 TIMEOUT_S = 2.0
 """The time limit of calls in a storm."""
 _LENGTH_S = (0.1, 2 * TIMEOUT_S)
@@ -75,6 +77,21 @@ class Partition:
                 self.proxy.refuse()
         finally:
             self.proxy.pass_through()
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """No packet passes between one host and all others. TCP sends lost ones again, or gives up."""
+
+    network: Network
+    host: int
+
+    def strike(self, chance: random.Random, work: Callable[[float], None]) -> None:
+        self.network.cut(self.host)
+        try:
+            work(chance.uniform(*_LENGTH_S))
+        finally:
+            self.network.heal(self.host)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from storm.actors import PAGES, SPACES, Begin, End, Orders, Sight, check, read, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from storm.worlds import World
+    from storm.world import World
 
 WRITERS = 2
 _FORK = multiprocessing.get_context("fork")
@@ -112,6 +112,8 @@ class Storm:
             ((space, number) for space in range(len(SPACES)) for number in range(PAGES)), False
         )
         """Whether each page is there; None: a call was cut off."""
+        self._events: list[str] = []
+        """The hits and writes of this turn, with their times."""
 
     @property
     def kills(self) -> int:
@@ -122,6 +124,7 @@ class Storm:
         """Let processes work, hit the store, end the processes, and look at all pages."""
         self.figures["turns"] += 1
         chance = self._chance = random.Random(f"{self._seed}/{self.figures['turns']}")
+        self._events.clear()
         writers, reader = self._started()
         self._work([*writers, reader])
         if self._world.hazards and chance.random() < self._hits:
@@ -152,7 +155,9 @@ class Storm:
 
     def _hit(self, processes: Sequence[Process]) -> None:
         hazard = self._chance.choice(self._world.hazards)
+        began_s = time.monotonic()
         hazard.strike(self._chance, partial(self._work_for, processes))
+        self._note(began_s, time.monotonic(), repr(hazard))
         self.figures[type(hazard).__name__.lower()] += 1
         self._work(processes)
 
@@ -178,10 +183,12 @@ class Storm:
             elif isinstance(message, End) and begun is not None:
                 self.figures["calls"] += 1
                 self.figures["calls without an answer"] += message.answer is None
+                self._note(begun.began_s, begun.began_s + message.elapsed_s, f"{begun} {message}")
                 self._judge_length(begun, message.elapsed_s)
                 self._settle(begun, message.answer)
                 begun = None
         if begun is not None:
+            self._note(begun.began_s, process.ended_s, f"{begun}, then SIGKILL")
             self._judge_length(begun, process.ended_s - begun.began_s)
         self._judge_sights([message for message in messages if isinstance(message, Sight)])
 
@@ -195,6 +202,9 @@ class Storm:
         for place, number in enumerate(call.numbers):
             done = answer is not None and answer[place]
             self._there[call.space, number] = (call.operation == "batch_set") if done else None
+
+    def _note(self, began_s: float, ended_s: float, event: str) -> None:
+        self._events.append(f"{began_s:.3f} to {ended_s:.3f} s: {event}")
 
     def _judge_length(self, call: Begin, elapsed_s: float) -> None:
         limit_s = self._world.limit_s
@@ -220,6 +230,11 @@ class Storm:
         if not found and expected and self._world.retains:
             self.findings.append(f"page {number} of key space {space} was accepted, and is lost")
         self._there[space, number] = found
+
+
+    def timeline(self) -> list[str]:
+        """Return the hits and calls of the last turn, in order."""
+        return sorted(self._events)
 
 
 def rage(world: World, *, kills: int, seed: int, **shares: float) -> Storm:

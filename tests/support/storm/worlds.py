@@ -1,12 +1,10 @@
-"""The stores of a storm: how to open each, what it promises, and what may happen to it."""
+"""The stores of storms, by name."""
 
 from __future__ import annotations
 
 import subprocess
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,48 +13,21 @@ from s3_kit import config_of, make_ready
 from servers import Rclone, RedisServer, ServerProcess, wait_until
 
 from hicache_storage.registry import open_storage
-from storm.hazards import TIMEOUT_S, FullDisk, Hazard, Kill, Partition, Pause
+from storm.clusters import mooncake, redis_cluster
+from storm.hazards import TIMEOUT_S, FullDisk, Kill, Partition, Pause
+from storm.world import LIMIT_S, World, has_no_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from hicache_storage.storage import HiCacheStorage
 
-LIMIT_S = TIMEOUT_S + 1
-"""The time within which a call on a server must end."""
 _DISK_NBYTES = 1 << 20
 """Less than all pages of a storm need."""
 _SLOTS_DISK_NBYTES = 18 << 20
 """Slots for one of the key spaces of a storm, and the 16 MiB that `hf3fs` leaves free."""
-_LISTEN, _TIME_WAIT = "0A", "06"
-
-
-def _nothing() -> None:
-    """Do nothing."""
-
-
-def _none() -> list[str]:
-    return []
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class World:
-    """A store that processes share."""
-
-    open: Callable[[], HiCacheStorage]
-    hazards: tuple[Hazard, ...] = ()
-    """What may happen to its server or disk."""
-    limit_s: float | None = None
-    """The time within which a call must end. None: nothing bounds a file system."""
-    retains: bool = True
-    """Whether an accepted page stays until it is deleted. False: it may be evicted or forgotten."""
-    keeps_deletions: bool = True
-    """Whether a deleted page stays away until it is set."""
-    settle: Callable[[], None] = _nothing
-    """Wait until no request of a killed process can take effect any more."""
-    strays: Callable[[], list[str]] = _none
-    """Return the unpublished files that killed processes have left."""
 
 
 def _of(backend: str, config: dict[str, Any]) -> Callable[[], HiCacheStorage]:
@@ -136,17 +107,7 @@ def _behind(
         open=opened,
         hazards=(Kill(server), Pause(server), Partition(proxy)),
         limit_s=LIMIT_S,
-        settle=partial(wait_until, partial(_has_no_client, server)),
-    )
-
-
-def _has_no_client(server: ServerProcess) -> bool:
-    """Return whether the server has closed all its connections, and done what came over them."""
-    lines = Path(f"/proc/{server.pid}/net/tcp").read_text("ascii").splitlines()[1:]
-    fields = [line.split() for line in lines]
-    return not any(
-        local.endswith(f":{server.port:04X}") and state not in (_LISTEN, _TIME_WAIT)
-        for _, local, _, state, *_ in fields
+        settle=partial(wait_until, partial(has_no_client, server)),
     )
 
 
@@ -171,5 +132,8 @@ WORLDS: dict[str, Callable[[Path], AbstractContextManager[World]]] = {
     "hf3fs": _hf3fs,
     "hf3fs-disk": _hf3fs_on_full_disk,
     "redis": _redis,
+    "redis-cluster": partial(redis_cluster, 0),
+    "redis-failover": partial(redis_cluster, 1),
     "s3": _s3,
+    "mooncake": mooncake,
 }
