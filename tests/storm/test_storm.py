@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from storm.hazards import FullDisk, Isolation, Partition, Pause
-from storm.storm import rage
+from storm.progress import Progress
+from storm.storm import go_on, rage
 from storm.world import World
 from storm.worlds import WORLDS
 
@@ -193,3 +194,15 @@ def test_a_storm_finds_no_loss_where_the_store_may_evict(tmp_path: Path) -> None
     world = World(open=partial(faulty, tmp_path / "pages", lies), retains=False)
 
     assert [] == rage(world, kills=KILLS, seed=0).findings
+
+
+def test_a_storm_goes_on_from_what_was_kept(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    world = World(open=partial(on_file, tmp_path / "pages"))
+    go_on(world, Progress.load(kept, 3), kills=3)
+    other = World(open=partial(on_file, tmp_path / "other"))
+
+    storm = go_on(other, Progress.load(kept, 3), kills=6)
+
+    assert [] == storm.findings
+    assert (6, 2) == (storm.kills, storm.figures["turns"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from contextlib import contextmanager
 from functools import partial
@@ -140,6 +141,7 @@ def mooncake(directory: Path) -> Generator[World]:
     Pages are lost with the memory of the lender, and the list of pages with the master.
     """
     load_mooncake()
+    os.environ.setdefault("GLOG_minloglevel", "3")  # a line for each page that fails
     with Network(2) as network, _Master(network, 0, directory / "master") as master:
         lender = _Lender(network, 1, directory / "lender", master)
         with lender:

@@ -20,12 +20,12 @@ from __future__ import annotations
 import multiprocessing
 import random
 import time
-from collections import Counter
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 from storm.actors import PAGES, SPACES, Begin, End, Orders, Sight, check, read, write
+from storm.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -91,20 +91,25 @@ class Storm:
     """One store in a storm."""
 
     def __init__(
-        self, world: World, seed: int, *, hits: float = _HITS, stepped: float = _STEPPED
+        self,
+        world: World,
+        progress: Progress,
+        *,
+        hits: float = _HITS,
+        stepped: float = _STEPPED,
     ) -> None:
-        """Begin a storm.
+        """Begin a storm, or go on with one over an empty store.
 
         Args:
             world: The store.
-            seed: Decides the calls and the moments.
+            progress: The seed, which decides the calls and the moments, and the turns so far.
             hits: The share of turns in which the store is hit.
             stepped: The share of turns in which clocks are stepped.
         """
-        self.figures: Counter[str] = Counter()
-        self.findings: list[str] = []
+        self.figures = progress.figures
+        self.findings = progress.findings
         self._world = world
-        self._seed = seed
+        self._progress = progress
         self._hits = hits
         self._stepped = stepped
         self._chance = random.Random()
@@ -112,6 +117,8 @@ class Storm:
             ((space, number) for space in range(len(SPACES)) for number in range(PAGES)), False
         )
         """Whether each page is there; None: a call was cut off."""
+        self._lingering: set[tuple[int, int]] = set()
+        """The pages of sets in this turn that may take effect after later calls."""
         self._events: list[str] = []
         """The hits and writes of this turn, with their times."""
 
@@ -123,7 +130,9 @@ class Storm:
     def turn(self) -> None:
         """Let processes work, hit the store, end the processes, and look at all pages."""
         self.figures["turns"] += 1
-        chance = self._chance = random.Random(f"{self._seed}/{self.figures['turns']}")
+        turn = f"{self._progress.seed}/{self.figures['turns']}"
+        chance = self._chance = random.Random(turn)
+        self._lingering.clear()
         self._events.clear()
         writers, reader = self._started()
         self._work([*writers, reader])
@@ -137,6 +146,7 @@ class Storm:
         self._world.settle()
         self._judge_sights(Process(check, self._world).result(), whole=True)
         self.findings += [f"{path} was left behind" for path in self._world.strays()]
+        self._progress.save()
 
     def _started(self) -> tuple[list[Process], Process]:
         """Return writers and a reader. A signal may come while they start."""
@@ -186,6 +196,8 @@ class Storm:
                 self._note(begun.began_s, begun.began_s + message.elapsed_s, f"{begun} {message}")
                 self._judge_length(begun, message.elapsed_s)
                 self._settle(begun, message.answer)
+                if message.answer is None and self._world.lingers:
+                    self._lingering |= {(begun.space, number) for number in begun.numbers}
                 begun = None
         if begun is not None:
             self._note(begun.began_s, process.ended_s, f"{begun}, then SIGKILL")
@@ -201,6 +213,7 @@ class Storm:
             self.figures["pages refused"] += len(answer) - sum(answer)
         for place, number in enumerate(call.numbers):
             done = answer is not None and answer[place]
+            done = done and (call.space, number) not in self._lingering
             self._there[call.space, number] = (call.operation == "batch_set") if done else None
 
     def _note(self, began_s: float, ended_s: float, event: str) -> None:
@@ -231,7 +244,6 @@ class Storm:
             self.findings.append(f"page {number} of key space {space} was accepted, and is lost")
         self._there[space, number] = found
 
-
     def timeline(self) -> list[str]:
         """Return the hits and calls of the last turn, in order."""
         return sorted(self._events)
@@ -239,7 +251,12 @@ class Storm:
 
 def rage(world: World, *, kills: int, seed: int, **shares: float) -> Storm:
     """Kill as many processes and servers, or stop at the first finding."""
-    storm = Storm(world, seed, **shares)
+    return go_on(world, Progress(seed), kills=kills, **shares)
+
+
+def go_on(world: World, progress: Progress, *, kills: int, **shares: float) -> Storm:
+    """Go on until as many processes and servers are killed, or to the first finding."""
+    storm = Storm(world, progress, **shares)
     while storm.kills < kills and not storm.findings:
         storm.turn()
     return storm

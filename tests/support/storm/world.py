@@ -11,6 +11,7 @@ from storm.hazards import TIMEOUT_S
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hicache_conformance.tools.network.proxy import FaultProxy
     from servers import ServerProcess
 
     from hicache_storage.storage import HiCacheStorage
@@ -36,12 +37,18 @@ class World:
     open: Callable[[], HiCacheStorage]
     hazards: tuple[Hazard, ...] = ()
     """What may happen to its server or disk."""
+    proxy: FaultProxy | None = None
+    """The proxy between the clients and the server."""
     limit_s: float | None = None
     """The time within which a call must end. None: nothing bounds a file system."""
     retains: bool = True
     """Whether an accepted page stays until it is deleted. False: it may be evicted or forgotten."""
     keeps_deletions: bool = True
     """Whether a deleted page stays away until it is set."""
+    lingers: bool = False
+    """Whether a set without an answer may take effect after later calls, until `settle`.
+
+    Such a server goes on with requests of clients that have given up."""
     settle: Callable[[], None] = _nothing
     """Wait until no request of a killed process can take effect any more."""
     strays: Callable[[], list[str]] = _none

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +98,7 @@ def _s3(directory: Path) -> Generator[World]:
         make_ready(server)
         url = "http://{}:{}".format(*proxy.address)
         config = config_of(server, "storm", timeout_s=TIMEOUT_S, endpoint_url=url)
-        yield _behind(proxy, server, _of("s3", config))
+        yield replace(_behind(proxy, server, _of("s3", config)), lingers=True)
 
 
 def _behind(
@@ -106,6 +107,7 @@ def _behind(
     return World(
         open=opened,
         hazards=(Kill(server), Pause(server), Partition(proxy)),
+        proxy=proxy,
         limit_s=LIMIT_S,
         settle=partial(wait_until, partial(has_no_client, server)),
     )
