@@ -37,7 +37,7 @@ FIELD := field-sglang-file field-sglang-hf3fs field-sglang-seaweedfs field-sglan
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-sglang demo-lmcache demo-vllm environments test test-kit test-backends test-backends-servers test-backends-files \
   test-sdk test-sdk-core test-sdk-tools test-sdk-rest test-sglang test-sglang-full test-lmcache test-lmcache-full test-vllm test-vllm-full \
-  test-s3fs test-rgw test-mooncake test-long test-sanitized gpu fuzz explore explore-proof storm storm-calls wheel \
+  test-s3fs test-rgw test-mooncake test-long test-sanitized gpu fuzz explore explore-proof storm storm-calls soak wheel \
   quick check lint verify-types \
   format selftest kill-matrix rules-page identity-page cli-page docs release-check clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes bench-encrypted tenants \
   bench-controller bench-device-pool bench-scheduler bench-sglang bench-sglang-adapter bench-lmcache bench-vllm \
@@ -166,6 +166,11 @@ storm: $(VENV)/.mooncake .servers/.done ## STORM_KILLS processes and servers kil
 
 storm-calls: $(VENV)/.mooncake .servers/.done ## STORM_CALLS calls with faults of storages and networks, on all stores together
 	@$(STORM) --calls $(STORM_CALLS)
+
+SOAK_REQUESTS ?= 1000000
+
+soak: $(VENV)/.all ## SOAK_REQUESTS requests through engines with pools, ranks, hand-off and stores that come and go
+	@PYTHONPATH=tests/support $(BIN)/python -m storm.soak --requests $(SOAK_REQUESTS) --seed $(STORM_SEED) $(if $(STORM_FRESH),--fresh)
 
 TENANT_ATTEMPTS ?= 1000000
 TENANT_SEED ?= 0

@@ -13,6 +13,7 @@ from storm.progress import Progress
 from storm.world import World
 from storm.worlds import WORLDS
 
+from hicache_storage.page_store import PageStoreSettings
 from hicache_storage.registry import open_storage
 from hicache_storage.testing import Fault, FaultyStorage, Odds, WrapperStorage
 
@@ -101,9 +102,7 @@ def test_a_call_that_overruns_is_found(tmp_path: Path, monkeypatch: pytest.Monke
 def test_wrong_bytes_are_found_where_nothing_checks_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        calls, "PageStoreSettings", partial(calls.PageStoreSettings, checksum="none")
-    )
+    monkeypatch.setattr(calls, "PageStoreSettings", partial(PageStoreSettings, checksum="none"))
 
     def flipped(inner: HiCacheStorage) -> HiCacheStorage:
         return FaultyStorage(inner, [Odds("batch_set", Fault.FLIP, 0.3)])

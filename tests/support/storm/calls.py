@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hicache_conformance.tools.processes.resources import ProcessResources, remaining_after
@@ -116,7 +117,7 @@ class _Round:
         with FaultyStorage(inner, self._plan, seed=seed, hang_s=2 * TIMEOUT_S) as storage:
             with PageStore(storage, settings) as self._store:
                 for each in _SPACES:
-                    _retried(lambda each=each: self._store.open_space(each))
+                    _retried(partial(self._store.open_space, each))
                 self._run_threads()
             for (_, fault), count in storage.struck.items():
                 self._progress.figures[f"storage {fault.value}"] += count
