@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hicache_storage.page import Page
     from hicache_storage.storage import HiCacheStorage
 
-pytestmark = pytest.mark.no_cover
+pytestmark = [pytest.mark.no_cover, pytest.mark.timeout(300)]
 KILLS = 12
 
 
@@ -94,7 +94,7 @@ def careless(root: Path) -> HiCacheStorage:
         ("file", KILLS),
         ("file-disk", KILLS),
         ("redis", 2 * KILLS),
-        ("redis-cluster", 2 * KILLS),
+        pytest.param("redis-cluster", 2 * KILLS, marks=pytest.mark.slow),
         *(
             pytest.param(name, 1000, marks=pytest.mark.long)
             for name in WORLDS
@@ -159,7 +159,11 @@ def test_a_storm_finds_a_call_that_waits_for_its_server_beyond_its_limit(
 
 @pytest.mark.parametrize(
     ("name", "hazard"),
-    [("redis", Partition), ("redis-cluster", Isolation), ("file-disk", FullDisk)],
+    [
+        ("redis", Partition),
+        pytest.param("redis-cluster", Isolation, marks=pytest.mark.slow),
+        ("file-disk", FullDisk),
+    ],
 )
 def test_a_storm_finds_pages_that_were_accepted_in_vain(
     name: str, hazard: type, tmp_path: Path

@@ -10,6 +10,7 @@ The progress is kept in artifacts/storm, from where the next run with this seed 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fresh", action="store_true", help="begin anew with this seed")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # networks and disks are taken down
     names = options.stores or (WORLDS if options.calls is None else CALL_WORLDS)
     failed = False
     for name in names:

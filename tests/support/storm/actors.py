@@ -54,7 +54,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """How a process of a storm behaves."""
+    """The behaviour of a process of a storm."""
 
     seed: int
     steps_clock: bool = False

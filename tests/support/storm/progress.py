@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Progress:
-    """What has been done with one seed, and what was found."""
+    """The figures and findings of one seed so far."""
 
     seed: int
     figures: Counter[str] = field(default_factory=Counter[str])
@@ -28,10 +29,9 @@ class Progress:
     @classmethod
     def load(cls, path: Path, seed: int, *, fresh: bool = False) -> Self:
         """Read the progress with this seed. Begin anew where there is none, or if it is `fresh`."""
-        try:
+        kept: dict[str, Any] = {}
+        with suppress(FileNotFoundError):
             kept = json.loads(path.read_text())
-        except FileNotFoundError:
-            kept = {}
         if fresh or kept.get("seed") != seed:
             return cls(seed, path=path)
         return cls(seed, Counter(kept["figures"]), kept["findings"], kept["seconds"], path)
