@@ -26,8 +26,14 @@ from storm.worlds import WORLDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import FrameType
 
 _KEPT = ROOT / "artifacts" / "storm"
+
+
+def _end(_: int, __: FrameType | None) -> None:
+    """End by an exception, so that networks and disks are taken down."""
+    sys.exit(143)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fresh", action="store_true", help="begin anew with this seed")
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # networks and disks are taken down
+    signal.signal(signal.SIGTERM, _end)
     names = options.stores or (WORLDS if options.calls is None else CALL_WORLDS)
     failed = False
     for name in names:
