@@ -20,7 +20,8 @@ GPU_OUT ?= $(or $(OUT),artifacts/gpu)
 # `all` without mooncake, whose wheel is for CUDA: the tests take the other one, of the same module.
 EXTRAS := torch,metrics,otel,events,completion,redis,s3,fsspec,encrypted,conformance
 MOONCAKE_TESTS := tests/backends/mooncake/settings.py tests/backends/mooncake/storage.py \
-  tests/backends/mooncake/writers.py tests/backends/mooncake/outages.py tests/replay/over_mooncake.py tests/backends/mooncake/conformance.py
+  tests/backends/mooncake/writers.py tests/backends/mooncake/outages.py tests/replay/over_mooncake.py tests/storm/over_mooncake.py \
+  tests/backends/mooncake/conformance.py
 # Beside the system's: what tests/get_servers.sh fetched for Mooncake's client.
 FETCHED_LIBRARIES = $(subst $() ,:,$(wildcard $(CURDIR)/.servers/usr/lib/*-linux-gnu $(CURDIR)/.servers/lib/*-linux-gnu))
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
@@ -36,7 +37,7 @@ FIELD := field-sglang-file field-sglang-hf3fs field-sglang-seaweedfs field-sglan
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-sglang demo-lmcache demo-vllm environments test test-kit test-backends test-backends-servers test-backends-files \
   test-sdk test-sdk-core test-sdk-tools test-sdk-rest test-sglang test-sglang-full test-lmcache test-lmcache-full test-vllm test-vllm-full \
-  test-s3fs test-rgw test-mooncake test-long test-sanitized gpu fuzz explore explore-proof storm wheel \
+  test-s3fs test-rgw test-mooncake test-long test-sanitized gpu fuzz explore explore-proof storm storm-calls soak wheel \
   quick check lint verify-types \
   format selftest kill-matrix rules-page identity-page cli-page docs release-check clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes bench-encrypted tenants \
   bench-controller bench-device-pool bench-scheduler bench-sglang bench-sglang-adapter bench-lmcache bench-vllm \
@@ -155,10 +156,21 @@ fuzz: $(VENV)/.fuzz ## RUNS inputs to each parser, or to TARGET: Python guided b
 	@PYTHONPATH=tests:tests/support $(BIN)/python -m fuzz --runs $(RUNS) --seed $(SEED) --seconds $(FUZZ_SECONDS) $(TARGET)
 
 STORM_KILLS ?= 1000
+STORM_CALLS ?= 1000000
 STORM_SEED ?= 0
+STORM = PYTHONPATH=tests/support $(BIN)/python -m storm --seed $(STORM_SEED) $(if $(STORM_STORES),--stores $(STORM_STORES)) \
+  $(if $(STORM_FRESH),--fresh)
 
-storm: $(VENV)/.all .servers/.done ## STORM_KILLS processes and servers killed at random moments, on each store
-	@PYTHONPATH=tests/support $(BIN)/python -m storm --kills $(STORM_KILLS) --seed $(STORM_SEED)
+storm: $(VENV)/.mooncake .servers/.done ## STORM_KILLS processes and servers killed at random moments, on each store
+	@$(STORM) --kills $(STORM_KILLS)
+
+storm-calls: $(VENV)/.mooncake .servers/.done ## STORM_CALLS calls with faults of storages and networks, on all stores together
+	@$(STORM) --calls $(STORM_CALLS)
+
+SOAK_REQUESTS ?= 1000000
+
+soak: $(VENV)/.all ## SOAK_REQUESTS requests through engines with pools, ranks, hand-off and stores that come and go
+	@PYTHONPATH=tests/support $(BIN)/python -m storm.soak --requests $(SOAK_REQUESTS) --seed $(STORM_SEED) $(if $(STORM_FRESH),--fresh)
 
 TENANT_ATTEMPTS ?= 1000000
 TENANT_SEED ?= 0

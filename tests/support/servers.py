@@ -165,6 +165,7 @@ class RedisServer(ServerProcess):
     """`redis-server` without persistence, unless an option changes that. Options as in redis.conf."""
 
     programs: ClassVar[tuple[str, ...]] = ("redis-server",)
+    host = "127.0.0.1"
 
     def __init__(self, directory: Path, *options: str, port: int | None = None) -> None:
         super().__init__(directory, port)
@@ -172,7 +173,7 @@ class RedisServer(ServerProcess):
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
+        return f"redis://{self.host}:{self.port}/0"
 
     @property
     def socket_path(self) -> Path:
@@ -180,7 +181,7 @@ class RedisServer(ServerProcess):
         return self.directory / "socket"
 
     def command(self) -> list[str]:
-        fixed = f"--port {self.port} --bind 127.0.0.1 --save  --appendonly no --daemonize no"
+        fixed = f"--port {self.port} --bind {self.host} --save  --appendonly no --daemonize no"
         own = ["--dir", str(self.directory), "--unixsocket", str(self.socket_path)]
         return [program(*self.programs), *fixed.split(" "), *own, *self.options]
 
@@ -193,7 +194,7 @@ class RedisServer(ServerProcess):
             return connection.recv(64)[:1] in (b"+", b"-")  # an error such as NOAUTH is an answer
 
     def connected(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=1)
+        return socket.create_connection((self.host, self.port), timeout=1)
 
 
 class ValkeyServer(RedisServer):
@@ -235,11 +236,13 @@ class RedisCluster:
     """Three masters that share the slots. They stop, pause and start together."""
 
     server_class: ClassVar[type[RedisServer]] = RedisServer
+    enabled = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
+    replicas = 0
+    """The replicas of each master, which are among `nodes`."""
 
     def __init__(self, directory: Path, *options: str) -> None:
-        enabled = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
         self.nodes = [
-            self.server_class(directory / str(number), *enabled, *options, port=_cluster_port())
+            self.server_class(directory / str(number), *self.enabled, *options, port=cluster_port())
             for number in range(3)
         ]
         self._joined = False
@@ -253,9 +256,14 @@ class RedisCluster:
             node.start()
         if not self._joined:
             self._join()
-        wait_until(
-            lambda: all("cluster_state:ok" in self._cluster_info(node) for node in self.nodes)
-        )
+        wait_until(self.is_whole)
+
+    def is_whole(self) -> bool:
+        """Return whether every node says that all slots are served."""
+        try:
+            return all("cluster_state:ok" in self._cluster_info(node) for node in self.nodes)
+        except OSError:
+            return False
 
     def stop(self) -> None:
         for node in self.nodes:
@@ -281,10 +289,11 @@ class RedisCluster:
         self.stop()
 
     def _join(self) -> None:
-        addresses = [f"127.0.0.1:{node.port}" for node in self.nodes]
+        addresses = [f"{node.host}:{node.port}" for node in self.nodes]
         client = Path(program(*self.server_class.programs)).name.replace("-server", "-cli")
+        options = ["--cluster-yes", "--cluster-replicas", str(self.replicas)]
         subprocess.run(
-            [program(client), "--cluster", "create", *addresses, "--cluster-yes"],
+            [program(client), "--cluster", "create", *addresses, *options],
             env={**os.environ, **self.nodes[0].environment()},
             stdout=subprocess.DEVNULL,
             check=True,
@@ -378,6 +387,8 @@ class TlsRclone(Rclone):
 class MooncakeMaster(ServerProcess):
     """`mooncake_master`, which keeps the list of objects in memory."""
 
+    host = "127.0.0.1"
+
     def __init__(self, directory: Path, *options: str) -> None:
         super().__init__(directory)
         self.metrics_port = free_port()
@@ -386,22 +397,22 @@ class MooncakeMaster(ServerProcess):
     def command(self) -> list[str]:
         ports = [f"--rpc_port={self.port}", f"--metrics_port={self.metrics_port}"]
         ports += ["--default_kv_lease_ttl=200ms"]  # the time in which a read page can't be deleted
-        hosts = ["--rpc_address=127.0.0.1", "--metrics_host=127.0.0.1"]
+        hosts = [f"--rpc_address={self.host}", f"--metrics_host={self.host}"]
         return [program("mooncake_master"), *hosts, *ports, "--logtostderr=true", *self.options]
 
     def environment(self) -> Mapping[str, str]:
         return library_path()
 
     def answers(self) -> bool:
-        socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-        url = f"http://127.0.0.1:{self.metrics_port}/health"
+        socket.create_connection((self.host, self.port), timeout=1).close()
+        url = f"http://{self.host}:{self.metrics_port}/health"
         with urllib.request.urlopen(url, timeout=1):  # http only
             return True
 
     def config(self, **fields: Any) -> dict[str, Any]:
         """Return the config of a storage on this master."""
         return {
-            "master_server_address": f"127.0.0.1:{self.port}",
+            "master_server_address": f"{self.host}:{self.port}",
             "master_metrics_port": self.metrics_port,
             "local_hostname": "127.0.0.1",
             "protocol": "tcp",
@@ -471,7 +482,7 @@ def wait_until(condition: Callable[[], bool], limit_s: float = READY_LIMIT_S) ->
         time.sleep(_POLL_S)
 
 
-def _cluster_port() -> int:
+def cluster_port() -> int:
     """Return a port whose cluster bus, 10,000 above it, is free too."""
     while True:
         port = free_port()

@@ -19,6 +19,8 @@ from hicache_backends.hf3fs import Hf3fsStorage
 from hicache_backends.hf3fs.layout import BLOCK_NBYTES, MARK_NBYTES, Geometry, Place
 from hicache_backends.hf3fs.slots import SlotFiles
 from pages import blank, hash_of, page, space
+from storm.hazards import FullDisk
+from storm.worlds import small_disk
 
 from hicache_storage import (
     ConfigError,
@@ -456,6 +458,22 @@ class TestEviction:
             assert [True] * 10 + [False] * 20 == verdicts
             assert verdicts == storage.batch_exists(SPACE, HASHES[:30])
             assert 20 == storage.stats().counters["refused_no_space"]
+
+    def test_pages_are_refused_where_the_index_has_no_space(self, tmp_path: Path) -> None:
+        answers: list[list[bool]] = []
+        with small_disk(tmp_path / "disk", 24 << 20) as disk, opened(disk / "pages") as storage:
+            stored(storage, range(4))
+            FullDisk(disk).strike(
+                random.Random(0),
+                lambda _: answers.extend(
+                    storage.batch_set(SPACE, [each], [page()]) for each in HASHES[4:40]
+                ),
+            )
+            stored(storage, range(40, 44))
+
+            assert [[False]] * 36 == answers
+            assert [True] * 4 + [False] * 36 == storage.batch_exists(SPACE, HASHES[:40])
+            assert 36 == storage.stats().counters["refused_no_space"]
 
     def test_a_page_larger_than_the_capacity_is_refused(self, root: Path) -> None:
         with opened(root, capacity_nbytes=1000) as storage:

@@ -239,3 +239,25 @@ def test_passing_through_ends_a_delay_for_what_is_on_its_way(echo: ProxiedEcho) 
 def test_impossible_values_are_refused(echo: ProxiedEcho, mode: str, value: int) -> None:
     with pytest.raises(ValueError, match=str(value)):
         getattr(echo.proxy, mode)(value)
+
+
+# --- damage --------------------------------------------------------------------------------------
+
+
+def test_one_bit_is_inverted_after_so_many_bytes(echo: ProxiedEcho) -> None:
+    client = echo.connect()
+    echo.proxy.flip_after(9)
+    client.echo(b"whole")
+    client.send(b"wrong")
+
+    assert b"wron" + bytes([ord("g") ^ 16]) == client.receive(5)
+    assert 1 == echo.proxy.flips
+    client.echo(b"whole again")
+
+
+def test_a_request_is_damaged_on_its_way_up(echo: ProxiedEcho) -> None:
+    client = echo.connect()
+    echo.proxy.flip_after(0, direction="up")
+    client.send(b"a")
+
+    assert bytes([ord("a") ^ 1]) == client.receive(1)

@@ -1,49 +1,72 @@
 """Storms over the stores, one after the other.
 
-    PYTHONPATH=tests/support python -m storm [--stores file,redis] [--kills N] [--seed N]
+    PYTHONPATH=tests/support python -m storm [--stores file,redis] [--kills N] [--seed N] [--fresh]
+    PYTHONPATH=tests/support python -m storm --calls N ...
 
 A store's line has its figures, and the lines below it what was found. A finding makes the exit code 1.
+The progress is kept in artifacts/storm, from where the next run with this seed goes on.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import signal
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from storm.storm import rage
+import pytest
+from servers import ROOT
+
+from storm.calls import CALL_WORLDS, call
+from storm.progress import Progress
+from storm.storm import go_on
 from storm.worlds import WORLDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import FrameType
+
+_KEPT = ROOT / "artifacts" / "storm"
+
+
+def _end(_: int, __: FrameType | None) -> None:
+    """End by an exception, so that networks and disks are taken down."""
+    sys.exit(143)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the storms that the flags ask for."""
     parser = argparse.ArgumentParser(prog="storm")
-    parser.add_argument(
-        "--stores", type=lambda text: text.split(","), default=list(WORLDS), metavar="NAME,NAME"
-    )
+    parser.add_argument("--stores", type=lambda text: text.split(","), metavar="NAME,NAME")
     parser.add_argument("--kills", type=int, default=1000)
+    parser.add_argument("--calls", type=int, help="calls with faults, of all stores, and no kills")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--fresh", action="store_true", help="begin anew with this seed")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, _end)
+    names = options.stores or (WORLDS if options.calls is None else CALL_WORLDS)
     failed = False
-    for name in options.stores:
-        with (
-            tempfile.TemporaryDirectory(prefix="hicache-storm-") as scratch,
-            WORLDS[name](Path(scratch)) as world,
-        ):
-            began_s = time.monotonic()
-            storm = rage(world, kills=options.kills, seed=options.seed)
-            figures = {**storm.figures, "seconds": round(time.monotonic() - began_s)}
-        lines = [f"{name}, seed {options.seed}: {json.dumps(figures)}", *storm.findings]
-        sys.stdout.write("\n  ".join(lines) + "\n")
+    for name in names:
+        kind = "kills" if options.calls is None else "calls"
+        kept = _KEPT / f"{kind}-{name}.json"
+        progress = Progress.load(kept, options.seed, fresh=options.fresh)
+        try:
+            with (
+                tempfile.TemporaryDirectory(prefix="hicache-storm-") as scratch,
+                WORLDS[name](Path(scratch)) as world,
+            ):
+                if options.calls is None:
+                    go_on(world, progress, kills=options.kills)
+                else:
+                    call(world, progress, calls=-(-options.calls // len(names)))
+        except pytest.skip.Exception as reason:
+            sys.stdout.write(f"{name}: {reason}\n")
+        else:
+            sys.stdout.write(progress.report(name) + "\n")
         sys.stdout.flush()
-        failed = failed or bool(storm.findings)
+        failed = failed or bool(progress.findings)
     return int(failed)
 
 

@@ -1,24 +1,26 @@
-"""The processes of a storm: writers, readers and checkers, each of which a signal may end anywhere."""
+"""The processes of a storm: writers, readers and checkers. A signal may end each of them anywhere."""
 
 from __future__ import annotations
 
 import random
 import time
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from pages import blank, hash_of, page, space
 
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from multiprocessing.connection import Connection
 
     from hicache_storage.storage import HiCacheStorage
-    from storm.worlds import World
+    from storm.world import World
 
 T = TypeVar("T")
+Operation: TypeAlias = Literal["batch_get", "batch_set", "batch_delete"]
 
 NBYTES = 16 << 10
 SPACES = (space(page_nbytes=NBYTES), space(page_nbytes=NBYTES, pool="draft"))
@@ -27,15 +29,19 @@ PAGES = 48
 _MOST_A_CALL = 8
 _NO_ANSWER = (StorageTimeout, StorageUnavailable)
 _START_LIMIT_S = 30.0
+_DAY_S = 86_400.0
+_STEPS_S = (-365 * _DAY_S, -_DAY_S, -600.0, -1.0, 0.0, 1.0, 600.0, _DAY_S, 365 * _DAY_S)
+_STEP_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A call that a writer is about to make."""
+    """A call that a process is about to make."""
 
-    operation: Literal["batch_set", "batch_delete"]
+    operation: Operation
     space: int
     numbers: list[int]
+    began_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,15 @@ class End:
 
     answer: list[bool] | None
     elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """The behaviour of a process of a storm."""
+
+    seed: int
+    steps_clock: bool = False
+    """Whether the wall clock of the process is stepped between its calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,40 +95,66 @@ def _opened(world: World) -> HiCacheStorage:
     return storage
 
 
-def write(world: World, seed: int, writer: int, writers: int, link: Connection) -> None:
+class WallClock:
+    """The wall clock of this process from now on. It is the kernel's until it is stepped."""
+
+    def __init__(self) -> None:
+        self._offset_s = 0.0
+        now_s, now_ns = time.time, time.time_ns
+        time.time = lambda: now_s() + self._offset_s
+        time.time_ns = lambda: now_ns() + int(self._offset_s * 1e9)
+
+    def step(self, chance: random.Random) -> None:
+        """Step forward or back, up to a year from the kernel's clock."""
+        self._offset_s = chance.choice(_STEPS_S)
+
+
+def _calls(orders: Orders) -> Iterator[random.Random]:
+    """Yield what decides each call. Step the clock between some of them."""
+    chance = random.Random(orders.seed)
+    clock = WallClock() if orders.steps_clock else None
+    while True:
+        if clock is not None and chance.random() < _STEP_SHARE:
+            clock.step(chance)
+        yield chance
+
+
+def write(world: World, orders: Orders, writer: int, writers: int, link: Connection) -> None:
     """Set and delete the pages of one writer until a signal ends the process."""
-    chance, own = random.Random(seed), range(writer, PAGES, writers)
+    own = range(writer, PAGES, writers)
     with _opened(world) as storage:
-        while True:
+        for chance in _calls(orders):
             key_space = chance.randrange(len(SPACES))
             numbers = chance.sample(own, chance.randint(1, _MOST_A_CALL))
-            operation: Literal["batch_set", "batch_delete"] = (
-                "batch_delete" if chance.random() < 0.2 else "batch_set"
-            )
-            link.send(Begin(operation, key_space, numbers))
-            hashes, began_s = [hash_of(number) for number in numbers], time.monotonic()
-            try:
-                if operation == "batch_delete":
-                    answer = storage.batch_delete(SPACES[key_space], hashes)
-                else:
-                    pages = [page(NBYTES, seed=1000 * key_space + number) for number in numbers]
-                    answer = storage.batch_set(SPACES[key_space], hashes, pages)
-            except _NO_ANSWER:
-                answer = None
-            link.send(End(answer, time.monotonic() - began_s))
+            operation: Operation = "batch_delete" if chance.random() < 0.2 else "batch_set"
+            pages = [page(NBYTES, seed=1000 * key_space + number) for number in numbers]
+            arguments = (SPACES[key_space], [hash_of(number) for number in numbers])
+            begin = Begin(operation, key_space, numbers, time.monotonic())
+            link.send(begin)
+            answer = None
+            with suppress(*_NO_ANSWER):
+                answer = (
+                    storage.batch_delete(*arguments)
+                    if operation == "batch_delete"
+                    else storage.batch_set(*arguments, pages)
+                )
+            link.send(End(answer, time.monotonic() - begin.began_s))
 
 
-def read(world: World, seed: int, link: Connection) -> None:
-    """Read pages until a signal ends the process. Report the wrong ones."""
-    chance = random.Random(seed)
+def read(world: World, orders: Orders, link: Connection) -> None:
+    """Read pages until a signal ends the process. Report the calls, and wrong pages."""
     with _opened(world) as storage:
-        while True:
+        for chance in _calls(orders):
+            key_space = chance.randrange(len(SPACES))
             numbers = chance.sample(range(PAGES), chance.randint(1, _MOST_A_CALL))
-            try:
-                sight = see(storage, chance.randrange(len(SPACES)), numbers)
-            except _NO_ANSWER:
-                continue
-            if sight.wrong:
+            begin = Begin("batch_get", key_space, numbers, time.monotonic())
+            link.send(begin)
+            sight = None
+            with suppress(*_NO_ANSWER):
+                sight = see(storage, key_space, numbers)
+            answer = None if sight is None else [number in sight.found for number in numbers]
+            link.send(End(answer, time.monotonic() - begin.began_s))
+            if sight is not None and sight.wrong:
                 link.send(sight)
 
 

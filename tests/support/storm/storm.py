@@ -1,14 +1,16 @@
-"""A storm: processes share a store, and signals end them and its server at random moments.
+"""A storm: processes share a store, and something happens to them and to it at random moments.
 
-In each turn two writers and a reader work for some milliseconds. In some turns SIGKILL then ends the
-server, which starts again with its data. SIGKILL ends the writers and the reader one after the other,
-and a fresh process reads all pages. What is judged:
+In each turn two writers and a reader work for some milliseconds. In some turns the store is then hit
+in one way of its own: its server is killed or paused, the network is cut, its disk is full
+(`storm.hazards`). In some turns the wall clocks of the processes are stepped. SIGKILL ends the writers
+and the reader one after the other, and a fresh process reads all pages. What is judged:
 
 - No process gets a wrong byte.
 - A page that was accepted, and not deleted since, is found, unless the store may evict it.
 - A page that was deleted, and not set since, is not found.
 - A call that was cut off has happened or has not, for each of its pages.
 - No call lasts longer than `timeout_s` plus a second where the store has a server.
+- No unpublished file stays behind.
 
 The seed decides the calls and the moments. The kernel decides which of them meet, so two runs differ.
 """
@@ -18,17 +20,17 @@ from __future__ import annotations
 import multiprocessing
 import random
 import time
-from collections import Counter
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
-from storm.actors import PAGES, SPACES, Begin, End, Sight, check, read, write
-from storm.worlds import TIMEOUT_S
+from storm.actors import PAGES, SPACES, Begin, End, Orders, Sight, check, read, write
+from storm.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from storm.worlds import World
+    from storm.world import World
 
 WRITERS = 2
 _FORK = multiprocessing.get_context("fork")
@@ -36,7 +38,8 @@ _WORK_S = (0.002, 0.05)
 """The time for which processes work until a signal ends the first of them."""
 _STARTS_KILLED = 0.1
 """The share of turns whose first signal may come while the processes start."""
-_SERVER_KILLS = 0.2
+_HITS = 0.3
+_STEPPED = 0.2
 _LIMIT_S = 60.0
 
 
@@ -49,6 +52,8 @@ class Process:
         self._process.start()
         theirs.close()
         self.messages: list[object] = []
+        self.ended_s = 0.0
+        """The time at which a signal ended it."""
 
     def wait_for_message(self) -> None:
         """Wait until the process has sent something."""
@@ -62,6 +67,7 @@ class Process:
 
     def kill(self) -> list[object]:
         """End the process. Return all its messages."""
+        self.ended_s = time.monotonic()
         self._process.kill()
         self._process.join(_LIMIT_S)
         self.receive()
@@ -82,52 +88,103 @@ class Process:
 
 
 class Storm:
-    """One store under kills."""
+    """One store in a storm."""
 
-    def __init__(self, world: World, seed: int) -> None:
-        self.figures: Counter[str] = Counter()
-        self.findings: list[str] = []
+    def __init__(
+        self,
+        world: World,
+        progress: Progress,
+        *,
+        hits: float = _HITS,
+        stepped: float = _STEPPED,
+    ) -> None:
+        """Begin a storm, or go on with one over an empty store.
+
+        Args:
+            world: The store.
+            progress: The seed, which decides the calls and the moments, and the turns so far.
+            hits: The share of turns in which the store is hit.
+            stepped: The share of turns in which clocks are stepped.
+        """
+        self.figures = progress.figures
+        self.findings = progress.findings
         self._world = world
-        self._chance = random.Random(seed)
+        self._progress = progress
+        self._hits = hits
+        self._stepped = stepped
+        self._chance = random.Random()
         self._there: dict[tuple[int, int], bool | None] = dict.fromkeys(
             ((space, number) for space in range(len(SPACES)) for number in range(PAGES)), False
         )
         """Whether each page is there; None: a call was cut off."""
+        self._lingering: set[tuple[int, int]] = set()
+        """The pages of sets in this turn that may take effect after later calls."""
+        self._events: list[str] = []
+        """The hits and writes of this turn, with their times."""
+
+    @property
+    def kills(self) -> int:
+        """The processes and servers that SIGKILL has ended."""
+        return self.figures["process kills"] + self.figures["kill"]
 
     def turn(self) -> None:
-        """Let processes work, end them, and look at all pages."""
-        chance, world = self._chance, self._world
+        """Let processes work, hit the store, end the processes, and look at all pages."""
+        self.figures["turns"] += 1
+        turn = f"{self._progress.seed}/{self.figures['turns']}"
+        chance = self._chance = random.Random(turn)
+        self._lingering.clear()
+        self._events.clear()
+        writers, reader = self._started()
+        self._work([*writers, reader])
+        if self._world.hazards and chance.random() < self._hits:
+            self._hit([*writers, reader])
+        chance.shuffle(writers)
+        for writer in writers:
+            self._end(writer)
+            self._work([reader])
+        self._end(reader)
+        self._world.settle()
+        self._judge_sights(Process(check, self._world).result(), whole=True)
+        self.findings += [f"{path} was left behind" for path in self._world.strays()]
+        self._progress.save()
+
+    def _started(self) -> tuple[list[Process], Process]:
+        """Return writers and a reader. A signal may come while they start."""
+        chance, steps = self._chance, self._chance.random() < self._stepped
+        self.figures["turns with stepped clocks"] += steps
+        orders = [Orders(chance.getrandbits(32), steps) for _ in range(WRITERS + 1)]
         writers = [
-            Process(write, world, chance.getrandbits(32), number, WRITERS)
+            Process(write, self._world, orders[number], number, WRITERS)
             for number in range(WRITERS)
         ]
-        reader = Process(read, world, chance.getrandbits(32))
+        reader = Process(read, self._world, orders[WRITERS])
         if chance.random() >= _STARTS_KILLED:
             for writer in writers:
                 writer.wait_for_message()
-        self._work([*writers, reader])
-        if world.server is not None and chance.random() < _SERVER_KILLS:
-            world.server.stop()
-            world.server.start()
-            self.figures["server kills"] += 1
-            self._work([*writers, reader])
-        chance.shuffle(writers)
-        for writer in writers:
-            self._follow(writer.kill())
-            self._work([reader])
-        self._judge(reader.kill())
-        self.figures["process kills"] += len(writers) + 1
-        self._judge(Process(check, world).result(), whole=True)
+        return writers, reader
+
+    def _hit(self, processes: Sequence[Process]) -> None:
+        hazard = self._chance.choice(self._world.hazards)
+        began_s = time.monotonic()
+        hazard.strike(self._chance, partial(self._work_for, processes))
+        self._note(began_s, time.monotonic(), repr(hazard))
+        self.figures[type(hazard).__name__.lower()] += 1
+        self._work(processes)
 
     def _work(self, processes: Sequence[Process]) -> None:
-        until_s = time.monotonic() + self._chance.uniform(*_WORK_S)
+        self._work_for(processes, self._chance.uniform(*_WORK_S))
+
+    def _work_for(self, processes: Sequence[Process], length_s: float) -> None:
+        until_s = time.monotonic() + length_s
         while time.monotonic() < until_s:
             for process in processes:
                 process.receive()  # a full pipe would hold them up
             time.sleep(0.001)
 
-    def _follow(self, messages: Sequence[object]) -> None:
-        """Take in the calls of a writer."""
+    def _end(self, process: Process) -> None:
+        """Kill a process, and judge its calls."""
+        messages = process.kill()
+        self.figures["process kills"] += 1
         begun: Begin | None = None
         for message in messages:
             if isinstance(message, Begin):
@@ -136,17 +193,38 @@ class Storm:
             elif isinstance(message, End) and begun is not None:
                 self.figures["calls"] += 1
                 self.figures["calls without an answer"] += message.answer is None
-                if message.elapsed_s > TIMEOUT_S + 1 and self._world.server is not None:
-                    self.findings.append(f"{begun.operation} took {message.elapsed_s:.1f} s")
+                self._note(begun.began_s, begun.began_s + message.elapsed_s, f"{begun} {message}")
+                self._judge_length(begun, message.elapsed_s)
                 self._settle(begun, message.answer)
+                if message.answer is None and self._world.lingers:
+                    self._lingering |= {(begun.space, number) for number in begun.numbers}
+                begun = None
+        if begun is not None:
+            self._note(begun.began_s, process.ended_s, f"{begun}, then SIGKILL")
+            self._judge_length(begun, process.ended_s - begun.began_s)
+        self._judge_sights([message for message in messages if isinstance(message, Sight)])
 
     def _settle(self, call: Begin, answer: Sequence[bool] | None) -> None:
         """Note what a call did. A page that was not accepted, or not deleted, may be there or not."""
+        if call.operation == "batch_get":
+            return
+        if call.operation == "batch_set" and answer is not None:
+            self.figures["pages accepted"] += sum(answer)
+            self.figures["pages refused"] += len(answer) - sum(answer)
         for place, number in enumerate(call.numbers):
             done = answer is not None and answer[place]
+            done = done and (call.space, number) not in self._lingering
             self._there[call.space, number] = (call.operation == "batch_set") if done else None
 
-    def _judge(self, sights: Sequence[object], *, whole: bool = False) -> None:
+    def _note(self, began_s: float, ended_s: float, event: str) -> None:
+        self._events.append(f"{began_s:.3f} to {ended_s:.3f} s: {event}")
+
+    def _judge_length(self, call: Begin, elapsed_s: float) -> None:
+        limit_s = self._world.limit_s
+        if limit_s is not None and elapsed_s > limit_s:
+            self.findings.append(f"{call.operation} took {elapsed_s:.1f} s")
+
+    def _judge_sights(self, sights: Sequence[object], *, whole: bool = False) -> None:
         """Judge what was read: the bytes, and in a look at all pages which of them are there."""
         for sight in sights:
             assert isinstance(sight, Sight)
@@ -160,18 +238,25 @@ class Storm:
 
     def _judge_presence(self, space: int, number: int, *, found: bool) -> None:
         expected = self._there[space, number]
-        if found and expected is False:
+        if found and expected is False and self._world.keeps_deletions:
             self.findings.append(f"page {number} of key space {space} is there after its delete")
         if not found and expected and self._world.retains:
             self.findings.append(f"page {number} of key space {space} was accepted, and is lost")
         self._there[space, number] = found
 
+    def timeline(self) -> list[str]:
+        """Return the hits and calls of the last turn, in order."""
+        return sorted(self._events)
 
-def rage(world: World, *, kills: int, seed: int) -> Storm:
+
+def rage(world: World, *, kills: int, seed: int, **shares: float) -> Storm:
     """Kill as many processes and servers, or stop at the first finding."""
-    storm = Storm(world, seed)
-    while storm.figures["process kills"] + storm.figures["server kills"] < kills:
+    return go_on(world, Progress(seed), kills=kills, **shares)
+
+
+def go_on(world: World, progress: Progress, *, kills: int, **shares: float) -> Storm:
+    """Go on until as many processes and servers are killed, or to the first finding."""
+    storm = Storm(world, progress, **shares)
+    while storm.kills < kills and not storm.findings:
         storm.turn()
-        if storm.findings:
-            break
     return storm

@@ -1,16 +1,22 @@
-"""The stores of a storm: how to open each, what it promises, and its server."""
+"""The stores of storms, by name."""
 
 from __future__ import annotations
 
+import subprocess
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pytest
+from hicache_conformance.tools.network.proxy import FaultProxy
 from s3_kit import config_of, make_ready
-from servers import Rclone, RedisServer, ServerProcess
+from servers import Rclone, RedisServer, ServerProcess, wait_until
 
 from hicache_storage.registry import open_storage
+from storm.clusters import mooncake, redis_cluster
+from storm.hazards import TIMEOUT_S, FullDisk, Kill, Partition, Pause
+from storm.world import LIMIT_S, World, has_no_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -19,58 +25,117 @@ if TYPE_CHECKING:
 
     from hicache_storage.storage import HiCacheStorage
 
-TIMEOUT_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """A store that processes share."""
-
-    open: Callable[[], HiCacheStorage]
-    server: ServerProcess | None = None
-    """The server, which keeps accepted pages when it is killed. None: there is none to kill."""
-    retains: bool = True
-    """Whether an accepted page stays until it is deleted. False: it may be evicted."""
+_DISK_NBYTES = 1 << 20
+"""Less than all pages of a storm need."""
+_SLOTS_DISK_NBYTES = 18 << 20
+"""Slots for one of the key spaces of a storm, and the 16 MiB that `hf3fs` leaves free."""
 
 
 def _of(backend: str, config: dict[str, Any]) -> Callable[[], HiCacheStorage]:
     return partial(open_storage, backend, config)
 
 
+def _unpublished(root: Path) -> list[str]:
+    """Return the unpublished files of `file` under `root`."""
+    return [str(path) for path in root.glob("writers/*/*")]
+
+
 @contextmanager
 def _file(directory: Path) -> Generator[World]:
-    yield World(_of("file", {"path": str(directory / "pages")}))
+    root = directory / "pages"
+    yield World(open=_of("file", {"path": str(root)}), strays=partial(_unpublished, root))
 
 
 @contextmanager
 def _full_file(directory: Path) -> Generator[World]:
     config = {"path": str(directory / "pages"), "capacity_nbytes": 1 << 20}
-    yield World(_of("file", config), retains=False)
+    yield World(
+        open=_of("file", config),
+        strays=partial(_unpublished, directory / "pages"),
+        retains=False,
+    )
+
+
+@contextmanager
+def _file_on_full_disk(directory: Path) -> Generator[World]:
+    with small_disk(directory / "disk", _DISK_NBYTES) as disk:
+        root = disk / "pages"
+        yield World(
+            open=_of("file", {"path": str(root)}),
+            hazards=(FullDisk(disk),),
+            strays=partial(_unpublished, root),
+        )
 
 
 @contextmanager
 def _hf3fs(directory: Path) -> Generator[World]:
-    yield World(_of("hf3fs", {"path": str(directory / "pages")}))
+    yield World(open=_of("hf3fs", {"path": str(directory / "pages")}))
+
+
+@contextmanager
+def _hf3fs_on_full_disk(directory: Path) -> Generator[World]:
+    with small_disk(directory / "disk", _SLOTS_DISK_NBYTES) as disk:
+        yield World(open=_of("hf3fs", {"path": str(disk / "pages")}), hazards=(FullDisk(disk),))
 
 
 @contextmanager
 def _redis(directory: Path) -> Generator[World]:
     options = ("--appendonly", "yes", "--appendfsync", "always")
-    with RedisServer(directory / "server", *options) as server:
-        yield World(_of("redis", {"url": server.url, "timeout_s": TIMEOUT_S}), server)
+    with (
+        RedisServer(directory / "server", *options) as server,
+        FaultProxy(("127.0.0.1", server.port)) as proxy,
+    ):
+        url = "redis://{}:{}/0".format(*proxy.address)
+        yield _behind(proxy, server, _of("redis", {"url": url, "timeout_s": TIMEOUT_S}))
 
 
 @contextmanager
 def _s3(directory: Path) -> Generator[World]:
-    with Rclone(directory / "server") as server:
+    with (
+        Rclone(directory / "server") as server,
+        FaultProxy(("127.0.0.1", server.port)) as proxy,
+    ):
         make_ready(server)
-        yield World(_of("s3", config_of(server, "storm", timeout_s=TIMEOUT_S)), server)
+        url = "http://{}:{}".format(*proxy.address)
+        config = config_of(server, "storm", timeout_s=TIMEOUT_S, endpoint_url=url)
+        yield replace(_behind(proxy, server, _of("s3", config)), lingers=True)
+
+
+def _behind(
+    proxy: FaultProxy, server: ServerProcess, opened: Callable[[], HiCacheStorage]
+) -> World:
+    return World(
+        open=opened,
+        hazards=(Kill(server), Pause(server), Partition(proxy)),
+        proxy=proxy,
+        limit_s=LIMIT_S,
+        settle=partial(wait_until, partial(has_no_client, server)),
+    )
+
+
+@contextmanager
+def small_disk(directory: Path, nbytes: int) -> Generator[Path]:
+    """Mount a file system in memory. It needs root."""
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={nbytes}", "hicache-storm", str(directory)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no small disk here: {done.stderr.strip()}")
+    try:
+        yield directory
+    finally:
+        subprocess.run(["umount", str(directory)], check=True)  # noqa: S607  # root's PATH
 
 
 WORLDS: dict[str, Callable[[Path], AbstractContextManager[World]]] = {
     "file": _file,
-    "file-full": _full_file,
+    "file-capacity": _full_file,
+    "file-disk": _file_on_full_disk,
     "hf3fs": _hf3fs,
+    "hf3fs-disk": _hf3fs_on_full_disk,
     "redis": _redis,
+    "redis-cluster": partial(redis_cluster, 0),
+    "redis-failover": partial(redis_cluster, 1),
     "s3": _s3,
+    "mooncake": mooncake,
 }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hicache_backends.hf3fs.index import sqlite_statements as statements
 from hicache_backends.hf3fs.index import sqlite_tables as tables
 from hicache_backends.hf3fs.index.base import Index, View
-from hicache_backends.hf3fs.index.sqlite_database import Database
+from hicache_backends.hf3fs.index.sqlite_database import Database, NoSpaceForIndex
 from hicache_backends.hf3fs.layout import Geometry, Place, written_ns
 from hicache_backends.hf3fs.slots import SlotFiles
 from hicache_storage.backend_support.deadline import Deadline
@@ -73,23 +73,10 @@ class SqliteIndex(Index):
             yield _SqliteView(session, tables.id_of(files), deadline)
 
     def reserve(self, files: SlotFiles, count: int, deadline: Deadline) -> list[Place]:
-        with self._unsettled_lock:
-            unsettled, self._unsettled = self._unsettled, []
-        if not unsettled and (places := self._reserve_at_once(files, count, deadline)):
-            return places
         try:
-            with self._database.transaction(deadline) as db:
-                _free_reserved(db, unsettled)
-                reservation = tables.Reservation(
-                    db, files, self._limits, self._writer, self._layout
-                )
-                places = reservation.reserve(count)
-                self._update_used(db)
-        except BaseException:
-            self._add_unsettled(unsettled)
-            raise
-        self.evicted += reservation.evicted
-        return places
+            return self._reserve(files, count, deadline)
+        except NoSpaceForIndex:
+            return []
 
     def settle(
         self,
@@ -189,6 +176,25 @@ class SqliteIndex(Index):
         self._database.close()
 
     # --- parts ---------------------------------------------------------------------------------------
+
+    def _reserve(self, files: SlotFiles, count: int, deadline: Deadline) -> list[Place]:
+        with self._unsettled_lock:
+            unsettled, self._unsettled = self._unsettled, []
+        if not unsettled and (places := self._reserve_at_once(files, count, deadline)):
+            return places
+        try:
+            with self._database.transaction(deadline) as db:
+                _free_reserved(db, unsettled)
+                reservation = tables.Reservation(
+                    db, files, self._limits, self._writer, self._layout
+                )
+                places = reservation.reserve(count)
+                self._update_used(db)
+        except BaseException:
+            self._add_unsettled(unsettled)
+            raise
+        self.evicted += reservation.evicted
+        return places
 
     def _reserve_at_once(
         self, files: SlotFiles, count: int, deadline: Deadline

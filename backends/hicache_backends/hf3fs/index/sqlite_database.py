@@ -295,7 +295,10 @@ class Database:
             if _code(error) in _BROKEN:
                 with suppress(HiCacheError, OSError):
                     self._discard(session, "damaged")
-            raise self._unavailable(error) from error
+            unavailable = self._unavailable(error)
+            if _code(error) == sqlite3.SQLITE_FULL:
+                raise NoSpaceForIndex(*unavailable.args) from error
+            raise unavailable from error
         except OSError as error:
             if isinstance(error, HiCacheError):
                 raise
@@ -313,6 +316,10 @@ class Database:
     def _unavailable(self, error: Exception) -> StorageUnavailable:
         reason = getattr(error, "strerror", None) or str(error)
         return StorageUnavailable(f"hf3fs: {self._layout.index} cannot be used: {reason}")
+
+
+class NoSpaceForIndex(StorageUnavailable):
+    """The file system is full, and the index could not grow. The transaction has changed nothing."""
 
 
 class _HeldIdentity(threading.local):

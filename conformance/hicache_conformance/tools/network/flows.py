@@ -26,6 +26,15 @@ class Cut:
     orderly: bool
 
 
+@dataclass
+class Flip:
+    """An inverted bit in the middle of one connection's bytes."""
+
+    direction: Direction
+    left_nbytes: int
+    """The number of bytes before the one that is damaged."""
+
+
 @dataclass(frozen=True)
 class Mode:
     """The behaviour of the relay. By default every byte passes through."""
@@ -37,6 +46,7 @@ class Mode:
     delay_s: float = 0.0
     nbytes_per_s: float | None = None
     cut: Cut | None = None
+    flip: Flip | None = None
 
 
 @dataclass
@@ -45,6 +55,7 @@ class Counts:
 
     connections: int = 0
     cuts: int = 0
+    flips: int = 0
     turns: int = 0
     nbytes: dict[Direction, int] = field(default_factory=lambda: {"up": 0, "down": 0})
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Self, TypeVar
 
 from hicache_conformance.tools.network.endpoints import Endpoint, endpoints_in, redirected
-from hicache_conformance.tools.network.flows import Cut, Direction, Mode
+from hicache_conformance.tools.network.flows import Cut, Direction, Flip, Mode
 from hicache_conformance.tools.network.relay_process import HostedRelay
 
 __all__ = ["Direction", "Endpoint", "FaultProxy", "endpoints_in", "redirected"]
@@ -86,6 +86,13 @@ class FaultProxy:
         """Deliver `nbytes` more of replies, end their connection in order, then pass through."""
         self._behave(Mode(cut=Cut("down", _not_negative("nbytes", nbytes), orderly=True)))
 
+    def flip_after(self, nbytes: int, *, direction: Direction = "down") -> None:
+        """Deliver `nbytes` more of a direction, invert one bit of the next byte, then pass through.
+
+        TCP's own checksum does not see it, as where a host's memory or network card is broken.
+        """
+        self._behave(Mode(flip=Flip(direction, _not_negative("nbytes", nbytes))))
+
     def drip(self, nbytes_per_s: float) -> None:
         """Deliver at most `nbytes_per_s` in each direction of each connection."""
         if not nbytes_per_s > 0:
@@ -122,6 +129,11 @@ class FaultProxy:
     def cuts(self) -> int:
         """The number of connections that `reset_after` and `truncate_after` have ended."""
         return self._relay.counts().cuts
+
+    @property
+    def flips(self) -> int:
+        """The number of bits that `flip_after` has inverted."""
+        return self._relay.counts().flips
 
     @property
     def held(self) -> int:

@@ -301,6 +301,7 @@ class Relay:
                 self._end_broken(connection, flow.sink)
 
     def _send(self, connection: Connection, flow: Flow) -> None:
+        self._flip(flow)
         piece = flow.held[0][1]
         most, sent = len(piece), 0
         cut = self.mode.cut
@@ -313,10 +314,26 @@ class Relay:
             sent = flow.sink.send(piece[:most])
             flow.sent(sent)
             self.counts.nbytes[flow.direction] += sent
+        if self.mode.flip is not None and self.mode.flip.direction == flow.direction:
+            self.mode.flip.left_nbytes -= sent
         if cut is not None and cut.direction == flow.direction:
             cut.left_nbytes -= sent
             if not cut.left_nbytes:
                 self._cut(connection, flow, orderly=cut.orderly)
+
+    def _flip(self, flow: Flow) -> None:
+        """Damage the piece that is sent next, where the mode says so, then pass through."""
+        flip = self.mode.flip
+        if flip is None or flip.direction != flow.direction:
+            return
+        arrived_s, piece = flow.held[0]
+        if flip.left_nbytes >= len(piece):
+            return
+        damaged = bytearray(piece)
+        damaged[flip.left_nbytes] ^= 1 << flip.left_nbytes % 8
+        flow.held[0] = arrived_s, bytes(damaged)
+        self.mode = Mode()
+        self.counts.flips += 1
 
     def _cut(self, connection: Connection, flow: Flow, *, orderly: bool) -> None:
         self.mode = Mode()

@@ -1,0 +1,139 @@
+"""Some thousand calls with faults over real stores, and calls that find what is wrong with a store."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+from storm import calls
+from storm.calls import call
+from storm.progress import Progress
+from storm.world import World
+from storm.worlds import WORLDS
+
+from hicache_storage.page_store import PageStoreSettings
+from hicache_storage.registry import open_storage
+from hicache_storage.testing import Fault, FaultyStorage, Odds, WrapperStorage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+    from hicache_storage.storage import HiCacheStorage
+
+pytestmark = pytest.mark.no_cover
+
+
+class LeakyStorage(WrapperStorage):
+    """A storage that leaves a thread behind."""
+
+    def __init__(self, inner: HiCacheStorage, released: threading.Event) -> None:
+        super().__init__(inner)
+        threading.Thread(target=released.wait, daemon=True).start()
+
+
+class FailingStorage(WrapperStorage):
+    """A storage whose reads raise an error that the contract does not name."""
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        raise KeyError(hashes[0])
+
+
+def world_of(wrap: Callable[[HiCacheStorage], HiCacheStorage], directory: Path) -> World:
+    """Return a world of `file` with a wrapper."""
+
+    def opened() -> HiCacheStorage:
+        return wrap(open_storage("file", {"path": str(directory / "pages")}))
+
+    return World(open=opened)
+
+
+def findings(world: World, count: int, plan: Sequence[Odds] = ()) -> list[str]:
+    progress = Progress(seed=0)
+    call(world, progress, calls=count, plan=plan)
+    return progress.findings
+
+
+@pytest.mark.parametrize("name", ["file", "redis", "s3"])
+def test_faults_of_storages_and_networks_break_no_promise(name: str, tmp_path: Path) -> None:
+    progress = Progress(seed=1)
+    with WORLDS[name](tmp_path) as world:
+        call(world, progress, calls=1000)
+
+    assert [] == progress.findings
+    assert 1000 == progress.figures["calls"]
+    assert progress.figures["pages read"] > 0
+    assert progress.figures["storage raise"] > 0
+
+
+def test_a_round_that_leaves_a_thread_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "ROUND", 20)
+    monkeypatch.setattr(calls, "_LEFT_LIMIT_S", 0.1)
+    released = threading.Event()
+    try:
+        found = findings(world_of(partial(LeakyStorage, released=released), tmp_path), 40)
+    finally:
+        released.set()
+
+    assert "left thread" in found[0]
+
+
+def test_a_foreign_error_is_found(tmp_path: Path) -> None:
+    assert "load ended with an error that the contract does not name" in findings(
+        world_of(FailingStorage, tmp_path), 100
+    )
+
+
+def test_a_call_that_overruns_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "GRACE_S", -0.45)
+    delays = [Odds("batch_get", Fault.DELAY, 1.0)]
+
+    assert any("load took" in each for each in findings(world_of(_same, tmp_path), 50, delays))
+
+
+def test_wrong_bytes_are_found_where_nothing_checks_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "PageStoreSettings", partial(PageStoreSettings, checksum="none"))
+
+    def flipped(inner: HiCacheStorage) -> HiCacheStorage:
+        return FaultyStorage(inner, [Odds("batch_set", Fault.FLIP, 0.3)])
+
+    found = findings(world_of(flipped, tmp_path), 300)
+
+    assert any("has wrong bytes" in each for each in found)
+
+
+def test_calls_go_on_from_what_was_kept(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    call(world_of(_same, tmp_path), Progress.load(kept, 7), calls=50)
+    progress = Progress.load(kept, 7)
+
+    assert 50 == progress.figures["calls"]
+
+    call(world_of(_same, tmp_path), progress, calls=80)
+
+    assert (80, 2) == (progress.figures["calls"], progress.figures["rounds"])
+
+
+def test_another_seed_or_a_fresh_start_begins_anew(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    progress = Progress.load(kept, 7)
+    progress.figures["calls"] = 9
+    progress.save()
+
+    assert 9 == Progress.load(kept, 7).figures["calls"]
+    assert 0 == Progress.load(kept, 8).figures["calls"]
+    assert 0 == Progress.load(kept, 7, fresh=True).figures["calls"]
+
+
+def _same(inner: HiCacheStorage) -> HiCacheStorage:
+    return inner

@@ -1,0 +1,120 @@
+"""What happens to a store's server or disk in the middle of a turn, besides the ends of processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from hicache_conformance.tools.network.proxy import FaultProxy
+
+    from storm.networks import Network
+
+TIMEOUT_S = 2.0
+"""The time limit of calls in a storm."""
+_LENGTH_S = (0.1, 2 * TIMEOUT_S)
+"""The time for which a server does not answer. A call without a limit would be seen to last too long."""
+
+
+class _Server(Protocol):
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+
+
+class Hazard(Protocol):
+    """A way in which a store is hit. When `strike` returns, the store is well again."""
+
+    def strike(self, chance: random.Random, work: Callable[[float], None]) -> None:
+        """Hit the store. `work` lets the processes work for some seconds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """SIGKILL, and a start with the same data."""
+
+    server: _Server
+
+    def strike(self, chance: random.Random, work: Callable[[float], None]) -> None:
+        self.server.stop()
+        self.server.start()
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """SIGSTOP, and SIGCONT later. The kernel accepts connections and requests meanwhile."""
+
+    server: _Server
+
+    def strike(self, chance: random.Random, work: Callable[[float], None]) -> None:
+        self.server.pause()
+        try:
+            work(chance.uniform(*_LENGTH_S))
+        finally:
+            self.server.resume()
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """No byte passes between the clients and the server, or none in one direction.
+
+    Afterwards the bytes on their way arrive late, or their connections are reset.
+    """
+
+    proxy: FaultProxy
+
+    def strike(self, chance: random.Random, work: Callable[[float], None]) -> None:
+        self.proxy.go_silent(chance.choice((None, "up", "down")))
+        try:
+            work(chance.uniform(*_LENGTH_S))
+            if chance.random() < 0.5:
+                self.proxy.refuse()
+        finally:
+            self.proxy.pass_through()
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """No packet passes between one host and all others. TCP sends lost ones again, or gives up."""
+
+    network: Network
+    host: int
+
+    def strike(self, chance: random.Random, work: Callable[[float], None]) -> None:
+        self.network.cut(self.host)
+        try:
+            work(chance.uniform(*_LENGTH_S))
+        finally:
+            self.network.heal(self.host)
+
+
+@dataclass(frozen=True, slots=True)
+class FullDisk:
+    """A file takes the rest of the disk for a while."""
+
+    directory: Path
+
+    def strike(self, chance: random.Random, work: Callable[[float], None]) -> None:
+        filler = self.directory / "filler"
+        try:
+            with filler.open("wb", buffering=0) as file:
+                _fill(file.write)
+            work(chance.uniform(0.01, 0.1))
+        finally:
+            filler.unlink(missing_ok=True)
+
+
+def _fill(write: Callable[[bytes], object]) -> None:
+    """Write until there is no space."""
+    block = bytes(4096)
+    while True:
+        try:
+            write(block)
+        except OSError:
+            return

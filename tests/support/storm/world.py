@@ -1,0 +1,65 @@
+"""A store of a storm: how to open it, what it promises, and what may happen to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from storm.hazards import TIMEOUT_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hicache_conformance.tools.network.proxy import FaultProxy
+    from servers import ServerProcess
+
+    from hicache_storage.storage import HiCacheStorage
+    from storm.hazards import Hazard
+
+LIMIT_S = TIMEOUT_S + 1
+"""The time within which a call on a server must end."""
+_LISTEN, _TIME_WAIT = "0A", "06"
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def _none() -> list[str]:
+    return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """A store that processes share."""
+
+    open: Callable[[], HiCacheStorage]
+    hazards: tuple[Hazard, ...] = ()
+    """What may happen to its server or disk."""
+    proxy: FaultProxy | None = None
+    """The proxy between the clients and the server."""
+    limit_s: float | None = None
+    """The time within which a call must end. None: nothing bounds a file system."""
+    retains: bool = True
+    """Whether an accepted page stays until it is deleted. False: it may be evicted or forgotten."""
+    keeps_deletions: bool = True
+    """Whether a deleted page stays away until it is set."""
+    lingers: bool = False
+    """Whether a set without an answer may take effect after later calls, until `settle`.
+
+    Such a server goes on with requests of clients that have given up."""
+    settle: Callable[[], None] = _nothing
+    """Wait until no request of a killed process can take effect any more."""
+    strays: Callable[[], list[str]] = _none
+    """Return the unpublished files that killed processes have left."""
+
+
+def has_no_client(server: ServerProcess) -> bool:
+    """Return whether the server has closed all its connections, and done what came over them."""
+    lines = Path(f"/proc/{server.pid}/net/tcp").read_text("ascii").splitlines()[1:]
+    fields = [line.split() for line in lines]
+    return not any(
+        local.endswith(f":{server.port:04X}") and state not in (_LISTEN, _TIME_WAIT)
+        for _, local, _, state, *_ in fields
+    )
