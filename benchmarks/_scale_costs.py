@@ -87,9 +87,10 @@ class FilledStore:
         self._new = range(self._new.start, numbers.stop)
         return set_numbers(self.storage, self._set_batch, numbers, self._page_nbytes)
 
-    def evict(self) -> Sample:
-        """Set so many new pages that a store at its capacity has used several lists of victims."""
-        return self.set(max(8 * self._batch_pages, int(self._place.evictions_a_page * self.pages)))
+    def evict(self, turns: int) -> Sample:
+        """Set new pages. In `turns` turns a store at its capacity uses several lists of victims."""
+        share = int(self._place.evictions_a_page * self.pages / turns)
+        return self.set(max(4 * self._batch_pages, share))
 
     def forget_new(self) -> None:
         """Remove the pages that `set` has added."""

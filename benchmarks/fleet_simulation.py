@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from _fleet_model import FleetSettings, Router, max_over_mean, simulate
+from _fleet_model import BUCKETS, FleetSettings, Router, max_over_mean, simulate
 from hicache_backends.redis.layout import BUCKETS as BUCKET_NAMES
 from hicache_backends.redis.layout import SpaceKeys
 from redis.crc import key_slot
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     titles = ("read, written", *(f"{number} servers" for number in _SERVERS))
     _print_table(titles, [[name, *cells] for name, cells in loads.items()])
     if chosen.json is not None:
-        report = {name: asdict(figures) for name, figures in runs.items()}
+        report = {name: _plain(figures) for name, figures in runs.items()}
         chosen.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
@@ -176,6 +176,14 @@ def placement(
         slots = [key_slot(keys.index(bucket)) for bucket in BUCKET_NAMES]
         placed.append((nbytes, [slot * servers // _SLOTS for slot in slots]))
     return placed
+
+
+def _plain(figures: FleetFigures) -> dict[str, Any]:
+    """Return the figures ready for JSON. Counts by bucket are lists."""
+    plain = {field.name: getattr(figures, field.name) for field in fields(figures)}
+    for name in ("reads", "writes"):
+        plain[name] = [plain[name][bucket] for bucket in range(BUCKETS)]
+    return plain
 
 
 # --- tables --------------------------------------------------------------------------------------

@@ -20,17 +20,18 @@ from typing import TYPE_CHECKING, Any
 
 from _harness import console, machine_facts
 from _scale_costs import FilledStore
+from _scale_fill import Sample
 from _scale_places import PLACES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from _scale_fill import Sample
 
 REFERENCE_PAGES = 1000
 _STORES = "redis,file,hf3fs,s3"
 _PAGES = "1000,10000,100000,1000000"
 _ONE_SCAN_ABOVE = 300_000
+_CLEARED_REPEATEDLY = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +76,12 @@ def measured(name: str, pages: int, amounts: Amounts) -> Iterator[Cost]:
                 scans = _scans(pages, amounts)
                 yield _in_turns("count", scans, store, store.count, reference.count)
             cleared = [_cleared(reference) for _ in range(amounts.rounds)]
+            repeated = range(amounts.rounds if pages <= _CLEARED_REPEATEDLY else 0)
+            clears = [_cleared(store) for _ in repeated]
             if here.fill_capacity is not None:
                 with store.at_capacity(), reference.at_capacity():
-                    yield _in_turns("evict", 1, store, store.evict, reference.evict)
-            yield _cost("clear", store, [store.clear()], cleared)
+                    yield _evictions(store, reference, amounts.rounds)
+            yield _cost("clear", store, clears or [store.clear()], cleared)
         finally:
             store.close()
             reference.close()
@@ -135,6 +138,21 @@ def _in_turns(
         samples.append(ours())
         reference.append(theirs())
     return _cost(name, store, samples, reference)
+
+
+def _evictions(store: FilledStore, reference: FilledStore, turns: int) -> Cost:
+    """Measure evictions in turns. The cost is the mean: a few of them wait for a list of victims."""
+    samples = [(store.evict(turns), reference.evict(turns)) for _ in range(turns)]
+    ours, theirs = (_total(each) for each in zip(*samples, strict=True))
+    return _cost("evict", store, [ours], [theirs])
+
+
+def _total(samples: Sequence[Sample]) -> Sample:
+    return Sample(
+        count=sum(sample.count for sample in samples),
+        wall_s=sum(sample.wall_s for sample in samples),
+        cpu_s=sum(sample.cpu_s for sample in samples),
+    )
 
 
 def _cost(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ from hicache_storage.replay.trace import BLOCK_TOKENS, Request, synthetic_trace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 _TWO = FleetSettings(engines=2, host_blocks=100, storage_blocks=100)
 _SPACE = KeySpace(
@@ -214,10 +216,15 @@ def test_the_load_of_the_busiest_server_is_compared_with_the_mean() -> None:
     assert max_over_mean(Counter({0: 3, 200: 1}), [(10.0, first_half)]) == 1.5
 
 
-def test_the_program_prints_its_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--conversations", "20", "--engines", "4", "--host-size", "1GiB"])
+def test_the_program_prints_its_tables(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    json_file = tmp_path / "fleet.json"
+    flags = ["--conversations", "20", "--engines", "4", "--host-size", "1GiB"]
+
+    main([*flags, "--json", str(json_file)])
 
     printed = capsys.readouterr().out
+    figures = json.loads(json_file.read_text())["round robin"]
+    assert sum(figures["writes"]) == 8 * figures["written"]
     assert "| round robin, no L3 |" in printed
     assert "| second use |" in printed
     assert "| 2 pools of 8 ranks |" in printed
