@@ -137,6 +137,7 @@ class FilledStore:
         """Let the store have no space beyond its pages, so that every `set` evicts."""
         assert self._place.fill_capacity is not None
         assert self._place.evicted is not None
+        self._reopen()  # other processes may have set pages that this storage has not counted
         self._reopen(**self._place.fill_capacity(self._stored_nbytes()))
         before, first = self._place.evicted(self.storage), self._new.stop
         yield

@@ -210,7 +210,7 @@ def _hit_row(name: str, figures: FleetFigures, block_nbytes: int, requests: int)
     hits = figures.host_hits + figures.storage_hits
     return [
         name,
-        *(_share(n, figures.blocks) for n in (hits, figures.host_hits, figures.storage_hits)),
+        *(f"{n / figures.blocks:.3f}" for n in (hits, figures.host_hits, figures.storage_hits)),
         *(f"{n * block_nbytes / _TB:.2f} TB" for n in (figures.storage_hits, figures.written)),
         f"{figures.waited_s / requests:.2f} s",
     ]

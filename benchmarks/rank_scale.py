@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _POOL = "kv:mha,layers=8,heads=8,dim=16"
 _HOST_NBYTES = 160 << 20
 """L2 of all ranks together: 640 pages, which are 80 blocks."""
-_TITLES = ("", "ranks", "requests/s", "MB/s", "pages/s", "prefetch p50, p99", "verified", "corrupt")
+_TITLES = ("", "requests/s", "MB/s", "1000 pages/s", "prefetch p50, p99", "verified", "corrupt")
 
 
 @contextmanager
@@ -78,11 +78,10 @@ def row(name: str, ranks: int, runs: Sequence[dict[str, Any]]) -> list[str]:
     seconds = [run["elapsed_s"] for run in runs]
     waits = [1e3 * median([run["prefetch"][p] for run in runs]) for p in ("p50_s", "p99_s")]
     return [
-        name,
-        str(ranks),
+        f"`{name}`, {ranks} rank{'s' * (ranks > 1)}",
         f"{median([run['requests'] / run['elapsed_s'] for run in runs]):.1f}",
         f"{median([n / s / 1e6 for n, s in zip(moved, seconds, strict=True)]):.0f}",
-        f"{median([n / s for n, s in zip(pages, seconds, strict=True)]):,.0f}",
+        f"{median([n / s / 1000 for n, s in zip(pages, seconds, strict=True)]):.2f}",
         f"{waits[0]:.1f}, {waits[1]:.1f} ms",
         f"{sum(run['verified_nbytes'] for run in runs) / 1e9:.2f} GB",
         str(sum(run["corrupt_pages"] for run in runs)),

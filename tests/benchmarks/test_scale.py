@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from _scale_costs import FilledStore
+from _scale_fill import fill
 from _scale_places import file_place
 from scale import Amounts, Cost, cost_cell, measured, ratio_cell, table
 
@@ -43,6 +44,15 @@ def test_no_file_is_left(tmp_path: Path) -> None:
         pass
 
     assert [] == list(tmp_path.iterdir())
+
+
+def test_several_processes_fill_a_store(tmp_path: Path) -> None:
+    with file_place(tmp_path) as place:
+        sample = fill(place, 1001, page_nbytes=64, processes=2)
+
+        with place.open() as storage:
+            assert 1001 == sum(1 for _ in storage.scan(next(storage.spaces())))
+    assert 1001 == sample.count
 
 
 def test_a_page_that_was_lost_ends_the_run(tmp_path: Path) -> None:
