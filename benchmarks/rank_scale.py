@@ -20,12 +20,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from _disk import default_parent
 from _redis_server import redis_server
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
 _POOL = "kv:mha,layers=8,heads=8,dim=16"
+_PATH_HELP = "for the files (default: tmpfs where there is one)"
 _HOST_NBYTES = 160 << 20
 """L2 of all ranks together: 640 pages, which are 80 blocks."""
 _TITLES = ("", "requests/s", "MB/s", "1000 pages/s", "prefetch p50, p99", "verified", "corrupt")
@@ -90,10 +92,11 @@ def row(name: str, ranks: int, runs: Sequence[dict[str, Any]]) -> list[str]:
 
 def _rank_pages(run: Mapping[str, Any]) -> int:
     """Return the pages that all ranks together have read and written."""
-    if run.get("ranks"):
-        return sum(run["ranks"]["written_pages"]) + sum(run["ranks"]["loaded_pages"])
+    ranks: Mapping[str, list[int]] | None = run["ranks"]
+    if ranks is not None:
+        return sum(ranks["written_pages"]) + sum(ranks["loaded_pages"])
     counters: Mapping[str, int] = run["controller"]
-    return counters["written_pages"] + run["pages"]["l3_hits"]
+    return counters["written_pages"] + counters.get("loaded_pages", 0)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -106,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--ranks", default="1,2,4,8", help="(default: %(default)s)")
     add("--rounds", type=int, default=3, help="(default: %(default)s)")
     add("--conversations", type=int, default=30, help="of the synthetic trace (default: 30)")
-    add("--path", type=Path, metavar="DIRECTORY", help="for the files (default: a temporary one)")
+    add("--path", type=Path, default=default_parent(), metavar="DIRECTORY", help=_PATH_HELP)
     chosen = parser.parse_args(arguments)
     sizes = [int(size) for size in chosen.ranks.split(",")]
     for line in (_TITLES, ["---"] * len(_TITLES)):

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from _disk import default_parent
 from _harness import console, machine_facts
 from _scale_costs import FilledStore
 from _scale_fill import Sample
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 
 REFERENCE_PAGES = 1000
+_PATH_HELP = "for the files (default: tmpfs where there is one)"
 _STORES = "redis,file,hf3fs,s3"
 _PAGES = "1000,10000,100000,1000000"
 _ONE_SCAN_ABOVE = 300_000
@@ -210,7 +212,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--batch", type=int, default=128, help="pages in a call (default: %(default)s)")
     add("--page-nbytes", type=int, default=64, help="a multiple of 32 (default: %(default)s)")
     add("--processes", type=int, default=2, help="that fill a store (default: %(default)s)")
-    add("--path", type=Path, metavar="DIRECTORY", help="for the files (default: a temporary one)")
+    add("--path", type=Path, default=default_parent(), metavar="DIRECTORY", help=_PATH_HELP)
     add("--json", type=Path, metavar="FILE", help="write all costs there")
     return parser.parse_args(arguments)
 
