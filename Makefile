@@ -40,9 +40,9 @@ FIELD := field-sglang-file field-sglang-hf3fs field-sglang-seaweedfs field-sglan
   test-s3fs test-rgw test-mooncake test-long test-sanitized gpu fuzz explore explore-proof storm storm-calls soak wheel \
   quick check lint verify-types \
   format selftest kill-matrix rules-page identity-page cli-page docs release-check clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes bench-encrypted tenants \
-  bench-controller bench-device-pool bench-scheduler bench-sglang bench-sglang-adapter bench-lmcache bench-vllm \
+  bench-controller bench-device-pool bench-ranks bench-scale bench-scheduler bench-sglang bench-sglang-adapter bench-lmcache bench-vllm \
   conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake conformance-encrypted \
-  field field-known field-sglang-known field-lmcache-known field-vllm-known field-records field-matrix $(FIELD)
+  fleet field field-known field-sglang-known field-lmcache-known field-vllm-known field-records field-matrix $(FIELD)
 
 help: ## what there is to make
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -381,6 +381,15 @@ bench-sglang-adapter: $(SGLANG)/.done ## processor time for each page that SGLan
 
 bench-page-hashes: $(VENV)/.base ## page hashing against bare hashlib
 	@$(BIN)/python benchmarks/page_hashes.py
+
+bench-scale: $(VENV)/.all .servers/.done ## the cost of a page in stores of 10^3 to 10^6 pages
+	@$(BIN)/python benchmarks/scale.py
+
+bench-ranks: $(VENV)/.all .servers/.done ## 1 to 8 ranks over one store, every byte checked
+	@$(BIN)/python benchmarks/rank_scale.py
+
+fleet: $(VENV)/.all ## 64 engines over one store, simulated: hits, duplicate writes, load by server
+	@$(BIN)/python benchmarks/fleet_simulation.py --conversations 4000 --speed 8
 
 bench-encrypted: $(VENV)/.all ## the encrypted backend against bare AES-256-GCM over the same pages
 	@$(BIN)/python benchmarks/encrypted.py

@@ -23,6 +23,13 @@ _SET_FLAGS = 0x40086602
 _TOP_DIRECTORY = 0x00020000
 _FLAGS = struct.Struct("l")
 
+_TMPFS = Path("/dev/shm")  # noqa: S108 - new directories in it
+
+
+def default_parent() -> Path | None:
+    """Return tmpfs where there is one, for many small files. None: the temporary directory."""
+    return _TMPFS if _TMPFS.is_dir() else None
+
 
 def spread_directories(root: Path) -> None:
     """Let ext4 place each directory that is made in `root` in a distant block group."""

@@ -4,9 +4,10 @@ python benchmarks/_null_server.py [CERTIFICATE KEY]
 
 prints its port, with a certificate also that of TLS, and serves until its standard input ends.
 
-It serves HEAD, GET, PUT and DELETE of one object, and ignores signatures. Memory of deleted objects
-is reused, because fresh memory would take most of the time. A request may also be `SINK n` or
-`SOURCE n`: n bytes in one direction without HTTP, for the limit of the sockets.
+It serves HEAD, GET, PUT and DELETE of one object, listings (ListObjectsV2) and batch deletes. It
+ignores signatures. Memory of deleted objects is reused, because fresh memory would take most of the
+time. A request may also be `SINK n` or `SOURCE n`: n bytes in one direction without HTTP, for the limit
+of the sockets.
 """
 
 from __future__ import annotations
@@ -16,10 +17,15 @@ import socket
 import ssl
 import sys
 import threading
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
+from itertools import islice, takewhile
+from urllib.parse import parse_qs
 
 _HEAD_LIMIT = 32 << 10
-_REQUEST = re.compile(rb"(?P<method>[A-Z]+) (?P<name>[^ ?]+)")
+_REQUEST = re.compile(rb"(?P<method>[A-Z]+) (?P<name>[^ ?]+)(\?(?P<query>[^ ]*))?")
+_KEY = re.compile(rb"<Key>([^<]*)</Key>")
+_LISTED_AT_ONCE = 1000
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")
 _EXPECTS = re.compile(rb"(?i)\r\nexpect: *100-continue")
 _PLAIN = re.compile(rb"(SINK|SOURCE) (\d+)")
@@ -27,6 +33,8 @@ _PLAIN = re.compile(rb"(SINK|SOURCE) (\d+)")
 objects: dict[bytes, bytearray] = {}
 spare: defaultdict[int, list[bytearray]] = defaultdict(list)
 block = bytearray(4 << 20)
+names: list[bytes] = []
+"""The names of `objects` in order, and names of deleted ones. Empty: to be sorted anew."""
 
 
 def serve(connection: socket.socket) -> None:
@@ -60,6 +68,12 @@ def answer(connection: socket.socket, head: bytes, length: int, body: bytes) -> 
     request = _REQUEST.match(head)
     assert request is not None
     method, name = request["method"], request["name"]
+    if method == b"POST" or b"list-type=2" in (request["query"] or b""):
+        while len(body) < length:
+            body += connection.recv(length - len(body))
+        query = parse_qs(request["query"].decode())
+        send_xml(connection, deletion(name, body) if body else listing(name, query))
+        return
     if method == b"PUT":
         stored = objects.get(name)
         if stored is None or len(stored) != length:
@@ -71,12 +85,12 @@ def answer(connection: socket.socket, head: bytes, length: int, body: bytes) -> 
         at = len(body)
         while at < length:
             at += connection.recv_into(target[at:])
+        if name not in objects:
+            names.clear()
         objects[name] = stored
         connection.sendall(b'HTTP/1.1 200 OK\r\nETag: "0"\r\nContent-Length: 0\r\n\r\n')
     elif method == b"DELETE":
-        gone = objects.pop(name, None)
-        if gone is not None:
-            spare[len(gone)].append(gone)
+        remove(name)
         connection.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
     else:
         stored = objects.get(name)
@@ -86,6 +100,56 @@ def answer(connection: socket.socket, head: bytes, length: int, body: bytes) -> 
         stored = stored or bytearray()
         reply = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(stored)
         send(connection, [reply] if method == b"HEAD" else [reply, stored])
+
+
+def remove(name: bytes) -> None:
+    """Delete an object, if it exists."""
+    gone = objects.pop(name, None)
+    if gone is not None:
+        spare[len(gone)].append(gone)
+
+
+def deletion(bucket: bytes, body: bytes) -> bytes:
+    """Delete the objects that a batch delete names; return its answer."""
+    keys = _KEY.findall(body)
+    for key in keys:
+        remove(bucket + b"/" + key)
+    gone = b"".join(b"<Deleted><Key>%s</Key></Deleted>" % key for key in keys)
+    return b"<DeleteResult>%s</DeleteResult>" % gone
+
+
+def listing(bucket: bytes, query: dict[str, list[str]]) -> bytes:
+    """Return the next page of a listing. The token of the next one is the last name of this one."""
+    if not names:
+        names.extend(sorted(objects))
+    head = bucket + b"/"
+    prefix = head + query.get("prefix", [""])[0].encode()
+    token = query.get("continuation-token", [""])[0].encode()
+    start = bisect_right(names, head + token) if token else bisect_left(names, prefix)
+    below = takewhile(lambda name: name.startswith(prefix), islice(names, start, None))
+    found = list(islice((name for name in below if name in objects), _LISTED_AT_ONCE + 1))
+    contents = b"".join(
+        b"<Contents><Key>%s</Key><Size>%d</Size></Contents>"
+        % (name.removeprefix(head), len(objects[name]))
+        for name in found[:_LISTED_AT_ONCE]
+    )
+    if len(found) > _LISTED_AT_ONCE:
+        last = found[_LISTED_AT_ONCE - 1].removeprefix(head)
+        rest = b"<NextContinuationToken>%s</NextContinuationToken>" % last
+    else:
+        rest = b""
+    cut = b"true" if rest else b"false"
+    return b"<ListBucketResult>%s<IsTruncated>%s</IsTruncated>%s</ListBucketResult>" % (
+        contents,
+        cut,
+        rest,
+    )
+
+
+def send_xml(connection: socket.socket, text: bytes) -> None:
+    """Send an answer with a body."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/xml\r\nContent-Length: %d\r\n\r\n"
+    send(connection, [head % len(text), text])
 
 
 def move(connection: socket.socket, sinks: bool, nbytes: int) -> None:  # noqa: FBT001 - one caller

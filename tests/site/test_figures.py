@@ -78,8 +78,8 @@ def test_words_are_escaped() -> None:
     assert "<code>&lt;b&gt;</code>" in markup(figure)
 
 
-def test_the_page_of_speed_has_figures() -> None:
-    assert {"speed.md", "sglang.md"} == set(PAGES)
+def test_the_pages_of_measurements_have_figures() -> None:
+    assert {"scale.md", "sglang.md", "speed.md"} == set(PAGES)
 
 
 @pytest.mark.parametrize("text", PAGES.values(), ids=PAGES)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import xxhash
-from hicache_backends.hf3fs import Hf3fsStorage
+from hicache_backends.hf3fs import Hf3fsStorage, slots
 from hicache_backends.hf3fs.layout import BLOCK_NBYTES, MARK_NBYTES, Geometry, Place
 from hicache_backends.hf3fs.slots import SlotFiles
 from pages import blank, hash_of, page, space
@@ -697,6 +697,32 @@ class TestScope:
         assert [] == list(storage.scan(SPACE))
         assert [True] == storage.batch_exists(other, HASHES[:1])
         assert ["foreign"] * 3 == [path.read_text() for path in strangers]
+
+    def test_clear_deallocates_slots_that_follow_each_other_in_one_call(
+        self, storage: Hf3fsStorage, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stored(storage, range(400))
+        real, calls = slots._fallocate, list[int]()
+
+        def counted(fd: int, mode: int, offset: int, nbytes: int) -> None:
+            calls.append(nbytes)
+            real(fd, mode, offset, nbytes)
+
+        monkeypatch.setattr(slots, "_fallocate", counted)
+
+        assert 400 == storage.clear(SPACE)
+        assert len(calls) == 1
+        assert 0 == sum(path.stat().st_blocks for path in root.glob("spaces/*/slots-*"))
+
+    def test_slots_apart_are_deallocated_one_by_one(self, storage: Hf3fsStorage) -> None:
+        stored(storage, range(6))
+        files = storage._files_of(SPACE)
+        places = sorted((place_of(storage, one).slot, one) for one in HASHES[:6])
+
+        assert 3 == files.deallocate([places[0][0], places[1][0], places[4][0]])
+
+        left = [got(storage, page_hash) is not None for _, page_hash in places]
+        assert [False, False, True, True, False, True] == left
 
 
 class TestLifecycle:

@@ -127,14 +127,17 @@ class SqliteIndex(Index):
             self._update_used(db)
 
     def clear(self, files: SlotFiles) -> int:
-        """Remove pages in the order of their hashes: every page that was there at the beginning goes."""
+        """Remove pages in the order of their hashes: every page that was there at the beginning goes.
+
+        The slots of one step are far apart. They are deallocated at the end, in the order of the files.
+        """
         space, last, removed = tables.id_of(files), b"", 0
         while True:
             with self._database.transaction(Deadline(self._timeout_s)) as db:
                 found = db.execute(_PAGES_AFTER, (space, last, _STEP)).fetchall()
                 tables.remove(db, space, [row[0] for row in found])
                 tables.free(db, space, [row[1] for row in found])
-                files.deallocate([row[1] for row in found])
+                files.invalidate([row[1] for row in found])
                 self._update_used(db)
             removed += len(found)
             if len(found) < _STEP:
