@@ -238,6 +238,8 @@ class HostCache:
                 entry.queued = False
                 if current and self._write_back is not None:
                     # A page that failed to be written at its eviction is not tried again.
+                    if entry.unsaved(self.pool_set.written & self.pool_set.required):
+                        entry.given_up = True
                     entry.stored |= entry.filled
             self._changed.notify_all()
 
@@ -262,7 +264,7 @@ class HostCache:
         """Mark no page as stored, for a new store; return the epoch that names it in later calls."""
         with self._changed:
             for entry in self._entries.values():
-                entry.stored = 0
+                entry.stored, entry.given_up = 0, False
             self._epoch += 1
             return self._epoch
 

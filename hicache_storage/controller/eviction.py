@@ -33,10 +33,13 @@ class Entry:
     """True while the page waits to be written, or is being written."""
     evicting: bool = False
     """True while the page is being written so that it can be evicted."""
+    given_up: bool = False
+    """True after a write at the page's eviction left a required pool out of L3. No pool is written then:
+    an optional page must not be in L3 without the required ones."""
 
     def unsaved(self, written: PoolBits) -> PoolBits:
-        """Return those of the pools `written` to L3 whose page is in L2 and not in L3."""
-        return self.filled & ~self.stored & written
+        """Return those of the pools `written` to L3 whose page is in L2 and is to be in L3."""
+        return 0 if self.given_up else self.filled & ~self.stored & written
 
 
 class SlotAllocator:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from engines import cache_pools, until, windowed
+from engines import cache_pools, optional_draft, until, windowed
 from pages import hash_of
 
 from hicache_storage.controller.cache import HostCache
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from hicache_storage.controller.eviction import Entry
     from hicache_storage.controller.pools import PageSlots
 
-BOTH = 0b11
+TARGET, DRAFT = 0b01, 0b10
+BOTH = TARGET | DRAFT
 """The bits of the target and the draft pool."""
 A, B, C, D = (hash_of(number) for number in range(4))
 
@@ -209,6 +210,36 @@ class TestDirtyPages:
         cache.free(free)
 
         assert len(cache.allocate([BOTH])) == 1
+
+    def test_no_draft_is_written_whose_target_could_not_be(self) -> None:
+        to_write: list[Entry] = []
+        cache = HostCache(optional_draft(1), write_back=to_write.extend)
+        (slots,) = cache.allocate([BOTH])
+        entry, _ = cache.insert(A, slots, filled=TARGET)
+        cache.unpin([entry])
+        assert not cache.allocate([BOTH])
+        cache.pin([A])  # it is used again, and stays
+        cache.end_writes(to_write)
+        cache.unpin(to_write)
+
+        assert cache.claim(entry, DRAFT) == DRAFT
+        cache.fill(entry, DRAFT)
+
+        assert not cache.claim_unsaved()
+
+    def test_a_page_that_could_not_be_written_is_tried_again_on_the_next_store(self) -> None:
+        cache, to_write = self.dirty(1)
+        self.put_dirty(cache, A)
+        assert not cache.allocate([BOTH])
+        (entry,) = to_write
+        cache.pin([A])
+        cache.end_writes(to_write)
+        cache.unpin(to_write)
+        assert not cache.claim_unsaved()
+
+        cache.new_epoch()
+
+        assert [entry] == cache.claim_unsaved()
 
     def test_a_page_that_could_not_be_written_is_evicted(self) -> None:
         cache, to_write = self.dirty(1)
