@@ -66,10 +66,11 @@ class EncryptedSettings(Settings):
     @classmethod
     def _check_key_ids(cls, keys: object) -> object:
         """Refuse a wrong id before any other error can name it: it may be a key in the wrong place."""
-        for key_id in cast("dict[object, object]", keys) if isinstance(keys, dict) else ():
+        given = cast("dict[object, object]", keys)
+        for key_id in given if isinstance(keys, dict) else ():
             if not isinstance(key_id, str) or not _KEY_ID.fullmatch(key_id):
                 raise ValueError("the id of a key has 1 to 47 letters, digits, '_', '.' or '-'")
-        return keys
+        return given
 
     @model_validator(mode="after")
     def _check_ids(self) -> EncryptedSettings:
