@@ -165,7 +165,7 @@ class RedisServer(ServerProcess):
     """`redis-server` without persistence, unless an option changes that. Options as in redis.conf."""
 
     programs: ClassVar[tuple[str, ...]] = ("redis-server",)
-    host = "127.0.0.1"
+    address = "127.0.0.1"
 
     def __init__(self, directory: Path, *options: str, port: int | None = None) -> None:
         super().__init__(directory, port)
@@ -173,7 +173,7 @@ class RedisServer(ServerProcess):
 
     @property
     def url(self) -> str:
-        return f"redis://{self.host}:{self.port}/0"
+        return f"redis://{self.address}:{self.port}/0"
 
     @property
     def socket_path(self) -> Path:
@@ -181,7 +181,7 @@ class RedisServer(ServerProcess):
         return self.directory / "socket"
 
     def command(self) -> list[str]:
-        fixed = f"--port {self.port} --bind {self.host} --save  --appendonly no --daemonize no"
+        fixed = f"--port {self.port} --bind {self.address} --save  --appendonly no --daemonize no"
         own = ["--dir", str(self.directory), "--unixsocket", str(self.socket_path)]
         return [program(*self.programs), *fixed.split(" "), *own, *self.options]
 
@@ -194,7 +194,7 @@ class RedisServer(ServerProcess):
             return connection.recv(64)[:1] in (b"+", b"-")  # an error such as NOAUTH is an answer
 
     def connected(self) -> socket.socket:
-        return socket.create_connection((self.host, self.port), timeout=1)
+        return socket.create_connection((self.address, self.port), timeout=1)
 
 
 class ValkeyServer(RedisServer):
@@ -289,7 +289,7 @@ class RedisCluster:
         self.stop()
 
     def _join(self) -> None:
-        addresses = [f"{node.host}:{node.port}" for node in self.nodes]
+        addresses = [f"{node.address}:{node.port}" for node in self.nodes]
         client = Path(program(*self.server_class.programs)).name.replace("-server", "-cli")
         options = ["--cluster-yes", "--cluster-replicas", str(self.replicas)]
         subprocess.run(
@@ -387,7 +387,7 @@ class TlsRclone(Rclone):
 class MooncakeMaster(ServerProcess):
     """`mooncake_master`, which keeps the list of objects in memory."""
 
-    host = "127.0.0.1"
+    address = "127.0.0.1"
 
     def __init__(self, directory: Path, *options: str) -> None:
         super().__init__(directory)
@@ -397,22 +397,22 @@ class MooncakeMaster(ServerProcess):
     def command(self) -> list[str]:
         ports = [f"--rpc_port={self.port}", f"--metrics_port={self.metrics_port}"]
         ports += ["--default_kv_lease_ttl=200ms"]  # the time in which a read page can't be deleted
-        hosts = [f"--rpc_address={self.host}", f"--metrics_host={self.host}"]
+        hosts = [f"--rpc_address={self.address}", f"--metrics_host={self.address}"]
         return [program("mooncake_master"), *hosts, *ports, "--logtostderr=true", *self.options]
 
     def environment(self) -> Mapping[str, str]:
         return library_path()
 
     def answers(self) -> bool:
-        socket.create_connection((self.host, self.port), timeout=1).close()
-        url = f"http://{self.host}:{self.metrics_port}/health"
+        socket.create_connection((self.address, self.port), timeout=1).close()
+        url = f"http://{self.address}:{self.metrics_port}/health"
         with urllib.request.urlopen(url, timeout=1):  # http only
             return True
 
     def config(self, **fields: Any) -> dict[str, Any]:
         """Return the config of a storage on this master."""
         return {
-            "master_server_address": f"{self.host}:{self.port}",
+            "master_server_address": f"{self.address}:{self.port}",
             "master_metrics_port": self.metrics_port,
             "local_hostname": "127.0.0.1",
             "protocol": "tcp",

@@ -37,7 +37,7 @@ class _Node(RedisServer):
 
     def __init__(self, network: Network, number: int, directory: Path, *options: str) -> None:
         super().__init__(directory, *options, port=cluster_port())
-        self.host = network.address_of(number)
+        self.address = network.address_of(number)
         self._network = network
         self._number = number
 
@@ -92,7 +92,7 @@ class _Master(MooncakeMaster):
 
     def __init__(self, network: Network, number: int, directory: Path) -> None:
         super().__init__(directory)
-        self.host = network.address_of(number)
+        self.address = network.address_of(number)
         self._network = network
         self._number = number
 
