@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
+_POWER = {"path": "{scratch}", "durability": "power"}
+_EVICTING = {"path": "{scratch}", "capacity_nbytes": "256MiB"}
 
 
 def verdict(
@@ -47,15 +49,20 @@ def unpassed(record: dict[str, Any]) -> dict[str, str]:
         ("memory", {}, []),
         ("file", {"path": "{scratch}"}, ["--quick"]),
         pytest.param("file", {"path": "{scratch}"}, [], marks=pytest.mark.long),
-        ("file", {"path": "{scratch}", "durability": "power"}, ["--quick"]),
-        ("file", {"path": "{scratch}", "capacity_nbytes": "256MiB"}, ["--quick"]),
+        ("file", _POWER, ["--quick", "--rules", "KV-4*"]),
+        pytest.param("file", _POWER, ["--quick"], marks=pytest.mark.long),
+        ("file", _EVICTING, ["--quick", "--rules", "KV-00*"]),
+        pytest.param("file", _EVICTING, ["--quick"], marks=pytest.mark.long),
         (
             "dynamic",
             {"backend_name": "d", "module_path": "dict_backend", "class_name": "DictStorage"},
             ["--quick"],
         ),
     ],
-    ids=["memory", "file", "file-whole", "file-power", "file-evicting", "example"],
+    ids=[
+        *("memory", "file", "file-whole", "file-power", "file-power-all-rules"),
+        *("file-evicting", "file-evicting-all-rules", "example"),
+    ],
 )
 def test_it_is_conformant(
     tmp_path: Path, name: str, config: dict[str, Any], arguments: list[str]

@@ -88,18 +88,18 @@ def _killed_mid_run(store: Path, argv: list[str], *, after_pages: int) -> None:
         while len(list(store.glob("spaces/*/*/*"))) < after_pages:
             assert process.poll() is None
             assert time.monotonic() < deadline_s
-            time.sleep(0.01)
+            time.sleep(0.05)  # counting the files takes long, too
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
 
 
 def test_pages_stored_before_a_kill_are_found(tmp_path: Path) -> None:
-    requests, store = trace_of(150, conversations=100), tmp_path / "store"
+    requests, store = trace_of(60, conversations=40), tmp_path / "store"
     argv = [
         *("--trace", str(_write_trace(tmp_path / "t.jsonl", requests))),
-        *("--scale-bytes", "1/1024", "--host-size", "24MiB"),
+        *("--scale-bytes", "1/1024", "--host-size", "10MiB"),
     ]
-    _killed_mid_run(store, argv, after_pages=2000)
+    _killed_mid_run(store, argv, after_pages=800)
     stored = _stored(store)
     assert stored
 
@@ -121,22 +121,23 @@ def test_another_run_on_the_same_directory_finds_everything(tmp_path: Path) -> N
     assert report["corrupt_pages"] == 0
 
 
-def _replayed_trace(store: Path, *argv: str) -> dict[str, Any]:
+def _replayed_trace(store: Path, host_size: str, *argv: str) -> dict[str, Any]:
     """Replay the trace that HICACHE_TRACE names with an L2 that is smaller than its pages."""
     return _replayed(
         store,
         *("--trace", os.environ["HICACHE_TRACE"], "--page-size", "512"),
-        *("--scale-bytes", "1/8192", "--host-size", "128MiB", *argv),
+        *("--scale-bytes", "1/8192", "--host-size", host_size, *argv),
     )
 
 
 @pytest.mark.no_cover
 @needs_trace
 def test_the_start_of_a_trace_gives_the_ideal_hit_rate(memory_directory: Path) -> None:
-    report = _replayed_trace(memory_directory / "store", "--requests", "2000")
+    report = _replayed_trace(memory_directory / "store", "16MiB", "--requests", "700")
 
-    assert report["requests"] == 2000
-    assert report["blocks"]["ideal_hits"] > 10_000
+    assert report["requests"] == 700
+    assert report["blocks"]["ideal_hits"] > 3000
+    assert report["blocks"]["l3_hits"] > 0
     assert hits(report, "blocks") == report["blocks"]["ideal_hits"] == report["paired_pages"]
     assert report["corrupt_pages"] == 0
 
@@ -145,7 +146,7 @@ def test_the_start_of_a_trace_gives_the_ideal_hit_rate(memory_directory: Path) -
 @pytest.mark.timeout(600)
 @needs_trace
 def test_the_whole_trace_gives_the_ideal_hit_rate(memory_directory: Path) -> None:
-    report = _replayed_trace(memory_directory / "store")
+    report = _replayed_trace(memory_directory / "store", "128MiB")
 
     assert report["requests"] == 12_031
     assert report["blocks"]["ideal_hits"] == 105_710

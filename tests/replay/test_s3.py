@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-_REQUESTS = 320
-_BETWEEN_FAULTS_NBYTES = 1 << 18
+_REQUESTS = 160
+_BETWEEN_FAULTS_NBYTES = 1 << 17
 _RESTARTS_AFTER = (2, 5)
 _SILENCE_S = 0.9
 

@@ -112,7 +112,7 @@ def assert_shared(
     trace = trace_flags(
         ("--requests", "60", "--speed", "12"), ("--conversations", "20", "--speed", "100")
     )
-    flags = ("--keep", "--scale-bytes", "1/256", "--host-size", "8MiB")
+    flags = ("--keep", "--scale-bytes", "1/1024", "--host-size", "2MiB")
     command = replay_command(backend, config, *flags, *trace)
     first = subprocess.Popen([*command, "--json", str(reports[0])], stdout=subprocess.DEVNULL)
     wait_until(has_pages)
