@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from hicache_backends.file.writer import Writer
     from hicache_storage.backend_support.counters import Counters
 
-# A scan keeps the oldest half within these bounds: few scans, and at most some 80 MB of memory.
+# A scan keeps the oldest half within these bounds: few scans, and at most some 90 MB of memory.
 LEAST_LISTED = 1 << 16
 MOST_LISTED = 1 << 19
 _LISTED_SHARE = 2
