@@ -21,7 +21,7 @@ GPU_OUT ?= $(or $(OUT),artifacts/gpu)
 EXTRAS := torch,metrics,otel,events,completion,redis,s3,fsspec,encrypted,conformance
 # The storm comes first: it forks, which a process with a native client must not do.
 MOONCAKE_TESTS := tests/storm/over_mooncake.py tests/backends/mooncake/settings.py tests/backends/mooncake/storage.py \
-  tests/backends/mooncake/writers.py tests/backends/mooncake/outages.py tests/replay/over_mooncake.py \
+  tests/backends/mooncake/writers.py tests/backends/mooncake/tenants.py tests/backends/mooncake/outages.py tests/replay/over_mooncake.py \
   tests/backends/mooncake/conformance.py
 # Beside the system's: what tests/get_servers.sh fetched for Mooncake's client.
 FETCHED_LIBRARIES = $(subst $() ,:,$(wildcard $(CURDIR)/.servers/usr/lib/*-linux-gnu $(CURDIR)/.servers/lib/*-linux-gnu))
@@ -270,6 +270,7 @@ conformance-s3: $(VENV)/.all ## the whole kit on s3 over its two servers
 test-rgw: $(VENV)/.all ## the whole kit on s3 over Ceph RGW, fetched from Debian
 	@tests/get_ceph.sh
 	@$(BIN)/python -m pytest tests/backends/s3/rgw_conformance.py --hicache-report artifacts/s3-rgw
+	@$(BIN)/python -m pytest --hicache-quick tests/backends/s3/rgw_access.py --hicache-report artifacts/s3-rgw-access
 
 $(VENV)/.mooncake: $(VENV)/.all .servers/.done tests/requirements-mooncake.txt
 	@$(PIP) install -r tests/requirements-mooncake.txt

@@ -71,7 +71,7 @@ def file_place(directory: Path | None) -> Generator[Place, None, None]:
             nbytes=lambda: _allocated_nbytes(root),
             fill_capacity=lambda used: {"capacity_nbytes": used},
             evicted=lambda storage: storage.stats().counters.get("evicted", 0),
-            evictions_a_page=3 / 8,
+            evictions_a_page=3 / 2,
             forget_counts=forget,
             ample_capacity=lambda used: {"capacity_nbytes": 2 * used},
         )

@@ -146,3 +146,53 @@ class TestFiles:
         modes = {path: path.stat().st_mode & 0o077 for path in (root, *root.rglob("*"))}
         assert len(modes) > 2
         assert {} == {path: oct(mode) for path, mode in modes.items() if mode}
+
+
+class TestQuotas:
+    """A tenant that fills its own store takes nothing from another one."""
+
+    PAGES = 600
+
+    def fill(self, storage: HiCacheStorage) -> list[bool]:
+        """Set many pages, ten at a time."""
+        done: list[bool] = []
+        for first in range(1000, 1000 + self.PAGES, 10):
+            hashes = [hash_of(number) for number in range(first, first + 10)]
+            done += storage.batch_set(SPACE, hashes, [page()] * 10)
+        return done
+
+    def test_a_root_with_a_capacity_of_its_own(self, tmp_path: Path) -> None:
+        quota = 100 * page().nbytes
+        with (
+            open_storage(
+                "file", {"path": str(tmp_path / "bank"), "capacity_nbytes": quota}
+            ) as bank,
+            open_storage(
+                "file", {"path": str(tmp_path / "shop"), "capacity_nbytes": quota}
+            ) as shop,
+        ):
+            bank.open_space(SPACE)
+            assert all(bank.batch_set(SPACE, HASHES[:10], [page()] * 10))
+            shop.open_space(SPACE)
+            assert all(self.fill(shop))
+            assert all(bank.batch_exists(SPACE, HASHES[:10]))
+            used = sum(path.stat().st_size for path in (tmp_path / "shop/spaces").rglob("*/??/*"))
+            assert 0 < used <= quota
+
+    @pytest.mark.parametrize("policy", ["noeviction", "volatile-ttl"])
+    def test_a_server_with_a_limit_of_its_own(self, tmp_path: Path, policy: str) -> None:
+        quota = 3 << 20
+        limits = ("--maxmemory", str(quota), "--maxmemory-policy", policy)
+        with (
+            RedisServer(tmp_path / "bank", *limits) as one,
+            RedisServer(tmp_path / "shop", *limits) as other,
+            open_storage("redis", {"url": one.url, "ttl_s": "1d"}) as bank,
+            open_storage("redis", {"url": other.url, "ttl_s": "1d"}) as shop,
+        ):
+            bank.open_space(SPACE)
+            assert all(bank.batch_set(SPACE, HASHES[:10], [page()] * 10))
+            shop.open_space(SPACE)
+            done = self.fill(shop)
+            assert all(bank.batch_exists(SPACE, HASHES[:10]))
+            assert all(done) == (policy == "volatile-ttl")
+            assert 0 < len(list(shop.scan(SPACE))) * page().nbytes < quota

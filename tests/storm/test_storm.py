@@ -93,8 +93,13 @@ def careless(root: Path) -> HiCacheStorage:
     [
         ("file", KILLS),
         ("file-disk", KILLS),
+        ("fsspec", KILLS),
         ("redis", 2 * KILLS),
+        pytest.param("encrypted-redis", KILLS, marks=pytest.mark.slow),
+        pytest.param("hf3fs-redis", KILLS, marks=pytest.mark.slow),
         pytest.param("redis-cluster", 2 * KILLS, marks=pytest.mark.slow),
+        pytest.param("redis-disk", KILLS, marks=pytest.mark.slow),
+        pytest.param("s3-disk", KILLS, marks=pytest.mark.slow),
         *(
             pytest.param(name, 1000, marks=pytest.mark.long)
             for name in WORLDS
@@ -163,6 +168,8 @@ def test_a_storm_finds_a_call_that_waits_for_its_server_beyond_its_limit(
         ("redis", Partition),
         pytest.param("redis-cluster", Isolation, marks=pytest.mark.slow),
         ("file-disk", FullDisk),
+        pytest.param("redis-disk", FullDisk, marks=pytest.mark.slow),
+        pytest.param("s3-disk", FullDisk, marks=pytest.mark.slow),
     ],
 )
 def test_a_storm_finds_pages_that_were_accepted_in_vain(

@@ -10,7 +10,7 @@ import subprocess
 import uuid
 from typing import TYPE_CHECKING
 
-from servers import FETCHED, S3Server, ServerProcess, free_port
+from servers import FETCHED, S3Server, ServerProcess, free_port, make_certificates
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,10 +75,38 @@ class CephRgw(S3Server):
         self._monitor = _Daemon(directory, "ceph-mon", "-f", "-i", "a")
         self._store = _Daemon(directory, "ceph-osd", "-f", "-i", "0")
         self._is_made = False
+        self._tls_port = free_port()
+        self.authority = directory / "ca.crt"
+        make_certificates(directory)
+
+    @property
+    def tls_endpoint_url(self) -> str:
+        return f"https://localhost:{self._tls_port}"
+
+    @staticmethod
+    def secret_of(user: str) -> str:
+        """Return the secret key of a user of `add_user`, whose access key is its name."""
+        return f"{user}-secret-key"
+
+    def add_user(self, name: str) -> None:
+        """Add a user without any right to the buckets of others."""
+        keys = (f"--access-key={name}", f"--secret={self.secret_of(name)}")
+        self._run(
+            "radosgw-admin", "user", "create", f"--uid={name}", f"--display-name={name}", *keys
+        )
+
+    def limit(self, bucket: str, nbytes: int) -> None:
+        """Give a bucket a quota."""
+        scope = ("--quota-scope=bucket", f"--bucket={bucket}")
+        self._run("radosgw-admin", "quota", "set", *scope, f"--max-size={nbytes}")
+        self._run("radosgw-admin", "quota", "enable", *scope)
 
     def command(self) -> list[str]:
-        frontend = f"--rgw_frontends=beast endpoint=127.0.0.1:{self.port}"
-        return _command("radosgw", "-f", "-n", "client.rgw", frontend)
+        plain, by_tls = (f"127.0.0.1:{port}" for port in (self.port, self._tls_port))
+        certificate = f"ssl_certificate={self.directory}/server.crt"
+        key = f"ssl_private_key={self.directory}/server.key"
+        frontend = f"beast endpoint={plain} ssl_endpoint={by_tls} {certificate} {key}"
+        return _command("radosgw", "-f", "-n", "client.rgw", f"--rgw_frontends={frontend}")
 
     def environment(self) -> Mapping[str, str]:
         return environment(self.directory)

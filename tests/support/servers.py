@@ -214,7 +214,7 @@ class TlsRedisServer(RedisServer):
         self.authority = directory / "ca.crt"
         self._certificate = directory / "server.crt"
         self._key = directory / "server.key"
-        _make_certificates(directory)
+        make_certificates(directory)
 
     def command(self) -> list[str]:
         files = f"--tls-cert-file {self._certificate} --tls-key-file {self._key}"
@@ -373,7 +373,7 @@ class TlsRclone(Rclone):
         files = [directory / name for name in ("server.crt", "server.key")]
         super().__init__(directory, "--cert", str(files[0]), "--key", str(files[1]), port=port)
         self.authority = directory / "ca.crt"
-        _make_certificates(directory)
+        make_certificates(directory)
 
     @property
     def endpoint_url(self) -> str:
@@ -499,7 +499,7 @@ def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _make_certificates(directory: Path) -> None:
+def make_certificates(directory: Path) -> None:
     """Create a certificate authority, and a certificate for `localhost` and 127.0.0.1."""
     authority = (
         "req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.crt -days 2 -subj /CN=tests"

@@ -11,6 +11,7 @@ import heapq
 import math
 import os
 import random
+import struct
 import threading
 import time
 from dataclasses import dataclass
@@ -37,10 +38,14 @@ if TYPE_CHECKING:
     from hicache_backends.file.writer import Writer
     from hicache_storage.backend_support.counters import Counters
 
-# A scan keeps the oldest eighth within these bounds: few scans, and at most some 15 MB.
+# A scan keeps the oldest half within these bounds: few scans, and at most some 90 MB of memory.
 LEAST_LISTED = 1 << 16
-MOST_LISTED = 1 << 17
-_LISTED_SHARE = 8
+MOST_LISTED = 1 << 19
+_LISTED_SHARE = 2
+# A page as a scan keeps it: younger pages sort first. The path below the key spaces follows.
+_KEPT = struct.Struct(">QQ")
+_MOST_NS = (1 << 63) - 1
+_EVICTED_SHARE = 8
 _LEAST_SAMPLE = 64
 _MOST_SAMPLE = 1 << 10
 _SORTED_AT_ONCE = 1 << 11
@@ -138,7 +143,7 @@ class CapacityScanner:
             if len(seen) >= _LEAST_SAMPLE or limit.passed():
                 break
         seen.sort()
-        return [Victim(*page) for page in seen[: len(seen) // _LISTED_SHARE + 1]]
+        return [Victim(*page) for page in seen[: len(seen) // _EVICTED_SHARE + 1]]
 
     def skip(self, path: str) -> None:
         """Leave out a page that this process may not remove."""
@@ -208,11 +213,12 @@ class CapacityScanner:
         if self._stopping.is_set():
             return []
         took_ns = int((time.monotonic() - begun_s) * 1e9)
-        if self._file.publish(_oldest_first(oldest), begun_ns, took_ns, self._writer.temp_path()):
+        pages = self._oldest_first(oldest)
+        if self._file.publish(pages, begun_ns, took_ns, self._writer.temp_path()):
             return []
-        return [Victim(*page) for page in _oldest_first(oldest)]
+        return [Victim(*page) for page in self._oldest_first(oldest)]
 
-    def _scan(self) -> list[ScannedPage]:
+    def _scan(self) -> list[bytes]:
         """Correct the ledger, collect dead writers, and return some of the oldest pages in any order."""
         self._counters.add("dead_writers", collect_dead(self._layout.writers))
         since = self._ledger.totals(Deadline(_LEDGER_WAIT_S))
@@ -228,19 +234,30 @@ class CapacityScanner:
         self._keep = min(max(LEAST_LISTED, totals.pages // _LISTED_SHARE), MOST_LISTED)
         return oldest
 
-    def _oldest(self, seen: Iterable[ScannedPage]) -> list[ScannedPage]:
-        """Return some of the oldest pages. No large list is sorted: that would stop all threads."""
-        youngest_first: list[
-            ScannedPage
-        ] = []  # the times are negative: a heap begins with its least
+    def _oldest(self, seen: Iterable[ScannedPage]) -> list[bytes]:
+        """Return some of the oldest pages, packed. One large sort would stop all threads."""
+        prefix = len(self._layout.spaces) + 1
+        youngest_first: list[bytes] = []
         for number, (modified_ns, nbytes, path) in enumerate(seen):
             if not number % _PAGES_A_RENEWAL:
                 self._lock.renew()
+            kept = _KEPT.pack(_MOST_NS - modified_ns, nbytes) + path[prefix:].encode("ascii")
             if len(youngest_first) < self._keep:
-                heapq.heappush(youngest_first, (-modified_ns, nbytes, path))
-            elif -modified_ns > youngest_first[0][0]:
-                heapq.heapreplace(youngest_first, (-modified_ns, nbytes, path))
-        return [(-negative_ns, nbytes, path) for negative_ns, nbytes, path in youngest_first]
+                heapq.heappush(youngest_first, kept)
+            elif kept > youngest_first[0]:
+                heapq.heapreplace(youngest_first, kept)
+        return youngest_first
+
+    def _oldest_first(self, kept: list[bytes]) -> Iterator[ScannedPage]:
+        """Yield the pages in order. They are sorted in small parts: one sort would stop all threads."""
+        runs = [
+            sorted(kept[start : start + _SORTED_AT_ONCE], reverse=True)
+            for start in range(0, len(kept), _SORTED_AT_ONCE)
+        ]
+        for one in heapq.merge(*runs, reverse=True):
+            inverted_ns, nbytes = _KEPT.unpack_from(one)
+            path = one[_KEPT.size :].decode("ascii")
+            yield _MOST_NS - inverted_ns, nbytes, f"{self._layout.spaces}/{path}"
 
     def _stat_pages(
         self, paths: Iterable[str], totals: ScanTotals, deadline_s: float = math.inf
@@ -258,12 +275,3 @@ class CapacityScanner:
                 totals.nbytes += nbytes
                 if path not in self._unremovable:
                     yield modified_ns, nbytes, path
-
-
-def _oldest_first(victims: list[ScannedPage]) -> Iterable[ScannedPage]:
-    """Return the victims in order. They are sorted in small parts: one sort would stop all threads."""
-    runs = [
-        sorted(victims[start : start + _SORTED_AT_ONCE])
-        for start in range(0, len(victims), _SORTED_AT_ONCE)
-    ]
-    return runs[0] if len(runs) == 1 else heapq.merge(*runs)

@@ -67,7 +67,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     seen = {"scans": 0, "vain": 0}
     scan, claim = capacity_scan.CapacityScanner._scan, Capacity._claim
 
-    def counting_scans(self: capacity_scan.CapacityScanner) -> list[ScannedPage]:
+    def counting_scans(self: capacity_scan.CapacityScanner) -> list[bytes]:
         seen["scans"] += 1
         return scan(self)
 
@@ -111,6 +111,38 @@ def test_the_oldest_pages_go_first_whichever_rank_evicts(tmp_path: Path) -> None
 
         assert set(range(60, 90)) <= set(kept)
         assert sum(n < 20 for n in kept) <= 4
+
+
+def test_a_scan_lists_the_older_half_of_the_pages_that_the_one_before_has_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capacity_scan, "LEAST_LISTED", 10)
+    with opened(tmp_path, None) as storage:
+        for number in range(100):
+            put(storage, range(number, number + 1))
+        scanner = storage._process.get().capacity._scanner
+        listed = [[page[2] for page in scanner._oldest_first(scanner._scan())] for _ in range(2)]
+
+    names = [[path.rpartition("/")[2] for path in paths] for paths in listed]
+    assert [[hash_of(number) for number in range(count)] for count in (10, 50)] == names
+
+
+def test_pages_of_any_time_are_listed_in_order(tmp_path: Path) -> None:
+    with opened(tmp_path, None) as storage:
+        put(storage, range(4))
+        times_ns = [5 * 10**9, -(10**9), 2**60, 10**9]
+        for number, modified_ns in enumerate(times_ns):
+            name = hash_of(number)
+            path = tmp_path / "spaces" / SPACE.id / name[:2] / name
+            os.utime(path, ns=(modified_ns, modified_ns))
+        scanner = storage._process.get().capacity._scanner
+        listed = list(scanner._oldest_first(scanner._scan()))
+
+    assert sorted(times_ns) == [page[0] for page in listed]
+    assert {FILE_NBYTES} == {page[1] for page in listed}
+    assert [hash_of(number) for number in (1, 3, 0, 2)] == [
+        page[2].rpartition("/")[2] for page in listed
+    ]
 
 
 def one_directory(layout: Layout, _: str) -> Iterator[str]:

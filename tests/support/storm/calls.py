@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from storm.progress import Progress
     from storm.world import World
 
-CALL_WORLDS = [name for name in WORLDS if name not in ("file-disk", "hf3fs-disk", "redis-failover")]
+CALL_WORLDS = [name for name in WORLDS if not name.endswith("-disk") and name != "redis-failover"]
 """The stores of these calls. The others are the same backends."""
 ROUND = 5_000
 TIMEOUT_S = 0.5

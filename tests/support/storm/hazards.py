@@ -96,9 +96,14 @@ class Isolation:
 
 @dataclass(frozen=True, slots=True)
 class FullDisk:
-    """A file takes the rest of the disk for a while."""
+    """A file takes the rest of the disk for a while.
+
+    A server on that disk is killed before there is space again, unless it has ended by itself. It
+    starts again with what it could write.
+    """
 
     directory: Path
+    server: _Server | None = None
 
     def strike(self, chance: random.Random, work: Callable[[float], None]) -> None:
         filler = self.directory / "filler"
@@ -106,8 +111,12 @@ class FullDisk:
             with filler.open("wb", buffering=0) as file:
                 _fill(file.write)
             work(chance.uniform(0.01, 0.1))
+            if self.server is not None:
+                self.server.stop()
         finally:
             filler.unlink(missing_ok=True)
+        if self.server is not None:
+            self.server.start()
 
 
 def _fill(write: Callable[[bytes], object]) -> None:

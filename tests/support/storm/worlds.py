@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hicache_conformance.tools.network.proxy import FaultProxy
 from s3_kit import config_of, make_ready
+from sealed_stores import key_files
 from servers import Rclone, RedisServer, ServerProcess, wait_until
 
 from hicache_storage.registry import open_storage
@@ -24,11 +25,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hicache_storage.storage import HiCacheStorage
+    from storm.hazards import Hazard
 
 _DISK_NBYTES = 1 << 20
 """Less than all pages of a storm need."""
 _SLOTS_DISK_NBYTES = 18 << 20
 """Slots for one of the key spaces of a storm, and the 16 MiB that `hf3fs` leaves free."""
+_LOG_DISK_NBYTES = 32 << 20
+"""All pages and their log, which a server of Redis writes anew while it is four times as large."""
+_DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 
 
 def _of(backend: str, config: dict[str, Any]) -> Callable[[], HiCacheStorage]:
@@ -79,14 +84,49 @@ def _hf3fs_on_full_disk(directory: Path) -> Generator[World]:
 
 
 @contextmanager
+def _fsspec(directory: Path) -> Generator[World]:
+    url = (directory / "pages").as_uri()
+    yield World(open=_of("fsspec", {"url": url}))
+
+
+@contextmanager
+def _encrypted(directory: Path) -> Generator[World]:
+    root = directory / "pages"
+    config = {"backend": "file", "config": {"path": str(root)}, **key_files(directory)}
+    yield World(open=_of("encrypted", config), strays=partial(_unpublished, root))
+
+
+@contextmanager
+def _encrypted_redis(directory: Path) -> Generator[World]:
+    with _redis_behind_proxy(directory) as (server, proxy):
+        inner = {"url": _url_of(proxy)}
+        config = {"backend": "redis", "config": inner, "timeout_s": TIMEOUT_S}
+        yield _behind(proxy, server, _of("encrypted", {**config, **key_files(directory)}))
+
+
+@contextmanager
+def _hf3fs_redis(directory: Path) -> Generator[World]:
+    with _redis_behind_proxy(directory) as (server, proxy):
+        config = {"path": str(directory / "pages"), "index": _url_of(proxy)}
+        yield _behind(proxy, server, _of("hf3fs", {**config, "timeout_s": TIMEOUT_S}))
+
+
+@contextmanager
 def _redis(directory: Path) -> Generator[World]:
-    options = ("--appendonly", "yes", "--appendfsync", "always")
+    with _redis_behind_proxy(directory) as (server, proxy):
+        config = {"url": _url_of(proxy), "timeout_s": TIMEOUT_S}
+        yield _behind(proxy, server, _of("redis", config))
+
+
+@contextmanager
+def _redis_on_full_disk(directory: Path) -> Generator[World]:
+    rewritten = ("--auto-aof-rewrite-min-size", "4mb")
     with (
-        RedisServer(directory / "server", *options) as server,
-        FaultProxy(("127.0.0.1", server.port)) as proxy,
+        small_disk(directory / "disk", _LOG_DISK_NBYTES) as disk,
+        RedisServer(disk / "server", *_DURABLE, *rewritten) as server,
     ):
-        url = "redis://{}:{}/0".format(*proxy.address)
-        yield _behind(proxy, server, _of("redis", {"url": url, "timeout_s": TIMEOUT_S}))
+        config = {"url": server.url, "timeout_s": TIMEOUT_S}
+        yield _over(server, _of("redis", config), FullDisk(disk, server))
 
 
 @contextmanager
@@ -101,13 +141,41 @@ def _s3(directory: Path) -> Generator[World]:
         yield replace(_behind(proxy, server, _of("s3", config)), lingers=True)
 
 
+@contextmanager
+def _s3_on_full_disk(directory: Path) -> Generator[World]:
+    with (
+        small_disk(directory / "disk", _DISK_NBYTES) as disk,
+        Rclone(disk / "server") as server,
+    ):
+        make_ready(server)
+        config = config_of(server, "storm", timeout_s=TIMEOUT_S)
+        yield replace(_over(server, _of("s3", config), FullDisk(disk, server)), lingers=True)
+
+
+@contextmanager
+def _redis_behind_proxy(directory: Path) -> Generator[tuple[RedisServer, FaultProxy]]:
+    with (
+        RedisServer(directory / "server", *_DURABLE) as server,
+        FaultProxy(("127.0.0.1", server.port)) as proxy,
+    ):
+        yield server, proxy
+
+
+def _url_of(proxy: FaultProxy) -> str:
+    return "redis://{}:{}/0".format(*proxy.address)
+
+
 def _behind(
     proxy: FaultProxy, server: ServerProcess, opened: Callable[[], HiCacheStorage]
 ) -> World:
+    hazards = (Kill(server), Pause(server), Partition(proxy))
+    return replace(_over(server, opened, *hazards), proxy=proxy)
+
+
+def _over(server: ServerProcess, opened: Callable[[], HiCacheStorage], *hazards: Hazard) -> World:
     return World(
         open=opened,
-        hazards=(Kill(server), Pause(server), Partition(proxy)),
-        proxy=proxy,
+        hazards=hazards,
         limit_s=LIMIT_S,
         settle=partial(wait_until, partial(has_no_client, server)),
     )
@@ -133,9 +201,15 @@ WORLDS: dict[str, Callable[[Path], AbstractContextManager[World]]] = {
     "file-disk": _file_on_full_disk,
     "hf3fs": _hf3fs,
     "hf3fs-disk": _hf3fs_on_full_disk,
+    "hf3fs-redis": _hf3fs_redis,
+    "fsspec": _fsspec,
+    "encrypted": _encrypted,
+    "encrypted-redis": _encrypted_redis,
     "redis": _redis,
+    "redis-disk": _redis_on_full_disk,
     "redis-cluster": partial(redis_cluster, 0),
     "redis-failover": partial(redis_cluster, 1),
     "s3": _s3,
+    "s3-disk": _s3_on_full_disk,
     "mooncake": mooncake,
 }
