@@ -51,7 +51,8 @@ class Transport:
     When a call has returned, no memory of SGLang is accessed any more, because SGLang then reuses the
     host pages. A bounded store gets that memory directly, and its calls end in time. A revocable store
     gets it until the deadline, and an overdue call keeps headers only. Any other store gets bounce
-    buffers, which an overdue call keeps.
+    buffers, which an overdue call keeps. With `lends_always` every store gets that memory directly, and
+    an overdue call of the transport waits for it.
     """
 
     def __init__(
@@ -61,12 +62,14 @@ class Transport:
         timeout_s: float,
         admission: WriteAdmission,
         explain_log: ExplainLog | None = None,
+        *,
+        lends_always: bool = False,
     ) -> None:
         self.store = store
         self.metrics = metrics
         self.writes_replicated = True
         """False if another rank saves the replicated pages. This rank then saves only missing ones."""
-        self.is_direct = store.storage.capabilities.bounded
+        self.is_direct = lends_always or store.storage.capabilities.bounded
         """True if the store accesses SGLang's memory until its calls end."""
         self._is_revocable = store.storage.capabilities.revocable
         self.admission = admission
@@ -176,7 +179,7 @@ class Transport:
         transfer_pages = self.store.load if direction == "prefetch" else self.store.save
         if self.is_direct:
             outcome = transfer_pages(transfers, timeout_s=timeout_s)
-            outcome.settled.result()  # a bounded store settles in time
+            outcome.settled.result()  # a bounded store settles in time, and any other one sometime
             return outcome
         bounce = self._bounces[direction]
         nbytes = headers_nbytes(transfers) if self._is_revocable else buffer_nbytes(transfers)

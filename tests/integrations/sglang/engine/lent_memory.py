@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -20,8 +21,12 @@ from sglang_engine import (
     tensors_of,
 )
 
+from hicache_storage.page import Page
+
 if TYPE_CHECKING:
     from collections.abc import Generator
+
+    from hicache_storage.storage import Capabilities
 
 POOLS = [
     PoolPlan(kind=kind, layout=layout)
@@ -84,19 +89,19 @@ def config(file_config: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("claims", "is_lent"),
     [
-        ({"revocable": False}, False),
-        ({"revocable": False, "bounded": True}, True),
-        ({"revocable": True}, True),
+        (replace(FileStorage.capabilities, revocable=False), False),
+        (replace(FileStorage.capabilities, revocable=False, bounded=True), True),
+        (FileStorage.capabilities, True),
     ],
     ids=["neither", "bounded", "revocable"],
 )
 def test_only_bounded_and_revocable_stores_get_sglangs_memory(
-    claims: dict[str, bool],
+    claims: Capabilities,
     is_lent: bool,  # noqa: FBT001 - a parameter of the test
     file_config: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(FileStorage, "capabilities", replace(FileStorage.capabilities, **claims))
+    monkeypatch.setattr(FileStorage, "capabilities", claims)
     with Engine([PoolPlan()], file_config) as engine:
         assert is_lent is _is_lent(engine)
         assert 8 == engine.read(TOKENS).pages
@@ -234,3 +239,58 @@ def test_headers_of_overdue_calls_are_not_used_again(config: dict[str, Any]) -> 
             wait_until(lambda: len(seen) == 16)
 
         assert 16 == len(set(seen))
+
+
+@pytest.fixture
+def always(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return the config of a store that may access SGLang's memory at any time."""
+    unclaimed = replace(FileStorage.capabilities, revocable=False)
+    monkeypatch.setattr(FileStorage, "capabilities", unclaimed)
+    return {**config, "adapter": {"timeout_s": 0.3, "lend_memory": "always"}}
+
+
+def test_always_lends_sglangs_memory_to_every_store(always: dict[str, Any]) -> None:
+    with Engine([PoolPlan()], always) as engine:
+        assert _is_lent(engine)
+        assert 8 == engine.read(TOKENS).pages
+
+
+def test_always_registers_sglangs_memory_with_the_store(
+    always: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered: list[int] = []
+
+    def register(_: FileStorage, buffer: Any) -> None:
+        registered.extend(address for address, _ in Page(buffer).addresses)
+
+    monkeypatch.setattr(FileStorage, "register_buffer", register)
+    with Engine([PoolPlan()], always) as engine:
+        assert {tensor.data_ptr() for tensor in tensors_of(engine.host())} <= set(registered)
+
+
+def test_always_waits_for_a_get_that_hangs(always: dict[str, Any]) -> None:
+    with Engine([PoolPlan()], always) as engine, ThreadPoolExecutor(1) as thread:
+        engine.fill(1)
+        written = engine.write(TOKENS)
+        indices = engine.host().alloc(8 * PAGE_TOKENS)
+        with hanging(engine, "batch_get") as store:
+            getting = thread.submit(engine.storage.batch_get_v1, written.hashes, indices)
+            wait_until(lambda: engine.storage.counters().get("load_timeout") == 8)
+            assert not getting.done()
+            store.end()
+
+            assert [False] * 8 == getting.result()
+        assert [True] * 8 == engine.storage.batch_get_v1(written.hashes, indices)
+
+
+def test_always_waits_for_a_set_that_hangs(always: dict[str, Any]) -> None:
+    with Engine([PoolPlan()], always) as engine, ThreadPoolExecutor(1) as thread:
+        engine.fill(1)
+        with hanging(engine, "batch_set") as store:
+            writing = thread.submit(engine.write, TOKENS)
+            wait_until(lambda: engine.storage.counters().get("save_timeout") == 8)
+            assert not writing.done()
+            store.end()
+
+            assert not writing.result().pages
+        assert writing.result().held == engine.read(TOKENS).held
