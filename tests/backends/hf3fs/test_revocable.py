@@ -38,12 +38,16 @@ def revoked() -> AtomicRevocable:
     return made
 
 
+def _is_not_local(_: str) -> bool:
+    return False
+
+
 @pytest.fixture(params=["buffered", "direct", "mount"])
 def storage(
     request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Hf3fsStorage]:
     if request.param == "mount":  # a failed write may be carried out later there
-        monkeypatch.setattr(hf3fs_storage, "is_local", lambda _: False)
+        monkeypatch.setattr(hf3fs_storage, "is_local", _is_not_local)
     with opened(root, direct=request.param == "direct") as storage:
         yield storage
 
