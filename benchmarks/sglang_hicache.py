@@ -154,10 +154,14 @@ def mooncake_pair(stack: ExitStack, root: Path, plan: PoolPlan) -> Pair:  # noqa
     masters = [stack.enter_context(MooncakeMaster(root / name)) for name in ("ours", "theirs")]
     our_config, theirs = (master.config(global_segment_size="2gb") for master in masters)
     ours = {**OURS, "backend_name": "mooncake", "config": our_config}
-    bare = {**ours, "adapter": {"checksum": "none"}}
+    lent: dict[str, Any] = {"lend_memory": "always"}
     return {
         "ours: mooncake": ("dynamic", ours),
-        "ours: mooncake, no checksum": ("dynamic", bare),
+        "ours: mooncake, memory lent": ("dynamic", {**ours, "adapter": lent}),
+        "ours: mooncake, memory lent, no checksum": (
+            "dynamic",
+            {**ours, "adapter": {**lent, "checksum": "none"}},
+        ),
         "SGLang: mooncake": ("mooncake", {**theirs, "metadata_server": "P2PHANDSHAKE"}),
     }
 

@@ -12,19 +12,26 @@ static int misfits(void) {
     return -1;
 }
 
-int revocables_hold(revocables *all, PyObject *states, size_t pages) {
-    memset(all, 0, sizeof *all);
-    if (!states || pieces_hold(&all->states, states, 1))
-        return states ? -1 : 0;
-    if (!all->states.views)
-        return 0;
-    if (all->states.views != pages) {
+int states_hold(batch *states, PyObject *given, size_t pages) {
+    memset(states, 0, sizeof *states);
+    if (!given || pieces_hold(states, given, 1))
+        return given ? -1 : 0;
+    if (states->views && states->views != pages) {
         PyErr_SetString(PyExc_ValueError, "pages and states do not fit together");
         return -1;
     }
-    for (size_t i = 0; i < pages; i++)
-        if (all->states.iov[i].iov_len && !is_state(&all->states.iov[i]))
+    for (size_t i = 0; i < states->views; i++)
+        if (states->iov[i].iov_len && !is_state(&states->iov[i]))
             return misfits();
+    return 0;
+}
+
+int revocables_hold(revocables *all, PyObject *states, size_t pages) {
+    all->scratch = NULL;
+    if (states_hold(&all->states, states, pages))
+        return -1;
+    if (!all->states.views)
+        return 0;
     void *scratch;
     if (posix_memalign(&scratch, 4096, SCRATCH_NBYTES)) {
         PyErr_NoMemory();

@@ -16,6 +16,9 @@ typedef struct {
     uint8_t *scratch; /* NULL: no page is revocable */
 } revocables;
 
+/* Hold one state a page, or nothing, as `revocables_hold` does, without a scratch. */
+int states_hold(batch *states, PyObject *given, size_t pages);
+
 /* Hold one state a page, or nothing. An empty state is that of a page which is not revocable. Return 0, or -1 with an
  * exception. */
 int revocables_hold(revocables *all, PyObject *states, size_t pages);

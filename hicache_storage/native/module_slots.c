@@ -5,6 +5,7 @@
 
 #include "batch.h"
 #include "files.h"
+#include "module_revocables.h"
 #include "slots.h"
 #include "sockets.h"
 
@@ -16,7 +17,7 @@ typedef struct {
     const char *directory;
     texts names, marks;
     int flags;
-    batch pages;
+    batch pages, states;
     int64_t *numbers, *opened, *fds, *offsets, *verdicts;
     uint64_t *digests;
 } slot_job;
@@ -28,6 +29,7 @@ static void slot_job_release(slot_job *all) {
     free(all->offsets);
     free(all->verdicts);
     free(all->digests);
+    batch_release(&all->states);
     batch_release(&all->pages);
     texts_release(&all->marks);
     texts_release(&all->names);
@@ -136,6 +138,7 @@ static int slot_job_move(slot_job *all, slot_batch *slots) {
     slots->mark_nbytes = count ? all->marks.nbytes[0] : 0;
     slots->iov = all->pages.iov;
     slots->first = all->pages.first;
+    slots->states = all->states.views ? all->states.iov : NULL;
     slots->verdicts = all->verdicts;
     int failed = 0;
     Py_BEGIN_ALLOW_THREADS
@@ -168,11 +171,12 @@ static Py_ssize_t shape_of(PyObject *shape, slot_batch *slots) {
 
 PyObject *read_slots(PyObject *module, PyObject *arguments) {
     (void)module;
-    PyObject *files, *numbers, *offsets, *pages, *marks, *shape, *result = NULL;
+    PyObject *files, *numbers, *offsets, *pages, *marks, *shape, *states = NULL, *result = NULL;
     slot_batch slots = {0};
     Py_ssize_t alignment, run_nbytes, skip, alone_count;
-    if (!PyArg_ParseTuple(arguments, "O!OOOOO!nny#nd", &PyTuple_Type, &files, &numbers, &offsets, &pages, &marks, &PyTuple_Type,
-                          &shape, &alignment, &run_nbytes, &slots.alone, &alone_count, &skip, &slots.deadline_s))
+    if (!PyArg_ParseTuple(arguments, "O!OOOOO!nny#nd|O", &PyTuple_Type, &files, &numbers, &offsets, &pages, &marks, &PyTuple_Type,
+                          &shape, &alignment, &run_nbytes, &slots.alone, &alone_count, &skip, &slots.deadline_s,
+                          &states))
         return NULL;
     const Py_ssize_t most_nbytes = shape_of(shape, &slots);
     if (most_nbytes < 0)
@@ -181,7 +185,8 @@ PyObject *read_slots(PyObject *module, PyObject *arguments) {
     slots.run_nbytes = run_nbytes < 0 ? 0 : (size_t)run_nbytes;
     slots.alone_count = (size_t)alone_count;
     slot_job all;
-    if (!slot_job_hold(&all, files, numbers, offsets, marks, most_nbytes) && !batch_hold(&all.pages, pages, 1)) {
+    if (!slot_job_hold(&all, files, numbers, offsets, marks, most_nbytes) && !batch_hold(&all.pages, pages, 1) &&
+        !states_hold(&all.states, states, all.pages.pages)) {
         slots.digests = skip < 0 ? NULL : all.digests;
         slots.skip = skip < 0 ? 0 : (size_t)skip;
         if (!slot_job_move(&all, &slots))
@@ -193,11 +198,11 @@ PyObject *read_slots(PyObject *module, PyObject *arguments) {
 
 PyObject *write_slots(PyObject *module, PyObject *arguments) {
     (void)module;
-    PyObject *files, *numbers, *offsets, *pages, *marks, *shape, *result = NULL;
+    PyObject *files, *numbers, *offsets, *pages, *marks, *shape, *states = NULL, *result = NULL;
     slot_batch slots = {.writing = 1};
     Py_ssize_t alignment, run_nbytes, alone_count;
-    if (!PyArg_ParseTuple(arguments, "O!OOOOO!nny#d", &PyTuple_Type, &files, &numbers, &offsets, &pages, &marks, &PyTuple_Type,
-                          &shape, &alignment, &run_nbytes, &slots.alone, &alone_count, &slots.deadline_s))
+    if (!PyArg_ParseTuple(arguments, "O!OOOOO!nny#d|O", &PyTuple_Type, &files, &numbers, &offsets, &pages, &marks, &PyTuple_Type,
+                          &shape, &alignment, &run_nbytes, &slots.alone, &alone_count, &slots.deadline_s, &states))
         return NULL;
     const Py_ssize_t most_nbytes = shape_of(shape, &slots);
     if (most_nbytes < 0)
@@ -207,7 +212,7 @@ PyObject *write_slots(PyObject *module, PyObject *arguments) {
     slots.alone_count = (size_t)alone_count;
     slot_job all;
     if (!slot_job_hold(&all, files, numbers, offsets, marks, most_nbytes) && !batch_hold(&all.pages, pages, 0) &&
-        !slot_job_move(&all, &slots))
+        !states_hold(&all.states, states, all.pages.pages) && !slot_job_move(&all, &slots))
         result = list_of(all.verdicts, all.marks.count);
     slot_job_release(&all);
     return result;

@@ -16,6 +16,8 @@ int access_begin(uint64_t *state) {
 
 void access_end(uint64_t *state) { __atomic_fetch_sub(state, 1, __ATOMIC_RELEASE); }
 
+int access_is_revoked(const uint64_t *state) { return (__atomic_load_n(state, __ATOMIC_ACQUIRE) & REVOKED_BIT) != 0; }
+
 void access_revoke(uint64_t *state) {
     __atomic_fetch_or(state, REVOKED_BIT, __ATOMIC_ACQ_REL);
     const struct timespec moment = {0, WAIT_NS};
@@ -49,6 +51,19 @@ int64_t pieces_move_by(const way *by, int fd, struct iovec *iov, size_t count, s
     if (!writing && done == (int64_t)nbytes && !copy_by(by, iov, count, 0))
         return MOVE_REVOKED;
     return done;
+}
+
+int piece_copy_by(uint64_t *state, const struct iovec *piece, uint8_t *scratch, int writing) {
+    for (size_t at = 0, step; at < piece->iov_len; at += step) {
+        step = piece->iov_len - at < CHUNK_NBYTES ? piece->iov_len - at : CHUNK_NBYTES;
+        uint8_t *memory = (uint8_t *)piece->iov_base + at;
+        if (state && !access_begin(state))
+            return 0;
+        memcpy(writing ? scratch + at : memory, writing ? memory : scratch + at, step);
+        if (state)
+            access_end(state);
+    }
+    return 1;
 }
 
 int pieces_hash_by(uint64_t *state, const struct iovec *iov, size_t count, uint64_t *digest) {

@@ -19,6 +19,9 @@ enum { SCRATCH_NBYTES = CHUNK_NBYTES + 4096 /* a chunk and a trailer */ };
 int access_begin(uint64_t *state);
 void access_end(uint64_t *state);
 
+/* Return 1 once the state is revoked. */
+int access_is_revoked(const uint64_t *state);
+
 /* Refuse accesses from now on. Return when none is in progress. */
 void access_revoke(uint64_t *state);
 
@@ -34,6 +37,10 @@ static inline size_t way_nbytes(const way *by, size_t otherwise) { return by->st
 /* Move as `pieces_move` does; `iov` is used up. Revocable memory is only copied from or to the scratch, within one access:
  * a scratch that was just read still holds the bytes afterwards. */
 int64_t pieces_move_by(const way *by, int fd, struct iovec *iov, size_t count, size_t nbytes, int64_t offset, int writing);
+
+/* Copy one piece between its memory and `scratch`, in accesses of a chunk each where `state` is not NULL. Return 0 once they
+ * are revoked. */
+int piece_copy_by(uint64_t *state, const struct iovec *piece, uint8_t *scratch, int writing);
 
 /* Hash the pieces of a page, in accesses where `state` is not NULL. Return 0 once they are revoked. */
 int pieces_hash_by(uint64_t *state, const struct iovec *iov, size_t count, uint64_t *digest);

@@ -16,6 +16,8 @@ enum { SLOTS_A_RUN = 64, BLOCK_NBYTES = 4096 };
 /* Memory of one call. */
 typedef struct {
     uint8_t *margins;  /* lead and tail of each slot of a run */
+    uint8_t *scratch;  /* with revocable pages: all bytes of one call */
+    char revoked[SLOTS_A_RUN];
     struct iovec *iov; /* all pieces of a run */
     struct iovec chunk[PIECES_A_CALL], part[PIECES_A_CALL];
 } workspace;
@@ -84,8 +86,52 @@ static size_t lay_out(const slot_batch *all, workspace *space, size_t start, siz
     return (size_t)(next - space->iov);
 }
 
-static void end_slot(const slot_batch *all, const progress *at, const uint8_t *margins) {
+static uint64_t *state_of(const slot_batch *all, size_t slot) {
+    return all->states && all->states[slot].iov_len ? all->states[slot].iov_base : NULL;
+}
+
+static int is_revoked(const slot_batch *all, size_t slot) {
+    const uint64_t *state = state_of(all, slot);
+    return state && access_is_revoked(state);
+}
+
+static int is_in_page(const slot_batch *all, const progress *at) {
+    return at->position >= all->lead && at->position < all->lead + all->nbytes;
+}
+
+/* Copy one piece of the slot between its memory and the scratch. What was revoked is written as zeros, and so is the tail
+ * behind it. */
+static void copy_piece(const slot_batch *all, workspace *space, size_t start, const progress *at, struct iovec piece,
+                       uint8_t *scratch) {
+    uint64_t *state = is_in_page(all, at) ? state_of(all, at->slot) : NULL;
+    char *revoked = &space->revoked[at->slot - start];
+    if (!*revoked)
+        *revoked = !piece_copy_by(state, &piece, scratch, all->writing);
+    if (*revoked && all->writing)
+        memset(scratch, 0, piece.iov_len);
+}
+
+/* Copy the pieces of a chunk that is about to be written to the scratch. */
+static void gather(const slot_batch *all, workspace *space, size_t start, const progress *reached, size_t pieces) {
+    progress at = {.slot = reached->slot, .position = reached->position};
+    uint8_t *scratch = space->scratch;
+    for (size_t i = 0; i < pieces; scratch += space->chunk[i++].iov_len) {
+        copy_piece(all, space, start, &at, space->chunk[i], scratch);
+        at.position += space->chunk[i].iov_len;
+        if (at.position == slot_nbytes(all)) {
+            at.slot++;
+            at.position = 0;
+        }
+    }
+}
+
+static void end_slot(const slot_batch *all, const workspace *space, size_t start, const progress *at) {
     const char *mark = all->marks[at->slot];
+    if (space->revoked[at->slot - start]) {
+        all->verdicts[at->slot] = REVOKED;
+        return;
+    }
+    const uint8_t *margins = margins_of(all, space, at->slot - start);
     const int whole = all->writing || (!memcmp(margins, mark, all->mark_nbytes) &&
                                        !memcmp(margins + all->lead, mark, all->mark_nbytes));
     all->verdicts[at->slot] = whole ? HIT : WRONG;
@@ -93,21 +139,41 @@ static void end_slot(const slot_batch *all, const progress *at, const uint8_t *m
         all->digests[at->slot] = whole ? xxh3_digest(&at->stream) : 0;
 }
 
-/* Hash the pages among `done` bytes that were moved, and give the verdict on each slot that is whole. */
-static void advance(const slot_batch *all, const workspace *space, size_t start, progress *at, size_t done) {
+/* Hash the pages among `done` bytes that were moved, and give the verdict on each slot that is whole. What was read into
+ * the scratch goes to its place. */
+static void advance(const slot_batch *all, workspace *space, size_t start, progress *at, size_t done) {
+    uint8_t *scratch = space->scratch;
     for (size_t i = 0; done; i++) {
         struct iovec piece = space->chunk[i];
         if (piece.iov_len > done)
             piece.iov_len = done;
-        if (all->digests && at->position >= all->lead && at->position < all->lead + all->nbytes)
-            pieces_hash(&at->stream, &piece, 1, &at->skip);
+        if (scratch && !all->writing)
+            copy_piece(all, space, start, at, piece, scratch);
+        const struct iovec moved = {scratch ? scratch : piece.iov_base, piece.iov_len};
+        if (all->digests && is_in_page(all, at))
+            pieces_hash(&at->stream, &moved, 1, &at->skip);
+        scratch += scratch ? piece.iov_len : 0;
         done -= piece.iov_len;
         at->position += piece.iov_len;
         if (at->position == slot_nbytes(all)) {
-            end_slot(all, at, margins_of(all, space, at->slot - start));
+            end_slot(all, space, start, at);
             begin_slot(all, at, at->slot + 1);
         }
     }
+}
+
+/* Move one chunk between the file and its pieces, or the scratch. Return the bytes that were moved, or -errno. */
+static int64_t move_chunk(const slot_batch *all, workspace *space, size_t start, const progress *reached, size_t pieces,
+                          size_t nbytes, int64_t offset) {
+    const int fd = (int)all->fds[start];
+    if (!space->scratch) {
+        memcpy(space->part, space->chunk, pieces * sizeof *space->part);
+        return pieces_move(fd, space->part, pieces, nbytes, offset, all->writing);
+    }
+    if (all->writing)
+        gather(all, space, start, reached, pieces);
+    struct iovec one = {space->scratch, nbytes};
+    return pieces_move(fd, &one, 1, nbytes, offset, all->writing);
 }
 
 /* Move neighbouring slots; return 0 or -errno. Slots behind the end of the file are WRONG, or MISS in a write. */
@@ -115,20 +181,20 @@ static int64_t move_together(const slot_batch *all, workspace *space, size_t sta
     cursor at = {space->iov, lay_out(all, space, start, count), 0};
     progress reached;
     begin_slot(all, &reached, start);
+    memset(space->revoked, 0, sizeof space->revoked);
     int64_t offset = all->offsets[start];
     size_t nbytes;
     for (size_t pieces; (pieces = pieces_take(&at, space->chunk, PIECES_A_CALL, all->run_nbytes, &nbytes));) {
-        memcpy(space->part, space->chunk, pieces * sizeof *space->part);
-        const int64_t done = pieces_move((int)all->fds[start], space->part, pieces, nbytes, offset, all->writing);
+        const int64_t done = move_chunk(all, space, start, &reached, pieces, nbytes, offset);
         if (done < 0)
             return done;
         advance(all, space, start, &reached, (size_t)done);
-        if ((size_t)done < nbytes)
+        if ((size_t)done < nbytes || (count == 1 && space->revoked[0]))
             break;
         offset += done;
     }
     for (size_t slot = reached.slot; slot < start + count; slot++)
-        all->verdicts[slot] = all->writing ? MISS : WRONG;
+        all->verdicts[slot] = space->revoked[slot - start] ? REVOKED : all->writing ? MISS : WRONG;
     return 0;
 }
 
@@ -154,6 +220,8 @@ static void move_run(const slot_batch *all, workspace *space, size_t start, size
 }
 
 static int is_aligned(const slot_batch *all, size_t slot) {
+    if (all->states)
+        return all->nbytes % all->alignment == 0;
     return pieces_are_aligned(all->iov + all->first[slot], pieces_of(all, slot), all->alignment);
 }
 
@@ -163,7 +231,8 @@ static size_t run_length(const slot_batch *all, size_t start, size_t most) {
     for (size_t slot = start + 1; slot < all->count && count < most; slot++, count++) {
         pieces += pieces_of(all, slot) + 2;
         if (pieces > PIECES_A_CALL || all->fds[slot] != all->fds[start] ||
-            all->offsets[slot] != all->offsets[slot - 1] + (int64_t)slot_nbytes(all) || !is_aligned(all, slot))
+            all->offsets[slot] != all->offsets[slot - 1] + (int64_t)slot_nbytes(all) || !is_aligned(all, slot) ||
+            is_revoked(all, slot))
             break;
     }
     return count;
@@ -175,22 +244,30 @@ int slots_move(const slot_batch *all) {
     for (size_t slot = 0; slot < all->count; slot++)
         if (pieces_of(all, slot) + 2 > pieces)
             pieces = pieces_of(all, slot) + 2;
-    workspace *space = malloc(sizeof *space);
-    void *margins = NULL;
+    workspace *space = calloc(1, sizeof *space);
+    void *margins = NULL, *scratch = NULL;
     int failed = !space || posix_memalign(&margins, BLOCK_NBYTES, most * (all->lead + all->tail));
+    if (!failed && all->states) {
+        const size_t longest = most * slot_nbytes(all);
+        failed = posix_memalign(&scratch, BLOCK_NBYTES, longest < all->run_nbytes ? longest : all->run_nbytes);
+    }
     if (!failed) {
         space->margins = margins;
+        space->scratch = scratch;
         failed = !(space->iov = calloc(pieces, sizeof *space->iov));
     }
     for (size_t slot = 0, count; !failed && slot < all->count; slot += count) {
         count = 1;
-        if (is_aligned(all, slot))
-            move_run(all, space, slot, count = run_length(all, slot, most));
-        else
+        if (!is_aligned(all, slot))
             all->verdicts[slot] = -EINVAL;
+        else if (is_revoked(all, slot))
+            all->verdicts[slot] = REVOKED;
+        else
+            move_run(all, space, slot, count = run_length(all, slot, most));
     }
-    if (margins)
+    if (space)
         free(space->iov);
+    free(scratch);
     free(margins);
     free(space);
     return failed ? -1 : 0;

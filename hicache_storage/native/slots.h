@@ -20,7 +20,9 @@ typedef struct {
     size_t lead, nbytes, tail;    /* the sizes of the parts of a slot */
     const struct iovec *iov;      /* page n has the pieces first[n] .. first[n + 1] */
     const size_t *first;
-    size_t alignment;             /* of the memory of a page: another page is not tried, and gets -EINVAL */
+    const struct iovec *states;   /* of each page's revocable, empty where it has none; NULL: no page has one */
+    size_t alignment;             /* of the memory of a page: another page is not tried, and gets -EINVAL. With `states`
+                                   * only of its size: all bytes go through an aligned scratch */
     size_t run_nbytes;            /* the most bytes of one system call */
     const char *alone;            /* errno numbers after which the slots of a run are moved one by one */
     size_t alone_count;
@@ -35,7 +37,8 @@ typedef struct {
 void slot_files_open(const char *directory, const char *const *names, size_t count, int flags, int64_t *fds);
 void slot_files_close(const int64_t *fds, size_t count);
 
-/* Read or write all slots. Neighbours of one file are moved together. Return 0, or -1 without memory. */
+/* Read or write all slots. Neighbours of one file are moved together. The slot of a page that is REVOKED while it is
+ * written has no second mark. Return 0, or -1 without memory. */
 int slots_move(const slot_batch *all);
 
 /* HIT where the slot has the mark at both places, WRONG where it has not, or -errno. A negative `fd` is the verdict. */

@@ -48,6 +48,7 @@ class Hf3fsStorage(HiCacheStorage):
         enumerable=True,
         overwrites=False,
         alignment=BLOCK_NBYTES,
+        revocable=True,
         parallelism=DEFAULT_PARALLELISM,
     )
     usable_after_fork = True

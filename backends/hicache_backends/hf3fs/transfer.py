@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from hicache_storage import native
+from hicache_storage.backend_support.revocable import states_of
 from hicache_storage.backend_support.vectored_io import DIRECT_ALIGNMENT
 from hicache_storage.native import reference
 
@@ -28,8 +29,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _RUN_NBYTES = 8 << 20
-# A page that is hashed in such parts is still in the processor's cache.
-_HASHED_RUN_NBYTES = 256 << 10
+# A page that is hashed, or goes through a scratch, in such parts is still in the processor's cache.
+_CACHED_RUN_NBYTES = 256 << 10
+# Measured on a virtual disk with O_DIRECT: with revocable pages, such parts were faster than larger ones,
+# whose scratch is new memory for each call, and than smaller ones.
+_SCRATCH_RUN_NBYTES = 1 << 20
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 # Errors that refuse a write, or come before it. After any other error a file system that is not this
@@ -120,14 +124,17 @@ class Transfers:
 
     def _read(self, call: _Call, items: SlotPages) -> list[int]:
         skip = items.pages[0].digest_skip if items.pages else None
-        in_parts = skip is not None and self.is_certain and not call.direct
-        run_nbytes = _HASHED_RUN_NBYTES if in_parts else _RUN_NBYTES
+        states = states_of(items.pages)
+        run_nbytes = self._run_nbytes(call, hashed=skip is not None, revocable=bool(states))
         read: Any = native.read_slots
         if self._usrbio is not None:
             read = partial(reference.read_slots, move=call.by_deadline(self._usrbio.preadv))
         verdicts: list[int]
         verdicts, digests = read(
-            *call.slots(items, run_nbytes, _ALL), -1 if skip is None else skip, call.deadline.end_s
+            *call.slots(items, run_nbytes, _ALL),
+            -1 if skip is None else skip,
+            call.deadline.end_s,
+            states,
         )
         if skip is not None:
             for page, verdict, digest in zip(items.pages, verdicts, digests, strict=True):
@@ -140,8 +147,18 @@ class Transfers:
         write: Any = native.write_slots
         if self._usrbio is not None:
             write = partial(reference.write_slots, move=call.by_deadline(self._usrbio.pwritev))
-        verdicts: list[int] = write(*call.slots(items, _RUN_NBYTES, alone), call.deadline.end_s)
+        states = states_of(items.pages)
+        run_nbytes = self._run_nbytes(call, hashed=False, revocable=bool(states))
+        verdicts: list[int] = write(
+            *call.slots(items, run_nbytes, alone), call.deadline.end_s, states
+        )
         return verdicts
+
+    def _run_nbytes(self, call: _Call, *, hashed: bool, revocable: bool) -> int:
+        """Return the most bytes of one system call. Small ones cost little in a page cache only."""
+        if (hashed or revocable) and self.is_certain and not call.direct:
+            return _CACHED_RUN_NBYTES
+        return _SCRATCH_RUN_NBYTES if revocable and self._usrbio is None else _RUN_NBYTES
 
     def _count(self, verdicts: list[int], done: str) -> None:
         if verdicts.count(native.HIT) == len(verdicts):

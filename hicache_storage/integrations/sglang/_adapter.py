@@ -99,7 +99,12 @@ class Adapter:
                 metrics = TransferMetrics() if storage_config.enable_storage_metrics else None
                 self._admission = WriteAdmission(self._store, settings.admission)
                 self._transport = Transport(
-                    self._store, metrics, settings.timeout_s, self._admission, self._explain_log
+                    self._store,
+                    metrics,
+                    settings.timeout_s,
+                    self._admission,
+                    self._explain_log,
+                    lends_always=settings.lend_memory == "always",
                 )
                 self._timeout_s = settings.timeout_s
                 self._pools = PoolTable(storage_config, launch, settings.tenant, self._transport)

@@ -1,8 +1,8 @@
 """Bounce buffers: the adapter's own memory for transfers of a store that is not bounded.
 
 A call of such a store may access its pages after the deadline. SGLang reuses host pages as soon as a
-call has returned, so such a store never gets SGLang's memory. An overdue call keeps a bounce buffer
-instead.
+call has returned. A revocable store gets SGLang's pages until then, and headers in a bounce buffer. Any
+other store gets whole pages in a bounce buffer. An overdue call keeps its buffer.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Future
 
+    from hicache_storage.page import Revocable
     from hicache_storage.page_store import PageStore
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class BounceBuffer:
         self.memory: memoryview = map_memory(nbytes, "none")
         self._sizes: tuple[tuple[int, int, int], ...] = ()
         self._pages: list[list[FramedPage]] = []
+        self._headers: list[memoryview] = []
 
     def mirrors(self, transfers: Sequence[Transfer]) -> list[Transfer]:
         """Return the same transfers, with headers and payloads in this memory.
@@ -56,9 +58,35 @@ class BounceBuffer:
             for transfer, pages in zip(transfers, self._pages, strict=True)
         ]
 
+    def lent(self, transfers: Sequence[Transfer], revocable: Revocable) -> list[Transfer]:
+        """Return the same transfers, with headers in this memory and payloads that have `revocable`."""
+        headers = iter(self._headers_of(transfers))
+        return [
+            Transfer(
+                transfer.space,
+                transfer.hashes,
+                [
+                    FramedPage(
+                        next(headers),
+                        Page.of_views(page.payload.segments, page.payload.nbytes, revocable),
+                    )
+                    for page in transfer.pages
+                ],
+            )
+            for transfer in transfers
+        ]
+
+    def _headers_of(self, transfers: Sequence[Transfer]) -> list[memoryview]:
+        """Return a header for each page, or more. All pages of a store have headers of one size."""
+        headers, size = self._headers, len(transfers[0].pages[0].header)
+        count = sum(len(transfer.pages) for transfer in transfers)
+        starts = range(len(headers) * size, count * size, size)
+        headers.extend(self.memory[start : start + size] for start in starts)
+        return headers
+
 
 class BounceBuffers:
-    """Reusable buffers of one direction. Thread-safe."""
+    """Reusable buffers of one direction, all of headers or all of whole pages. Thread-safe."""
 
     def __init__(self, store: PageStore) -> None:
         self._store = store
@@ -130,6 +158,11 @@ def buffer_nbytes(transfers: Sequence[Transfer]) -> int:
     return sum(
         count * _stride(header, payload) for count, header, payload in map(_sizes, transfers)
     )
+
+
+def headers_nbytes(transfers: Sequence[Transfer]) -> int:
+    """Return the size of a buffer for the headers of `transfers`."""
+    return sum(count * header for count, header, _ in map(_sizes, transfers))
 
 
 def copy_to_mirrors(

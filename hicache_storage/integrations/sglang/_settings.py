@@ -55,6 +55,9 @@ class AdapterSettings(MetricsSettings, ExplainLogSettings, SwitchIntervalSetting
     """The deadline of one storage call, of at most 128 pages and 256 MiB."""
     parallelism: int | None = Field(default=None, ge=1)
     """Concurrent calls to the store in each direction; none: the backend's own number."""
+    lend_memory: Literal["safe", "always"] = "safe"
+    """The stores that access SGLang's memory: those that are bounded or revocable, or all stores. With
+    "always" a call returns when the store has settled, however long after `timeout_s` that is."""
     admission: AdmissionSettings = Field(default_factory=AdmissionSettings)
     """The pages that are written to the store. SGLang is told that the others were written, too."""
     events: EventSettings | None = None

@@ -8,11 +8,13 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.backend_support.revocable import AtomicRevocable
 from hicache_storage.integrations.sglang._bounce_buffers import (
     BounceBuffers,
     buffer_nbytes,
     copy_from_mirrors,
     copy_to_mirrors,
+    headers_nbytes,
 )
 from hicache_storage.page import Page
 from hicache_storage.page_store.results import Verdict
@@ -47,8 +49,10 @@ class Transport:
     """Loads and saves batches of one pool's pages. Thread-safe.
 
     When a call has returned, no memory of SGLang is accessed any more, because SGLang then reuses the
-    host pages. A bounded store gets that memory directly, and its calls end in time. Any other store
-    gets bounce buffers, which an overdue call keeps.
+    host pages. A bounded store gets that memory directly, and its calls end in time. A revocable store
+    gets it until the deadline, and an overdue call keeps headers only. Any other store gets bounce
+    buffers, which an overdue call keeps. With `lends_always` every store gets that memory directly, and
+    an overdue call of the transport waits for it.
     """
 
     def __init__(
@@ -58,13 +62,16 @@ class Transport:
         timeout_s: float,
         admission: WriteAdmission,
         explain_log: ExplainLog | None = None,
+        *,
+        lends_always: bool = False,
     ) -> None:
         self.store = store
         self.metrics = metrics
         self.writes_replicated = True
         """False if another rank saves the replicated pages. This rank then saves only missing ones."""
-        self.is_direct = store.storage.capabilities.bounded
-        """True if the store itself accesses SGLang's memory."""
+        self.is_direct = lends_always or store.storage.capabilities.bounded
+        """True if the store accesses SGLang's memory until its calls end."""
+        self._is_revocable = store.storage.capabilities.revocable
         self.admission = admission
         self._explain_log = explain_log
         self._timeout_s = timeout_s
@@ -150,27 +157,13 @@ class Transport:
         deadline: Deadline | None = None,
     ) -> TransferResult:
         began_s = time.monotonic()
-        transfer_pages = self.store.load if direction == "prefetch" else self.store.save
         timeout_s = None if deadline is None else deadline.remaining_s()
-        if self.is_direct:
-            outcome = transfer_pages(transfers, timeout_s=timeout_s)
-            outcome.settled.result()  # a bounded store settles in time
-        else:
-            bounce = self._bounces[direction]
-            buffer = bounce.acquire(buffer_nbytes(transfers))
-            if buffer is None:
-                logger.warning("pool %r: too many overdue calls, no %s", pool.name, direction)
-                unavailable = [Verdict.UNAVAILABLE] * len(transfers[0].hashes)
-                self._explain(direction, pool, transfers, [unavailable], began_s)
-                return TransferResult([False] * len(transfers[0].hashes), answered=False)
-            copies = buffer.mirrors(transfers)
-            if direction == "backup":
-                copy_to_mirrors(transfers, copies, checksum=self._hashes)
-            # If this raises, a call may still use the buffer, so it is not released.
-            outcome = transfer_pages(copies, timeout_s=timeout_s)
-            if direction == "prefetch":
-                copy_from_mirrors(transfers, copies, outcome.whole())
-            bounce.release(buffer, outcome.settled)
+        outcome = self._move(direction, transfers, timeout_s)
+        if outcome is None:
+            logger.warning("pool %r: too many overdue calls, no %s", pool.name, direction)
+            unavailable = [Verdict.UNAVAILABLE] * len(transfers[0].hashes)
+            self._explain(direction, pool, transfers, [unavailable], began_s)
+            return TransferResult([False] * len(transfers[0].hashes), answered=False)
         self._explain(direction, pool, transfers, outcome.verdicts, began_s)
         moved = outcome.whole()
         if self.metrics is not None:
@@ -178,6 +171,37 @@ class Transport:
             elapsed_s = time.monotonic() - began_s
             self.metrics.add(direction, pages, pages * pool.page_nbytes, elapsed_s)
         return TransferResult(moved, _answered(outcome))
+
+    def _move(
+        self, direction: str, transfers: list[Transfer], timeout_s: float | None
+    ) -> Outcome | None:
+        """Move pages. Return None, without a call of the store, while too many calls are overdue."""
+        transfer_pages = self.store.load if direction == "prefetch" else self.store.save
+        if self.is_direct:
+            outcome = transfer_pages(transfers, timeout_s=timeout_s)
+            outcome.settled.result()  # a bounded store settles in time, and any other one sometime
+            return outcome
+        bounce = self._bounces[direction]
+        nbytes = headers_nbytes(transfers) if self._is_revocable else buffer_nbytes(transfers)
+        buffer = bounce.acquire(nbytes)
+        if buffer is None:
+            return None
+        # If this raises, a call may still use the buffer, so it is not released.
+        if self._is_revocable:
+            revocable = AtomicRevocable()
+            try:
+                outcome = transfer_pages(buffer.lent(transfers, revocable), timeout_s=timeout_s)
+            finally:
+                revocable.revoke()
+        else:
+            copies = buffer.mirrors(transfers)
+            if direction == "backup":
+                copy_to_mirrors(transfers, copies, checksum=self._hashes)
+            outcome = transfer_pages(copies, timeout_s=timeout_s)
+            if direction == "prefetch":
+                copy_from_mirrors(transfers, copies, outcome.whole())
+        bounce.release(buffer, outcome.settled)
+        return outcome
 
     def _explain(
         self,

@@ -58,6 +58,11 @@ def end_access(state: bytearray) -> None:
         _changed.notify_all()
 
 
+def is_revoked(state: bytearray) -> bool:
+    """Return True once the state is revoked. An empty one is that of memory that is not revocable."""
+    return bool(state) and bool(_STATE.unpack(state)[0] & _REVOKED)
+
+
 def revoke_access(state: bytearray) -> None:
     """Refuse accesses from now on. Return when none is in progress."""
     require(len(state) == _STATE.size)
@@ -123,6 +128,19 @@ def write_revocable(
         offset += part.nbytes
 
 
+def copy_page(state: bytearray, page: Pieces, memory: memoryview, *, writing: bool) -> None:
+    """Copy a page from its pieces to `memory`, or to its pieces, in accesses unless `state` is empty.
+
+    Raises:
+        RevokedError: The memory of the page was revoked.
+    """
+    start = 0
+    for chunk in _chunks(page):
+        part = memory[start : start + nbytes_of(chunk)]
+        _copy(state, chunk, part, writing=writing)
+        start += part.nbytes
+
+
 def _digest(page: Pieces, state: bytearray) -> int | None:
     hashed = xxhash.xxh3_64()
     for chunk in _chunks(page):
@@ -153,7 +171,7 @@ def _chunks(page: Pieces) -> Iterator[list[memoryview]]:
 
 def _copy(state: bytearray, chunk: list[memoryview], scratch: memoryview, *, writing: bool) -> None:
     """Copy a chunk of a page from its pieces, or to them, within one access."""
-    if not begin_access(state):
+    if state and not begin_access(state):
         raise RevokedError
     try:
         start = 0
@@ -165,4 +183,5 @@ def _copy(state: bytearray, chunk: list[memoryview], scratch: memoryview, *, wri
                 piece[:] = scratch[start:end]
             start = end
     finally:
-        end_access(state)
+        if state:
+            end_access(state)

@@ -11,7 +11,7 @@ import mmap
 import os
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import starmap
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,13 +21,16 @@ from hicache_storage.native.reference.pieces import (
     IOV_MAX,
     LATE,
     MISS,
+    REVOKED,
     WRONG,
+    RevokedError,
     digest_of,
     move_all,
     nbytes_of,
     require,
     verdict_by,
 )
+from hicache_storage.native.reference.revocables import copy_page, is_revoked, states_of
 from hicache_storage.page import address_of
 
 if TYPE_CHECKING:
@@ -89,6 +92,7 @@ def read_slots(
     alone: bytes,
     skip: int,
     deadline_s: float,
+    states: Sequence[bytearray] = (),
     move: Move | None = None,
 ) -> tuple[list[int], list[int]]:
     """Read the page of each slot, and prove each by its marks.
@@ -101,24 +105,27 @@ def read_slots(
         marks: The mark of each page, all of one size.
         shape: The sizes of lead, page and tail.
         alignment: The multiple that each address and size of a page must be, and that `run_nbytes` is.
-            A page with another is not tried. Its verdict is -EINVAL.
+            A page with another is not tried. Its verdict is -EINVAL. With `states` only the sizes count.
         run_nbytes: The size up to which neighbours are moved in one call, and a large page in parts.
         alone: errno numbers, a byte each, after which the slots of a failed call are moved one by one.
         skip: The number of leading bytes that the digest of a page leaves out; negative: no digests.
         deadline_s: The time of `time.monotonic` after which the verdict on the rest is LATE.
+        states: The state of each page's revocable, or nothing. An empty one: the page has none.
         move: A function in the place of os.preadv. The compiled function has no such argument.
 
     Returns:
         The verdicts, and the xxh3-64 of each page that was hit (0 for the others). A verdict is HIT;
-        WRONG where the marks are others, or the file ends before; LATE; or a negated errno.
+        WRONG where the marks are others, or the file ends before; REVOKED where the memory was revoked
+        before the page was whole; LATE; or a negated errno.
     """
     _require_places(files, numbers, offsets)
-    batch = _Batch(offsets, pages, marks, shape, alignment, run_nbytes, alone, deadline_s)
+    batch = _Batch(
+        offsets, pages, marks, shape, alignment, run_nbytes, alone, deadline_s, states, skip
+    )
     with _opened(files, numbers, deadline_s) as fds:
         verdicts = batch.run(fds, move or os.preadv, writing=False)
     return verdicts, [
-        digest_of(page, skip) if verdict == HIT and skip >= 0 else 0
-        for page, verdict in zip(pages, verdicts, strict=True)
+        batch.digests.get(slot, 0) if verdict == HIT else 0 for slot, verdict in enumerate(verdicts)
     ]
 
 
@@ -133,15 +140,17 @@ def write_slots(
     run_nbytes: int,
     alone: bytes,
     deadline_s: float,
+    states: Sequence[bytearray] = (),
     move: Move | None = None,
 ) -> list[int]:
     """Write the page of each slot between its marks, front to back.
 
     `read_slots` describes the arguments. A verdict is HIT; LATE; a negated errno, after which the slot
-    may have been written in part; or MISS where the file took no more.
+    may have been written in part; MISS where the file took no more; or REVOKED, after which the slot has
+    no second mark.
     """
     _require_places(files, numbers, offsets)
-    batch = _Batch(offsets, pages, marks, shape, alignment, run_nbytes, alone, deadline_s)
+    batch = _Batch(offsets, pages, marks, shape, alignment, run_nbytes, alone, deadline_s, states)
     with _opened(files, numbers, deadline_s) as fds:
         return batch.run(fds, move or os.pwritev, writing=True)
 
@@ -156,6 +165,10 @@ class _Batch:
     run_nbytes: int
     alone: bytes
     deadline_s: float
+    states: Sequence[bytearray]
+    skip: int = -1
+    digests: dict[int, int] = field(default_factory=dict[int, int])
+    """The digests of the slots that were read."""
 
     def __post_init__(self) -> None:
         lead, nbytes, tail = self.shape
@@ -165,19 +178,27 @@ class _Batch:
         require(self.alignment > 0 and self.run_nbytes > 0)
         require(not self.run_nbytes % self.alignment)
         require(all(nbytes_of(page) == nbytes for page in self.pages))
+        states_of(self.states, len(self.pages))
 
     def run(self, fds: Sequence[int], move: Move, *, writing: bool) -> list[int]:
         """Move all slots, and return the verdicts."""
+        if time.monotonic() > self.deadline_s:
+            return [LATE] * len(self.marks)
         verdicts: list[int] = []
         for run in self._runs(fds):
-            if self._is_aligned(run.start):
-                verdicts += self._move_run(fds[run.start], move, run, writing=writing)
-            else:
+            if not self._is_aligned(run.start):
                 verdicts.append(-errno.EINVAL)
+            elif self._is_revoked(run.start):
+                verdicts += [REVOKED] * len(run)
+            else:
+                verdicts += self._move_run(fds[run.start], move, run, writing=writing)
         return verdicts
 
     def _runs(self, fds: Sequence[int]) -> Iterator[range]:
-        """Yield slots that lie side by side, and fit in one call. A page without alignment is alone."""
+        """Yield slots that lie side by side, and fit in one call.
+
+        A page without alignment is alone, and so is a revoked one.
+        """
         most = max(1, min(_SLOTS_A_RUN, self.run_nbytes // sum(self.shape)))
         start = pieces = 0
         for slot in range(len(self.marks)):
@@ -188,6 +209,8 @@ class _Batch:
                 or fds[slot] != fds[start]
                 or self.offsets[slot] != self.offsets[slot - 1] + sum(self.shape)
                 or not (self._is_aligned(start) and self._is_aligned(slot))
+                or self._is_revoked(start)
+                or self._is_revoked(slot)
             ):
                 yield range(start, slot)
                 start, pieces = slot, 0
@@ -200,8 +223,9 @@ class _Batch:
             return [LATE] * len(run)
         if fd < 0:
             return [fd] * len(run)
+        together = self._move_by_scratch if self.states else self._move_together
         try:
-            return self._move_together(fd, move, run, writing=writing)
+            return together(fd, move, run, writing=writing)
         except OSError as error:
             number = error.errno or errno.EIO
         if len(run) > 1 and number in self.alone:
@@ -229,10 +253,62 @@ class _Batch:
         whole = run[: done // sum(self.shape)]
         if writing:
             return [HIT] * len(whole) + [MISS] * (len(run) - len(whole))
+        for slot in whole if self.skip >= 0 else ():
+            self.digests[slot] = digest_of(self.pages[slot], self.skip)
         found = zip((self.marks[slot] for slot in whole), margins, strict=False)
         return [*starmap(_verdict_of, found), *[WRONG] * (len(run) - len(whole))]
 
+    def _move_by_scratch(self, fd: int, move: Move, run: range, *, writing: bool) -> list[int]:
+        """Move a run through memory of its own, because its pages may be revoked."""
+        size = sum(self.shape)
+        # The mapping is aligned, and it is not closed: a traceback may keep views of it.
+        scratch = memoryview(mmap.mmap(-1, len(run) * size))
+        slots = [scratch[start : start + size] for start in range(0, scratch.nbytes, size)]
+        verdicts = [HIT] * len(run)
+        if writing:
+            verdicts = [self._fill(slot, memory) for slot, memory in zip(run, slots, strict=True)]
+        done = move_all(move, fd, [scratch], scratch.nbytes, self.offsets[run.start])
+        whole = done // size
+        if writing:
+            rest = (MISS if verdict == HIT else verdict for verdict in verdicts[whole:])
+            return [*verdicts[:whole], *rest]
+        found = zip(run, slots[:whole], strict=False)
+        return [*starmap(self._take, found), *[WRONG] * (len(run) - whole)]
+
+    def _fill(self, slot: int, memory: memoryview) -> int:
+        """Copy a page and its marks to the memory of its slot. A revoked one gets no second mark."""
+        lead, nbytes, _ = self.shape
+        mark, page = self.marks[slot], memory[lead : lead + nbytes]
+        memory[: len(mark)] = mark
+        try:
+            copy_page(self._state(slot), self.pages[slot], page, writing=True)
+        except RevokedError:
+            page[:] = bytes(nbytes)
+            return REVOKED
+        memory[lead + nbytes : lead + nbytes + len(mark)] = mark
+        return HIT
+
+    def _take(self, slot: int, memory: memoryview) -> int:
+        """Copy a page from the memory of its slot, and return the verdict on it."""
+        lead, nbytes, _ = self.shape
+        page = memory[lead : lead + nbytes]
+        try:
+            copy_page(self._state(slot), self.pages[slot], page, writing=False)
+        except RevokedError:
+            return REVOKED
+        if self.skip >= 0:
+            self.digests[slot] = digest_of([page], self.skip)
+        return _verdict_of(self.marks[slot], (memory[:lead], memory[lead + nbytes :]))
+
+    def _state(self, slot: int) -> bytearray:
+        return self.states[slot] if self.states else bytearray()
+
+    def _is_revoked(self, slot: int) -> bool:
+        return is_revoked(self._state(slot))
+
     def _is_aligned(self, slot: int) -> bool:
+        if self.states:
+            return not self.shape[1] % self.alignment
         if self.alignment == 1:
             return True
         views = [memoryview(piece).cast("B") for piece in self.pages[slot]]

@@ -19,6 +19,7 @@ from hicache_backends.hf3fs import Hf3fsStorage, mount, writer
 from pages import blank, hash_of, page, space
 
 from hicache_storage import BackendNotInstalled, ConfigError
+from hicache_storage.backend_support.revocable import AtomicRevocable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,6 +117,23 @@ def test_pages_go_through_it(storage: Hf3fsStorage, client: Client) -> None:
     assert [one.tobytes() for one in sources] == [one.tobytes() for one in targets]
     assert 2 == client.moves
     assert set() == client.registered
+
+
+def test_a_page_that_was_revoked_is_neither_stored_nor_read(
+    storage: Hf3fsStorage, client: Client
+) -> None:
+    revocable = AtomicRevocable()
+    sources, targets = ([page(65536, seed) for seed in range(2)] for _ in range(2))
+    for one in (*sources, *targets):
+        one.revocable = revocable
+    assert [True] * 2 == storage.batch_set(SPACE, HASHES[:2], sources)
+    assert [True] * 2 == storage.batch_get(SPACE, HASHES[:2], targets)
+    revocable.revoke()
+    moves = client.moves
+
+    assert [False] * 2 == storage.batch_set(SPACE, HASHES[2:4], sources)
+    assert [False] * 2 == storage.batch_get(SPACE, HASHES[:2], targets)
+    assert moves == client.moves == 2
 
 
 def test_a_page_that_is_larger_than_its_memory_goes_through_the_mount(

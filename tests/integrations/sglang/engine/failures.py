@@ -23,7 +23,6 @@ from sglang_engine import (
     PoolPlan,
     PoolTransfer,
     engine_world,
-    tensors_of,
 )
 
 from hicache_storage.errors import StorageUnavailable
@@ -122,9 +121,11 @@ def test_signal_handlers_are_not_changed(file_config: dict[str, Any]) -> None:
 
 
 def test_a_store_that_hangs_holds_no_call_and_no_memory_of_sglangs(
-    file_config: dict[str, Any],
+    file_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The late call writes into a bounce buffer that nothing reads."""
+    unclaimed = replace(FileStorage.capabilities, revocable=False)
+    monkeypatch.setattr(FileStorage, "capabilities", unclaimed)
     with Engine([PoolPlan()], {**file_config, "adapter": {"timeout_s": 0.5}}) as engine:
         engine.fill(1)
         written = engine.write(TOKENS)
@@ -215,35 +216,6 @@ def test_a_call_ends_with_the_first_batch_that_gets_no_answer(file_config: dict[
             PoolName.SWA: [False] * 2,
         }
         assert sum(calls) <= 128
-
-
-@pytest.mark.parametrize("bounded", [False, True])
-def test_only_a_bounded_store_gets_sglangs_memory(
-    bounded: bool,  # noqa: FBT001 - a parameter of the test
-    file_config: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(
-        FileStorage, "capabilities", replace(FileStorage.capabilities, bounded=bounded)
-    )
-    with Engine([PoolPlan()], file_config) as engine:
-        store = engine.storage._storage
-        batch_set, addresses = store.batch_set, list[int]()
-
-        def watched(space: Any, hashes: Any, pages: Any) -> list[bool]:
-            addresses.extend(address for page in pages for address, _ in page.addresses[1:])
-            stored: list[bool] = batch_set(space, hashes, pages)
-            return stored
-
-        store.batch_set = watched
-        engine.write(TOKENS)
-        direct = [
-            tensor.data_ptr() <= address < tensor.data_ptr() + tensor.nbytes
-            for address in addresses
-            for tensor in tensors_of(engine.host())
-        ]
-        assert any(direct) is bounded
-        assert engine.read(TOKENS).pages == 8
 
 
 def test_a_forked_child_gets_misses_at_once_and_closes_nothing(
