@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from hicache_storage.integrations.lmcache._listing import ListedObject
+
 
 class ObjectKey(Protocol):
     """`ObjectKey`: a chunk's hash, and the part of the model that an object holds. Hashable."""
@@ -79,3 +81,5 @@ class EngineTypes:
     0.5.7, which has no such tags."""
     serde: Callable[[Mapping[str, Any]], Serde]
     """Function that makes the processor of a `serde` object of `--l2-adapter`."""
+    key_page: Callable[[Sequence[ListedObject], str | None], Any]
+    """Function that returns the `KeyListPage` of objects and of the next page's token."""
