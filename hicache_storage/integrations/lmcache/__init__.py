@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from hicache_storage.integrations.lmcache._adapter import Adapter
     from hicache_storage.integrations.lmcache._config import AdapterConfig
-    from hicache_storage.integrations.lmcache._listing import ListedObject
+    from hicache_storage.integrations.lmcache._engine import ListedObject
 
     HiCacheL2Adapter: type[Adapter]
     HiCacheL2AdapterConfig: type[AdapterConfig]

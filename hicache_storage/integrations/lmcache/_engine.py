@@ -1,4 +1,4 @@
-"""Types of LMCache that the adapter uses. This module does not import LMCache.
+"""Types of LMCache that the adapter uses, and records for it. This module does not import LMCache.
 
 Source: lmcache/v1/distributed/api.py, internal_api.py, l2_adapters/base.py, memory_management.py.
 """
@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from hicache_storage.integrations.lmcache._listing import ListedObject
 
 
 class ObjectKey(Protocol):
@@ -66,6 +64,25 @@ class Serde(Protocol):
 
     def estimate_serialized_size(self, layout_desc: Any) -> int: ...
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFields:
+    """The fields of LMCache's `ObjectKey` that all objects of a key space share."""
+
+    model_name: str
+    kv_rank: int
+    object_group_id: int
+    cache_salt: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListedObject:
+    """An object in the store: the fields of its `ObjectKey`, and its bytes."""
+
+    key: KeyFields
+    page_hash: str
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)

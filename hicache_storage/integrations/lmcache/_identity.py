@@ -21,6 +21,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hicache_storage.integrations.lmcache._engine import KeyFields
 from hicache_storage.integrations.lmcache._layouts import UnknownLayoutError
 from hicache_storage.keys import KeySpace, Shard
 
@@ -37,16 +38,6 @@ _LAYOUT = re.compile(
     rf"{_FORMAT};[^;]*(;serde=(?P<serde>[^;]*))?"
     r";rank=(?P<kv_rank>0x[0-9a-f]{8})(;server=(?P<server>.*))?"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class KeyFields:
-    """The fields of LMCache's `ObjectKey` that all objects of a key space share."""
-
-    model_name: str
-    kv_rank: int
-    object_group_id: int
-    cache_salt: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,24 +9,17 @@ from __future__ import annotations
 
 import heapq
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hicache_storage.integrations.lmcache._engine import ListedObject
+
 if TYPE_CHECKING:
-    from hicache_storage.integrations.lmcache._identity import Identity, KeyFields
+    from hicache_storage.integrations.lmcache._engine import KeyFields
+    from hicache_storage.integrations.lmcache._identity import Identity
     from hicache_storage.keys import KeySpace
     from hicache_storage.page_store import PageStore
 
 _CURSOR = re.compile(r"(?P<space_id>[0-9a-f]+)\.(?P<page_hash>[0-9a-f]+)")
-
-
-@dataclass(frozen=True, slots=True)
-class ListedObject:
-    """An object in the store: the fields of its `ObjectKey`, and its bytes."""
-
-    key: KeyFields
-    page_hash: str
-    nbytes: int
 
 
 def list_objects(
