@@ -33,7 +33,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Stores of other engines that the kit is run on: one target each, and one record in docs/field.
 FIELD := field-sglang-file field-sglang-hf3fs field-sglang-seaweedfs field-sglang-nixl field-sglang-mooncake \
-  field-lmcache-fs field-lmcache-fs-native field-lmcache-resp field-vllm-fs
+  field-lmcache-fs field-lmcache-fs-native field-lmcache-resp field-lmcache-s3 field-vllm-fs
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-sglang demo-lmcache demo-vllm environments test test-kit test-backends test-backends-servers test-backends-files \
@@ -482,6 +482,7 @@ field-matrix: $(VENV)/.all ## write the table of docs/field-report.md from docs/
 	  sed -n '/<!-- end of matrix -->/,$$p' docs/field-report.md; } > $$page && cat $$page > docs/field-report.md && rm $$page
 
 $(LMCACHE)/.field: $(LMCACHE)/.done .servers/.done tests/requirements-field-lmcache.txt
+	@$(LMCACHE)/bin/python -m pip -q install -c constraints.txt ministack
 	@$(LMCACHE)/bin/python -m pip -q install --no-deps -r tests/requirements-field-lmcache.txt
 	@touch $@
 
@@ -496,6 +497,9 @@ field-lmcache-fs-native: $(LMCACHE)/.field ## the whole kit on LMCache's fs_nati
 
 field-lmcache-resp: $(LMCACHE)/.field ## the whole kit on LMCache's resp adapter, over Redis
 	@$(FIELD_LMCACHE)/lmcache-resp conformance/field/tests/lmcache/resp.py; test $$? -le 1
+
+field-lmcache-s3: $(LMCACHE)/.field ## the whole kit on LMCache's s3 adapter
+	@$(FIELD_LMCACHE)/lmcache-s3 conformance/field/tests/lmcache/s3.py; test $$? -le 1
 
 field-lmcache-known: $(LMCACHE)/.field ## that the kit finds what is known to be wrong with LMCache's adapters
 	@$(LMCACHE)/bin/python -m pytest -q -W default --show-capture no \

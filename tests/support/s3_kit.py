@@ -12,9 +12,10 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 from hicache_conformance import Scratch, StorageConformance
+from servers import Ministack
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator, Iterator, Mapping
 
     from servers import S3Server
     from types_boto3_s3 import S3Client
@@ -52,11 +53,61 @@ def plain_client(server: S3Server) -> Generator[S3Client, None, None]:
         yield client
 
 
-def make_ready(server: S3Server) -> None:
+def make_ready(server: S3Server, bucket: str = BUCKET) -> None:
     """Create the bucket and write to it, because the first write takes seconds on some servers."""
     with plain_client(server) as client:
-        client.create_bucket(Bucket=BUCKET)
-        client.put_object(Bucket=BUCKET, Key="first", Body=b"page")
+        client.create_bucket(Bucket=bucket)
+        client.put_object(Bucket=bucket, Key="first", Body=b"page")
+
+
+def read_object(server: S3Server, name: str, bucket: str = BUCKET) -> bytes | None:
+    """Return the bytes of an object, or None where there is none."""
+    with plain_client(server) as client:
+        try:
+            answer = client.get_object(Bucket=bucket, Key=name)
+        except ClientError as error:
+            if error.response.get("Error", {}).get("Code") == "NoSuchKey":
+                return None
+            raise
+        with closing(answer["Body"]) as body:
+            return body.read()
+
+
+def write_object(server: S3Server, name: str, data: bytes | None, bucket: str = BUCKET) -> None:
+    """Replace an object, or delete it where `data` is None."""
+    with plain_client(server) as client:
+        if data is None:
+            client.delete_object(Bucket=bucket, Key=name)
+        else:
+            client.put_object(Bucket=bucket, Key=name, Body=data)
+
+
+class BucketHost(Ministack):
+    """A server that takes the host 127.1 as the bucket `127` of the host `1`.
+
+    Clients that address a bucket by its host need no name server: 127.1 is 127.0.0.1.
+    """
+
+    bucket = "127"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The address of the bucket and the keys."""
+        return {
+            "endpoint": f"{self.bucket}.1:{self.port}",
+            "access_key": self.access_key,
+            "secret_key": self.secret_key,
+        }
+
+    def environment(self) -> Mapping[str, str]:
+        return {**super().environment(), "MINISTACK_HOST": "1"}
+
+    def start(self) -> None:
+        """Start the server; create the bucket at the first start."""
+        fresh = not self.log.exists()
+        super().start()
+        if fresh:
+            make_ready(self, self.bucket)
 
 
 def name_of(space: KeySpace, page_hash: str, prefix: str = "") -> str:
@@ -96,25 +147,10 @@ class S3Conformance(StorageConformance):
             yield server
 
     def peek(self, space: KeySpace, page_hash: str) -> bytes | None:
-        with plain_client(self._server) as client:
-            try:
-                answer = client.get_object(
-                    Bucket=BUCKET, Key=name_of(space, page_hash, self.prefix)
-                )
-            except ClientError as error:
-                if error.response.get("Error", {}).get("Code") == "NoSuchKey":
-                    return None
-                raise
-            with closing(answer["Body"]) as body:
-                return body.read()
+        return read_object(self._server, name_of(space, page_hash, self.prefix))
 
     def tamper(self, space: KeySpace, page_hash: str, data: bytes | None) -> None:
-        name = name_of(space, page_hash, self.prefix)
-        with plain_client(self._server) as client:
-            if data is None:
-                client.delete_object(Bucket=BUCKET, Key=name)
-            else:
-                client.put_object(Bucket=BUCKET, Key=name, Body=data)
+        write_object(self._server, name_of(space, page_hash, self.prefix), data)
 
     @property
     def _server(self) -> S3Server:

@@ -175,6 +175,13 @@ def redis_key(key: Any) -> str:
     return name
 
 
+def s3_object(key: Any) -> str:
+    """Return the name of a page's object in the bucket."""
+    adapter = _module(f"{_ADAPTERS}.s3_l2_adapter")
+    name: str = adapter._object_key_to_string(key)  # noqa: SLF001 - it has no public one
+    return name
+
+
 def _chunk_hash(space: KeySpace, page_hash: str) -> bytes:
     """Return the hash of a chunk. It covers the chunk size, the tokens and those before them."""
     return hashlib.sha256(f"{space.page_tokens}|{page_hash}".encode()).digest()

@@ -10,15 +10,17 @@ The first access to one of the classes imports LMCache. docs/lmcache.md is the g
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from hicache_storage.integrations.lmcache._adapter import Adapter
     from hicache_storage.integrations.lmcache._config import AdapterConfig
+    from hicache_storage.integrations.lmcache._engine import ListedObject
 
     HiCacheL2Adapter: type[Adapter]
     HiCacheL2AdapterConfig: type[AdapterConfig]
@@ -64,6 +66,7 @@ def _classes() -> dict[str, type]:
         reconfigure_error=modules["reconfiguration"].L2ReconfigureError,
         memory_tags=lambda shared: _memory_tags(modules["api"], shared=shared),
         serde=_serde,
+        key_page=lambda found, token: _key_page(modules["api"], found, token),
     )
     bases: dict[str, tuple[type, type, dict[str, object]]] = {
         "HiCacheL2Adapter": (Adapter, modules["base"].L2AdapterInterface, {"engine": engine}),
@@ -81,6 +84,18 @@ def _memory_tags(api: Any, *, shared: bool) -> Any:
         return None
     residency = api.MemoryResidency.REMOTE if shared else api.MemoryResidency.LOCAL
     return api.MemoryTags(api.MemorySegment.STORAGE, residency)
+
+
+def _key_page(api: Any, found: Sequence[ListedObject], token: str | None) -> Any:
+    """Return a page of a listing as LMCache's record."""
+    entries = tuple(
+        api.KeyEntry(
+            key=api.EncodedObjectKey(chunk_hash_hex=one.page_hash, **dataclasses.asdict(one.key)),
+            size_bytes=one.nbytes,
+        )
+        for one in found
+    )
+    return api.KeyListPage(entries=entries, next_page_token=token)
 
 
 def _serde(fields: Mapping[str, Any]) -> Any:

@@ -12,6 +12,7 @@ from hicache_storage.integrations._metrics import AdapterMetrics, EngineRegistry
 from hicache_storage.integrations.lmcache._attachment import Attachment
 from hicache_storage.integrations.lmcache._identity import page_hash
 from hicache_storage.integrations.lmcache._layouts import UnknownLayoutError
+from hicache_storage.integrations.lmcache._listing import list_objects
 from hicache_storage.integrations.lmcache._settings import AdapterSettings
 from hicache_storage.integrations.lmcache._tasks import Task, TaskQueue, add_objects, groups_of
 from hicache_storage.page_store.results import Verdict
@@ -170,6 +171,31 @@ class Adapter:
         for space, deleted in pages.items():
             if self._delete(session, space, deleted):
                 self._notify("deleted", deleted, self._accounted(deleted, space.page_nbytes))
+
+    def list_l2_keys(
+        self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None
+    ) -> Any:
+        """List objects of the store, of any process, that this adapter can load. Blocks for a scan.
+
+        Raises:
+            NotImplementedError: The store does not list its pages.
+            ValueError: `page_size` or `cursor` is wrong.
+            RuntimeError: The store is not open.
+        """
+        session = self._attachment.session
+        if session is None:
+            raise RuntimeError("the store is not open")
+        if not session.store.storage.capabilities.enumerable:
+            raise NotImplementedError(f"{self._settings.backend!r} does not list its pages")
+        found, token = list_objects(
+            session.store,
+            session.identity,
+            session.layouts.serde,
+            model_name=model_name,
+            page_size=page_size,
+            cursor=cursor,
+        )
+        return self.engine.key_page(found, token)
 
     def report_status(self) -> dict[str, Any]:
         """Return the state and the counters, which LMCache's `GET /status` shows."""

@@ -1,4 +1,4 @@
-"""Types of LMCache that the adapter uses. This module does not import LMCache.
+"""Types of LMCache that the adapter uses, and records for it. This module does not import LMCache.
 
 Source: lmcache/v1/distributed/api.py, internal_api.py, l2_adapters/base.py, memory_management.py.
 """
@@ -67,6 +67,25 @@ class Serde(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class KeyFields:
+    """The fields of LMCache's `ObjectKey` that all objects of a key space share."""
+
+    model_name: str
+    kv_rank: int
+    object_group_id: int
+    cache_salt: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListedObject:
+    """An object in the store: the fields of its `ObjectKey`, and its bytes."""
+
+    key: KeyFields
+    page_hash: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineTypes:
     """LMCache's classes and functions that the adapter calls."""
 
@@ -79,3 +98,5 @@ class EngineTypes:
     0.5.7, which has no such tags."""
     serde: Callable[[Mapping[str, Any]], Serde]
     """Function that makes the processor of a `serde` object of `--l2-adapter`."""
+    key_page: Callable[[Sequence[ListedObject], str | None], Any]
+    """Function that returns the `KeyListPage` of objects and of the next page's token."""

@@ -17,9 +17,11 @@ servers have equal keys, and only `server` tells them apart. LMCache's keys do n
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hicache_storage.integrations.lmcache._engine import KeyFields
 from hicache_storage.integrations.lmcache._layouts import UnknownLayoutError
 from hicache_storage.keys import KeySpace, Shard
 
@@ -32,6 +34,10 @@ _GROUP = "object_group_"
 _MIN_HASH_NBYTES = 16
 _MAX_HASH_NBYTES = 64
 _MAX_SPACES = 65_536
+_LAYOUT = re.compile(
+    rf"{_FORMAT};[^;]*(;serde=(?P<serde>[^;]*))?"
+    r";rank=(?P<kv_rank>0x[0-9a-f]{8})(;server=(?P<server>.*))?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,25 @@ class Identity:
                 self._spaces.clear()
             space = self._spaces[facts] = self._new_space(key, layout)
         return space
+
+    def key_fields(self, space: KeySpace, serde: str) -> KeyFields | None:
+        """Return the key of a key space's objects; None if no key of this adapter has that space.
+
+        Args:
+            space: A key space, which may be of another program.
+            serde: The name and the digest of this adapter's serde, or "".
+        """
+        layout = _LAYOUT.fullmatch(space.layout)
+        group = space.pool.removeprefix(_GROUP)
+        tenant, _, salt = space.tenant.rpartition("@")
+        if (
+            layout is None
+            or (layout["serde"] or "", layout["server"] or "") != (serde, self.server)
+            or (space.revision, tenant) != (self.revision, self.tenant)
+            or not group.isdecimal()
+        ):
+            return None
+        return KeyFields(space.model, int(layout["kv_rank"], 16), int(group), salt)
 
     def owner(self) -> KeySpace:
         """Return a key space of this adapter that is known before its objects are."""

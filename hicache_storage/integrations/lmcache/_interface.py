@@ -34,6 +34,7 @@ _METHODS = {
     "submit_load_task": ("keys", "objects"),
     "query_load_result": ("task_id",),
     "delete": ("keys",),
+    "list_l2_keys": ("model_name", "page_size", "cursor"),
     "get_usage": (),
     "report_status": (),
     "close": (),
@@ -46,6 +47,15 @@ _FIELDS: dict[str, dict[str, set[str]]] = {
     "api": {
         "ObjectKey": {"chunk_hash", "model_name", "kv_rank", "object_group_id", "cache_salt"},
         "MemoryLayoutDesc": {"shapes", "dtypes"},
+        "EncodedObjectKey": {
+            "chunk_hash_hex",
+            "model_name",
+            "kv_rank",
+            "object_group_id",
+            "cache_salt",
+        },
+        "KeyEntry": {"key", "size_bytes"},
+        "KeyListPage": {"entries", "next_page_token"},
     },
     "internal_api": {"L1MemoryDesc": {"ptr", "size"}},
     "memory": {"MemoryObjMetadata": {"shape", "dtype", "shapes", "dtypes"}},

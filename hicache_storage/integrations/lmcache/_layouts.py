@@ -103,7 +103,7 @@ class Layouts:
             sizes: The processor of that serde, which gives the size of its output.
         """
         self._kv_dtype = kv_dtype
-        self._serde = _serde_label(serde) if serde else ""
+        self.serde: str = _serde_label(serde) if serde else ""
         self._sizes = sizes
         self._parsed: dict[Any, Layout] = {}
         self._known: dict[tuple[str, int, int], _Known] = {}
@@ -115,7 +115,7 @@ class Layouts:
             UnknownLayoutError: The logical type of its bytes is not known, or its size varies.
         """
         known, nbytes = self._of_key(key), memory.get_size()
-        if self._serde:
+        if self.serde:
             layout = self._serialized(known, nbytes)
         else:
             shapes, dtypes = _parts_of(memory)
@@ -168,7 +168,7 @@ class Layouts:
         found = [layout for layout in known.hints if layout.nbytes == nbytes]
         if len(found) != 1:
             raise UnknownLayoutError(
-                f"an object of {nbytes} bytes was serialized ({self._serde}), and {len(found)} of the"
+                f"an object of {nbytes} bytes was serialized ({self.serde}), and {len(found)} of the"
                 f" layouts of LMCache's lookups so far have that size: it is not stored"
             )
         return found[0]
@@ -189,7 +189,7 @@ class Layouts:
             )
             if self._sizes is not None:
                 nbytes = self._sizes.estimate_serialized_size(hint)
-            layout = Layout(parts, nbytes, self._serde)
+            layout = Layout(parts, nbytes, self.serde)
             if len(self._parsed) >= _MAX_KNOWN:
                 self._parsed = {}
             self._parsed[raw] = layout

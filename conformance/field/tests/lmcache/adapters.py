@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from field.lmcache.fs import LMCacheFiles, LMCacheFs, LMCacheFsNative
 from field.lmcache.resp import LMCacheResp
+from field.lmcache.s3 import LMCacheS3
+from s3_kit import BucketHost
 from servers import RedisServer
 
 from hicache_storage import KeySpace, Page, UnsupportedOperation
@@ -30,13 +32,17 @@ SPACE = KeySpace(
 HASH = "ab" * 32
 
 
-@pytest.fixture(params=["fs", "fs_native", "resp"])
+@pytest.fixture(params=["fs", "fs_native", "resp", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[LMCacheStorage, None, None]:
     if request.param == "resp":
         with (
             RedisServer(tmp_path) as server,
             LMCacheResp.from_config({"host": "127.0.0.1", "port": server.port}) as opened,
         ):
+            yield opened
+        return
+    if request.param == "s3":
+        with BucketHost(tmp_path) as bucket, LMCacheS3.from_config(bucket.config) as opened:
             yield opened
         return
     kind: type[LMCacheFiles] = LMCacheFs if request.param == "fs" else LMCacheFsNative

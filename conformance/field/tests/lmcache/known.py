@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 from field.lmcache.fs import LMCacheFiles, LMCacheFs, LMCacheFsNative
 from field.lmcache.resp import LMCacheResp
+from field.lmcache.s3 import LMCacheS3
 from hicache_conformance.checks import all_checks
 from hicache_conformance.run.outcomes import Outcome
 from hicache_conformance.run.runner import RunOptions, run_check
 from hicache_conformance.run.subject import Subject
+from s3_kit import BucketHost, read_object, write_object
 from servers import RedisServer
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
     from hicache_conformance import Scratch
     from hicache_conformance.run.subject import Server
+
+    from hicache_storage import KeySpace
 
 pytestmark = pytest.mark.timeout(400)
 CALL_LIMIT_S = 10.0
@@ -50,6 +54,25 @@ class Resp(Subject):
 
     def server(self) -> AbstractContextManager[Server]:
         return RedisServer(self.test_server.directory / "own", port=self.test_server.port)
+
+
+class S3(Subject):
+    storage_class = LMCacheS3
+    absent = LMCacheS3.absent
+    test_server: ClassVar[BucketHost]
+
+    def config(self, scratch: Scratch) -> Mapping[str, Any]:
+        return self.test_server.config
+
+    def peek(self, space: KeySpace, page_hash: str) -> bytes | None:
+        return read_object(self.test_server, self._object(space, page_hash), BucketHost.bucket)
+
+    def tamper(self, space: KeySpace, page_hash: str, data: bytes | None) -> None:
+        write_object(self.test_server, self._object(space, page_hash), data, BucketHost.bucket)
+
+    def _object(self, space: KeySpace, page_hash: str) -> str:
+        with LMCacheS3.from_config(self.test_server.config) as store:
+            return store.object_of(space, page_hash)
 
 
 @pytest.fixture
@@ -88,6 +111,23 @@ def test_a_known_defect_of_files_is_found(subject: type[Subject], name: str, tex
 )
 def test_a_known_defect_of_resp_is_found(name: str, text: str) -> None:
     _expect_failure(Resp, name, text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("KV-003:sizes_under_one_hash_are_apart", "never set"),
+        ("KV-101:a_page_is_not_seen_from_a_neighbour", "differs in dtype only"),
+        ("KV-106:ranks_of_a_sharded_pool_share_nothing", "set by other ranks"),
+        ("KV-403:a_damaged_object_is_a_miss", "cut by its last byte"),
+        ("KV-403:an_extended_object_is_a_miss", "wrote outside the pages"),
+        ("KV-404:a_flipped_bit_is_no_hit_without_the_page_store", "never set"),
+        ("KV-502:a_page_deleted_elsewhere_is_gone_at_once", "deleted elsewhere"),
+    ],
+)
+def test_a_known_defect_of_s3_is_found(name: str, text: str, tmp_path: Path) -> None:
+    with BucketHost(tmp_path) as S3.test_server:
+        _expect_failure(S3, name, text)
 
 
 def _expect_failure(subject: type[Subject], name: str, text: str) -> None:

@@ -6,15 +6,14 @@ The server is ministack, which has S3's semantics.
 from __future__ import annotations
 
 import tempfile
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
-from botocore.exceptions import ClientError
 from field.sglang.seaweedfs import SGLangSeaweedFS
 from hicache_conformance import Scratch, StorageConformance
-from s3_kit import BUCKET, make_ready, plain_client
+from s3_kit import BUCKET, make_ready, read_object, write_object
 from servers import Ministack, S3Server
 
 if TYPE_CHECKING:
@@ -54,23 +53,10 @@ class TestSGLangSeaweedFS(StorageConformance):
             yield server
 
     def peek(self, space: KeySpace, page_hash: str) -> bytes | None:
-        with plain_client(self._server) as client:
-            try:
-                answer = client.get_object(Bucket=BUCKET, Key=self._object(space, page_hash))
-            except ClientError as error:
-                if error.response.get("Error", {}).get("Code") == "NoSuchKey":
-                    return None
-                raise
-            with closing(answer["Body"]) as body:
-                return body.read()
+        return read_object(self._server, self._object(space, page_hash))
 
     def tamper(self, space: KeySpace, page_hash: str, data: bytes | None) -> None:
-        name = self._object(space, page_hash)
-        with plain_client(self._server) as client:
-            if data is None:
-                client.delete_object(Bucket=BUCKET, Key=name)
-            else:
-                client.put_object(Bucket=BUCKET, Key=name, Body=data)
+        write_object(self._server, self._object(space, page_hash), data)
 
     def _object(self, space: KeySpace, page_hash: str) -> str:
         with SGLangSeaweedFS.from_config(self.fields) as store:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 QUICK: dict[str, Any] = {"lookup_timeout_s": 0.3, "load_timeout_s": 0.6, "store_timeout_s": 0.6}
 # LMCache answers a request within our deadlines, and within its own threads' steps on a busy machine.
 HELD_LIMIT_S = 10.0
+HELD_BY_DEFAULT = [("batch_exists", 1.5), ("batch_get", 3.0)]
+"""Operations that hang, and how long a request may wait for them with default settings."""
 TWO_GROUPS = Plan(groups=(GroupPlan(), GroupPlan(shapes=((1, 2, 16, 32),), window=2)))
 
 
@@ -119,19 +121,12 @@ def test_a_flipped_bit_shortens_the_prefix_and_heals(
         assert held == engine.read(range(6)).held
 
 
-def test_a_lookup_that_hangs_is_a_miss_by_default_settings(file_params: dict[str, Any]) -> None:
-    with Engine(file_params, wrap=Faulty) as engine:
-        engine.write(range(3))
-        engine.wipe()
-        engine.session.store.storage.fail("batch_exists", 0, Fault.HANG)
-        read = engine.read(range(3))
-        assert 0 == read.chunks
-        assert read.elapsed_s < 1.5
-
-
-def test_a_load_that_hangs_gives_its_request_up_by_default_settings(
-    file_params: dict[str, Any],
+@pytest.mark.parametrize(("operation", "limit_s"), HELD_BY_DEFAULT)
+def test_a_store_that_hangs_holds_no_request_by_default_settings(
+    operation: str, limit_s: float, file_params: dict[str, Any]
 ) -> None:
+    """Its pages are moved through private memory, as those of stores that promise nothing."""
+
     def wrap(inner: HiCacheStorage) -> HiCacheStorage:
         return FaultyStorage(inner, hang_s=30)
 
@@ -139,11 +134,62 @@ def test_a_load_that_hangs_gives_its_request_up_by_default_settings(
         engine.write(range(3))
         engine.wipe()
         store: FaultyStorage = engine.session.store.storage
-        store._strikes["batch_get", 0] = Fault.HANG
+        store._strikes[operation, store.calls[operation]] = Fault.HANG
         read = engine.read(range(3))
         assert 0 == read.chunks
-        assert read.elapsed_s < 3
+        assert read.elapsed_s < limit_s
         store.release()
+
+
+@pytest.mark.parametrize(("operation", "limit_s"), HELD_BY_DEFAULT)
+def test_a_revocable_store_that_hangs_holds_no_request_by_default_settings(
+    operation: str,
+    limit_s: float,
+    file_params: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    released = threading.Event()
+    with Engine(file_params) as engine:
+        engine.write(range(3))
+        engine.wipe()
+        assert engine.session.store.storage.capabilities.revocable
+        before_calls(monkeypatch, engine, operation, lambda: released.wait(30))
+        read = engine.read(range(3))
+        assert 0 == read.chunks
+        assert read.elapsed_s < limit_s
+        released.set()
+
+
+@pytest.mark.parametrize(("operation", "limit_s"), HELD_BY_DEFAULT)
+def test_a_silent_server_holds_no_request_by_default_settings(
+    operation: str,
+    limit_s: float,
+    proxied: tuple[FaultProxy, dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    proxy, params = proxied
+    with Engine(params) as engine:
+        engine.write(range(3))
+        engine.wipe()
+        before_calls(monkeypatch, engine, operation, proxy.go_silent)
+        read = engine.read(range(3))
+        assert 0 == read.chunks
+        assert read.elapsed_s < limit_s
+        proxy.pass_through()
+
+
+def before_calls(
+    monkeypatch: pytest.MonkeyPatch, engine: Engine, operation: str, act: Callable[[], object]
+) -> None:
+    """Call `act` before each call of an operation of the engine's storage."""
+    storage = engine.session.store.storage
+    call = getattr(storage, operation)
+
+    def changed(*arguments: Any) -> Any:
+        act()
+        return call(*arguments)
+
+    monkeypatch.setattr(storage, operation, changed)
 
 
 class Late(WrapperStorage):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import sys
@@ -20,18 +21,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RECONFIGURE = "/reconfigure/plugin/l2"
+OBJECTS = "/cache/objects"
 
 
 @contextmanager
 def client_of(engine: Engine) -> Generator[Any]:
     """Yield a client of LMCache's HTTP application over the engine's storage manager."""
     app = importlib.import_module("lmcache.v1.multiprocess.http_server").app
+    dependencies = importlib.import_module("lmcache.v1.multiprocess.http_apis.dependencies")
     client = importlib.import_module("starlette.testclient").TestClient(app)
     app.state.engine = SimpleNamespace(storage_manager=engine.manager)
+    app.state.context = dependencies.build_context(app.state.engine)
     try:
         yield client
     finally:
-        del app.state.engine
+        del app.state.engine, app.state.context
 
 
 def test_detach_and_attach_under_a_running_manager(params: dict[str, Any]) -> None:
@@ -123,6 +127,52 @@ def test_lmcache_removes_and_adds_the_adapter_itself(file_params: dict[str, Any]
         ).l2_adapter_config.adapters
         engine.manager.add_l2_adapter(config)
         assert held == engine.read(range(4)).held
+
+
+def test_lmcache_lists_the_objects_of_a_store_page_by_page(params: dict[str, Any]) -> None:
+    with Engine(params) as engine, client_of(engine) as client:
+        held = engine.write(range(5))
+        first = client.get(OBJECTS, params={"page_size": 3}).json()
+        token = first["next_page_token"]
+        rest = client.get(OBJECTS, params={"page_size": 3, "page_token": token}).json()
+        entries = [*first["entries"], *rest["entries"]]
+
+        assert (3, None) == (len(first["entries"]), rest["next_page_token"])
+        (keys,) = engine.plan.keys(range(5))
+        expected = [dataclasses.asdict(key.to_encoded_object_key()) for key in keys]
+        assert expected == sorted((one["key"] for one in entries), key=str)
+        assert {len(held[0][0])} == {one["size_bytes"] for one in entries}
+
+
+def test_a_listing_names_the_objects_that_a_delete_removes(file_params: dict[str, Any]) -> None:
+    with Engine(file_params) as engine, client_of(engine) as client:
+        engine.write(range(3))
+        entries = client.get(OBJECTS, params={"model_name": "org/model"}).json()["entries"]
+        gone = {"tier": "l2", "keys": [entries[0]["key"]]}
+        assert client.request("DELETE", OBJECTS, json=gone).json()["ok"]
+        assert entries[1:] == client.get(OBJECTS).json()["entries"]
+        assert [] == client.get(OBJECTS, params={"model_name": "other"}).json()["entries"]
+
+
+def test_a_wrong_page_token_is_refused(file_params: dict[str, Any]) -> None:
+    with Engine(file_params) as engine, client_of(engine) as client:
+        answer = client.get(OBJECTS, params={"page_token": "x"})
+        assert (400, True) == (answer.status_code, "no cursor of a listing" in answer.text)
+
+
+def test_a_store_that_lists_nothing_is_named(file_params: dict[str, Any]) -> None:
+    with (
+        Engine(file_params, wrap=unlisted) as engine,
+        client_of(engine) as client,
+    ):
+        answer = client.get(OBJECTS)
+        assert (503, True) == (answer.status_code, "'file' does not list" in answer.text)
+
+
+def unlisted(storage: Any) -> Any:
+    """Return a storage without listings, as a store that cannot list its pages opens."""
+    storage.narrow(enumerable=False)
+    return storage
 
 
 class LMCacheServer(ServerProcess):

@@ -226,6 +226,50 @@ def test_a_load_that_hangs_is_given_up_and_never_touches_vllms_rows(
         assert bytes(engine.tier._rows.memory) == rows
 
 
+@pytest.mark.parametrize(("operation", "limit_s"), [("batch_exists", 1.5), ("batch_get", 3.0)])
+def test_a_revocable_store_that_hangs_holds_no_request(
+    file_config: dict[str, Any],
+    operation: str,
+    limit_s: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    released = threading.Event()
+    with Engine(file_config) as engine:
+        engine.write(PROMPT)
+        engine.forget_host()
+        storage = engine.tier._connection.store.storage
+        assert storage.capabilities.revocable
+        call = getattr(storage, operation)
+
+        def hang(*arguments: Any) -> Any:
+            released.wait(30)
+            return call(*arguments)
+
+        monkeypatch.setattr(storage, operation, hang)
+        answer = engine.ask(PROMPT)
+        released.set()
+        assert (answer.computed, answer.wrong, answer.finished) == (0, 0, True)
+        assert answer.held_s is not None
+        assert answer.held_s < limit_s
+
+
+def test_a_silent_server_is_a_miss_of_a_lookup_in_time(tmp_path: Path) -> None:
+    with (
+        RedisServer(tmp_path / "redis") as server,
+        FaultProxy(("127.0.0.1", server.port)) as proxy,
+    ):
+        url = "redis://{}:{}/0".format(*proxy.address)
+        with Engine({"backend": "redis", "config": {"url": url}}) as engine:
+            engine.write(PROMPT)
+            engine.forget_host()
+            proxy.go_silent()
+            answer = engine.ask(PROMPT)
+            proxy.pass_through()
+            assert (answer.computed, answer.finished) == (0, True)
+            assert answer.held_s is not None
+            assert answer.held_s < 1.5
+
+
 @pytest.mark.parametrize("timeout_s", [None, 1.0, 10.0])
 def test_a_server_that_falls_silent_holds_no_request(
     tmp_path: Path, timeout_s: float | None
@@ -246,7 +290,7 @@ def test_a_server_that_falls_silent_holds_no_request(
             proxy.go_silent()
             began_s = time.monotonic()
             engine.step_until(asked.is_finished)
-            assert time.monotonic() - began_s < 3 + SLACK_S
+            assert time.monotonic() - began_s < 3
             assert engine.workers.seen[asked.request_id][2] == 0
             proxy.pass_through()
 

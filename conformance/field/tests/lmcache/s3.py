@@ -1,0 +1,59 @@
+"""The kit on LMCache's `s3` adapter, over a ministack a test: `make field-lmcache-s3`."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+from field.lmcache.s3 import LMCacheS3
+from hicache_conformance import Scratch, StorageConformance
+from s3_kit import BucketHost, read_object, write_object
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+
+    from hicache_storage import KeySpace
+
+
+class TestLMCacheS3(StorageConformance):
+    """`S3L2Adapter` by its defaults, but without TLS. Each scratch has a server: it has one bucket."""
+
+    storage_class = LMCacheS3
+    absent = LMCacheS3.absent
+    running: ClassVar[dict[str, BucketHost]]
+    served: BucketHost
+    directories: ClassVar[Path]
+    stack: ClassVar[ExitStack]
+
+    @pytest.fixture(autouse=True)
+    def _servers(self, tmp_path: Path) -> Generator[None, None, None]:
+        cls = type(self)
+        cls.directories, cls.running = tmp_path, {}
+        with ExitStack() as cls.stack:
+            yield
+
+    def config(self, scratch: Scratch) -> dict[str, Any]:
+        if not hasattr(self, "own"):
+            if scratch.prefix not in self.running:
+                made = BucketHost(self.directories / scratch.prefix)
+                self.running[scratch.prefix] = self.stack.enter_context(made)
+            self.served = self.running[scratch.prefix]
+        return self.served.config
+
+    @contextmanager
+    def server(self) -> Generator[BucketHost, None, None]:
+        with BucketHost(self.directories / "own") as self.own:
+            self.served = self.own
+            yield self.own
+
+    def peek(self, space: KeySpace, page_hash: str) -> bytes | None:
+        return read_object(self.served, self._object(space, page_hash), BucketHost.bucket)
+
+    def tamper(self, space: KeySpace, page_hash: str, data: bytes | None) -> None:
+        write_object(self.served, self._object(space, page_hash), data, BucketHost.bucket)
+
+    def _object(self, space: KeySpace, page_hash: str) -> str:
+        with LMCacheS3.from_config(self.served.config) as store:
+            return store.object_of(space, page_hash)
