@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from scratch_servers import ScratchServers
 from servers import (
     Ministack,
     Rclone,
@@ -115,3 +116,13 @@ def listeners(pid: int) -> set[str]:
         for row in rows
         if row[3] == listening and f"socket:[{row[9]}]" in inodes
     }
+
+
+def test_a_check_that_outlives_its_test_starts_no_server(tmp_path: Path) -> None:
+    with ScratchServers(RedisServer, tmp_path) as servers:
+        assert servers.of("a") is servers.of("a")
+        running = servers.of("a").pid
+
+    with pytest.raises(RuntimeError, match="the test has ended"):
+        servers.of("b")
+    assert not Path(f"/proc/{running}").exists()

@@ -7,21 +7,18 @@ import logging
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from hicache_storage.errors import HiCacheError
-from hicache_storage.integrations._jobs import JobKind
 from hicache_storage.integrations._metrics import AdapterMetrics, EngineRegistry
 from hicache_storage.integrations.lmcache._attachment import Attachment
 from hicache_storage.integrations.lmcache._identity import page_hash
 from hicache_storage.integrations.lmcache._layouts import UnknownLayoutError
 from hicache_storage.integrations.lmcache._listing import list_objects
 from hicache_storage.integrations.lmcache._settings import AdapterSettings
-from hicache_storage.integrations.lmcache._tasks import Task, TaskQueue, add_objects, groups_of
-from hicache_storage.page_store.results import Verdict
-from hicache_storage.request_log import Operation
+from hicache_storage.integrations.lmcache._task_queues import TaskQueues
+from hicache_storage.integrations.lmcache._tasks import Task, add_objects, groups_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from hicache_storage.integrations._jobs import JobResult
     from hicache_storage.integrations.lmcache._attachment import Session
     from hicache_storage.integrations.lmcache._config import AdapterConfig
     from hicache_storage.integrations.lmcache._engine import (
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
         MemoryObject,
         ObjectKey,
     )
-    from hicache_storage.integrations.lmcache._tasks import Group
+    from hicache_storage.integrations.lmcache._tasks import Group, TaskQueue
     from hicache_storage.keys import KeySpace
     from hicache_storage.metrics import CacheView
 
@@ -69,35 +66,33 @@ class Adapter:
             settings = AdapterSettings.of(config)  # type: ignore[arg-type]  # it is a mapping
         self._settings: AdapterSettings = settings
         self._ids = itertools.count()
-        self._lookups: TaskQueue[Any] = TaskQueue()
-        self._loads: TaskQueue[Any] = TaskQueue()
-        self._stores: TaskQueue[Any] = TaskQueue()
+        self._queues = TaskQueues(self.engine, self._notify)
         self._refusals: dict[str, int] = {}
-        self._attachment = Attachment(self.engine, l1_memory_desc, self._finished)
+        self._attachment = Attachment(self.engine, l1_memory_desc, self._queues.finish)
         try:
             self._attachment.attach(settings)
         except BaseException:
-            self._close_queues()
+            self._queues.close()
             raise
         self._metrics = self._new_metrics()
 
     # --- event descriptors ---------------------------------------------------------------------------
 
     def get_store_event_fd(self) -> int:
-        return self._stores.event_fd
+        return self._queues.stores.event_fd
 
     def get_lookup_and_lock_event_fd(self) -> int:
-        return self._lookups.event_fd
+        return self._queues.lookups.event_fd
 
     def get_load_event_fd(self) -> int:
-        return self._loads.event_fd
+        return self._queues.loads.event_fd
 
     # --- tasks ---------------------------------------------------------------------------------------
 
     def submit_store_task(self, keys: list[ObjectKey], objects: list[MemoryObject]) -> int:
         """Submit objects for storage. Return the number of the task."""
         return self._submit(
-            self._stores,
+            self._queues.stores,
             keys,
             lambda session: self._object_groups(session, keys, objects),
             lambda session, task_id, groups: session.runner.submit_store(
@@ -111,14 +106,14 @@ class Adapter:
 
         A store succeeded if every object is stored, or was kept from the store by `admission`.
         """
-        return self._stores.take_all()
+        return self._queues.stores.take_all()
 
     def submit_lookup_and_lock_task(
         self, keys: list[ObjectKey], group_layout_descs: dict[int, LayoutDesc]
     ) -> int:
         """Submit a lookup. Return the number of the task. Nothing is locked: a load may still miss."""
         return self._submit(
-            self._lookups,
+            self._queues.lookups,
             keys,
             lambda session: self._groups(
                 session, keys, lambda n: session.layouts.of_lookup(keys[n], group_layout_descs)
@@ -131,7 +126,7 @@ class Adapter:
 
     def query_lookup_and_lock_result(self, task_id: int) -> Any:
         """Return once which objects the store has; None before."""
-        return self._lookups.take(task_id)
+        return self._queues.lookups.take(task_id)
 
     def submit_unlock(self, keys: list[ObjectKey]) -> None:
         """Do nothing: a lookup locks nothing."""
@@ -139,7 +134,7 @@ class Adapter:
     def submit_load_task(self, keys: list[ObjectKey], objects: list[MemoryObject]) -> int:
         """Submit objects to load into. Return the number of the task."""
         return self._submit(
-            self._loads,
+            self._queues.loads,
             keys,
             lambda session: self._object_groups(session, keys, objects),
             lambda session, task_id, groups: session.runner.submit_load(
@@ -150,7 +145,7 @@ class Adapter:
 
     def query_load_result(self, task_id: int) -> Any:
         """Return once which objects were loaded, and proved; None before."""
-        return self._loads.take(task_id)
+        return self._queues.loads.take(task_id)
 
     # --- the rest of the interface -------------------------------------------------------------------
 
@@ -208,9 +203,9 @@ class Adapter:
             "failure": self._attachment.failure,
             "refusals": dict(self._refusals),
             "tasks": {
-                "lookup": len(self._lookups),
-                "load": len(self._loads),
-                "store": len(self._stores),
+                "lookup": len(self._queues.lookups),
+                "load": len(self._queues.loads),
+                "store": len(self._queues.stores),
             },
         }
         if session is not None:
@@ -261,7 +256,7 @@ class Adapter:
         """Close the store. Return after nothing touches LMCache's memory any more. Idempotent."""
         self._metrics.close()
         self._attachment.detach()
-        self._close_queues()
+        self._queues.close()
 
     # --- metrics -------------------------------------------------------------------------------------
 
@@ -346,69 +341,6 @@ class Adapter:
             logger.error("LMCache's pages are not stored: %s", reason)
         self._refusals[reason] = self._refusals.get(reason, 0) + 1
 
-    def _finished(self, session: Session, kind: JobKind) -> None:
-        """Take the results of jobs that ended, on the runner's thread."""
-        if kind is JobKind.STORE:
-            for result in session.runner.finished_stores():
-                self._end_store(session, result)
-        elif kind is JobKind.LOAD:
-            for result in session.runner.finished_loads():
-                self._end_read(session, self._loads, result.job_id, result.verdicts)
-        else:
-            for answer in session.runner.finished_lookups():
-                self._end_read(session, self._lookups, answer.job_id, answer.verdicts)
-
-    def _end_store(self, session: Session, result: JobResult) -> None:
-        task_id, verdicts = result.job_id, result.verdicts
-        task = self._stores.end(task_id)
-        if task is None:
-            return
-        self._explain(session, Operation.STORE, task, verdicts)
-        places = task.places(verdicts, Verdict.OK)
-        settled = task.places(verdicts, Verdict.OK, Verdict.NOT_ADMITTED)
-        sizes = {place: group.space.page_nbytes for group in task.groups for place in group.places}
-        if places:
-            keys = [task.keys[place] for place in places]
-            self._notify("stored", keys, [sizes[place] for place in places])
-        succeeded = len(settled) == len(task.keys)
-        self._stores.finish(task_id, self.engine.store_result(succeeded, result.nbytes))
-
-    def _end_read(
-        self,
-        session: Session,
-        queue: TaskQueue[Any],
-        task_id: int,
-        verdicts: Sequence[Sequence[Verdict]],
-    ) -> None:
-        task = queue.end(task_id)
-        if task is None:
-            return
-        operation = Operation.LOAD if queue is self._loads else Operation.LOOKUP
-        self._explain(session, operation, task, verdicts)
-        bitmap = self.engine.bitmap(len(task.keys))
-        places = task.places(verdicts, Verdict.OK)
-        for place in places:
-            bitmap.set(place)
-        if places and queue is self._loads:
-            self._notify("accessed", [task.keys[place] for place in places])
-        queue.finish(task_id, bitmap)
-
-    def _explain(
-        self,
-        session: Session,
-        operation: Operation,
-        task: Task,
-        verdicts: Sequence[Sequence[Verdict]],
-    ) -> None:
-        """Log the pages of each key space of a task."""
-        if session.explain_log is None:
-            return
-        for group, found in zip(task.groups, verdicts, strict=False):
-            pool = group.space.pool
-            session.explain_log.add_pages(
-                operation, group.hashes, [found], pool, elapsed_s=task.age_s()
-            )
-
     def _notify(self, event: str, *arguments: Any) -> None:
         """Call `_notify_keys_EVENT` of LMCache's base class, whose listeners may raise."""
         try:
@@ -437,7 +369,3 @@ class Adapter:
             left[key.cache_salt] = left.get(key.cache_salt, 0) - size
             sizes.append(size)
         return sizes
-
-    def _close_queues(self) -> None:
-        for queue in (self._stores, self._lookups, self._loads):
-            queue.close()

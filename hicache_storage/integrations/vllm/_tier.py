@@ -16,6 +16,7 @@ from hicache_storage.integrations.vllm._metrics import TierMetrics, definitions
 from hicache_storage.integrations.vllm._request_log import RequestReasons
 from hicache_storage.integrations.vllm._rows import KeyGroups, Rows, hashes_of
 from hicache_storage.integrations.vllm._settings import NAME, tier_settings
+from hicache_storage.integrations.vllm._transfers import Transfer
 from hicache_storage.page_store.results import Verdict
 from hicache_storage.request_log import Operation, Reason, open_explain_log, open_trace
 
@@ -35,18 +36,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.hicache_storage")
 
 T = TypeVar("T")
-_GONE = frozenset({Verdict.MISS, Verdict.CORRUPT, Verdict.WRONG_KEY, Verdict.WRONG_SIZE})
-"""Verdicts of a load after which the store has no such page."""
 _ANSWERED = frozenset({Verdict.OK, Verdict.MISS})
 """Verdicts of a lookup that the store has answered."""
-_CONCLUDED = frozenset({Verdict.OK, Verdict.NOT_ADMITTED})
-"""Verdicts of a store that has not failed."""
-
-
-class _Job(NamedTuple):
-    request: str
-    keys: list[list[bytes]]
-    """The keys of each batch."""
 
 
 class _LookupJob(NamedTuple):
@@ -87,7 +78,7 @@ class Tier:
         self._lookups = RequestLookups()
         self._lookup_jobs: dict[int, _LookupJob] = {}
         self._lookup_count = 0
-        self._jobs: dict[int, _Job] = {}
+        self._jobs: dict[int, Transfer] = {}
         self._failed: list[Any] = []
         self._events = self._event_list(offloading_spec)
         self._metrics = TierMetrics(self.engine, settings.backend)
@@ -218,29 +209,29 @@ class Tier:
         if runner is None:
             return False
         of_batch, batches = self._groups.batches(keys, job.chunk_ids, self._rows)
-        self._jobs[job.job_id] = _Job(job.req_context.req_id, of_batch)
+        self._jobs[job.job_id] = Transfer(job.req_context.req_id, of_batch)
         submit = runner.submit_load if operation == "load" else runner.submit_store
         submit(job.job_id, batches)
         return True
 
-    def _finish(self, result: JobResult, finish: Callable[[_Job, JobResult], Any]) -> Any:
+    def _finish(self, result: JobResult, finish: Callable[[Transfer, JobResult], Any]) -> Any:
         job = self._jobs.pop(result.job_id, None)
         ended = None if job is None else self._guard(lambda: finish(job, result), None)
         if ended is not None:
             return ended
         if job is not None:
-            keys = [key for keys in job.keys for key in keys]
-            self._mark_missing(job.request, dict.fromkeys(keys, Reason.INTERNAL_ERROR))
+            reasons = dict.fromkeys(job.all_keys, Reason.INTERNAL_ERROR)
+            self._mark_missing(job.request, reasons)
         return self.engine.job_result(result.job_id, success=False)
 
-    def _finish_load(self, job: _Job, result: JobResult) -> Any:
-        loaded = _keys_with(job, result, frozenset({Verdict.OK}))
-        wanted = [key for keys in job.keys for key in keys]
-        if len(loaded) != len(wanted):
-            self._mark_missing(job.request, _missing_reasons(job, result))
-            self._add_event(_keys_with(job, result, _GONE), removed=True)
+    def _finish_load(self, job: Transfer, result: JobResult) -> Any:
+        loaded = job.moved(result)
+        succeeded = len(loaded) == len(job.all_keys)
+        if not succeeded:
+            self._mark_missing(job.request, job.missing_reasons(result))
+            self._add_event(job.gone(result), removed=True)
         self._metrics.observe("load", result.elapsed_s)
-        return self._job_result(result, len(loaded) == len(wanted), tuple(loaded) or None)
+        return self._job_result(result, succeeded, tuple(loaded) or None)
 
     def _mark_missing(self, request: str, reasons: Mapping[bytes, Reason]) -> None:
         self._lookups.mark_missing(request, reasons)
@@ -248,13 +239,12 @@ class Tier:
             for key, reason in reasons.items():
                 self._reasons.note([request], key, reason)
 
-    def _finish_store(self, job: _Job, result: JobResult) -> Any:
+    def _finish_store(self, job: Transfer, result: JobResult) -> Any:
         if self._explain_log is not None:
             self._explain_store(self._explain_log, job, result)
-        self._add_event(_keys_with(job, result, frozenset({Verdict.OK})), removed=False)
+        self._add_event(job.moved(result), removed=False)
         self._metrics.observe("store", result.elapsed_s)
-        concluded = len(_keys_with(job, result, _CONCLUDED))
-        return self._job_result(result, concluded == sum(map(len, job.keys)), None)
+        return self._job_result(result, job.is_concluded(result), None)
 
     def _job_result(self, result: JobResult, success: bool, keys: tuple[bytes, ...] | None) -> Any:  # noqa: FBT001
         return self.engine.job_result(
@@ -265,7 +255,7 @@ class Tier:
             transfer_bytes=result.nbytes,
         )
 
-    def _explain_store(self, log: ExplainLog, job: _Job, result: JobResult) -> None:
+    def _explain_store(self, log: ExplainLog, job: Transfer, result: JobResult) -> None:
         for keys, verdicts in zip(job.keys, result.verdicts, strict=True):
             ((space, _),) = self._groups.of_keys(keys)
             log.add_pages(
@@ -405,23 +395,3 @@ def _replica(offloading_spec: Any) -> int:
     """Return the number of this engine's data-parallel replica, from 0."""
     parallel = getattr(getattr(offloading_spec, "config", None), "parallel", None)
     return getattr(parallel, "data_parallel_index", 0)
-
-
-def _keys_with(job: _Job, result: JobResult, verdicts: frozenset[Verdict]) -> list[bytes]:
-    """Return the keys of a job whose verdict is one of `verdicts`."""
-    return [
-        key
-        for keys, found in zip(job.keys, result.verdicts, strict=True)
-        for key, verdict in zip(keys, found, strict=True)
-        if verdict in verdicts
-    ]
-
-
-def _missing_reasons(job: _Job, result: JobResult) -> dict[bytes, Reason]:
-    """Return the reason of each key of a load that was not loaded."""
-    return {
-        key: Reason.of(verdict)
-        for keys, found in zip(job.keys, result.verdicts, strict=True)
-        for key, verdict in zip(keys, found, strict=True)
-        if verdict is not Verdict.OK
-    }

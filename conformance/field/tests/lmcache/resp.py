@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 import redis
 from field.lmcache.resp import LMCacheResp
 from hicache_conformance import Scratch, StorageConformance
+from scratch_servers import ScratchServers
 from servers import RedisServer
 
 if TYPE_CHECKING:
@@ -23,29 +24,22 @@ class TestLMCacheResp(StorageConformance):
 
     storage_class = LMCacheResp
     absent = LMCacheResp.absent
-    running: ClassVar[dict[str, RedisServer]]
+    servers: ClassVar[ScratchServers[RedisServer]]
     fields: dict[str, Any]
-    directories: ClassVar[Path]
-    stack: ClassVar[ExitStack]
 
     @pytest.fixture(autouse=True)
     def _servers(self, tmp_path: Path) -> Generator[None, None, None]:
-        cls = type(self)
-        cls.directories, cls.running = tmp_path, {}
-        with ExitStack() as cls.stack:
+        with ScratchServers(RedisServer, tmp_path) as type(self).servers:
             yield
 
     def config(self, scratch: Scratch) -> dict[str, Any]:
         if not hasattr(self, "own"):
-            if scratch.prefix not in self.running:
-                made = RedisServer(self.directories / scratch.prefix)
-                self.running[scratch.prefix] = self.stack.enter_context(made)
-            self.fields = {"host": "127.0.0.1", "port": self.running[scratch.prefix].port}
+            self.fields = {"host": "127.0.0.1", "port": self.servers.of(scratch.prefix).port}
         return self.fields
 
     @contextmanager
     def server(self) -> Generator[RedisServer, None, None]:
-        with RedisServer(self.directories / "own") as self.own:
+        with RedisServer(self.servers.directory / "own") as self.own:
             self.fields = {"host": "127.0.0.1", "port": self.own.port}
             yield self.own
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 from field.lmcache.s3 import LMCacheS3
 from hicache_conformance import Scratch, StorageConformance
 from s3_kit import BucketHost, read_object, write_object
+from scratch_servers import ScratchServers
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -22,29 +23,22 @@ class TestLMCacheS3(StorageConformance):
 
     storage_class = LMCacheS3
     absent = LMCacheS3.absent
-    running: ClassVar[dict[str, BucketHost]]
+    servers: ClassVar[ScratchServers[BucketHost]]
     served: BucketHost
-    directories: ClassVar[Path]
-    stack: ClassVar[ExitStack]
 
     @pytest.fixture(autouse=True)
     def _servers(self, tmp_path: Path) -> Generator[None, None, None]:
-        cls = type(self)
-        cls.directories, cls.running = tmp_path, {}
-        with ExitStack() as cls.stack:
+        with ScratchServers(BucketHost, tmp_path) as type(self).servers:
             yield
 
     def config(self, scratch: Scratch) -> dict[str, Any]:
         if not hasattr(self, "own"):
-            if scratch.prefix not in self.running:
-                made = BucketHost(self.directories / scratch.prefix)
-                self.running[scratch.prefix] = self.stack.enter_context(made)
-            self.served = self.running[scratch.prefix]
+            self.served = self.servers.of(scratch.prefix)
         return self.served.config
 
     @contextmanager
     def server(self) -> Generator[BucketHost, None, None]:
-        with BucketHost(self.directories / "own") as self.own:
+        with BucketHost(self.servers.directory / "own") as self.own:
             self.served = self.own
             yield self.own
 

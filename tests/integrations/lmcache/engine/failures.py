@@ -221,13 +221,13 @@ def test_a_load_into_lent_memory_is_reported_after_the_store_has_let_go(
         store: Late = engine.session.store.storage
         store.late_s = 1.2
         ended: list[float] = []
-        finish = engine.adapter._loads.finish
+        finish = engine.adapter._queues.loads.finish
 
         def watched(*result: Any) -> None:
             ended.append(time.monotonic())
             finish(*result)
 
-        engine.adapter._loads.finish = watched
+        engine.adapter._queues.loads.finish = watched
         engine.read(range(3))
         assert ended[0] >= store.ended_s > 0
         arena = _arena(engine)
