@@ -12,8 +12,9 @@ import argparse
 import cProfile
 import pstats
 import statistics
+import tempfile
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang_engine import Engine, PoolPlan, engine_world, hashes_of
@@ -27,8 +28,18 @@ _CONFIG = {
     "module_path": "hicache_storage.integrations.sglang",
     "class_name": "SGLangHiCacheStorage",
     "interface_v1": 1,
-    "backend_name": "memory",
 }
+_STORES: dict[str, dict[str, Any]] = {
+    "memory": {},
+    "file": {"durability": "crash"},
+    "hf3fs": {"direct": False},
+}
+
+
+def config_of(store: str, root: str) -> dict[str, Any]:
+    """Return the extra config of SGLang for a store."""
+    place = {} if store == "memory" else {"path": root}
+    return {**_CONFIG, "backend_name": store, **_STORES[store], **place}
 
 
 def us_a_page(call: Callable[[], object], rounds: int) -> list[float]:
@@ -69,11 +80,20 @@ def main() -> None:
     """Print a table: a row for each layout of the host pool."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument(
+        "--store", choices=list(_STORES), default="memory", help="the backend, in a new directory"
+    )
     parser.add_argument("--profile", action="store_true", help="print where the time goes instead")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for layout in ("page_first", "layer_first"):
-        with engine_world(), Engine([PoolPlan(layout=layout)], _CONFIG, pages=2 * _PAGES) as engine:
+        with (
+            tempfile.TemporaryDirectory(dir="/dev/shm") as root,
+            engine_world(),
+            Engine(
+                [PoolPlan(layout=layout)], config_of(arguments.store, root), pages=2 * _PAGES
+            ) as engine,
+        ):
             engine.fill(1)
             for name, call in calls_of(engine).items():
                 if arguments.profile:

@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 _RUN_NBYTES = 8 << 20
 # A page that is hashed, or goes through a scratch, in such parts is still in the processor's cache.
 _CACHED_RUN_NBYTES = 256 << 10
-# Measured on a virtual disk with O_DIRECT: with revocable pages, such parts were faster than larger ones,
-# whose scratch is new memory for each call, and than smaller ones.
+# Measured on a virtual disk with O_DIRECT: revocable pages moved faster in such parts than in larger
+# ones, whose scratch is new memory for each call.
 _SCRATCH_RUN_NBYTES = 1 << 20
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
