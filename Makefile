@@ -78,7 +78,7 @@ TEST_JOBS ?= 4
 test: export OMP_NUM_THREADS = 1
 test: $(VENV)/.all .servers/.done $(VENV)/.mooncake ## run all tests, four parts at a time
 	@$(MAKE) --no-print-directory --keep-going --jobs $(TEST_JOBS) BY_LINE="2>&1 | grep --line-buffered ''" \
-	  $(SGLANG)/.done $(VLLM)/.done $(LMCACHE)/.tests test-kit test-sdk test-backends test-mooncake test-sglang test-vllm \
+	  $(SGLANG)/.done $(VLLM)/.done $(LMCACHE)/.tests test-kit test-sdk test-backends test-mooncake test-vllm test-sglang \
 	  test-lmcache
 
 test-kit: $(VENV)/.all ## the conformance kit's own tests
