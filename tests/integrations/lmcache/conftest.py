@@ -29,12 +29,12 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Rclone]:
         yield server
 
 
-@pytest.fixture(params=["file", "redis", "s3"])
+@pytest.fixture(params=["file", "hf3fs", "redis", "s3"])
 def params(
     request: pytest.FixtureRequest, tmp_path: Path, file_params: dict[str, Any]
 ) -> dict[str, Any]:
-    if request.param == "file":
-        return file_params
+    if request.param in {"file", "hf3fs"}:
+        return {**file_params, "backend": request.param}
     if request.param == "redis":
         redis: RedisServer = request.getfixturevalue("redis_server")
         config: dict[str, Any] = {"url": redis.url, "prefix": f"{tmp_path.name}:"}

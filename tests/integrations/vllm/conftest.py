@@ -31,12 +31,12 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Ministack]:
         yield server
 
 
-@pytest.fixture(params=["file", "redis", "s3"])
+@pytest.fixture(params=["file", "hf3fs", "redis", "s3"])
 def config(
     request: pytest.FixtureRequest, tmp_path: Path, file_config: dict[str, Any]
 ) -> dict[str, Any]:
-    if request.param == "file":
-        return file_config
+    if request.param in {"file", "hf3fs"}:
+        return {**file_config, "backend": request.param}
     if request.param == "redis":
         redis: RedisServer = request.getfixturevalue("redis_server")
         return {
