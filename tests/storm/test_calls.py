@@ -86,6 +86,22 @@ def test_a_round_that_leaves_a_thread_is_found(
     assert "left thread" in found[0]
 
 
+def test_what_the_first_round_of_a_process_leaves_is_no_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "_LEFT_LIMIT_S", 0.1)
+    released = threading.Event()
+    progress = Progress(seed=0)
+    progress.figures["rounds"] = 1  # of a process that has ended
+    try:
+        world = world_of(partial(LeakyStorage, released=released), tmp_path)
+        call(world, progress, calls=20)
+    finally:
+        released.set()
+
+    assert [] == progress.findings
+
+
 def test_a_foreign_error_is_found(tmp_path: Path) -> None:
     assert "load ended with an error that the contract does not name" in findings(
         world_of(FailingStorage, tmp_path), 100

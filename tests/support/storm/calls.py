@@ -77,9 +77,12 @@ _FAULT_S = (0.005, 0.1)
 def call(
     world: World, progress: Progress, *, calls: int, plan: Sequence[Odds] = tuple(PLAN)
 ) -> None:
-    """Go on until as many calls are made, or to the round of the first finding."""
+    """Go on until as many calls are made, or to the round of the first finding.
+
+    What the first round of a process leaves stays for good, as the threads of a native library do.
+    """
+    before: ProcessResources | None = None
     while progress.figures["calls"] < calls and not progress.findings:
-        before = ProcessResources.current() if progress.figures["rounds"] else None
         progress.figures["rounds"] += 1
         todo = min(ROUND, calls - progress.figures["calls"])
         _Round(world, progress, todo, plan).run()
@@ -87,6 +90,7 @@ def call(
         if before is not None:
             left = remaining_after(before, _LEFT_LIMIT_S)
             progress.findings += [f"a round left {each}" for each in left]
+        before = ProcessResources.current()
         progress.findings += [f"{path} was left behind" for path in world.strays()]
         progress.save()
 
