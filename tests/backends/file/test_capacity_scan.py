@@ -145,6 +145,18 @@ def test_pages_of_any_time_are_listed_in_order(tmp_path: Path) -> None:
     ]
 
 
+def test_a_time_beyond_64_bits_does_not_end_a_scan(tmp_path: Path) -> None:
+    seconds = [2**62, -(2**62), 32_503_680_000, 0]
+    with opened(tmp_path, None) as storage:
+        scanner = storage._process.get().capacity._scanner
+        pages = [
+            (second * 10**9, FILE_NBYTES, f"{scanner._layout.spaces}/{number}")
+            for number, second in enumerate(seconds)
+        ]
+
+        assert sorted(pages) == list(scanner._oldest_first(scanner._oldest(pages)))
+
+
 def one_directory(layout: Layout, _: str) -> Iterator[str]:
     """Return all pages as those of one directory."""
     directory = layout.space_dir(SPACE.id)
