@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hicache_backends.file import FileStorage
+from lent_pages import lent_page, revoked
 from pages import hash_of, page, space
 
 from hicache_storage.backend_support.revocable import AtomicRevocable
@@ -23,18 +25,7 @@ SPACE = space(page_nbytes=NBYTES)
 HASHES = [hash_of(number) for number in range(8)]
 
 
-def lent(seed: int | None = None, revocable: AtomicRevocable | None = None) -> Page:
-    """Return a revocable page of two segments: the page of `seed`, or one full of one byte."""
-    data = page(NBYTES, seed).tobytes() if seed is not None else b"\xa5" * NBYTES
-    made = Page(bytearray(data[:999]), bytearray(data[999:]))
-    made.revocable = revocable or AtomicRevocable()
-    return made
-
-
-def revoked() -> AtomicRevocable:
-    made = AtomicRevocable()
-    made.revoke()
-    return made
+lent = partial(lent_page, NBYTES)
 
 
 @pytest.fixture(params=["crash", "power"])

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 from hf3fs_roots import HASHES, NBYTES, SPACE, counted, opened, stored
 from hicache_backends.hf3fs import storage as hf3fs_storage
+from lent_pages import lent_page, revoked
 from pages import blank, page
 
 from hicache_storage.backend_support.revocable import AtomicRevocable
-from hicache_storage.page import Page
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,18 +25,7 @@ if TYPE_CHECKING:
 COUNT = 8
 
 
-def lent(seed: int | None = None, revocable: AtomicRevocable | None = None) -> Page:
-    """Return a revocable page of two segments, which are not aligned: the page of `seed`, or 0xa5."""
-    data = page(NBYTES, seed).tobytes() if seed is not None else b"\xa5" * NBYTES
-    made = Page(bytearray(data[:999]), bytearray(data[999:]))
-    made.revocable = revocable or AtomicRevocable()
-    return made
-
-
-def revoked() -> AtomicRevocable:
-    made = AtomicRevocable()
-    made.revoke()
-    return made
+lent = partial(lent_page, NBYTES)
 
 
 def _is_not_local(_: str) -> bool:
