@@ -10,6 +10,7 @@ settings = AcmeSettings.parse("acme", config)
 
 from __future__ import annotations
 
+from functools import cache
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, Union, cast, get_args, get_origin
 
@@ -80,10 +81,7 @@ class Settings(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _parse_scalar(cls, value: object, info: ValidationInfo) -> object:
-        field = cls.model_fields[cast("str", info.field_name)]
-        if any(isinstance(item, BeforeValidator) for item in field.metadata):
-            return value
-        parser = _scalar_parser(field.annotation)
+        parser = _field_parser(cls, cast("str", info.field_name))
         return value if parser is None or value is None else parser(value)
 
     @classmethod
@@ -111,6 +109,15 @@ class Settings(BaseModel):
         suffix = f", not {format_number(value)}" if isinstance(value, (bool, int, float)) else ""
         prefix = f"{name}: " if name else ""
         return f"{prefix}{_redacted_message(detail)}{suffix}"
+
+
+@cache
+def _field_parser(settings: type[Settings], name: str) -> Callable[[object], object] | None:
+    """Return the parser of a field, or None where the field has its own validator."""
+    field = settings.model_fields[name]
+    if any(isinstance(item, BeforeValidator) for item in field.metadata):
+        return None
+    return _scalar_parser(field.annotation)
 
 
 def _scalar_parser(annotation: Any) -> Callable[[object], object] | None:

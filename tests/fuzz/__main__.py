@@ -1,7 +1,8 @@
 """Coverage-guided fuzzing of the parsers, one after the other: `python -m fuzz [NAME ...] --runs N`.
 
-Targets in Python run under atheris. Harnesses in C run under the sanitizers, as tests/native/ builds
-them. The corpora grow in artifacts/fuzz. An input that is misjudged is left there, NAME-crash-*.
+Targets in Python run under atheris, in one process for each processor. Harnesses in C run under the
+sanitizers, as tests/native/ builds them. The corpora grow in artifacts/fuzz. An input that is
+misjudged is left there, NAME-crash-*.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from fuzz.catalogue import NAMES, Target
 from fuzz.scratch import MEMORY
@@ -29,6 +31,7 @@ _COVERAGE = re.compile(r"cov: (\d+)")
 _MOST_NBYTES = 8192
 _SLOWEST_INPUT_S = 20
 _MOST_MIB = 4096
+_JOBS = os.cpu_count() or 1
 
 
 def main() -> int:
@@ -74,8 +77,7 @@ def _fuzzed(name: str, arguments: argparse.Namespace) -> tuple[int, str, bool]:
             "".join(f"{_quoted(token)}\n" for token in target.tokens), encoding="ascii"
         )
         options = {
-            "runs": arguments.runs,
-            "seed": arguments.seed + 1,  # libFuzzer takes 0 for a random one
+            "runs": -(-arguments.runs // _JOBS),
             "max_total_time": arguments.seconds,
             "max_len": _MOST_NBYTES,
             "timeout": _SLOWEST_INPUT_S,
@@ -84,26 +86,44 @@ def _fuzzed(name: str, arguments: argparse.Namespace) -> tuple[int, str, bool]:
             "print_final_stats": 1,
             **({"dict": tokens} if target.tokens else {}),
         }
-        done = subprocess.run(
+        logs = [_ARTIFACTS / f"{name}-{number}.log" for number in range(_JOBS)]
+        workers = [
+            _worker(name, number + arguments.seed * _JOBS, options, [grown, kept], log)
+            for number, log in enumerate(logs)
+        ]
+        statuses = [worker.wait() for worker in workers]
+    said = [log.read_text(encoding="utf-8", errors="replace") for log in logs]
+    executions = [_last(_EXECUTIONS, text) for text in said]
+    wrong = [
+        f"FINDING: see {log}"
+        for log, status, count in zip(logs, statuses, executions, strict=True)
+        if status or not count
+    ]
+    coverage = max(_last(_COVERAGE, text) for text in said)
+    return sum(executions), "; ".join(wrong) or f"cov {coverage}", not wrong
+
+
+def _worker(
+    name: str, seed: int, options: dict[str, Any], corpora: list[Path], log: Path
+) -> subprocess.Popen[bytes]:
+    """Start one of the processes that fuzz a target. They share what they find in the first corpus."""
+    given = {**options, "seed": seed + 1}  # libFuzzer takes 0 for a random one
+    with log.open("wb") as output:
+        return subprocess.Popen(
             [
                 *(sys.executable, "-m", "fuzz.worker", name),
-                *(f"-{option}={value}" for option, value in options.items()),
-                *(str(grown), str(kept)),
+                *(f"-{option}={value}" for option, value in given.items()),
+                *map(str, corpora),
             ],
-            env={**os.environ, "TMPDIR": scratch},
-            stdout=subprocess.PIPE,
+            env={**os.environ, "TMPDIR": str(corpora[-1].parent)},
+            stdout=output,
             stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            check=False,
         )
-    log = _ARTIFACTS / f"{name}.log"
-    log.write_text(done.stdout, encoding="utf-8")
-    executions = _EXECUTIONS.findall(done.stdout)
-    coverage = (_COVERAGE.findall(done.stdout) or ["?"])[-1]
-    is_right = done.returncode == 0 and bool(executions)
-    said = f"cov {coverage}" if is_right else f"FINDING: see {log}"
-    return int(executions[-1]) if executions else 0, said, is_right
+
+
+def _last(pattern: re.Pattern[str], text: str) -> int:
+    """Return the last number that a log states; 0 if it states none."""
+    return int((pattern.findall(text) or ["0"])[-1])
 
 
 def _harnessed(name: str, arguments: argparse.Namespace) -> tuple[int, str, bool]:

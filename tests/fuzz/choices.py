@@ -60,8 +60,9 @@ class Choices:
 
     def integer(self, least: int, most: int) -> int:
         """Return a number from `least` to `most`."""
-        nbytes = ((most - least).bit_length() + 7) // 8
-        return least + int.from_bytes(self.take(nbytes), "little") % (most - least + 1)
+        span = most - least
+        nbytes = (span.bit_length() + 7) >> 3
+        return least + int.from_bytes(self.take(nbytes), "little") % (span + 1)
 
     def flag(self) -> bool:
         """Return True or False."""
@@ -81,7 +82,7 @@ class Choices:
 
     def rest(self) -> bytes:
         """Return all bytes that are left."""
-        return self.take(len(self._data) - self._at)
+        return self.take(len(self._data))
 
     def patched(self, data: bytes, most: int = 4) -> bytes:
         """Return `data` with up to `most` bytes changed, and perhaps cut or made longer."""
@@ -123,5 +124,6 @@ class Choices:
 
     def take(self, nbytes: int) -> bytes:
         """Return the next `nbytes`, or as many as are left."""
-        start, self._at = self._at, min(len(self._data), self._at + nbytes)
+        start = self._at
+        self._at = start + nbytes
         return self._data[start : self._at]

@@ -7,7 +7,7 @@ import math
 from typing import Any, cast
 
 from fuzz.choices import CANARY, Choices
-from fuzz.scratch import directory
+from fuzz.scratch import directory, write
 
 from hicache_storage.config import load_extra_config
 from hicache_storage.errors import ConfigError
@@ -66,8 +66,8 @@ def check(data: bytes) -> None:
     suffix = choices.pick(_SUFFIXES)
     content = choices.rest()
     if suffix:
-        path = directory("configs") / f"config{suffix}"
-        path.write_bytes(content.replace(b"SECRET", CANARY.encode()))
+        path = f"{directory('configs')}/config{suffix}"
+        write(path, content.replace(b"SECRET", CANARY.encode()))
         text = f"@{path}"
     else:
         text = content.decode("utf-8", "surrogateescape")

@@ -81,7 +81,10 @@ def _lmcache(choices: Choices) -> None:
 
 
 def _launch(choices: Choices) -> None:
-    """Hold the identity of a launch to its arguments: equal ones have one revision."""
+    """Hold the identity of a launch to its arguments: equal ones have one revision.
+
+    A path that cannot be read is named: it is no secret.
+    """
     arguments = {**choices.fields(_LAUNCH), "model_path": None}
     settings = sglang.AdapterSettings(weights="w")
     if not isinstance(arguments.get("lora_paths") or [], list):
@@ -89,10 +92,14 @@ def _launch(choices: Choices) -> None:
     arguments["lora_paths"] = [
         path for path in arguments.get("lora_paths") or () if "\0" not in _lora_path(path)
     ]
-    revisions = [
-        LaunchIdentity(given, settings).revision(draft=False)
-        for given in (arguments, dict(reversed(arguments.items())))
-    ]
+    try:
+        revisions = [
+            LaunchIdentity(given, settings).revision(draft=False)
+            for given in (arguments, dict(reversed(arguments.items())))
+        ]
+    except ConfigError as error:
+        assert "cannot be read" in str(error)
+        return
     assert revisions[0] == revisions[1]
     changed = {**arguments, "quantization": "another"}
     assert revisions[0] != LaunchIdentity(changed, settings).revision(draft=False)

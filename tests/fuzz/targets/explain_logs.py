@@ -6,7 +6,7 @@ import json
 from itertools import chain
 
 from fuzz.choices import Choices
-from fuzz.scratch import directory
+from fuzz.scratch import directory, write
 from pages import hash_of
 
 from hicache_storage.request_log import Operation, Reason, RequestRecord
@@ -61,7 +61,7 @@ def check(data: bytes) -> None:
     selection = choices.pick(_SELECTIONS)
     content = choices.rest()
     path = directory("explain-logs") / "log.jsonl"
-    path.write_bytes(content)
+    write(str(path), content)
     reader = LogReader(path)
     records = list(reader.records(selection))
     assert reader.dropped_records >= 0

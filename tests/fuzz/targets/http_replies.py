@@ -17,6 +17,8 @@ from hicache_storage.native import FILLED, HEAD_NBYTES, RECEIVED, STATE_COUNT, V
 
 _SLOT_NBYTES = 512
 _SIZES = (0, 1, 20, 700)
+_STEPS = (256, 1, 7, 40, 4096, 3, 600, 256)
+"""How many bytes of the replies arrive at once."""
 _WAIT_S = 5.0
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
 
@@ -55,7 +57,7 @@ TOKENS = (
 def check(data: bytes) -> None:
     choices = Choices(data)
     nbytes, has_body = choices.pick(_SIZES), choices.flag()
-    split, step = choices.integer(0, 3), choices.integer(1, 256)
+    split, step = choices.integer(0, 3), choices.pick(_STEPS)
     replies = choices.rest()
     found = [
         _exchanged(module, replies, nbytes, split, has_body=has_body)

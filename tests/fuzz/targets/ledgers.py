@@ -7,7 +7,7 @@ import struct
 
 from data_planes import compiled
 from fuzz.choices import Choices
-from fuzz.scratch import directory
+from fuzz.scratch import directory, read, write
 from hicache_backends.file.ledger import Ledger, NotALedger, Totals
 
 from hicache_storage.backend_support.deadline import Deadline
@@ -31,13 +31,13 @@ def check(data: bytes) -> None:
     content = choices.take(choices.pick((16, 0, 15, 17, 16)))
     added, removed = choices.integer(0, 1 << 40), choices.integer(0, 1 << 41)
     _check_planes_agree(content, added, removed)
-    path = directory("ledgers") / "usage"
-    path.write_bytes(content)
+    path = f"{directory('ledgers')}/usage"
+    write(path, content)
     try:
-        ledger = Ledger(str(path))
+        ledger = Ledger(path)
     except NotALedger:
         assert len(content) not in (0, _RECORD.size)
-        assert content == path.read_bytes()
+        assert content == read(path)
         return
     try:
         _check_ledger(ledger, content, choices)
@@ -63,9 +63,9 @@ def _check_ledger(ledger: Ledger, content: bytes, choices: Choices) -> None:
 
 def _check_planes_agree(content: bytes, added: int, removed: int) -> None:
     found: list[object] = []
+    path = f"{directory('ledgers')}/plane"
     for module in (reference, compiled or reference):
-        path = directory("ledgers") / "plane"
-        path.write_bytes(content)
+        write(path, content)
         fd = os.open(path, os.O_RDWR)
         try:
             verdict, *totals = module.change_totals(fd, added, removed, 0.0)
@@ -75,6 +75,6 @@ def _check_planes_agree(content: bytes, added: int, removed: int) -> None:
         if verdict == HIT:
             assert 0 <= totals[1] <= totals[0]
         else:
-            assert content == path.read_bytes()
-        found.append((verdict, totals if verdict == HIT else [], path.read_bytes()))
+            assert content == read(path)
+        found.append((verdict, totals if verdict == HIT else [], read(path)))
     assert found[0] == found[1]

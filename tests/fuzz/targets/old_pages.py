@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import struct
+from functools import cache
 
 from data_planes import compiled
 from fuzz.choices import Choices
-from fuzz.scratch import directory
+from fuzz.scratch import directory, read, write
 from hicache_backends.file.layout import Layout
 from hicache_backends.file.victims_file import VictimsFile
 from pages import hash_of
@@ -34,23 +36,30 @@ SEEDS = (
 TOKENS = (_MAGIC, _LINES[:101], b"\n", b"../", b" ")
 
 
+@cache
+def _root() -> str:
+    """Return the root of a store of this process that has a folder for its lists."""
+    root = directory("old-pages")
+    (root / "survey").mkdir()
+    return str(root)
+
+
 def check(data: bytes) -> None:
     choices = Choices(data)
     count = choices.integer(1, 256)
     content = choices.rest()
-    root = directory("old-pages")
-    path = root / "survey" / "victims"
-    path.parent.mkdir(exist_ok=True)
+    root = _root()
+    path = f"{root}/survey/victims"
     found: list[object] = []
     for module in (reference, compiled or reference):
-        path.write_bytes(content)
-        taken = module.take_lines(bytes(path), _MAGIC, 2048, count, 256, 0.0)
+        write(path, content)
+        taken = module.take_lines(os.fsencode(path), _MAGIC, 2048, count, 256, 0.0)
         assert taken[0] in (HIT, WRONG)
-        found.append((taken if taken[0] == HIT else WRONG, path.read_bytes()))
+        found.append((taken if taken[0] == HIT else WRONG, read(path)))
     assert found[0] == found[1]
 
-    path.write_bytes(content)
-    layout = Layout(str(root))
+    write(path, content)
+    layout = Layout(root)
     file = VictimsFile(layout)
     info = file.info()
     taken_pages = file.take(count)
@@ -58,7 +67,7 @@ def check(data: bytes) -> None:
     assert (info is None) == (taken_pages.scan is None)
     for victim in taken_pages.victims:
         prefix, _, page = victim.path.partition("/spaces/")
-        assert (str(root), True) == (prefix, _PAGE.fullmatch(page) is not None)
+        assert (root, True) == (prefix, _PAGE.fullmatch(page) is not None)
         assert victim.nbytes >= 0
     assert info is None or (0 <= info.left <= 1 and info.taken >= _HEADER.size)
     assert taken_pages.scan is None or 0 <= taken_pages.scan.left <= 1

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
 
 import xxhash
 from data_planes import compiled
 from fuzz.choices import Choices
-from fuzz.scratch import directory
+from fuzz.scratch import directory, read, write
 from hicache_backends.file.storage import FileStorage
 from pages import hash_of, space
 
@@ -30,27 +33,20 @@ TOKENS = (b"HiPg", b"HiKV")
 
 def check(data: bytes) -> None:
     choices = Choices(data)
-    root = directory("page-files")
-    storage = _storage()
-    io = FramedIO(storage, checksum=True)
-    path = root / "spaces" / _SPACE.id / _HASHES[0][:2] / _HASHES[0]
-    if not (root / "right").exists():
-        storage.open_space(_SPACE)
-        assert [Verdict.OK] == io.save(_SPACE, [_HASHES[0]], [_page(_PAYLOAD)])
-        (root / "right").write_bytes(path.read_bytes())
-    right = (root / "right").read_bytes()
-
+    store = _store()
+    right = store.right
     changed = bytearray(choices.patched(right) if choices.integer(0, 3) else choices.rest())
     if choices.flag() and len(changed) >= _TRAILER_NBYTES:
         body = bytes(changed[-_TRAILER_NBYTES:][:_SEALED_NBYTES])
         changed[_SEALED_NBYTES - _TRAILER_NBYTES :] = xxhash.xxh3_64_digest(body)
     asked = choices.pick(_HASHES)
-    target = path.with_name(asked)
-    target.write_bytes(changed)
-    _check_planes_agree(os.fsencode(target), asked, bytes(changed), right[-_TRAILER_NBYTES:])
+    path = f"{store.folder}/{asked}"
+    write(path, changed)
+    _check_planes_agree(os.fsencode(path), asked, bytes(changed), right[-_TRAILER_NBYTES:])
     page = _page(bytes(32))
-    (verdict,) = io.load(_SPACE, [asked], [page])
-    target.unlink(missing_ok=True)
+    (verdict,) = store.io.load(_SPACE, [asked], [page])
+    with suppress(FileNotFoundError):
+        os.unlink(path)  # noqa: PTH108 - a third of the time
 
     assert verdict in (
         Verdict.OK,
@@ -64,14 +60,25 @@ def check(data: bytes) -> None:
         assert right[:_STORED_NBYTES] == changed[:_STORED_NBYTES]
 
 
-def _storage() -> FileStorage:
-    """Return the storage of this process, which is never closed: its threads and locks end with it."""
-    if not _OPENED:
-        _OPENED.append(FileStorage.from_config({"path": str(directory("page-files"))}))
-    return _OPENED[0]
+@dataclass(frozen=True, slots=True)
+class _Store:
+    io: FramedIO
+    folder: str
+    """Where the files of the pages lie."""
+    right: bytes
+    """The file of the page, as the store wrote it."""
 
 
-_OPENED: list[FileStorage] = []
+@cache
+def _store() -> _Store:
+    """Return the store of this process, which is never closed: its threads and locks end with it."""
+    root = directory("page-files")
+    storage = FileStorage.from_config({"path": str(root)})
+    storage.open_space(_SPACE)
+    io = FramedIO(storage, checksum=True)
+    assert [Verdict.OK] == io.save(_SPACE, [_HASHES[0]], [_page(_PAYLOAD)])
+    folder = f"{root}/spaces/{_SPACE.id}/{_HASHES[0][:2]}"
+    return _Store(io, folder, read(f"{folder}/{_HASHES[0]}"))
 
 
 def _page(payload: bytes) -> FramedPage:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+from functools import cache
+from pathlib import Path
 
 import xxhash
 from data_planes import compiled
 from fuzz.choices import Choices
-from fuzz.scratch import directory
+from fuzz.scratch import directory, write
 from hicache_backends.hf3fs.layout import MARK_NBYTES, STAMP_NBYTES, Geometry, Layout, Place
 from hicache_backends.hf3fs.slots import SlotFiles
 from pages import hash_of, space
@@ -29,6 +31,14 @@ SEEDS = (b"", *(bytes([n, n, 2, 1, n, 1, 5, n]) + bytes(range(30)) for n in rang
 TOKENS = (b"HiSl", b"\1")
 
 
+@cache
+def _files() -> SlotFiles:
+    """Return the slot files of a store of this process."""
+    files = SlotFiles(Layout(str(directory("slots"))), _GEOMETRY)
+    Path(files.directory).mkdir(parents=True)
+    return files
+
+
 def check(data: bytes) -> None:
     choices = Choices(data)
     page_hash, stamp = choices.pick(_HASHES), choices.pick(_STAMPS)
@@ -41,11 +51,8 @@ def check(data: bytes) -> None:
     content = marks[0].ljust(lead, b"\0") + body + marks[1].ljust(tail, b"\0")
     content = content[: len(content) - choices.pick((0, 0, 0, 1, 4000, 4096))]
 
-    layout = Layout(str(directory("slots")))
-    files = SlotFiles(layout, _GEOMETRY)
-    os.makedirs(files.directory, exist_ok=True)  # noqa: PTH103 - as the backend has it
-    with open(files.path(0), "wb") as file:  # noqa: PTH123
-        file.write(content)
+    files = _files()
+    write(files.path(0), content)
     is_whole = len(content) == _GEOMETRY.slot_nbytes
     found = _GEOMETRY.read_mark(marks[0])
     if found is not None:

@@ -7,7 +7,7 @@ import json
 import math
 
 from fuzz.choices import Choices
-from fuzz.scratch import directory
+from fuzz.scratch import directory, write
 
 from hicache_storage.errors import ConfigError
 from hicache_storage.planning.plan import make_plan
@@ -52,7 +52,7 @@ def check(data: bytes) -> None:
     if kind == 1:
         content = choices.patched(gzip.compress(content, 1, mtime=0))
     path = directory("traces") / "trace.jsonl"
-    path.write_bytes(content)
+    write(str(path), content)
     try:
         requests = read_trace(path, limit)
     except ConfigError as error:
@@ -81,7 +81,7 @@ def _check_again(requests: list[Request]) -> None:
         _line(number, request.input_tokens, *request.blocks)
         for number, request in enumerate(requests)
     ]
-    path.write_bytes(b"".join(lines))
+    write(str(path), b"".join(lines))
     again = read_trace(path)
     assert [(each.input_tokens, each.blocks) for each in requests] == [
         (each.input_tokens, each.blocks) for each in again
