@@ -238,15 +238,17 @@ def _check_values(value: Any) -> None:
 
 
 def _named_values(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    yield name, value
-    if isinstance(value, dict):
-        fields: dict[Any, Any] = cast("Any", value)
-        for key, item in fields.items():
-            yield from _named_values(item, str(key))
-    elif isinstance(value, (list, tuple, set)):
-        items: list[Any] = cast("Any", value)
-        for item in items:
-            yield from _named_values(item, name)
+    """Yield all values in their order, each with the name of its field."""
+    left = [(name, value)]
+    while left:
+        name, value = left.pop()
+        yield name, value
+        if isinstance(value, dict):
+            fields: dict[Any, Any] = cast("Any", value)
+            left += [(str(key), item) for key, item in reversed(fields.items())]
+        elif isinstance(value, (list, tuple, set)):
+            items: list[Any] = cast("Any", value)
+            left += [(name, item) for item in reversed(list(items))]
 
 
 def _parse_json(text: str) -> Any:
