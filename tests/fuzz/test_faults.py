@@ -23,11 +23,18 @@ pytestmark = pytest.mark.no_cover
 INPUTS = 5000
 
 
-def found_in(name: str) -> bool:
-    return first_finding(Target.load(name), INPUTS) is not None
+def assert_found(name: str, owner: object, attribute: str, fault: object) -> None:
+    """Put a fault back, and expect an input that is misjudged with it and right without it."""
+    target = Target.load(name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, attribute, fault)
+        found = first_finding(target, INPUTS)
+
+    assert found is not None
+    target.check(found[1])
 
 
-def test_a_frame_whose_payload_is_not_compared_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frame_whose_payload_is_not_compared_is_found() -> None:
     """A frame with the right fields passes for its page, whatever its payload is."""
     right = Framing.errors
 
@@ -35,14 +42,10 @@ def test_a_frame_whose_payload_is_not_compared_is_found(monkeypatch: pytest.Monk
         found = right(self, pages, hashes, checksums)
         return {at: error for at, error in found.items() if "payload" not in error.detail}
 
-    assert not found_in("frames")
-    monkeypatch.setattr(Framing, "errors", errors)
-    assert found_in("frames")
+    assert_found("frames", Framing, "errors", errors)
 
 
-def test_a_slot_with_one_mark_that_passes_for_a_page_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_slot_with_one_mark_that_passes_for_a_page_is_found() -> None:
     """A write that stopped half way has changed the first mark, and not the last."""
     right = SlotFiles._marks
 
@@ -50,23 +53,17 @@ def test_a_slot_with_one_mark_that_passes_for_a_page_is_found(
         head, _ = right(self, files, slot)
         return head, head
 
-    assert not found_in("slots")
-    monkeypatch.setattr(SlotFiles, "_marks", marks)
-    assert found_in("slots")
+    assert_found("slots", SlotFiles, "_marks", marks)
 
 
-def test_a_unit_that_only_unicode_takes_for_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_unit_that_only_unicode_takes_for_one_is_found() -> None:
     """Without ASCII rules a pattern takes the long s of old prints for a second."""
     pattern = durations._WITH_UNIT.pattern
 
-    assert not found_in("scalars")
-    monkeypatch.setattr(durations, "_WITH_UNIT", re.compile(pattern, re.IGNORECASE))
-    assert found_in("scalars")
+    assert_found("scalars", durations, "_WITH_UNIT", re.compile(pattern, re.IGNORECASE))
 
 
-def test_a_reader_that_does_not_look_at_the_end_of_a_page_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_reader_that_does_not_look_at_the_end_of_a_page_is_found() -> None:
     """A page whose bulk string ends elsewhere has lost or gained bytes."""
     right = page_io._PageReader.read
 
@@ -78,6 +75,4 @@ def test_a_reader_that_does_not_look_at_the_end_of_a_page_is_found(
                 return True
             raise
 
-    assert not found_in("resp_pages")
-    monkeypatch.setattr(page_io._PageReader, "read", read)
-    assert found_in("resp_pages")
+    assert_found("resp_pages", page_io._PageReader, "read", read)

@@ -29,12 +29,13 @@ _HIT, _MISS, _ERROR = b"$%d\r\n", b"$-1\r\n", b"-ERR no\r\n"
 SEEDS = (
     b"",
     *(
-        bytes([size, count, window, 0])
+        bytes([size, count, window, 0, way])
         + b"".join(
             {0: _MISS, 1: _ERROR}.get(kind, _HIT % _SIZES[size] + b"x" * _SIZES[size] + b"\r\n")
             for kind in kinds
         )
         for size in range(4)
+        for way in range(2)
         for count, window, kinds in ((2, 0, (2, 2, 2)), (3, 2, (2, 0, 2, 1)), (1, 1, (1, 2)))
     ),
 )
@@ -53,7 +54,16 @@ def check(data: bytes) -> None:
     choices = Choices(data)
     nbytes, count = choices.pick(_SIZES), choices.integer(1, 4)
     window, split = choices.integer(1, 4), choices.integer(0, 3)
+    if choices.flag():
+        _check_planes_agree(choices.rest(), nbytes, count, split, window)
+        return
     replies = choices.rest()
+    by_plane = _settled(DeadlineSocket, replies, _pages(nbytes, count, split), window)
+    by_python = _settled(_EncryptedLike, replies, _pages(nbytes, count, split), window)
+    assert by_plane == by_python
+
+
+def _check_planes_agree(replies: bytes, nbytes: int, count: int, split: int, window: int) -> None:
     found: list[object] = []
     for module in (reference, compiled or reference):
         pages = _pages(nbytes, count, split)
@@ -69,9 +79,6 @@ def check(data: bytes) -> None:
         goes_on = verdicts[-1] in (HIT, MISS, NO_BULK)
         found.append((verdicts, sent, head if goes_on else b"", hits))
     assert found[0] == found[1]
-    by_plane = _settled(DeadlineSocket, replies, _pages(nbytes, count, split), window)
-    by_python = _settled(_EncryptedLike, replies, _pages(nbytes, count, split), window)
-    assert by_plane == by_python
 
 
 def _settled(
