@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -15,43 +14,25 @@ import xxhash
 from data_planes import BOTH, NEEDS_COMPILED, compiled
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from slot_files import (
+    ALL,
+    BLOCK_NBYTES,
+    MARK_NBYTES,
+    cut,
+    files_of,
+    mark_of,
+    page_of,
+    slot_of,
+    soon,
+)
 
 from hicache_storage.native import HIT, LATE, MISS, REVOKED, WRONG, reference
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SOON_S = 3600.0
-MARK_NBYTES = 128
-BLOCK_NBYTES = 4096
 CHUNK_NBYTES = 256 << 10
-ALL = bytes(range(256))
 SHAPE = (BLOCK_NBYTES, 3 * CHUNK_NBYTES, BLOCK_NBYTES)
-
-
-def soon() -> float:
-    return time.monotonic() + SOON_S
-
-
-def mark_of(number: int) -> bytes:
-    return bytes([number + 1]) * MARK_NBYTES
-
-
-def page_of(number: int, nbytes: int = SHAPE[1]) -> bytes:
-    return (bytes((number * 31 + n * 7) % 251 for n in range(251)) * (nbytes // 251 + 1))[:nbytes]
-
-
-def slot_of(number: int, shape: tuple[int, int, int] = SHAPE, *, last: int | None = None) -> bytes:
-    """Return the bytes of a slot. Its second mark is that of `last`."""
-    lead, nbytes, tail = shape
-    end = mark_of(number if last is None else last)
-    return mark_of(number).ljust(lead, b"\0") + page_of(number, nbytes) + end.ljust(tail, b"\0")
-
-
-def cut(nbytes: int, at: Sequence[int], data: bytes = b"") -> list[bytearray]:
-    """Return pieces of `nbytes` in all, with the bytes of `data`; some of them are empty."""
-    edges = [0, *sorted(edge % (nbytes + 1) for edge in at), nbytes]
-    return [bytearray(data[start:end].ljust(end - start, b"\0")) for start, end in pairwise(edges)]
 
 
 def revoked(module: Any) -> bytearray:
@@ -65,10 +46,6 @@ def states_of(module: Any, kinds: Sequence[str]) -> list[bytearray]:
         {"plain": bytearray(), "lent": bytearray(8), "revoked": revoked(module)}[kind]
         for kind in kinds
     ]
-
-
-def files_of(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> tuple[str, list[bytes], int]:
-    return str(path.parent), [path.name.encode()], flags
 
 
 def write(
@@ -171,7 +148,7 @@ def test_reads_of_both_are_equal(  # noqa: PLR0917 - Hypothesis passes them by n
         path = Path(folder) / "slots"
         path.write_bytes(
             b"".join(
-                slot_of(number, shape, last=None if whole else 99)
+                slot_of(number, shape, wrong="" if whole else "last")
                 for number, (_, whole) in enumerate(slots)
             )
         )
@@ -256,7 +233,7 @@ def test_writes_of_both_are_equal(  # noqa: PLR0917 - Hypothesis passes them by 
 def test_large_pages_are_written_and_read(
     module: Any, tmp_path: Path, run_nbytes: int, skip: int
 ) -> None:
-    sources = [cut(SHAPE[1], [5, 400_000], page_of(number)) for number in range(3)]
+    sources = [cut(SHAPE[1], [5, 400_000], page_of(number, SHAPE[1])) for number in range(3)]
     targets = [cut(SHAPE[1], [7, 300_001, 300_002]) for _ in sources]
     states = [bytearray(8) for _ in sources]
     path = tmp_path / "slots"
@@ -265,10 +242,12 @@ def test_large_pages_are_written_and_read(
     verdicts, values = read(module, path, targets, states, run_nbytes=run_nbytes, skip=skip)
 
     assert [HIT] * 3 == verdicts
-    assert b"".join(map(slot_of, range(3))) == path.read_bytes()
-    assert [page_of(number) for number in range(3)] == [b"".join(page) for page in targets]
+    assert b"".join(slot_of(number, SHAPE) for number in range(3)) == path.read_bytes()
+    assert [page_of(number, SHAPE[1]) for number in range(3)] == [
+        b"".join(page) for page in targets
+    ]
     if skip >= 0:
-        assert [xxhash.xxh3_64_intdigest(page_of(n)[skip:]) for n in range(3)] == values
+        assert [xxhash.xxh3_64_intdigest(page_of(n, SHAPE[1])[skip:]) for n in range(3)] == values
 
 
 def test_unaligned_revocable_memory_is_moved_around_the_page_cache(
@@ -279,14 +258,16 @@ def test_unaligned_revocable_memory_is_moved_around_the_page_cache(
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o666))
     except OSError:
         pytest.skip("this file system has no O_DIRECT")
-    sources = [cut(SHAPE[1], [5], page_of(number)) for number in range(2)]
+    sources = [cut(SHAPE[1], [5], page_of(number, SHAPE[1])) for number in range(2)]
     targets = [cut(SHAPE[1], [777]) for _ in sources]
     states = [bytearray(8), bytearray()]
     place: dict[str, Any] = {"alignment": BLOCK_NBYTES, "flags": os.O_RDWR | os.O_DIRECT}
 
     assert [HIT] * 2 == write(module, path, sources, states, **place)
     assert [HIT] * 2 == read(module, path, targets, states, **place)[0]
-    assert [page_of(number) for number in range(2)] == [b"".join(page) for page in targets]
+    assert [page_of(number, SHAPE[1]) for number in range(2)] == [
+        b"".join(page) for page in targets
+    ]
 
 
 @pytest.mark.parametrize("state", [bytearray(7), bytearray(9)])
@@ -311,7 +292,7 @@ def test_nothing_is_read_into_memory_that_is_revoked_during_reads(
     module: Any, tmp_path: Path, run_nbytes: int
 ) -> None:
     path = tmp_path / "slots"
-    path.write_bytes(b"".join(map(slot_of, range(3))))
+    path.write_bytes(b"".join(slot_of(number, SHAPE) for number in range(3)))
     for attempt in range(20):
         state = bytearray(8)
         memory = [bytearray(SHAPE[1]) for _ in range(3)]
@@ -346,7 +327,7 @@ def test_a_slot_that_is_whole_has_the_page_of_before_the_revoke(
     for attempt in range(20):
         path.write_bytes(bytes(3 * sum(SHAPE)))
         state = bytearray(8)
-        memory = [bytearray(page_of(number)) for number in range(3)]
+        memory = [bytearray(page_of(number, SHAPE[1])) for number in range(3)]
         seen: list[int] = []
 
         def write_once(
@@ -369,7 +350,7 @@ def test_a_slot_that_is_whole_has_the_page_of_before_the_revoke(
 
         assert [{HIT: HIT, REVOKED: WRONG}[verdict] for verdict in seen] == verdicts
         for number, verdict in enumerate(verdicts):
-            assert verdict != HIT or page_of(number) == b"".join(found[number])
+            assert verdict != HIT or page_of(number, SHAPE[1]) == b"".join(found[number])
 
 
 def test_a_page_that_was_revoked_before_is_not_begun(module: Any, tmp_path: Path) -> None:

@@ -7,72 +7,36 @@ import mmap
 import os
 import resource
 import signal
-import time
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import xxhash
 from data_planes import BOTH, NEEDS_COMPILED, compiled
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from slot_files import (
+    ALL,
+    BLOCK_NBYTES,
+    MARK_NBYTES,
+    cut,
+    files_of,
+    mark_of,
+    page_of,
+    slot_of,
+    soon,
+)
 
 from hicache_storage.native import HIT, LATE, WRONG, reference
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-SOON_S = 3600.0
-MARK_NBYTES = 128
-BLOCK_NBYTES = 4096
 LARGE_RUN_NBYTES = 8 << 20
-ALL = bytes(range(256))
-
-
-def soon() -> float:
-    return time.monotonic() + SOON_S
-
-
-def mark_of(number: int) -> bytes:
-    return bytes([number + 1]) * MARK_NBYTES
-
-
-def page_of(number: int, nbytes: int) -> bytes:
-    return bytes((number * 31 + index * 7) % 251 for index in range(nbytes))
-
-
-def slot_of(number: int, shape: tuple[int, int, int], state: str = "whole") -> bytes:
-    """Return the bytes of a slot."""
-    lead, nbytes, tail = shape
-    first = mark_of(99) if state == "first" else mark_of(number)
-    last = mark_of(99) if state == "last" else mark_of(number)
-    return first.ljust(lead, b"\0") + page_of(number, nbytes) + last.ljust(tail, b"\0")
-
-
-def cut(nbytes: int, at: Sequence[int]) -> list[bytearray]:
-    """Return writable pieces of `nbytes` in all, some of them empty."""
-    edges = [0, *sorted(edge % (nbytes + 1) for edge in at), nbytes]
-    return [bytearray(end - start) for start, end in pairwise(edges)]
-
-
-def filled(pieces: list[bytearray], data: bytes) -> list[bytearray]:
-    start = 0
-    for piece in pieces:
-        piece[:] = data[start : start + len(piece)]
-        start += len(piece)
-    return pieces
 
 
 def aligned(nbytes: int) -> memoryview:
     """Return memory that begins at a multiple of the block size."""
     return memoryview(mmap.mmap(-1, nbytes))
-
-
-def files_of(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> tuple[str, list[bytes], int]:
-    return str(path.parent), [path.name.encode()], flags
 
 
 def direct_files_of(path: Path) -> tuple[str, list[bytes], int]:
@@ -88,7 +52,7 @@ shapes = st.tuples(
     st.sampled_from([MARK_NBYTES, BLOCK_NBYTES]), st.integers(0, 3000), st.integers(128, 300)
 )
 slots = st.lists(
-    st.tuples(st.integers(0, 5), st.sampled_from(["whole"] * 4 + ["first", "last"])), max_size=8
+    st.tuples(st.integers(0, 5), st.sampled_from([""] * 4 + ["first", "last"])), max_size=8
 )
 cuts = st.lists(st.integers(0, 3000), max_size=40)
 
@@ -105,7 +69,7 @@ cuts = st.lists(st.integers(0, 3000), max_size=40)
     late=st.booleans(),
     missing=st.booleans(),
 )
-@example((128, 1500, 128), [(0, "whole"), (1, "whole")], [*range(1200)], 3, None, 1 << 20, 0, 0)
+@example((128, 1500, 128), [(0, ""), (1, "")], [*range(1200)], 3, None, 1 << 20, 0, 0)
 def test_reads_of_both_are_equal(  # noqa: PLR0917 - Hypothesis passes them by name
     shape: tuple[int, int, int],
     slots: list[tuple[int, str]],
@@ -123,7 +87,7 @@ def test_reads_of_both_are_equal(  # noqa: PLR0917 - Hypothesis passes them by n
         path = Path(folder) / "slots"
         with path.open("wb") as file:
             for number, state in slots:
-                os.pwrite(file.fileno(), slot_of(number, shape, state), number * size)
+                os.pwrite(file.fileno(), slot_of(number, shape, wrong=state), number * size)
         if file_nbytes is not None:
             os.truncate(path, file_nbytes)
         files = (folder, [path.name.encode(), b"missing"], os.O_RDONLY)
@@ -178,7 +142,7 @@ def test_writes_of_both_are_equal(  # noqa: PLR0917 - Hypothesis passes them by 
                 files_of(path, os.O_RDONLY if read_only else os.O_RDWR),
                 [0] * len(numbers),
                 [number * sum(shape) for number in numbers],
-                [filled(cut(shape[1], at), page_of(n, shape[1])) for n in numbers],
+                [cut(shape[1], at, page_of(n, shape[1])) for n in numbers],
                 [mark_of(number) for number in numbers],
                 shape,
                 1,
@@ -209,7 +173,7 @@ def test_an_empty_batch_has_no_verdicts(module: Any) -> None:
 def test_large_pages_are_hashed_in_parts(module: Any, tmp_path: Path) -> None:
     shape = (BLOCK_NBYTES, 1_000_000, 4384)
     data = os.urandom(shape[1])
-    source, target = filled(cut(shape[1], [5, 400_000]), data), cut(shape[1], [7, 300_001, 300_002])
+    source, target = cut(shape[1], [5, 400_000], data), cut(shape[1], [7, 300_001, 300_002])
     moved = (files_of(tmp_path / "slots"), [0], [BLOCK_NBYTES])
     proof = ([mark_of(1)], shape, 1, 256 << 10, ALL)
 

@@ -1,0 +1,50 @@
+"""Slots and the memory of their pages, as the tests of the data plane have them."""
+
+from __future__ import annotations
+
+import os
+import time
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+MARK_NBYTES = 128
+BLOCK_NBYTES = 4096
+ALL = bytes(range(256))
+"""Every errno number: after any of them the slots of a failed call are moved one by one."""
+
+_ANOTHER = 99
+_SOON_S = 3600.0
+
+
+def soon() -> float:
+    """Return a deadline that no test reaches."""
+    return time.monotonic() + _SOON_S
+
+
+def mark_of(number: int) -> bytes:
+    return bytes([number + 1]) * MARK_NBYTES
+
+
+def page_of(number: int, nbytes: int) -> bytes:
+    return (bytes((number * 31 + n * 7) % 251 for n in range(251)) * (nbytes // 251 + 1))[:nbytes]
+
+
+def slot_of(number: int, shape: tuple[int, int, int], *, wrong: str = "") -> bytes:
+    """Return the bytes of a slot. `wrong` names a mark, first or last, that is another slot's."""
+    lead, nbytes, tail = shape
+    first, last = (mark_of(_ANOTHER if wrong == place else number) for place in ("first", "last"))
+    return first.ljust(lead, b"\0") + page_of(number, nbytes) + last.ljust(tail, b"\0")
+
+
+def cut(nbytes: int, at: Sequence[int], data: bytes = b"") -> list[bytearray]:
+    """Return pieces of `nbytes` in all, with the bytes of `data`; some of them are empty."""
+    edges = [0, *sorted(edge % (nbytes + 1) for edge in at), nbytes]
+    return [bytearray(data[start:end].ljust(end - start, b"\0")) for start, end in pairwise(edges)]
+
+
+def files_of(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> tuple[str, list[bytes], int]:
+    return str(path.parent), [path.name.encode()], flags
