@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -84,6 +85,25 @@ def test_a_round_that_leaves_a_thread_is_found(
         released.set()
 
     assert "left thread" in found[0]
+
+
+def test_the_threads_that_a_library_starts_late_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One thread that the second round leaves is such a thread. That of the third round is not."""
+    monkeypatch.setattr(calls, "ROUND", 20)
+    monkeypatch.setattr(calls, "_LEFT_LIMIT_S", 0.1)
+    released = threading.Event()
+    leaky = world_of(partial(LeakyStorage, released=released), tmp_path)
+    progress = Progress(seed=0)
+    try:
+        call(replace(leaky, late_threads=1), progress, calls=100, plan=())
+    finally:
+        released.set()
+
+    (found,) = progress.findings
+    assert "left thread" in found
+    assert 3 == progress.figures["rounds"]
 
 
 def test_what_the_first_round_of_a_process_leaves_is_no_finding(

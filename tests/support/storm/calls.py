@@ -80,7 +80,9 @@ def call(
     """Go on until as many calls are made, or to the round of the first finding.
 
     What the first round of a process leaves stays for good, as the threads of a native library do.
+    Of those some may be started by a later round.
     """
+    late_threads = world.late_threads
     before: ProcessResources | None = None
     while progress.figures["calls"] < calls and not progress.findings:
         progress.figures["rounds"] += 1
@@ -89,6 +91,10 @@ def call(
         world.settle()
         if before is not None:
             left = remaining_after(before, _LEFT_LIMIT_S)
+            threads = [each for each in left if each.startswith("thread ")]
+            late, late_threads = threads[:late_threads], max(0, late_threads - len(threads))
+            for each in late:
+                left.remove(each)
             progress.findings += [f"a round left {each}" for each in left]
         before = ProcessResources.current()
         progress.findings += [f"{path} was left behind" for path in world.strays()]

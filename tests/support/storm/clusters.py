@@ -158,4 +158,5 @@ def mooncake(directory: Path) -> Generator[World]:
                 limit_s=LIMIT_S,
                 retains=False,
                 keeps_deletions=False,
+                late_threads=os.cpu_count() or 1,  # asio's resolvers, one for each io_context
             )

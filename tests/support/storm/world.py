@@ -53,6 +53,8 @@ class World:
     """Wait until no request of a killed process can take effect any more."""
     strays: Callable[[], list[str]] = _none
     """Return the unpublished files that killed processes have left."""
+    late_threads: int = 0
+    """The threads that a library of the store starts when it first needs them, and keeps for good."""
 
 
 def has_no_client(server: ServerProcess) -> bool:
