@@ -16,7 +16,7 @@ import random
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from hicache_conformance.tools.processes.resources import ProcessResources, remaining_after
 from pages import blank, hash_of, page, space
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from storm.progress import Progress
     from storm.world import World
 
+T = TypeVar("T")
+
 CALL_WORLDS = [name for name in WORLDS if not name.endswith("-disk") and name != "redis-failover"]
 """The stores of these calls. The others are the same backends."""
 ROUND = 5_000
@@ -54,6 +56,7 @@ _PAGES = 64
 _MOST_A_CALL = 8
 _LEFT_LIMIT_S = 20.0
 _OPEN_LIMIT_S = 30.0
+_RETRY_S = 0.01
 _SHARES = {
     Fault.RAISE: 0.01,
     Fault.MISS: 0.005,
@@ -121,7 +124,7 @@ class _Round:
 
     def run(self) -> None:
         """Make the calls, while the network fails."""
-        inner = self._world.open()
+        inner = _retried(self._world.open)
         settings = PageStoreSettings(timeout_s=TIMEOUT_S, breaker_failures=1_000_000)
         seed = self._chance.getrandbits(32)
         with FaultyStorage(inner, self._plan, seed=seed, hang_s=2 * TIMEOUT_S) as storage:
@@ -222,17 +225,16 @@ class _Round:
             self._progress.findings.append(finding)
 
 
-def _retried(action: Callable[[], None]) -> None:
-    """Repeat an opening until no fault hits it."""
+def _retried(action: Callable[[], T]) -> T:
+    """Repeat an opening until no fault hits it, and what a fault has left behind has ended."""
     until_s = time.monotonic() + _OPEN_LIMIT_S
     while True:
         try:
-            action()
+            return action()
         except (StorageTimeout, StorageUnavailable):
             if time.monotonic() > until_s:
                 raise
-        else:
-            return
+            time.sleep(_RETRY_S)
 
 
 def _reset(proxy: FaultProxy, chance: random.Random) -> None:

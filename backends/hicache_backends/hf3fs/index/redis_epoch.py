@@ -72,7 +72,7 @@ class Epoch:
                 current: str = info["run_id"]
                 left_ms = int(until_ms or 0) - (seconds * 1000 + micros // 1000)
             if (run or b"").decode() != current:
-                self._interrupt(current, deadline)
+                self._interrupt(deadline)
                 continue
             if left_ms > 0:
                 raise StorageUnavailable(
@@ -94,11 +94,12 @@ class Epoch:
 
     # --- parts ---------------------------------------------------------------------------------------
 
-    def _interrupt(self, run: str, deadline: Deadline) -> None:
+    def _interrupt(self, deadline: Deadline) -> None:
+        """Let no process use the index for a lease, if the server was restarted."""
         spaces = list(self._layout.key_spaces(skip_unreadable=False))
         is_empty = all(not self._files(Geometry(space)).allocated() for space in spaces)
         pause_ms = 0 if is_empty else self._lease_ms
-        self._client.run(deadline, scripts.INTERRUPT, self._prefix, run, pause_ms)
+        self._client.run(deadline, scripts.INTERRUPT, self._prefix, pause_ms)
 
     def _make(self) -> None:
         """Make the index from the marks of the slots. Each step has a deadline of its own."""

@@ -197,12 +197,15 @@ return slots
 INTERRUPT = (
     _COMMON
     + """
-if redis.call('HGET', P .. ':state', 'run') ~= ARGV[1] then
-  redis.call('HSET', P .. ':state', 'run', ARGV[1], 'until_ms', now_ms() + tonumber(ARGV[2]))
+local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
+if redis.call('HGET', P .. ':state', 'run') ~= run then
+  redis.call('HSET', P .. ':state', 'run', run, 'until_ms', now_ms() + tonumber(ARGV[1]))
 end
 """
 )
-"""run id of the server, pause in ms during which no process may use the index"""
+"""pause in ms during which no process may use the index
+
+The server compares its run id itself: one that a network has damaged would stop every process."""
 
 START = (
     _COMMON

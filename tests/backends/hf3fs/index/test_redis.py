@@ -18,6 +18,7 @@ from hf3fs_redis import (
     stored,
 )
 from hicache_backends.hf3fs import Hf3fsStorage
+from hicache_conformance import FaultProxy
 from pages import hash_of, page, space
 from servers import RedisServer, wait_until
 
@@ -186,6 +187,19 @@ class TestLostData:
             wait_until(lambda: _works(storage), limit_s=10)
 
             assert [True] * 8 == hits(storage, range(8))
+
+    def test_a_damaged_run_id_is_no_restart(self, server: RedisServer, tmp_path: Path) -> None:
+        """The answer to a call begins with +OK, three +QUEUED, an array of three and INFO's length."""
+        with FaultProxy(("127.0.0.1", server.port)) as proxy:
+            url = f"redis://127.0.0.1:{proxy.address[1]}"
+            with opened(server, tmp_path / "r", index=url) as storage, client_of(server) as client:
+                stored(storage, range(8))
+                info: bytes = client.eval("return redis.call('INFO', 'server')", 0)
+                answer = b"+OK\r\n" + 3 * b"+QUEUED\r\n" + b"*3\r\n$%d\r\n%b" % (len(info), info)
+                proxy.flip_after(answer.index(b"run_id:") + len(b"run_id:") + 5)
+
+                assert [True] * 8 == hits(storage, range(8))
+                assert 1 == proxy.flips
 
     def test_lost_data_is_made_from_the_marks(self, tmp_path: Path) -> None:
         with RedisServer(tmp_path / "redis") as server, opened(server, tmp_path / "r") as storage:
