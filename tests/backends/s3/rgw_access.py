@@ -27,6 +27,8 @@ GUIDE = (ROOT / "docs/security.md").read_text(encoding="utf-8")
 RIGHTS, TLS_ONLY = re.findall(r'^```json\n(\{"Version".*?)^```', GUIDE, re.MULTILINE | re.DOTALL)
 ACTIONS = ("s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject")
 SPACE = space()
+OWNED = space(tenant="owner")
+"""The key space that the owner of the bucket writes to."""
 A = hash_of(1)
 ENGINE = "bank"
 
@@ -108,19 +110,19 @@ def test_the_rights_of_the_guide_do_for_all_that_an_engine_needs(server: CephRgw
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_without_one_of_them_the_store_is_refused(server: CephRgw, action: str) -> None:
-    """The page is the bucket owner's: Ceph lets the writer of an object read it in any case."""
+    """The key space is the bucket owner's: in Ceph only the writer of an object reads it by default."""
     with opened(
         server, access_key_id=server.access_key, secret_access_key=server.secret_key
     ) as own:
-        own.open_space(SPACE)
-        assert [True] == own.batch_set(SPACE, [A], [page()])
+        own.open_space(OWNED)
+        assert [True] == own.batch_set(OWNED, [A], [page()])
     with opened(server) as storage:
-        storage.open_space(SPACE)
+        storage.open_space(OWNED)
         calls: dict[str, Callable[[], object]] = {
             "s3:ListBucket": lambda: opened(server).close(),
-            "s3:GetObject": lambda: storage.batch_get(SPACE, [A], [blank()]),
-            "s3:PutObject": lambda: storage.batch_set(SPACE, [hash_of(3)], [page()]),
-            "s3:DeleteObject": lambda: storage.batch_delete(SPACE, [A]),
+            "s3:GetObject": lambda: storage.batch_get(OWNED, [A], [blank()]),
+            "s3:PutObject": lambda: storage.batch_set(OWNED, [hash_of(3)], [page()]),
+            "s3:DeleteObject": lambda: storage.batch_delete(OWNED, [A]),
         }
         allow(server, rights_on(BUCKET, without=action))
 
