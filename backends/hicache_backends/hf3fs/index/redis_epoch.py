@@ -70,8 +70,9 @@ class Epoch:
                 pipe.time()
                 info, (made, run, until_ms, maker), (seconds, micros) = pipe.execute()
                 current: str = info["run_id"]
+                is_known = run == current.encode()
                 left_ms = int(until_ms or 0) - (seconds * 1000 + micros // 1000)
-            if (run or b"").decode() != current:
+            if not is_known:
                 self._interrupt(deadline)
                 continue
             if left_ms > 0:

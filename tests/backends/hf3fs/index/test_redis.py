@@ -201,6 +201,19 @@ class TestLostData:
                 assert [True] * 8 == hits(storage, range(8))
                 assert 1 == proxy.flips
 
+    def test_a_run_id_that_is_no_text_is_that_of_another_run(
+        self, server: RedisServer, storage: Hf3fsStorage
+    ) -> None:
+        shorten_leases(storage, 10)
+        stored(storage, range(8))
+        with client_of(server) as client:
+            client.hset(f"{index_of(storage)._prefix}:state", "run", b"0123\xb7")
+        with pytest.raises(StorageUnavailable, match="restarted"):
+            hits(storage, range(8))
+        wait_until(lambda: _works(storage), limit_s=10)
+
+        assert [True] * 8 == hits(storage, range(8))
+
     def test_lost_data_is_made_from_the_marks(self, tmp_path: Path) -> None:
         with RedisServer(tmp_path / "redis") as server, opened(server, tmp_path / "r") as storage:
             shorten_leases(storage, 100)
