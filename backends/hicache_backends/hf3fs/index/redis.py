@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -171,7 +172,7 @@ class RedisIndex(Index):
         return {
             page_hash: int(used_us) * 1000
             for page_hash, used_us in zip(hashes, times, strict=True)
-            if used_us is not None
+            if used_us is not None and math.isfinite(used_us)
         }
 
     def pages(self, files: SlotFiles) -> Iterator[str]:

@@ -24,6 +24,7 @@ from servers import RedisServer, wait_until
 
 from hicache_storage import ConfigError, HiCacheError, StorageUnavailable
 from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.storage import PageTimes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -213,6 +214,17 @@ class TestLostData:
         wait_until(lambda: _works(storage), limit_s=10)
 
         assert [True] * 8 == hits(storage, range(8))
+
+    def test_a_time_that_is_not_finite_is_unknown(
+        self, server: RedisServer, storage: Hf3fsStorage
+    ) -> None:
+        stored(storage, range(2))
+        with client_of(server) as client:
+            client.zadd(f"{index_of(storage)._prefix}:lru", {f"{SPACE.id} {HASHES[0]}": "inf"})
+
+        first, second = storage.page_times(SPACE, HASHES[:2])
+        assert PageTimes() == first
+        assert PageTimes() != second
 
     def test_lost_data_is_made_from_the_marks(self, tmp_path: Path) -> None:
         with RedisServer(tmp_path / "redis") as server, opened(server, tmp_path / "r") as storage:
