@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import os
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -52,7 +53,7 @@ def weights_at(path: str, revision: str | None = None, download_dir: str | None 
     Raises:
         OSError: A file of weights cannot be read.
     """
-    checkpoint = Path(path).expanduser()
+    checkpoint = _local(path)
     if not checkpoint.exists():
         checkpoint = _snapshot(path, revision, download_dir) or checkpoint
     if checkpoint.is_file():
@@ -70,7 +71,12 @@ def file_digest(path: str) -> str:
     Raises:
         OSError: The file cannot be read.
     """
-    return hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest()[:_DIGITS]
+    return hashlib.sha256(_local(path).read_bytes()).hexdigest()[:_DIGITS]
+
+
+def _local(path: str) -> Path:
+    """Return a path of this machine. A `~` without such a home directory stands for itself."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - that of pathlib raises RuntimeError
 
 
 def _snapshot(name: str, revision: str | None, download_dir: str | None) -> Path | None:

@@ -78,7 +78,7 @@ def path_checks(choice: StorageChoice, storage: HiCacheStorage) -> Iterator[Chec
     path = choice.config.get("path")
     if not isinstance(path, str):
         return
-    root = Path(path).expanduser().resolve()
+    root = Path(os.path.expanduser(path)).resolve()  # noqa: PTH111 - as the backends do
     kind, mount = mount_of(root, Path("/proc/self/mountinfo"))
     status = Status.NOTE if kind in _VOLATILE else Status.OK
     advice = "pages are lost with this mount: use a disk, or a shared file system"
