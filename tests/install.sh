@@ -13,30 +13,35 @@ root=$(dirname "$0")/..
 home=$root/.venv-uv
 python=${PYTHON:-python3}
 
-mkdir -p "$home"
-exec 9> "$home/.lock" # make installs two environments at a time
-flock 9
-if [ ! -x "$home/bin/uv" ]; then
-  "$python" -m venv "$home"
-  "$home/bin/python" -m pip install --quiet --disable-pip-version-check -c "$root/constraints.txt" uv
-fi
-exec 9>&-
-
-# The value of a setting of pip, which its variable has, or its files; items are separated by spaces.
-pip_setting() {
-  "$home/bin/python" -m pip config list 2> /dev/null | sed -nE "s/^(global|install|:env:)\.$1='(.*)'$/\2/p" | tail -n 1
+# Make the environment of uv, once: make installs two environments at a time.
+has_uv() {
+  mkdir -p "$home" && (
+    flock 9 && { [ -x "$home/bin/uv" ] || { "$python" -m venv "$home" &&
+      "$home/bin/python" -m pip install --quiet --disable-pip-version-check -c "$root/constraints.txt" uv; }; }
+  ) 9> "$home/.lock"
 }
 
-found=$(pip_setting find-links)
-export UV_FIND_LINKS=${UV_FIND_LINKS:-${found// /,}}
-index=$(pip_setting index-url)
-export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-${index:-https://pypi.org/simple}}
-export UV_SYSTEM_CERTS=1 UV_PYTHON_DOWNLOADS=never
+# Print the value of a setting of pip: of its variable before its files. Items are separated by spaces.
+pip_setting() {
+  local section
+  for section in :env: install global; do
+    sed -nE "s/^$section\.$1='(.*)'$/\1/p" <<< "$settings" | grep . && return
+  done
+}
 
-if [ ! -x "$environment/bin/python" ]; then
-  "$home/bin/uv" venv --quiet --seed --python "$python" "$environment"
-fi
 # The SDK is built again even where pyproject.toml has not changed: its C sources may have.
-"$home/bin/uv" pip install --quiet --python "$environment/bin/python" --reinstall-package hicache-storage "$@" && exit
+by_uv() {
+  local settings found
+  settings=$("$home/bin/python" -m pip config list 2> /dev/null)
+  if found=$(pip_setting find-links); then export UV_FIND_LINKS="${UV_FIND_LINKS:-${found// /,}}"; fi
+  if found=$(pip_setting index-url); then export UV_DEFAULT_INDEX="${UV_DEFAULT_INDEX:-$found}"; fi
+  export UV_SYSTEM_CERTS=1 UV_PYTHON_DOWNLOADS=never
+  { [ -x "$environment/bin/python" ] || "$home/bin/uv" venv --quiet --seed --python "$python" "$environment"; } &&
+    "$home/bin/uv" pip install --quiet --python "$environment/bin/python" --reinstall-package hicache-storage "$@"
+}
+
+has_uv && by_uv "$@" && exit
 echo "uv did not install $*; trying pip" >&2
+[ -x "$environment/bin/python" ] || "$python" -m venv "$environment"
+"$environment/bin/python" -m pip install --quiet --disable-pip-version-check 'pip>=25.1' # for --group
 exec "$environment/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
