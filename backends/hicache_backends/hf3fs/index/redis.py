@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
 
 _STEP = 500
 _MOST_SLOTS = 1 << 40
+_MOST_US = 2**63 // 1000
+"""No clock has a time whose nanoseconds exceed 64 bits."""
 
 
 class RedisIndex(Index):
@@ -172,7 +173,7 @@ class RedisIndex(Index):
         return {
             page_hash: int(used_us) * 1000
             for page_hash, used_us in zip(hashes, times, strict=True)
-            if used_us is not None and math.isfinite(used_us)
+            if used_us is not None and abs(used_us) < _MOST_US
         }
 
     def pages(self, files: SlotFiles) -> Iterator[str]:

@@ -215,12 +215,13 @@ class TestLostData:
 
         assert [True] * 8 == hits(storage, range(8))
 
-    def test_a_time_that_is_not_finite_is_unknown(
-        self, server: RedisServer, storage: Hf3fsStorage
+    @pytest.mark.parametrize("time_us", ["inf", "-inf", "1e306"])
+    def test_a_time_that_no_clock_has_is_unknown(
+        self, server: RedisServer, storage: Hf3fsStorage, time_us: str
     ) -> None:
         stored(storage, range(2))
         with client_of(server) as client:
-            client.zadd(f"{index_of(storage)._prefix}:lru", {f"{SPACE.id} {HASHES[0]}": "inf"})
+            client.zadd(f"{index_of(storage)._prefix}:lru", {f"{SPACE.id} {HASHES[0]}": time_us})
 
         first, second = storage.page_times(SPACE, HASHES[:2])
         assert PageTimes() == first
