@@ -19,7 +19,7 @@ def inputs(target: Target, count: int, seed: int = 0) -> Iterator[bytes]:
     """Yield the corpus of a target, then `count` mutations. Equal seeds give equal inputs."""
     corpus = target.corpus()
     yield from corpus
-    yield from islice(mutations(corpus, target.tokens, random.Random(seed)), count)
+    yield from islice(_mutations(corpus, target.tokens, random.Random(seed)), count)
 
 
 def first_finding(target: Target, count: int, seed: int = 0) -> tuple[int, bytes] | None:
@@ -32,11 +32,11 @@ def first_finding(target: Target, count: int, seed: int = 0) -> tuple[int, bytes
     return None
 
 
-def mutations(
+def _mutations(
     corpus: Sequence[bytes], tokens: Sequence[bytes], rng: random.Random
 ) -> Iterator[bytes]:
     """Yield mutations of the inputs of a corpus without end."""
-    draw = rng.getrandbits  # a tenth of the time of `randrange`; its bias is one in millions
+    draw = rng.getrandbits  # quicker than `randrange`, with a bias that mutations may have
     while True:
         data = bytearray(corpus[draw(32) % len(corpus)])
         for _ in range(1 + draw(_CHANGES_BITS)):

@@ -29,7 +29,7 @@ def directory(name: str) -> Path:
 
 
 def write(path: str, content: bytes | bytearray) -> None:
-    """Replace the bytes of a file: in a third of the time of `Path.write_bytes`."""
+    """Replace the bytes of a file, more quickly than `Path.write_bytes`."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.write(fd, content)
     os.close(fd)

@@ -19,7 +19,7 @@ from hicache_storage.registry import open_storage
 from hicache_storage.testing import Fault, FaultyStorage, Odds, WrapperStorage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Sequence
     from pathlib import Path
 
     from hicache_storage.keys import KeySpace
@@ -55,6 +55,14 @@ def world_of(wrap: Callable[[HiCacheStorage], HiCacheStorage], directory: Path) 
     return World(open=opened)
 
 
+@pytest.fixture
+def leaky(tmp_path: Path) -> Generator[World]:
+    """Yield a world whose every opening leaves a thread behind, until the end of the test."""
+    released = threading.Event()
+    yield world_of(partial(LeakyStorage, released=released), tmp_path)
+    released.set()
+
+
 def findings(world: World, count: int, plan: Sequence[Odds] = ()) -> list[str]:
     progress = Progress(seed=0)
     call(world, progress, calls=count, plan=plan)
@@ -74,32 +82,23 @@ def test_faults_of_storages_and_networks_break_no_promise(name: str, tmp_path: P
 
 
 def test_a_round_that_leaves_a_thread_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    leaky: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls, "ROUND", 20)
     monkeypatch.setattr(calls, "_LEFT_LIMIT_S", 0.1)
-    released = threading.Event()
-    try:
-        found = findings(world_of(partial(LeakyStorage, released=released), tmp_path), 40)
-    finally:
-        released.set()
+    found = findings(leaky, 40)
 
     assert "left thread" in found[0]
 
 
 def test_the_threads_that_a_library_starts_late_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    leaky: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One thread that the second round leaves is such a thread. That of the third round is not."""
     monkeypatch.setattr(calls, "ROUND", 20)
     monkeypatch.setattr(calls, "_LEFT_LIMIT_S", 0.1)
-    released = threading.Event()
-    leaky = world_of(partial(LeakyStorage, released=released), tmp_path)
     progress = Progress(seed=0)
-    try:
-        call(replace(leaky, late_threads=1), progress, calls=100, plan=())
-    finally:
-        released.set()
+    call(replace(leaky, late_threads=1), progress, calls=100, plan=())
 
     (found,) = progress.findings
     assert "left thread" in found
@@ -107,17 +106,12 @@ def test_the_threads_that_a_library_starts_late_are_counted(
 
 
 def test_what_the_first_round_of_a_process_leaves_is_no_finding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    leaky: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls, "_LEFT_LIMIT_S", 0.1)
-    released = threading.Event()
     progress = Progress(seed=0)
     progress.figures["rounds"] = 1  # of a process that has ended
-    try:
-        world = world_of(partial(LeakyStorage, released=released), tmp_path)
-        call(world, progress, calls=20)
-    finally:
-        released.set()
+    call(leaky, progress, calls=20)
 
     assert [] == progress.findings
 

@@ -94,10 +94,9 @@ def call(
         world.settle()
         if before is not None:
             left = remaining_after(before, _LEFT_LIMIT_S)
-            threads = [each for each in left if each.startswith("thread ")]
-            late, late_threads = threads[:late_threads], max(0, late_threads - len(threads))
-            for each in late:
+            for each in [each for each in left if each.startswith("thread ")][:late_threads]:
                 left.remove(each)
+                late_threads -= 1
             progress.findings += [f"a round left {each}" for each in left]
         before = ProcessResources.current()
         progress.findings += [f"{path} was left behind" for path in world.strays()]
