@@ -154,11 +154,11 @@ class StorageChoice:
             config=config,
         )
 
-    def open(self) -> HiCacheStorage:
-        """Open the storage; the caller closes it. Raises what `registry.open_storage` raises."""
+    def open(self, *, read_only: bool = False) -> HiCacheStorage:
+        """Open the storage; the caller closes it. Arguments and errors are `registry.open_storage`'s."""
         from hicache_storage.registry import open_storage  # noqa: PLC0415 - a program that only parses flags starts quickly
 
-        return open_storage(self.backend, self.config)
+        return open_storage(self.backend, self.config, read_only=read_only)
 
 
 def load_extra_config(text: str | None, *, where: str = _EXTRA_CONFIG) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from hicache_storage.backend_support.read_only import ReadOnlyStorage
 from hicache_storage.errors import BackendNotInstalled, ConfigError, UnknownBackend
 from hicache_storage.storage import HiCacheStorage
 
@@ -99,11 +100,17 @@ def backends() -> dict[str, Backend]:
     return found
 
 
-def open_storage(name: str, config: Mapping[str, Any] | None = None) -> HiCacheStorage:
+def open_storage(
+    name: str, config: Mapping[str, Any] | None = None, *, read_only: bool = False
+) -> HiCacheStorage:
     """Open the storage `name` with the fields of `config`. The caller closes it.
 
     `dynamic` takes `backend_name`, `module_path` and `class_name` as SGLang does. The backend's own
     fields are under `config` or beside them.
+
+    With `read_only` the store stays as it is, whatever is called, at its limits and beyond them: no
+    page is evicted, collected, healed or counted as used, and a call that would change something
+    raises UnsupportedOperation. A store that is not there is not made: it is a ConfigError.
 
     Raises:
         UnknownBackend: There is no such name. The message has the nearest one.
@@ -112,7 +119,15 @@ def open_storage(name: str, config: Mapping[str, Any] | None = None) -> HiCacheS
         StorageUnavailable: The store cannot be reached.
     """
     storage_class, fields = resolve(name, config)
-    return storage_class.from_config(fields)
+    if not read_only:
+        return storage_class.from_config(fields)
+    place = storage_class.would_create(fields)
+    if place is not None:
+        raise ConfigError(
+            f"{name}: there is no store at {place}: correct the path; engines make a store there when"
+            " they open it"
+        )
+    return ReadOnlyStorage(storage_class.open_read_only(fields))
 
 
 def resolve(

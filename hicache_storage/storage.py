@@ -102,7 +102,28 @@ class PageTimes:
 
     written_at_s: float | None = None
     used_at_s: float | None = None
-    """The time of the last write or get, to within the interval at which the store notes it."""
+    """The time of the last write or get. The true one may be later, by up to `used_within_s`."""
+    used_within_s: float = 0.0
+    """The interval at which the store notes a use: a page that was used within it keeps its time."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageFault:
+    """An object that stands in the place of a page and is none: every get of it is a miss."""
+
+    page_hash: str
+    reason: str
+    """One word for tables: `wrong_size`, `corrupt`, `not_authentic`, `unknown_key`."""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableSpace:
+    """A key space that the store holds and cannot name, so that `spaces` leaves it out."""
+
+    space_id: str
+    reason: str
+    """What is wrong, for people: "its manifest is damaged", "none of the keys opens its name"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +134,8 @@ class Diagnosis:
     fact: str
     advice: str = ""
     """The thing to do, or empty if the fact needs none."""
+    is_full: bool = False
+    """True if the store has no room: one page more would be refused, or evict others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +216,21 @@ class HiCacheStorage(abc.ABC):
         """
         return None
 
+    @classmethod
+    def open_read_only(cls, config: Mapping[str, Any]) -> HiCacheStorage:
+        """Open the storage of `config` for a program that only looks (KV-308).
+
+        `registry.open_storage(name, config, read_only=True)` calls this, and refuses every call that
+        would change the store. A backend overrides it where opening or reading has effects of its
+        own: such a storage makes and removes nothing, applies no limits, starts no collector, takes
+        no lock that writers wait for, notes no use, and heals no page. It works on a read-only mount.
+
+        Raises:
+            ConfigError: As `from_config`; also, the place holds a store of another kind.
+            StorageUnavailable: The store cannot be reached.
+        """
+        return cls.from_config(config)
+
     @abc.abstractmethod
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         """Return for each page True if it is there. A True may be out of date by the time of the get."""
@@ -249,6 +287,34 @@ class HiCacheStorage(abc.ABC):
         """Yield every page of `space`, in any order. Needs `capabilities.enumerable`."""
         self.ensure_open()
         raise UnsupportedOperation(f"{type(self).__name__} does not list its pages")
+
+    def faults(self, space: KeySpace, hashes: Sequence[str] | None = None) -> Iterator[PageFault]:
+        """Yield the objects of `space` that are damaged, as far as the store itself can tell.
+
+        With `hashes` it looks at these, and reads what it must; an absent page and a right one yield
+        nothing. Without, it yields what a listing shows and `scan` leaves out: pages of a wrong
+        length. The call changes nothing. Only `hicache verify` and its like call it.
+        """
+        self.ensure_open()
+        return iter(())
+
+    def unreadable_spaces(self) -> Iterator[UnreadableSpace]:
+        """Yield the key spaces that are there and that `spaces` cannot name."""
+        self.ensure_open()
+        return iter(())
+
+    def remove_space(self, space_id: str) -> int:
+        """Remove a key space: its pages, and all that tells of it. Return the number of its pages.
+
+        `space_id` is a `KeySpace.id`, or that of an `UnreadableSpace`. An unknown one gives 0. A key
+        space that is written to meanwhile stays, with what was written.
+
+        Raises:
+            UnsupportedOperation: The store cannot list its pages.
+            StorageUnavailable: Something is left. The message says what.
+        """
+        self.ensure_open()
+        raise UnsupportedOperation(f"{type(self).__name__} removes no key spaces")
 
     def page_times(self, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
         """Return when each page was written and used, as far as the store knows. No call uses a page."""

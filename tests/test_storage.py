@@ -234,6 +234,9 @@ CALLS: dict[str, Callable[[HiCacheStorage], object]] = {
     "open_space": lambda storage: storage.open_space(space()),
     "spaces": lambda storage: storage.spaces(),
     "scan": lambda storage: storage.scan(space()),
+    "faults": lambda storage: storage.faults(space()),
+    "unreadable_spaces": lambda storage: storage.unreadable_spaces(),
+    "remove_space": lambda storage: storage.remove_space("0" * 32),
     "page_times": lambda storage: storage.page_times(space(), []),
     "clear": lambda storage: storage.clear(space()),
     "diagnose": lambda storage: storage.diagnose(),
@@ -258,7 +261,9 @@ def test_every_method_is_in_the_list_above() -> None:
     methods = {name for name in vars(HiCacheStorage) if callable(getattr(HiCacheStorage, name))}
     public = {name for name in methods if not name.startswith("_")}
 
-    assert public - {"from_config", "would_create", "close", "narrow"} == set(CALLS)
+    assert public - {"from_config", "open_read_only", "would_create", "close", "narrow"} == set(
+        CALLS
+    )
 
 
 def test_leaving_the_context_closes_also_on_an_error() -> None:

@@ -12,7 +12,15 @@ if TYPE_CHECKING:
 
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import HostBuffer, Page
-    from hicache_storage.storage import Capabilities, Diagnosis, PageInfo, PageTimes, StorageStats
+    from hicache_storage.storage import (
+        Capabilities,
+        Diagnosis,
+        PageFault,
+        PageInfo,
+        PageTimes,
+        StorageStats,
+        UnreadableSpace,
+    )
 
 
 class WrapperStorage(HiCacheStorage):
@@ -65,6 +73,15 @@ class WrapperStorage(HiCacheStorage):
 
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
         return self.inner.scan(space)
+
+    def faults(self, space: KeySpace, hashes: Sequence[str] | None = None) -> Iterator[PageFault]:
+        return self.inner.faults(space, hashes)
+
+    def unreadable_spaces(self) -> Iterator[UnreadableSpace]:
+        return self.inner.unreadable_spaces()
+
+    def remove_space(self, space_id: str) -> int:
+        return self.inner.remove_space(space_id)
 
     def page_times(self, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
         return self.inner.page_times(space, hashes)

@@ -79,22 +79,9 @@ def open_store(choice: config.StorageChoice) -> HiCacheStorage:
 
 
 def open_existing_store(choice: config.StorageChoice) -> HiCacheStorage:
-    """Open the store of a choice for a verb that only looks: no new store is made.
-
-    Raises:
-        ConfigError: There is no store yet. A backend that cannot tell opens it.
-    """
-    from hicache_storage.registry import resolve  # noqa: PLC0415 - keeps `--help` fast
-
+    """Open the store of a choice for a verb that only looks (`registry.open_storage`, read-only)."""
     add_cwd_to_path(choice.backend, choice.config)
-    storage_class, fields = resolve(choice.backend, choice.config)
-    place = storage_class.would_create(fields)
-    if place is not None:
-        raise ConfigError(
-            f"{choice.backend}: there is no store at {place}: correct the path; engines make a store"
-            " there when they open it"
-        )
-    return choice.open()
+    return choice.open(read_only=True)
 
 
 def require_listing(storage: HiCacheStorage, backend: str, verb: str) -> None:

@@ -1,0 +1,51 @@
+"""A storage that only looks: it passes on calls that read, and refuses those that change the store.
+
+with open_storage("file", {"path": "/mnt/snapshot"}, read_only=True) as storage:
+    for space in storage.spaces(): ...
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from hicache_storage.backend_support.wrapper import WrapperStorage
+from hicache_storage.errors import UnsupportedOperation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+
+
+class ReadOnlyStorage(WrapperStorage):
+    """The storage that `open_storage(..., read_only=True)` returns, around the backend's own."""
+
+    def open_space(self, space: KeySpace) -> None:
+        """Prepare nothing: a key space that is not there is not made, and reads of it miss."""
+        del space
+        self.ensure_open()
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        del space, hashes, pages
+        self._refuse("set")
+
+    def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        del space, hashes
+        self._refuse("delete")
+
+    def clear(self, space: KeySpace) -> int:
+        del space
+        self._refuse("clear")
+
+    def remove_space(self, space_id: str) -> int:
+        del space_id
+        self._refuse("remove_space")
+
+    def _refuse(self, call: str) -> NoReturn:
+        self.ensure_open()
+        raise UnsupportedOperation(
+            f"{call}: this {type(self.inner).__name__} was opened read-only: open it without read_only"
+        )
