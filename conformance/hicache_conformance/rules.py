@@ -15,7 +15,7 @@ from hicache_storage.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SPEC = "1.1"
+SPEC = "1.2"
 """The version of the rules in this kit."""
 
 FAMILIES = {
@@ -161,6 +161,17 @@ RULES: dict[str, Rule] = {
             since="1.1",
         ),
         Rule(
+            "KV-010",
+            "The times of a page are its own",
+            "`page_times` answers each hash, in order: with nothing for an absent page, and for a"
+            " present one with seconds since 1970 or None. A page just set was written, and used, just"
+            " now. A get moves `used_at_s` on, once `used_within_s` has passed; asking for times is no"
+            " use.",
+            "`hicache gc --unused-for` removes pages that are in use.",
+            _EXTENDED,
+            since="1.2",
+        ),
+        Rule(
             "KV-101",
             "Key spaces that differ in any field are apart",
             "Two key spaces that differ in any one field never see each other's pages. Tried field by"
@@ -240,6 +251,15 @@ RULES: dict[str, Rule] = {
             "Host memory that now belongs to another request is overwritten, or stored as the first's.",
         ),
         Rule(
+            "KV-206",
+            "A digest is that of the bytes",
+            "Where `batch_get` leaves a `Page.digest`, it is xxh3-64 of the bytes that the page holds"
+            " behind `digest_skip`.",
+            "The page store believes it: right pages are deleted as corrupt, or flipped bits are hits.",
+            _EXTENDED,
+            since="1.2",
+        ),
+        Rule(
             "KV-301",
             "Close is final, idempotent and complete",
             "`close()` twice is fine; any other call afterwards raises `StorageClosed`. Close joins its"
@@ -295,6 +315,17 @@ RULES: dict[str, Rule] = {
             " recovers when room is made.",
             "A full disk turns into exceptions in the engine, or into torn pages.",
             _EXTENDED,
+        ),
+        Rule(
+            "KV-308",
+            "Looking changes nothing",
+            "A store that was opened read-only stays as it is, at its limits and beyond them: pages,"
+            " times of use and files are afterwards what they were. It makes, evicts, collects and heals"
+            " nothing, and what it finds is what is there.",
+            "A look at a production store with a stale config evicts pages, or makes all of them"
+            " equally old.",
+            _EXTENDED,
+            since="1.2",
         ),
         Rule(
             "KV-401",

@@ -26,6 +26,7 @@ from hicache_conformance.tools.content.content import content
 from hicache_conformance.tools.network.endpoints import endpoints_in
 from hicache_conformance.tools.observation.files import remove_tree
 from hicache_conformance.tools.processes.child import Child
+from hicache_storage.backend_support.read_only import ReadOnlyStorage
 from hicache_storage.errors import StorageClosed, StorageUnavailable
 from hicache_storage.keys import KeySpace, Shard
 from hicache_storage.page import Page
@@ -131,6 +132,14 @@ class Case(Assertions):
         )
         self._probes.append(probe)
         return probe
+
+    def open_read_only(self) -> Probe:
+        """Open a read-only handle on this case's store, as `registry.open_storage` does."""
+        opened = self.subject.storage_class.open_read_only(self.config)
+        storage = ReadOnlyStorage(opened)
+        self._storages.append(storage)
+        self._stack.callback(_close, storage)
+        return Probe(storage, self.trace, "looker", alive=self.alive, absent=self.absent)
 
     def open_storage(self, config: Mapping[str, Any] | None = None) -> HiCacheStorage:
         """Open a storage without a probe, for checks of calls that the contract lets fail.

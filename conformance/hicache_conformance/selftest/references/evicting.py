@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
+import xxhash
+
 from hicache_conformance.selftest.references.dict_store import DictSettings, DictStore
 from hicache_storage.settings import ByteSize, Field, PositiveSeconds, Settings
-from hicache_storage.storage import Retention
+from hicache_storage.storage import PageTimes, Retention
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
+    from hicache_conformance.selftest.references.dict_store import Stored
     from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
 
 
 class EvictingSettings(Settings):
@@ -27,7 +32,8 @@ class EvictingSettings(Settings):
 class EvictingStore(DictStore):
     """An LRU store. Gets and sets renew a page, exists does not. Evicted pages are gone as a whole.
 
-    Its own methods: `_evict` removes one page; `_touch` makes a page the last to go.
+    It tells the times of its pages, and hands over their digests. Its own methods: `_evict` removes one
+    page; `_touch` makes a page the last to go; `_times` returns those of one page, `_digest` hashes one.
     """
 
     capabilities = replace(DictStore.capabilities, retention=Retention.UNTIL_PRESSURE)
@@ -38,6 +44,8 @@ class EvictingStore(DictStore):
             DictSettings(capacity_nbytes=capacity_nbytes, max_page_nbytes=capacity_nbytes)
         )
         self._capacity_nbytes = capacity_nbytes
+        self._written_s: dict[Hashable, float] = {}
+        self._used_s: dict[Hashable, float] = {}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -47,6 +55,29 @@ class EvictingStore(DictStore):
         for page_hash in hashes:
             self._touch(self._key(space, page_hash))
         return super()._contents(space, hashes)
+
+    def _filled(self, page: Page, data: bytes | None) -> bool:
+        is_filled = super()._filled(page, data)
+        if is_filled and data is not None and page.digest_skip is not None:
+            page.digest = self._digest(data, page.digest_skip)
+        return is_filled
+
+    def _digest(self, data: bytes, skip: int) -> int:
+        return xxhash.xxh3_64_intdigest(data[skip:])
+
+    def page_times(self, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
+        with self._lock:
+            self.ensure_open()
+            return [self._times(self._key(space, page_hash)) for page_hash in hashes]
+
+    def _times(self, key: Hashable) -> PageTimes:
+        if key not in self._pages:
+            return PageTimes()
+        return PageTimes(written_at_s=self._written_s[key], used_at_s=self._used_s[key])
+
+    def _put(self, key: Hashable, stored: Stored) -> None:
+        super()._put(key, stored)
+        self._written_s[key] = self._used_s[key] = time.time()
 
     def _make_room(self, key: Hashable, nbytes: int) -> bool:
         if nbytes > self._capacity_nbytes:
@@ -64,3 +95,4 @@ class EvictingStore(DictStore):
             self.ensure_open()
             if key in self._pages:
                 self._pages[key] = self._pages.pop(key)
+                self._used_s[key] = time.time()

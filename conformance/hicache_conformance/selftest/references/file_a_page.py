@@ -20,10 +20,10 @@ from hicache_conformance.selftest.references.plain import FileName, PlainStore
 from hicache_storage.errors import StorageUnavailable
 from hicache_storage.keys import KeySpace
 from hicache_storage.settings import PositiveSeconds, Settings
-from hicache_storage.storage import Capabilities, Durability, PageInfo, Retention
+from hicache_storage.storage import Capabilities, Durability, PageInfo, PageTimes, Retention
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _SPACE = re.compile(r"[0-9a-f]{32}")
 _PAGE = re.compile(r"[0-9a-f]{32,128}")
@@ -38,6 +38,8 @@ class ShelfSettings(Settings):
     """The directory, which is made where it is missing."""
     timeout_s: PositiveSeconds = 30.0
     """The time limit that every store has. A file system has none."""
+    reads_only: bool = False
+    """Make, remove and renew nothing: for programs that only look."""
 
 
 class Shelf(PlainStore):
@@ -45,7 +47,8 @@ class Shelf(PlainStore):
 
     Pages survive the processes, but no loss of power. Its own methods: `_path` is the file of a page,
     and `_temp_path` the file that is written first. `_write_file` writes it, `_publish` renames it.
-    `_sweep` removes the files of killed writers at the start.
+    `_prepare` runs at the start, unless the store only reads; its `_sweep` removes the files of killed
+    writers.
     """
 
     capabilities = Capabilities(
@@ -60,15 +63,30 @@ class Shelf(PlainStore):
     def __init__(self, settings: ShelfSettings) -> None:
         super().__init__()
         self._root = Path(settings.path).expanduser().absolute()
-        try:
-            self._root.mkdir(parents=True, exist_ok=True)
-            self._sweep()
-        except OSError as error:
-            raise self._unavailable(error) from error
+        self._reads_only = settings.reads_only
+        if not settings.reads_only:
+            try:
+                self._prepare()
+            except OSError as error:
+                raise self._unavailable(error) from error
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         return cls(ShelfSettings.parse("shelf", config))
+
+    @classmethod
+    def open_read_only(cls, config: Mapping[str, Any]) -> Self:
+        return cls.from_config({**config, "reads_only": True})
+
+    def _prepare(self) -> None:
+        """Make the root, and remove the files of killed writers."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        self._sweep()
+
+    def page_times(self, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
+        self.ensure_open()
+        found = [_modified_s(self._path(space, page_hash)) for page_hash in hashes]
+        return [PageTimes(written_at_s=modified_s) for modified_s in found]
 
     # --- one page ------------------------------------------------------------------------------------
 
@@ -178,6 +196,13 @@ def _size(path: Path) -> int | None:
     """Return the length of the file at `path`, None where there is none."""
     try:
         return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _modified_s(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
     except OSError:
         return None
 

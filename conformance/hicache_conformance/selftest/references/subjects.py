@@ -6,13 +6,14 @@ import atexit
 import sqlite3
 from contextlib import closing, contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hicache_conformance.run.outcomes import Outcome
 from hicache_conformance.run.subject import Scratch, Subject
 from hicache_conformance.selftest.references.blobs import Blobs
 from hicache_conformance.selftest.references.dict_store import DictStore
 from hicache_conformance.selftest.references.evicting import EvictingStore
+from hicache_conformance.selftest.references.evicting_shelf import EvictingShelf
 from hicache_conformance.selftest.references.file_a_page import Shelf
 from hicache_conformance.selftest.references.first_wins import FirstWins
 from hicache_conformance.selftest.references.slow import SlowStore
@@ -57,7 +58,7 @@ class BlobsSubject(_Unconfigured):
 class ShelfSubject(Subject):
     """The subject of the store of files, with the back doors `peek` and `tamper`."""
 
-    storage_class = Shelf
+    storage_class: ClassVar[type[HiCacheStorage]] = Shelf
     _root: Path | None = None
 
     def config(self, scratch: Scratch) -> Mapping[str, Any]:
@@ -78,6 +79,10 @@ class ShelfSubject(Subject):
     def _file(self, space: KeySpace, page_hash: str) -> Path:
         assert self._root is not None
         return self._root / space.id / page_hash
+
+
+class EvictingShelfSubject(ShelfSubject):
+    storage_class = EvictingShelf
 
 
 class SqliteSubject(Subject):
@@ -125,6 +130,7 @@ def _shared_server() -> WireServer:
 
 REFERENCES: tuple[type[Subject], ...] = (
     DictSubject,
+    EvictingShelfSubject,
     ShelfSubject,
     SqliteSubject,
     WireSubject,

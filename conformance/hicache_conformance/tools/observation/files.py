@@ -71,6 +71,21 @@ def files_under(directory: Path) -> dict[Path, int]:
     return found
 
 
+def file_states(directory: Path) -> dict[Path, tuple[int, ...]]:
+    """Return everything under a directory: the inode of each, and of a file its size and time, too."""
+    found: dict[Path, tuple[int, ...]] = {}
+    for root, directories, names in os.walk(directory):
+        for name in (*names, *directories):
+            path = Path(root, name)
+            try:
+                status = path.lstat()
+            except FileNotFoundError:
+                continue
+            is_file = name not in directories
+            found[path] = (status.st_ino, *(is_file * (status.st_size, status.st_mtime_ns)))
+    return found
+
+
 def looks_temporary(path: Path) -> bool:
     """Return whether the name of a file marks it as temporary."""
     return _TEMPORARY.search(path.name) is not None

@@ -1,0 +1,137 @@
+"""KV-010: when a page was written and used, by which `hicache gc` decides."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, cast
+
+from hicache_conformance.checks import check
+from hicache_conformance.run.outcomes import NotDeclared
+from hicache_conformance.scenarios.setup import open_store
+from hicache_storage.storage import PageTimes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hicache_conformance.case.case import Case
+    from hicache_conformance.case.probe import Probe
+    from hicache_storage.keys import KeySpace
+
+_CLOCKS_S = 86_400.0
+"""The clocks of a store and of this machine may differ by a day. A wrong unit differs by more."""
+_GRAIN_S = 2.0
+"""The coarsest clock that is waited for."""
+_POLL_S = 0.01
+
+
+@check("KV-010")
+def times_follow_the_hashes(case: Case) -> None:
+    """Each hash has its own times, in the order of the hashes, and an absent page has none."""
+    store, space = open_store(case)
+    first, second = case.stored(store, space, 2)
+    alone = {one: _times(store, space, [one])[0] for one in (first, second)}
+    absent = case.hashes(2)
+    asked = [absent[0], second, absent[1], first, second]
+    for page_hash, times in zip(asked, _times(store, space, asked), strict=True):
+        expected = alone.get(page_hash, PageTimes())
+        if times != expected:
+            raise store.violation(
+                f"page_times gives a {'page' if page_hash in alone else 'page that is absent'} the"
+                " times of another",
+                expected=str(expected),
+                got=f"{times} for {page_hash[:8]}",
+            )
+
+
+@check("KV-010")
+def a_page_just_set_was_written_just_now(case: Case) -> None:
+    """The times of a new page are about now, and it was not used before it was written."""
+    store, space = open_store(case)
+    pages = case.stored(store, space, 2)
+    case.must_hold(store, space, pages)
+    now_s = time.time()
+    found = _times(store, space, list(pages))
+    for page_hash, times in zip(pages, found, strict=True):
+        for name in ("written_at_s", "used_at_s"):
+            at_s = getattr(times, name)
+            if at_s is not None and abs(at_s - now_s) > _CLOCKS_S:
+                raise store.violation(
+                    f"{name} of a page that was set a moment ago is not about now",
+                    expected=f"{now_s:.0f}, in seconds since 1970",
+                    got=f"{at_s} for {page_hash[:8]}",
+                )
+        if times.used_at_s is not None and times.used_at_s < (times.written_at_s or 0) - _GRAIN_S:
+            raise store.violation(
+                "a page was used before it was written",
+                expected="used_at_s, which a set moves too, at written_at_s or later",
+                got=f"{times} for {page_hash[:8]}",
+            )
+
+
+@check("KV-010")
+def a_get_is_a_use_and_asking_is_none(case: Case) -> None:
+    """The time of the last use moves on with a get, and only with the page that was got."""
+    store, space = open_store(case)
+    pages = case.stored(store, space, 2)
+    got, other = pages
+    before = _times(store, space, [got, other])
+    if before[0].used_at_s is None:
+        raise NotDeclared("the store does not tell when a page was used")
+    if before[0].used_within_s > _GRAIN_S:
+        raise NotDeclared(f"the store notes a use every {before[0].used_within_s:g} s only")
+    _pass_time(store, space, [got, other], before)
+    case.must_hold(store, space, {got: pages[got]})
+    after = _times(store, space, [got, other])
+    if case.forgets(store):
+        return
+    if not (after[0].used_at_s or 0) > before[0].used_at_s:
+        raise store.violation(
+            "a get does not move the time of the last use",
+            expected=f"later than {before[0].used_at_s}",
+            got=f"{after[0].used_at_s} for {got[:8]}",
+        )
+    if after[1] != before[1]:
+        raise store.violation(
+            "the get of one page moved the times of another",
+            expected=str(before[1]),
+            got=f"{after[1]} for {other[:8]}",
+        )
+
+
+def _pass_time(
+    store: Probe, space: KeySpace, hashes: Sequence[str], before: Sequence[PageTimes]
+) -> None:
+    """Ask for times until a use could be told from the last one. The answers must not change."""
+    until_s = time.monotonic() + _GRAIN_S + before[0].used_within_s
+    while time.monotonic() < until_s:
+        time.sleep(_POLL_S)
+        again = _times(store, space, hashes)
+        if again != before:
+            raise store.violation(
+                "asking for the times of pages changed them: it counts as a use",
+                expected=str(before[0]),
+                got=str(again[0]),
+            )
+        if _is_fine(before) and time.monotonic() > until_s - _GRAIN_S + 10 * _POLL_S:
+            return
+
+
+def _is_fine(times: Sequence[PageTimes]) -> bool:
+    """Return True if the store's clock shows parts of a second."""
+    return any(one.used_at_s is not None and one.used_at_s % 1 for one in times)
+
+
+def _times(store: Probe, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
+    """Return the answer of `page_times`, whose form is right."""
+    answer: object = store.attempt(
+        "page_times", space, hashes, lambda: store.storage.page_times(space, hashes)
+    )
+    given = cast("list[object]", answer) if isinstance(answer, list) else []
+    times = [one for one in given if isinstance(one, PageTimes)]
+    if not len(times) == len(given) == len(hashes):
+        raise store.violation(
+            "page_times must return a PageTimes for each hash",
+            expected=f"a list of {len(hashes)} PageTimes",
+            got=f"{type(answer).__name__} of {len(times)}",
+        )
+    return times
