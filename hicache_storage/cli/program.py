@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from hicache_storage.errors import ConfigError, HiCacheError, did_you_mean
+from hicache_storage.cli.stderr_log import StderrHandler, one_line
+from hicache_storage.errors import ConfigError, HiCacheError, did_you_mean, shown
+from hicache_storage.replay.warning_log import warnings_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -45,19 +47,33 @@ class Program:
 
     def main(self, argv: Sequence[str]) -> int:
         """Run one verb and return its exit code."""
+        code = 0
+        try:
+            try:
+                with warnings_to(StderrHandler(self.name)):
+                    code = self._run(argv)
+            finally:
+                sys.stdout.flush()
+        except OSError as error:
+            if not _gave_stdout_up():
+                raise
+            if not isinstance(
+                error, BrokenPipeError
+            ):  # a reader that closes it is no failure of ours
+                self._print_error(f"standard output cannot be written: {error.strerror}")
+                return self.wrong_input
+        return code
+
+    def _run(self, argv: Sequence[str]) -> int:
         try:
             arguments = self._parse(argv)
             code: int = arguments.run(arguments)
-            sys.stdout.flush()
         except HiCacheError as error:
             self._print_error(str(error))
             return self.wrong_input
         except KeyboardInterrupt:
             self._print_error("interrupted")
             return _INTERRUPTED
-        except BrokenPipeError:  # the reader of stdout has closed it, which is no failure of ours
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
         return code
 
     def _parse(self, argv: Sequence[str]) -> argparse.Namespace:
@@ -140,21 +156,48 @@ class Program:
         if unknown:
             actions = arguments.parser._actions  # noqa: SLF001 - argparse has no public list
             flags = [flag for action in actions for flag in action.option_strings]
-            hint = did_you_mean(unknown[0].partition("=")[0], flags)
+            name = unknown[0].partition("=")[0]
+            hint = did_you_mean(name, flags)
             raise ConfigError(
-                f"unknown argument {unknown[0]!r}{hint if '?' in hint else ''} (see {command} --help)"
+                f"unknown argument {shown(name)!r}{hint if '?' in hint else ''} (see {command} --help)"
             )
         return arguments
 
     def _print_error(self, message: str) -> None:
-        sys.stderr.write(f"{self.name}: {' '.join(message.split())}\n")
+        sys.stderr.write(f"{self.name}: {one_line(message)}\n")
 
 
 class Parser(argparse.ArgumentParser):
     """A parser that raises ConfigError, so that `Program.main` prints every error in the same way."""
 
+    _given: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse as argparse does, and remember the values for `error`."""
+        self._given = [*(sys.argv[1:] if args is None else args)]
+        return super().parse_known_args(self._given, namespace)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print the help. Argparse itself says nothing where that fails."""
+        (file or sys.stderr).write(message)
+
     def error(self, message: str) -> NoReturn:
+        """Raise ConfigError. Argparse quotes values, of which none that may be a secret is left."""
+        for text in self._given:
+            for value in (text, text.partition("=")[2]):
+                message = message.replace(repr(value), repr(shown(value)))
         raise ConfigError(f"{message} (see {self.prog} --help)")
+
+
+def _gave_stdout_up() -> bool:
+    """Return whether standard output takes nothing. If so, discard what is left for it."""
+    try:
+        sys.stdout.write("\n")  # a failed write may have emptied the buffer
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 def _printing(text: Callable[[object], str]) -> type[argparse.Action]:

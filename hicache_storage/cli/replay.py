@@ -11,7 +11,6 @@ from hicache_storage.cli.output_files import check_output, write_json
 from hicache_storage.cli.program import add_cwd_to_path
 from hicache_storage.cli.signal_stop import SignalStop
 from hicache_storage.cli.sizes import size_from_zero
-from hicache_storage.cli.stderr_log import StderrHandler
 from hicache_storage.cli.traces import (
     add_shape_arguments,
     add_trace_arguments,
@@ -22,7 +21,6 @@ from hicache_storage.cli.traces import (
 )
 from hicache_storage.errors import ConfigError
 from hicache_storage.replay.disruptions import Disruptions
-from hicache_storage.replay.warning_log import warnings_to
 
 if TYPE_CHECKING:
     import argparse
@@ -180,7 +178,7 @@ def run(arguments: argparse.Namespace) -> int:
     job = ReplayJob(
         choice, settings, disruptions, requests, arguments.metrics_port, keep=arguments.keep
     )
-    with warnings_to(StderrHandler()), SignalStop() as stop, _progress() as progress:
+    with SignalStop() as stop, _progress() as progress:
         task = progress.add_task("replaying", total=len(requests))
         figures = (run_job if arguments.ranks == 1 else run_ranks)(
             job,

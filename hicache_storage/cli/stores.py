@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hicache_storage import config
 from hicache_storage.cli.program import Parser, add_cwd_to_path
-from hicache_storage.errors import ConfigError, UnsupportedOperation, did_you_mean
+from hicache_storage.errors import ConfigError, UnsupportedOperation, did_you_mean, shown
 
 if TYPE_CHECKING:
     import argparse
@@ -61,12 +61,13 @@ def config_file_choice(name: str, flag: str) -> config.StorageChoice:
     Raises:
         ConfigError: The file cannot be read, or names no backend, or one of its values is wrong.
     """
-    parser = Parser(prog=f"{flag} {name}", add_help=False, allow_abbrev=False)
+    parser = Parser(prog=f"{flag} {shown(name)}", add_help=False, allow_abbrev=False)
     config.add_arguments(parser)
+    where = f"{flag}: {shown(name)}"
     fields = config.read_config_file(name, flag)
     argv = [
-        f"--{key}={_flag_text(key, value, f'{flag}: {name}')}"
-        for key, value in _storage_fields(fields, f"{flag}: {name}").items()
+        f"--{key}={_flag_text(key, value, where)}"
+        for key, value in _storage_fields(fields, where).items()
         if value is not None
     ]
     return config.StorageChoice.from_arguments(parser.parse_args(argv))
@@ -91,8 +92,8 @@ def open_existing_store(choice: config.StorageChoice) -> HiCacheStorage:
     place = storage_class.would_create(fields)
     if place is not None:
         raise ConfigError(
-            f"{choice.backend}: there is no store at {place}: correct the path; engines make a store"
-            " there when they open it"
+            f"{choice.backend}: there is no store at {shown(place)}: correct the path; engines make"
+            " a store there when they open it"
         )
     return choice.open()
 
@@ -119,7 +120,9 @@ def _storage_fields(fields: dict[str, Any], where: str) -> dict[str, Any]:
                 raise ConfigError(f"{where}: {name}: this field is there twice")
             found[flag] = value
         elif flag.startswith("hicache-storage"):
-            raise ConfigError(f"{where}: unknown field {name!r}{did_you_mean(flag, [*_FLAGS])}")
+            raise ConfigError(
+                f"{where}: unknown field {shown(name)!r}{did_you_mean(flag, [*_FLAGS])}"
+            )
     return found
 
 

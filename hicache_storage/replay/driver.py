@@ -23,6 +23,7 @@ from hicache_storage.replay.swap import Swap
 from hicache_storage.replay.timed_store import TimedPageStore
 from hicache_storage.replay.trace import BLOCK_TOKENS, InfiniteCache, block_tokens
 from hicache_storage.request_log import ExplainLogSettings, open_explain_log
+from hicache_storage.scalars import format_nbytes
 from hicache_storage.topology import Extent, Grid, Topology
 
 if TYPE_CHECKING:
@@ -96,7 +97,8 @@ class ReplaySettings:
             )
         if not self.slots:
             raise ConfigError(
-                f"--host-size of {self.host_nbytes} bytes holds no page of {self.page_nbytes} bytes:"
+                f"--host-size of {format_nbytes(self.host_nbytes)} holds no page of"
+                f" {format_nbytes(self.page_nbytes)}:"
                 " give more, or make pages smaller with --scale-bytes or --page-size"
             )
 
@@ -427,7 +429,8 @@ def cache_pools(settings: ReplaySettings, frame_nbytes: int, opened: ExitStack) 
     if settings.host_nbytes * settings.topology.size > memory_nbytes:
         ranks = f" on each of {settings.topology.size} ranks" if settings.topology.size > 1 else ""
         raise ConfigError(
-            f"--host-size of {settings.host_nbytes} bytes{ranks}: this machine has {memory_nbytes}"
+            f"--host-size of {format_nbytes(settings.host_nbytes)}{ranks}: this machine has"
+            f" {format_nbytes(memory_nbytes)}"
         )
     pools: list[CachePool] = []
     for pool in settings.pools:
@@ -436,7 +439,7 @@ def cache_pools(settings: ReplaySettings, frame_nbytes: int, opened: ExitStack) 
         except MemoryError as error:
             reason = str(error).partition(";")[0]
             raise ConfigError(
-                f"--host-size of {settings.host_nbytes} bytes: {reason}; give less"
+                f"--host-size of {format_nbytes(settings.host_nbytes)}: {reason}; give less"
             ) from error
         except ValueError as error:
             raise ConfigError(f"pool {pool.name!r} ({pool.shape}): {error}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hicache_storage.replay.report import ratio
+from hicache_storage.scalars import format_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -75,8 +76,8 @@ def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, label in (("l3_read", "L3 read"), ("l3_write", "L3 write")):
         throughput = report[name]
         rate = throughput["gb_per_s"]
-        bandwidth = f", {rate:.2f} GB/s while busy" if rate else ""
-        yield label, f"{_gigabytes(throughput['nbytes'])}{bandwidth}"
+        bandwidth = f", {format_nbytes(rate * 1e9)}/s while busy" if rate else ""
+        yield label, f"{format_nbytes(throughput['nbytes'])}{bandwidth}"
     if prefetch["p50_s"] is not None:
         times = (f"{name} {1e3 * prefetch[f'{name}_s']:.2f} ms" for name in ("p50", "p99"))
         yield "prefetch", ", ".join(times)
@@ -90,7 +91,7 @@ def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if report["unreserved_pages"]:
         yield "no room in L2", f"{report['unreserved_pages']:,} pages"
     yield from _left_pages(report)
-    verified = _gigabytes(report["verified_nbytes"])
+    verified = format_nbytes(report["verified_nbytes"])
     yield "corrupt pages", f"{report['corrupt_pages']:,}; {verified} verified"
     yield from (("note", note) for note in report.get("notes", ()))
     yield from _disruptions(report)
@@ -150,10 +151,12 @@ def _run_facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if report["scale_bytes"] != 1:
         yield (
             "scale",
-            f"pages of {_times(report['scale_bytes'])} of their real size (--scale-bytes 1)",
+            f"pages of {_times(report['scale_bytes'])} of their real size, which --scale-bytes 1 gives",
         )
     for pool in report["pools"]:
-        page = f"{pool['page_nbytes']:,} bytes a page of {report['page_tokens']} tokens{scope}"
+        page = (
+            f"{format_nbytes(pool['page_nbytes'])} a page of {report['page_tokens']} tokens{scope}"
+        )
         yield f"pool {pool['name']}", f"{pool['shape']}: {page}"
 
 
@@ -164,7 +167,3 @@ def _times(factor: float) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
-
-
-def _gigabytes(nbytes: int) -> str:
-    return f"{nbytes / 1e9:.2f} GB"

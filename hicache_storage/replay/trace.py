@@ -23,7 +23,7 @@ from functools import lru_cache
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any, cast
 
-from hicache_storage.errors import ConfigError
+from hicache_storage.errors import ConfigError, shown
 from hicache_storage.request_log import trace as trace_format
 from hicache_storage.scalars import MAX_INT64
 
@@ -64,20 +64,20 @@ def read_trace(path: Path, limit: int | None = None) -> list[Request]:
             if len(requests) == limit:
                 break
             if line.strip():
-                where = f"{path}: line {number}"
+                where = f"{shown(path)}: line {number}"
                 request = _request(line, where)
                 _check_order(request.arrival_s, latest_s, where)
                 latest_s = request.arrival_s
                 requests.append(request)
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is not UTF-8 text, gzipped or plain") from None
+        raise ConfigError(f"{shown(path)}: is not UTF-8 text, gzipped or plain") from None
     except (EOFError, zlib.error):
-        raise ConfigError(f"{path}: the gzip file is damaged or ends too early") from None
+        raise ConfigError(f"{shown(path)}: the gzip file is damaged or ends too early") from None
     except OSError as error:
         reason = error.strerror or str(error).lower()
-        raise ConfigError(f"{path}: cannot be read: {reason}") from None
+        raise ConfigError(f"{shown(path)}: cannot be read: {reason}") from None
     if not requests:
-        raise ConfigError(f"{path}: holds no request")
+        raise ConfigError(f"{shown(path)}: holds no request")
     return requests
 
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hicache_storage.errors import ConfigError
+from hicache_storage.errors import ConfigError, shown
 from hicache_storage.request_log.log_file import older_file
 from hicache_storage.request_log.records import (
     MAX_ID_CHARACTERS,
@@ -119,7 +119,9 @@ class LogReader:
                 with path.open(encoding="utf-8", errors="replace") as file:
                     yield from file
             except OSError as error:
-                raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
+                raise ConfigError(
+                    f"{shown(path)}: cannot be read: {error.strerror or error}"
+                ) from None
 
     def _record(self, line: str) -> RequestRecord | None:
         try:

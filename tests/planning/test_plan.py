@@ -12,6 +12,7 @@ from hicache_storage.planning.plan import make_plan
 from hicache_storage.planning.settings import PlanSettings, Prices
 from hicache_storage.replay.models import KVShape, PoolShape
 from hicache_storage.replay.trace import BLOCK_TOKENS, Request, synthetic_trace
+from hicache_storage.scalars import format_nbytes
 
 _KV = PoolShape("kv", KVShape("mha", 2, 1, 2))
 _DRAFT = PoolShape("draft", KVShape("mha", 1, 1, 1))
@@ -170,7 +171,7 @@ def test_prompts_that_do_not_fit_into_l2_are_noted() -> None:
 
 
 def test_an_l2_without_space_for_a_block_is_refused() -> None:
-    with pytest.raises(ConfigError, match=f"which takes {_BLOCK_NBYTES} bytes: give more"):
+    with pytest.raises(ConfigError, match=f"which takes {format_nbytes(_BLOCK_NBYTES)}: give more"):
         replace(_SETTINGS, host_sizes=(100,))
 
 

@@ -34,15 +34,15 @@ def test_tables_show_the_figures() -> None:
 
     for shown in (
         "3 of 9 in 1.2 s, then interrupted",
-        "mha,layers=1: 4,096 bytes a page of 64 tokens",
+        "mha,layers=1: 4 KiB a page of 64 tokens",
         "2,048",
         "75.0 %",
         "23 of 24 pages found",
-        "3.00 GB, 2.00 GB/s",
+        "2.79 GiB, 1.86 GiB/s",
         "p50 1.00 ms, p99 2.00 ms",
         "66 pages",
         "77 pages",
-        "5; 0.00 GB verified",
+        "5; 0 B verified",
         "load_corrupt 2",
     ):
         assert shown in text

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from hicache_storage.cli.operations.bench.run import FORMAT
-from hicache_storage.errors import ConfigError
+from hicache_storage.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -60,14 +60,14 @@ def read_before(path: Path) -> dict[str, Any]:
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"--compare {path}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"--compare {shown(path)}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
-        raise ConfigError(f"--compare {path}: is not JSON") from None
+        raise ConfigError(f"--compare {shown(path)}: is not JSON") from None
     if not isinstance(found, dict) or {"settings", "loads"} - {*cast("dict[str, Any]", found)}:
-        raise ConfigError(f"--compare {path}: is no report of hicache bench --json")
+        raise ConfigError(f"--compare {shown(path)}: is no report of hicache bench --json")
     report = cast("dict[str, Any]", found)
     if report.get("format") != FORMAT:
-        raise ConfigError(f"--compare {path}: is of another version of hicache bench")
+        raise ConfigError(f"--compare {shown(path)}: is of another version of hicache bench")
     return report
 
 
