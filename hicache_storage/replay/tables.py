@@ -84,10 +84,7 @@ def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "loaded but unused", f"{report['loaded_unused_pages']:,} pages"
     yield "writes dropped", _unsaved_text(report["unsaved_pages"])
     if not report["drained"]:
-        yield (
-            "writes unfinished",
-            "the storage took too long: no figure includes the last writes",
-        )
+        yield "writes unfinished", _unfinished_text(report["unsaved_pages"])
     if report["unreserved_pages"]:
         yield "no room in L2", f"{report['unreserved_pages']:,} pages"
     yield from _left_pages(report)
@@ -116,6 +113,12 @@ def _unsaved_text(unsaved: Mapping[str, int]) -> str:
         if reason != "total"
     ]
     return f"{total}: {', '.join(by_reason)}" if by_reason else total
+
+
+def _unfinished_text(unsaved: Mapping[str, int]) -> str:
+    if unsaved.keys() - {"total", "dropped"}:
+        return "the storage did not take all of the last pages: see the reasons above"
+    return "the storage took too long: no figure includes the last writes"
 
 
 def _disruptions(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -150,6 +150,19 @@ def test_pages_of_an_earlier_run_stay(tmp_path: Path) -> None:
     assert before == _stored_pages(tmp_path)
 
 
+def test_pages_of_an_earlier_run_stay_behind_a_gap(tmp_path: Path) -> None:
+    _report_on(tmp_path, "--keep")
+    with open_storage("file", {"path": str(tmp_path)}) as storage:
+        for space in storage.spaces():
+            hashes = [page.page_hash for page in storage.scan(space)][::9]
+            storage.batch_delete(space, hashes)
+    before = _stored_pages(tmp_path)
+
+    assert 0 == _report_on(tmp_path)["left_pages"]
+
+    assert before == _stored_pages(tmp_path)
+
+
 def test_pages_that_cannot_be_removed_are_counted(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -86,6 +86,13 @@ def test_unfinished_writes_are_shown() -> None:
     assert "writes unfinished" not in _text(report_of(RequestCounts()))
 
 
+def test_writes_that_the_storage_refused_are_not_called_slow() -> None:
+    report = report_of(RequestCounts()) | {"drained": False}
+
+    assert "took too long" in _text(report | {"unsaved_pages": {"total": 3, "dropped": 3}})
+    assert "took too long" not in _text(report | {"unsaved_pages": {"total": 3, "refused": 3}})
+
+
 def test_a_note_is_shown() -> None:
     assert "too fast" in _text(report_of(RequestCounts()) | {"notes": ["too fast"]})
 
