@@ -112,7 +112,7 @@ def _bandwidth_section(report: Mapping[str, Any], stored: Sequence[Mapping[str, 
         f"{unit}/s by the arrival of the requests, all pools together: the mean, then the 99th"
         " percentile of all windows of 60 s and of 1 s. Unread is the share of written pages that are"
         " not read later."
-        f" The plot shows windows of 60 s of an {option_name(shown)}.",
+        f" The plot shows windows of {report['series_window_s']} s of an {option_name(shown)}.",
         _series_chart(shown),
         figures(BANDWIDTH_TITLES, [bandwidth_row(option, unit_nbytes) for option in stored]),
     )

@@ -177,6 +177,17 @@ def test_an_empty_log_is_no_error(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert explain(capsys, "log.jsonl") == (0, "There are no records.\n", "")
 
 
+def test_a_file_that_is_no_log_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "log.jsonl").write_text('{\n  "a": 1\n}\n')
+
+    for flags in ([], ["--request", "r"], ["--json"]):
+        code, told, error = explain(capsys, "log.jsonl", *flags)
+        assert (2, "") == (code, told)
+        assert "log.jsonl: is no explain log" in error
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

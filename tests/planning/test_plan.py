@@ -178,3 +178,16 @@ def test_an_l2_without_space_for_a_block_is_refused() -> None:
 def test_a_page_size_that_does_not_divide_a_block_is_refused() -> None:
     with pytest.raises(ConfigError, match="--page-size must divide"):
         replace(_SETTINGS, page_tokens=48)
+
+
+def test_memory_does_not_grow_with_the_duration() -> None:
+    plan = make_plan(_requests((0.0, (1,)), (365 * 86_400.0, (1, 2))), _SETTINGS)
+
+    series = plan["options"][0]["read_series"]
+    assert 5000 < len(series) <= 10_001
+    assert plan["series_window_s"] == series[1][0] - series[0][0]
+
+
+def test_a_trace_of_other_units_than_milliseconds_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"lasts 41,667 days.*timestamps are milliseconds"):
+        make_plan(_requests((0.0, (1,)), (3.6e9, (1,))), _SETTINGS)

@@ -24,6 +24,7 @@ CPU = "cpu"
 """The processor time for a GB of a load, where less is better."""
 TOLERANCES = {"throughput": 0.25, "p50": 0.25, "p99": 0.5, "p99.9": 1.0, CPU: 0.25}
 """The share by which a figure may become worse."""
+_MOST = 1e15
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +64,44 @@ def read_before(path: Path) -> dict[str, Any]:
         raise ConfigError(f"--compare {shown(path)}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise ConfigError(f"--compare {shown(path)}: is not JSON") from None
-    if not isinstance(found, dict) or {"settings", "loads"} - {*cast("dict[str, Any]", found)}:
-        raise ConfigError(f"--compare {shown(path)}: is no report of hicache bench --json")
-    report = cast("dict[str, Any]", found)
-    if report.get("format") != FORMAT:
-        raise ConfigError(f"--compare {shown(path)}: is of another version of hicache bench")
-    return report
+    match found:
+        case {"format": format_, "settings": dict(), "loads": list(loads)}:
+            if format_ != FORMAT:
+                raise ConfigError(
+                    f"--compare {shown(path)}: is of another version of hicache bench"
+                )
+            if all(map(_is_load, cast("list[Any]", loads))):
+                return cast("dict[str, Any]", found)
+        case _:
+            pass
+    raise ConfigError(
+        f"--compare {shown(path)}: is no report of hicache bench --json, or no whole one"
+    )
+
+
+def _is_load(load: Any) -> bool:
+    match load:
+        case {
+            "page_nbytes": int(),
+            "threads": int(),
+            "operations": dict(operations),
+            "cpu_s_per_gb": cpu,
+        } if _is_figure(cpu):
+            return all(map(_has_figures, cast("dict[str, Any]", operations).values()))
+        case _:
+            return False
+
+
+def _has_figures(operation: Any) -> bool:
+    return isinstance(operation, dict) and all(
+        _is_figure(cast("dict[str, Any]", operation).get(field, field))
+        for field, _ in METRICS.values()
+    )
+
+
+def _is_figure(value: Any) -> bool:
+    is_number = isinstance(value, (int, float)) and 0 <= value <= _MOST
+    return value is None or is_number
 
 
 def check_comparable(before: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
@@ -79,7 +112,7 @@ def check_comparable(before: Mapping[str, Any], settings: Mapping[str, Any]) -> 
     """
     for name, value in settings.items():
         if (old := before["settings"].get(name)) != value:
-            raise ConfigError(f"--compare: {name} was {old} before, and is {value} now")
+            raise ConfigError(f"--compare: {name} was {shown(old)} before, and is {value} now")
 
 
 def compare(
