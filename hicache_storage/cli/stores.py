@@ -34,9 +34,11 @@ _FLAGS = (
 )
 
 
-def add_store_arguments(parser: argparse.ArgumentParser) -> None:
+def add_store_arguments(
+    parser: argparse.ArgumentParser, *, engine_flags_in_help: bool = False
+) -> None:
     """Add SGLang's storage flags, and `--config`."""
-    config.add_arguments(parser, engine_flags_in_help=False)
+    config.add_arguments(parser, engine_flags_in_help=engine_flags_in_help)
     parser.add_argument(
         "--config", metavar="FILE", help="a .json, .toml or .yaml file with these flags, instead"
     )
@@ -52,6 +54,12 @@ def store_choice(arguments: argparse.Namespace) -> config.StorageChoice:
         return config.StorageChoice.from_arguments(arguments)
     if arguments.hicache_storage_backend or arguments.hicache_storage_backend_extra_config:
         raise ConfigError(f"--config names the backend: leave --{_BACKEND} and its config out")
+    for flag in _FLAGS:
+        name = flag.replace("-", "_")
+        if getattr(arguments, name) != arguments.parser.get_default(name):
+            raise ConfigError(
+                f"--config has the engine's flags: leave --{flag} out, or add it there"
+            )
     return config_file_choice(arguments.config, "--config")
 
 
