@@ -34,7 +34,7 @@ _SELECTIONS = ("space", "model", "revision", "tenant", "pool", "unused_for")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     add_store_arguments(parser)
-    add_selection_arguments(parser)
+    add_selection_arguments(parser, default="at least one of these, or --unused-for")
     add = parser.add_argument
     add(
         "--unused-for",

@@ -163,7 +163,7 @@ def _add_observer_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--events-bind",
         action="store_true",
-        help="bind --events-endpoint, whatever it is, such as tcp://127.0.0.1:5557",
+        help="bind --events-endpoint and do not connect to it, such as tcp://127.0.0.1:5557",
     )
     add(
         "--events-replay-endpoint",

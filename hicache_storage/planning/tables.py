@@ -11,7 +11,7 @@ from hicache_storage.planning.wording import (
     percent,
     size,
 )
-from hicache_storage.scalars import unit_of
+from hicache_storage.scalars import counted, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ def tables(report: Mapping[str, Any]) -> list[Table | str]:
 def facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each fact about the trace and the plan."""
     blocks = report["blocks"]
-    yield "trace", f"{report['requests']:,} requests in {duration(report['duration_s'])}"
+    yield "trace", f"{counted(report['requests'], 'request')} in {duration(report['duration_s'])}"
     distinct = f"{blocks['distinct']:,} are different ({size(report['distinct_nbytes'])} in L3)"
     longest = f"the longest prompt has {blocks['longest_prompt']:,}"
     yield "blocks", f"{blocks['total']:,}, of which {distinct}; {longest}"

@@ -82,7 +82,7 @@ def test_a_summary_fits_80_columns_and_names_each_reason(
     for reason in Reason:
         assert reason.name.lower().replace("_", " ") in text
     assert f"{len(Reason) + 1} records from 2001-09-09T01:46:40Z" in text
-    assert "1 records have every page" in text
+    assert "1 record has every page" in text
     assert "12 records were dropped" in text
 
 
