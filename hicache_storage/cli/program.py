@@ -85,7 +85,7 @@ class Program:
         self._add_verbs(parser, required=True)
         return self._checked(parser, argv, f"{self.name} {argv[0] if argv else ''}".strip())
 
-    def _default_parser(self, default: Verb) -> argparse.ArgumentParser:
+    def _default_parser(self, default: Verb) -> Parser:
         verbs = "\n".join(f"  {_name(verb):10} {verb.SUMMARY}" for verb in self.verbs)
         parser = Parser(
             prog=self.name,
@@ -149,10 +149,8 @@ class Program:
             _mark_files(each, shtab.FILE)
         return shtab.complete(parser, shell=str(shell))
 
-    def _checked(
-        self, parser: argparse.ArgumentParser, argv: Sequence[str], command: str
-    ) -> argparse.Namespace:
-        arguments, unknown = parser.parse_known_args(argv)
+    def _checked(self, parser: Parser, argv: Sequence[str], command: str) -> argparse.Namespace:
+        arguments, unknown = parser.parse(argv)
         if unknown:
             actions = arguments.parser._actions  # noqa: SLF001 - argparse has no public list
             flags = [flag for action in actions for flag in action.option_strings]
@@ -170,22 +168,26 @@ class Program:
 class Parser(argparse.ArgumentParser):
     """A parser that raises ConfigError, so that `Program.main` prints every error in the same way."""
 
-    _given: Sequence[str] = ()
+    def parse(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+        """Return the values of flags, and the unknown arguments.
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does, and remember the values for `error`."""
-        self._given = [*(sys.argv[1:] if args is None else args)]
-        return super().parse_known_args(self._given, namespace)
+        Raises:
+            ConfigError: The message quotes no value that may be a secret. Argparse's own do.
+        """
+        try:
+            return self.parse_known_args(argv)
+        except ConfigError as error:
+            message = str(error)
+        for text in argv:
+            for value in (text, text.partition("=")[2]):
+                message = message.replace(repr(value), repr(shown(value)))
+        raise ConfigError(message)
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Print the help. Argparse itself says nothing where that fails."""
         (file or sys.stderr).write(message)
 
     def error(self, message: str) -> NoReturn:
-        """Raise ConfigError. Argparse quotes values, of which none that may be a secret is left."""
-        for text in self._given:
-            for value in (text, text.partition("=")[2]):
-                message = message.replace(repr(value), repr(shown(value)))
         raise ConfigError(f"{message} (see {self.prog} --help)")
 
 

@@ -78,7 +78,7 @@ def config_file_choice(name: str, flag: str) -> config.StorageChoice:
         for key, value in _storage_fields(fields, where).items()
         if value is not None
     ]
-    return config.StorageChoice.from_arguments(parser.parse_args(argv))
+    return config.StorageChoice.from_arguments(parser.parse(argv)[0])
 
 
 def open_store(choice: config.StorageChoice) -> HiCacheStorage:

@@ -82,11 +82,11 @@ def test_runs_without_a_common_load_are_refused() -> None:
         ('{"format": 9, "loads": [], "settings": {}}', "another version"),
         (f'{{"format": {FORMAT}, "loads": [], "settings": []}}', "is no report"),
         (f'{{"format": {FORMAT}, "loads": 5, "settings": {{}}}}', "is no report"),
-        (f'{{"format": {FORMAT}, "loads": [7], "settings": {{}}}}', "is no report"),
+        (f'{{"format": {FORMAT}, "loads": [7], "settings": {{}}}}', "is no whole report"),
         *(
             (
                 json.dumps({"format": FORMAT, "settings": {}, "loads": [_load(**wrong)]}),
-                "is no report",
+                "is no whole report",
             )
             for wrong in (
                 {"operations": None},
@@ -108,7 +108,7 @@ def test_a_file_that_is_no_report_is_refused(text: str, reason: str, tmp_path: P
 
 
 def test_a_whole_report_is_read(tmp_path: Path) -> None:
-    report = {"format": FORMAT, "settings": {}, "loads": [_load(cpu_s_per_gb=None)]}
+    report: dict[str, Any] = {"format": FORMAT, "settings": {}, "loads": [_load(cpu_s_per_gb=None)]}
     path = tmp_path / "before.json"
     path.write_text(json.dumps(report))
 

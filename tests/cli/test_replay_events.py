@@ -56,7 +56,8 @@ def test_an_address_of_this_machine_can_be_bound(tmp_path: Path) -> None:
         first = reader.submit(subscriber.receive)
         reported(tmp_path / "report.json", [*_REPLAY, "--speed", "2000", *flags])
 
-        assert first.result(20)
+        number, _ = first.result(20)
+        assert number >= 0
 
 
 def test_a_bound_address_needs_an_address(capsys: pytest.CaptureFixture[str]) -> None:

@@ -418,7 +418,7 @@ def test_all_libraries_that_are_missing_are_named_at_once(
         path.unlink()
     for name in [name for name in sys.modules if name.partition(".")[0] == "mooncake"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
 
     with pytest.raises(

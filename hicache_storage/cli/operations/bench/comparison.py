@@ -64,38 +64,35 @@ def read_before(path: Path) -> dict[str, Any]:
         raise ConfigError(f"--compare {shown(path)}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise ConfigError(f"--compare {shown(path)}: is not JSON") from None
-    match found:
-        case {"format": format_, "settings": dict(), "loads": list(loads)}:
-            if format_ != FORMAT:
-                raise ConfigError(
-                    f"--compare {shown(path)}: is of another version of hicache bench"
-                )
-            if all(map(_is_load, cast("list[Any]", loads))):
-                return cast("dict[str, Any]", found)
-        case _:
-            pass
-    raise ConfigError(
-        f"--compare {shown(path)}: is no report of hicache bench --json, or no whole one"
-    )
+    report = _fields(found)
+    loads: Any = report.get("loads")
+    if not isinstance(report.get("settings"), dict) or not isinstance(loads, list):
+        raise ConfigError(f"--compare {shown(path)}: is no report of hicache bench --json")
+    if report.get("format") != FORMAT:
+        raise ConfigError(f"--compare {shown(path)}: is of another version of hicache bench")
+    wanted: list[Any] = cast("Any", loads)
+    if not all(map(_is_load, wanted)):
+        raise ConfigError(f"--compare {shown(path)}: is no whole report of hicache bench --json")
+    return report
 
 
-def _is_load(load: Any) -> bool:
-    match load:
-        case {
-            "page_nbytes": int(),
-            "threads": int(),
-            "operations": dict(operations),
-            "cpu_s_per_gb": cpu,
-        } if _is_figure(cpu):
-            return all(map(_has_figures, cast("dict[str, Any]", operations).values()))
-        case _:
-            return False
+def _fields(value: Any) -> dict[str, Any]:
+    """Return the fields of an object, and none of anything else."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
-def _has_figures(operation: Any) -> bool:
-    return isinstance(operation, dict) and all(
-        _is_figure(cast("dict[str, Any]", operation).get(field, field))
-        for field, _ in METRICS.values()
+def _is_load(value: Any) -> bool:
+    load = _fields(value)
+    operations = _fields(load.get("operations")).values()
+    return (
+        all(isinstance(load.get(name), int) for name in ("page_nbytes", "threads"))
+        and isinstance(load.get("operations"), dict)
+        and _is_figure(load.get("cpu_s_per_gb", load))
+        and all(
+            _is_figure(_fields(figures).get(field, field))
+            for figures in operations
+            for field, _ in METRICS.values()
+        )
     )
 
 
