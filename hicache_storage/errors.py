@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _MAX_SHOWN = 250
-# A URL has "://", or ":/" once `Path` has read it; JSON and YAML have braces, quotes and ": ".
-_OF_CONFIGS = re.compile(r""":/|[{}"]|: """)
+# A URL has "://", or ":/" once `Path` has read it; those of ZeroMQ hold no secret. JSON and YAML have
+# braces, quotes and ": ".
+_OF_CONFIGS = re.compile(r"""(?<!^tcp)(?<!^ipc)(?<!^inproc):/|[{}"]|: """)
 
 
 class HiCacheError(Exception):

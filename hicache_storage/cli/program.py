@@ -69,7 +69,7 @@ class Program:
             arguments = self._parse(argv)
             code: int = arguments.run(arguments)
         except HiCacheError as error:
-            self._print_error(str(error))
+            self._print_error(_redacted(str(error), argv))
             return self.wrong_input
         except KeyboardInterrupt:
             self._print_error("interrupted")
@@ -172,16 +172,12 @@ class Parser(argparse.ArgumentParser):
         """Return the values of flags, and the unknown arguments.
 
         Raises:
-            ConfigError: The message quotes no value that may be a secret. Argparse's own do.
+            ConfigError: The message quotes no value that may be a secret. Argparse's own messages do.
         """
         try:
             return self.parse_known_args(argv)
         except ConfigError as error:
-            message = str(error)
-        for text in argv:
-            for value in (text, text.partition("=")[2]):
-                message = message.replace(repr(value), repr(shown(value)))
-        raise ConfigError(message)
+            raise ConfigError(_redacted(str(error), argv)) from None
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Print the help. Argparse itself says nothing where that fails."""
@@ -189,6 +185,16 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (see {self.prog} --help)")
+
+
+def _redacted(message: str, argv: Sequence[str]) -> str:
+    """Return a message without the arguments that may be or hold secrets, which it may quote."""
+    for text in argv:
+        for value in {text, text.partition("=")[2]}:
+            if shown(value) != value:
+                message = message.replace(repr(value), repr(shown(value)))
+                message = message.replace(value, shown(value))
+    return message
 
 
 def _gave_stdout_up() -> bool:

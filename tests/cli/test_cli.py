@@ -220,6 +220,7 @@ _CONFIG = '{"url": "redis://:TOPSECRET@h"}'
         ["--config", f"{_CONFIG}.yaml"],
         [f"--no-such-flag={_CONFIG.replace(' ', '')}"],
         [f"--list={_CONFIG}"],
+        ["--hicache-storage-backend", "memory", "--space", _CONFIG, "--faults", _CONFIG],
         [_CONFIG],
     ],
 )
