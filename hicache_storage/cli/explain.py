@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hicache_storage.cli.ages import age, format_time
 from hicache_storage.cli.sizes import counted
+from hicache_storage.cli.stderr_log import escaped
 from hicache_storage.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def _tell(reader: LogReader, selection: Selection, *, as_json: bool) -> int:
         _print_json({"records": [record.as_json() for record in records]})
     elif records:
         for record in records[-_LISTED:]:
-            sys.stdout.write("".join(f"{line}\n" for line in _story(record)))
+            sys.stdout.write("".join(f"{escaped(line)}\n" for line in _story(record)))
         if len(records) > _LISTED:
             sys.stdout.write(f"{len(records) - _LISTED:,} earlier records are in --json.\n")
     else:

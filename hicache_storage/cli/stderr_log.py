@@ -1,4 +1,4 @@
-"""Log records as lines on stderr."""
+"""Log records as lines on stderr, and texts that a terminal does not obey."""
 
 from __future__ import annotations
 
@@ -19,6 +19,14 @@ class StderrHandler(logging.Handler):
 
 
 def one_line(text: str) -> str:
-    """Return a text as one line, with each character escaped that a terminal would obey."""
-    words = " ".join(text.split())
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in words)
+    """Return a text as one line, which no terminal takes for a command."""
+    return escaped(" ".join(text.split()))
+
+
+def escaped(text: str) -> str:
+    """Return a text with each control and format character escaped, but for line feeds."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text
+    )

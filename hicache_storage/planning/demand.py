@@ -64,14 +64,9 @@ class Arrivals:
             figures[f"max_{window_s}s_bytes_per_s"] = int(counts.max(initial=0)) * nbytes / window_s
         return figures
 
-    @property
-    def series_window_s(self) -> int:
-        """The seconds of a window of `series`: 60, or as many minutes as keep the points few."""
-        return 60 * (1 + int(self.times_s[-1] // (60 * _MOST_POINTS)))
-
     def series(self, requests: Integers, nbytes: float) -> list[list[float]]:
-        """Return (seconds, bytes per second) for each window."""
-        window_s = self.series_window_s
+        """Return (seconds, bytes per second) for each window: a minute, or as many as keep them few."""
+        window_s = 60 * (1 + int(self.times_s[-1] // (60 * _MOST_POINTS)))
         counts = np.bincount(
             self._windows(requests, window_s), minlength=int(self.times_s[-1] // window_s) + 1
         )

@@ -112,10 +112,15 @@ def _bandwidth_section(report: Mapping[str, Any], stored: Sequence[Mapping[str, 
         f"{unit}/s by the arrival of the requests, all pools together: the mean, then the 99th"
         " percentile of all windows of 60 s and of 1 s. Unread is the share of written pages that are"
         " not read later."
-        f" The plot shows windows of {report['series_window_s']} s of an {option_name(shown)}.",
+        f" The plot shows windows of {_window_s(shown):g} s of an {option_name(shown)}.",
         _series_chart(shown),
         figures(BANDWIDTH_TITLES, [bandwidth_row(option, unit_nbytes) for option in stored]),
     )
+
+
+def _window_s(option: Mapping[str, Any]) -> float:
+    starts = [start_s for start_s, _ in option["read_series"][:2]]
+    return starts[-1] or 60
 
 
 def _size_chart(title: str, tier: str, lines: Sequence[Line]) -> Element:

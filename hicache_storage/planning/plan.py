@@ -107,7 +107,6 @@ class _Planner:
         return {
             "requests": len(self.arrivals.times_s),
             "duration_s": self.arrivals.duration_s,
-            "series_window_s": self.arrivals.series_window_s,
             "model": settings.model,
             "page_tokens": settings.page_tokens,
             "write_policy": settings.write_policy.value,

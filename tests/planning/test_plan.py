@@ -185,7 +185,7 @@ def test_memory_does_not_grow_with_the_duration() -> None:
 
     series = plan["options"][0]["read_series"]
     assert 5000 < len(series) <= 10_001
-    assert plan["series_window_s"] == series[1][0] - series[0][0]
+    assert [0, 3180] == [start_s for start_s, _ in series[:2]]
 
 
 def test_a_trace_of_other_units_than_milliseconds_is_refused() -> None:
