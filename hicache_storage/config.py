@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from hicache_storage.controller_settings import ControllerSettings, PrefetchPolicy, WritePolicy
 from hicache_storage.durations import MAX_DURATION_S
-from hicache_storage.errors import ConfigError
+from hicache_storage.errors import ConfigError, shown
 from hicache_storage.scalars import MAX_INT64, format_number
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ _DEFAULTS = ControllerSettings()
 _MAX_FLAG_DIGITS = 18
 _MAX_JSON_DIGITS = 100
 _MAX_VALUES = 10_000
+_QUOTES = re.compile("""['"`]""")
+_PLACE = re.compile(r"at (?:line [0-9]+, column [0-9]+|end of document)(?=\)?$)")
 _WRONG_TAG = "a value is not of the type that its tag names"
 _BACKEND = "--hicache-storage-backend"
 _EXTRA_CONFIG = "--hicache-storage-backend-extra-config"
@@ -98,7 +101,7 @@ def positive_int(text: str) -> int:
     if not (
         text.isascii() and text.isdecimal() and len(text) <= _MAX_FLAG_DIGITS and int(text) >= 1
     ):
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, not {shown(text)!r}")
     return int(text)
 
 
@@ -110,7 +113,7 @@ def int_up_to(most: int) -> Callable[[str], int]:
 
         number = positive_int(text)
         if number > most:
-            raise argparse.ArgumentTypeError(f"must be at most {most:,}, not {text!r}")
+            raise argparse.ArgumentTypeError(f"must be at most {most:,}, not {shown(text)!r}")
         return number
 
     return parse
@@ -186,13 +189,13 @@ def read_config_file(name: str, flag: str) -> dict[str, Any]:
         ConfigError: The message names the flag, the file and the reason.
     """
     path = Path(name)
-    where = f"{flag}: {path}"
+    where = f"{flag}: {shown(path)}"
     try:
         path = path.expanduser()
     except RuntimeError:
         raise ConfigError(f"{where}: cannot be read: there is no such home directory") from None
     except ValueError:
-        raise ConfigError(f"{where!r}: is no name of a file") from None
+        raise ConfigError(f"{where}: is no name of a file") from None
     if path.suffix not in _PARSERS:
         raise ConfigError(f"{where}: must end in one of {', '.join(_PARSERS)}")
     try:
@@ -202,7 +205,7 @@ def read_config_file(name: str, flag: str) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise ConfigError(f"{where}: is not UTF-8 text") from None
     except ValueError:
-        raise ConfigError(f"{where!r}: is no name of a file") from None
+        raise ConfigError(f"{where}: is no name of a file") from None
     kind, parse = _PARSERS[path.suffix]
     return _check_fields(_parse(parse, content, kind, where), where)
 
@@ -217,12 +220,20 @@ def _parse(parse: Callable[[str], Any], text: str, name: str, where: str) -> Any
         _check_values(value)
     except json.JSONDecodeError as error:
         at = f" at line {error.lineno}, column {error.colno}"
-        raise ConfigError(f"{where}: is not {name}: {error.msg.lower()}{at}") from None
+        raise ConfigError(f"{where}: is not {name}: {_unquoted(error.msg.lower() + at)}") from None
     except _RefusedError as error:
         raise ConfigError(f"{where}: {error}") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: is not {name}: {error}") from None
+        raise ConfigError(f"{where}: is not {name}: {_unquoted(str(error))}") from None
     return value
+
+
+def _unquoted(reason: str) -> str:
+    """Return a parser's reason. Where it quotes the file, and so perhaps a secret, return the place."""
+    if not _QUOTES.search(reason):
+        return reason
+    place = _PLACE.search(reason)
+    return place[0] if place else "it cannot be read"
 
 
 def _check_values(value: Any) -> None:
@@ -232,7 +243,7 @@ def _check_values(value: Any) -> None:
     """
     for count, (name, item) in enumerate(_named_values(value, "it")):
         if isinstance(item, float) and not math.isfinite(item):
-            raise _RefusedError(f"{name}: must be a finite number")
+            raise _RefusedError(f"{shown(name)}: must be a finite number")
         if count > _MAX_VALUES:
             raise _RefusedError(f"it holds more than {_MAX_VALUES:,} values")
 
@@ -260,7 +271,7 @@ def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for name, value in pairs:
         if name in fields:
-            raise _RefusedError(f"the field {name!r} is there twice")
+            raise _RefusedError(f"the field {shown(name)!r} is there twice")
         fields[name] = value
     return fields
 
@@ -290,8 +301,7 @@ def _parse_yaml(text: str) -> Any:
                 raise yaml.MarkedYAMLError(problem=_WRONG_TAG, problem_mark=node.start_mark)
             for key, _ in node.value:
                 if isinstance(key, yaml.ScalarNode) and key.value in names:
-                    problem = f"the field {key.value!r} is there twice"
-                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+                    raise _RefusedError(f"the field {shown(key.value)!r} is there twice")
                 if isinstance(key, yaml.ScalarNode):
                     names.add(key.value)
             return cast("dict[Any, Any]", super().construct_mapping(node, deep=deep))
@@ -326,7 +336,7 @@ def _check_fields(value: Any, where: str) -> dict[str, Any]:
     fields: dict[Any, Any] = cast("Any", value)
     other = [key for key in fields if not isinstance(key, str)]
     if other:
-        raise ConfigError(f"{where}: a field's name must be a string, not {other[0]!r}")
+        raise ConfigError(f"{where}: a field's name must be a string, not {shown(other[0])}")
     return fields
 
 

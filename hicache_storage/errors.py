@@ -16,10 +16,16 @@ A miss is no exception: it is `False`.
 from __future__ import annotations
 
 import difflib
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+_MAX_SHOWN = 250
+# A URL has "://", or ":/" once `Path` has read it; those of ZeroMQ hold no secret. JSON and YAML have
+# braces, quotes and ": ".
+_OF_CONFIGS = re.compile(r"""(?<!^tcp)(?<!^ipc)(?<!^inproc):/|[{}"]|: """)
 
 
 class HiCacheError(Exception):
@@ -39,7 +45,9 @@ class UnknownBackend(HiCacheError, LookupError):
         super().__init__(name, self.choices)  # `args` are what pickle calls __init__ with
 
     def __str__(self) -> str:
-        return f"unknown storage backend {self.name!r}{did_you_mean(self.name, self.choices)}"
+        return (
+            f"unknown storage backend {shown(self.name)!r}{did_you_mean(self.name, self.choices)}"
+        )
 
 
 class BackendNotInstalled(HiCacheError, ImportError):
@@ -75,6 +83,17 @@ class CorruptPage(HiCacheError):
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.detail}"
+
+
+def shown(text: object) -> str:
+    """Return a name, path or value that somebody gave, as a message may show it, or `***`.
+
+    A config or a URL that was given in its place may hold a secret. All other texts are too long to
+    read, or would move the terminal's cursor.
+    """
+    given = str(text)
+    is_plain = given.isprintable() and len(given) <= _MAX_SHOWN and not _OF_CONFIGS.search(given)
+    return given if is_plain else "***"
 
 
 def did_you_mean(name: str, choices: list[str]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from hicache_storage.backend_support.read_only import ReadOnlyStorage
-from hicache_storage.errors import BackendNotInstalled, ConfigError, UnknownBackend
+from hicache_storage.errors import BackendNotInstalled, ConfigError, UnknownBackend, shown
 from hicache_storage.storage import HiCacheStorage
 
 ENTRY_POINT_GROUP = "hicache_storage.backends"
@@ -124,7 +124,7 @@ def open_storage(
     place = storage_class.would_create(fields)
     if place is not None:
         raise ConfigError(
-            f"{name}: there is no store at {place}: correct the path; engines make a store there when"
+            f"{name}: there is no store at {shown(place)}: correct the path; engines make a store there when"
             " they open it"
         )
     return ReadOnlyStorage(storage_class.open_read_only(fields))
@@ -153,7 +153,9 @@ def _dynamic_class(fields: Mapping[str, Any]) -> type[HiCacheStorage]:
         raise ConfigError(f"{DYNAMIC}: {missing[0]}: this field is required, as a string")
     name, module_path, class_name = (fields[name] for name in _DYNAMIC_FIELDS)
     if not all(part.isidentifier() for part in module_path.split(".")):
-        raise ConfigError(f"{DYNAMIC}: module_path: must be a dotted name, not {module_path!r}")
+        raise ConfigError(
+            f"{DYNAMIC}: module_path: must be a dotted name, not {shown(module_path)!r}"
+        )
     try:
         module = importlib.import_module(module_path)
     except ImportError as error:

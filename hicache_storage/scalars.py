@@ -1,14 +1,15 @@
-"""Checks and parsers of scalar values: integers, numbers, flags, and sizes in bytes.
+"""Checks, parsers and texts of scalar values: integers, numbers, flags, and sizes in bytes.
 
-    4    "4"    2.5    "2.5"    true    "true"    "1GiB"    "1.5 GB"    "400g"
+    4    "4"    2.5    "2.5"    true    "true"    "1GiB"    "1.5 GB"
 
 `check_integer` checks an integer that a program gives. The parsers read text that people write:
 they accept the whole text or refuse it. A parser that accepts more takes `"1_0"` for 10, `"٣"` for
 3, `true` for one second, and `"1,000GB"` for one byte. A store with a capacity of one byte evicts
 all its pages.
 
-A size is a number and an optional unit. Units are B, KB, MB, GB, TB, PB and EB (powers of 1000) and
-KiB, MiB, ... (powers of 1024), in any case; K is KB, and Ki is KiB.
+A size is a number and an optional unit: B, KB, MB, GB, TB, PB or EB (powers of 1000), or KiB, MiB, GiB,
+TiB, PiB or EiB (powers of 1024). A unit is written as here: `1G` and `24Mb` are two sizes to two people.
+Sizes are printed in powers of 1024.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ MAX_INT64 = 2**63 - 1
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 _FLOAT = re.compile(r"-?[0-9]{1,19}(?:\.[0-9]{1,30})?(?:[eE][+-]?[0-9]{1,3})?")
 _BOOLS = {"true": True, "false": False}
-_SIZE = re.compile(r"([0-9]{1,24}(?:\.[0-9]{1,24})?) ?([kmgtpe]i?b?|b)?", re.IGNORECASE | re.ASCII)
-_SIZE_PREFIXES = "kmgtpe"
+_SIZE = re.compile(r"([0-9]{1,24}(?:\.[0-9]{1,24})?) ?([KMGTPE]i?B|B)?", re.ASCII)
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_SIZE_PREFIXES = "KMGTPE"
 _SIZE_EXAMPLES = "a number of bytes, such as 1073741824 or '1GiB'"
 
 
@@ -60,6 +62,31 @@ def format_number(number: object) -> str:
     if isinstance(number, int) and abs(number) > MAX_INT64:
         return f"a number of {number.bit_length()} bits"
     return str(number)
+
+
+# --- values that people read ----------------------------------------------------------------------
+
+
+def format_nbytes(nbytes: float) -> str:
+    """Return a size in powers of 1024 with at most four digits: `999 B`, `64 KiB`, `1.25 GiB`."""
+    unit_nbytes, unit = unit_of(nbytes)
+    number = nbytes / unit_nbytes
+    is_whole = unit_nbytes == 1 or number == int(number)
+    digits = 0 if is_whole or number >= 99.95 else 1 if number >= 9.995 else 2
+    return f"{number:.{digits}f} {unit}"
+
+
+def unit_of(nbytes: float) -> tuple[int, str]:
+    """Return the bytes and the name of the unit in which a size is shown."""
+    power = 0
+    while nbytes >= 1023.5 * 1024**power and power < len(_UNITS) - 1:
+        power += 1
+    return 1024**power, _UNITS[power]
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number and what it counts: `1 page`, `2,000 pages`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 # --- values that people write ---------------------------------------------------------------------
@@ -140,11 +167,12 @@ def _nbytes_of_text(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ValueError(
-            f"a size is {_SIZE_EXAMPLES}: digits with an optional decimal point, then B, KB, MB, GB, TB,"
-            " KiB, MiB, GiB or TiB, and nothing else"
+            f"a size is {_SIZE_EXAMPLES}: digits with an optional decimal point, then"
+            f" {', '.join(f'{prefix}B' for prefix in ('', *_SIZE_PREFIXES))},"
+            f" {', '.join(_UNITS[1:-1])} or {_UNITS[-1]}, and nothing else"
         )
-    number, unit = Fraction(match[1]), (match[2] or "b").lower()
-    if unit == "b" and number.denominator != 1:
+    number, unit = Fraction(match[1]), match[2] or "B"
+    if unit == "B" and number.denominator != 1:
         raise ValueError("a size without a unit is a whole number of bytes")
     power = _SIZE_PREFIXES.find(unit[0]) + 1
     return int(number * (1024 if "i" in unit else 1000) ** power)

@@ -27,8 +27,9 @@ from pydantic import (
 )
 
 from hicache_storage.durations import MAX_DURATION_S, parse_seconds
-from hicache_storage.errors import ConfigError, did_you_mean
+from hicache_storage.errors import ConfigError, did_you_mean, shown
 from hicache_storage.scalars import (
+    format_nbytes,
     format_number,
     parse_bool,
     parse_float,
@@ -39,6 +40,7 @@ from hicache_storage.scalars import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "Seconds",
     "SecretStr",
     "Settings",
+    "format_nbytes",
     "parse_nbytes",
 ]
 
@@ -100,11 +103,13 @@ class Settings(BaseModel):
 
     @classmethod
     def _describe(cls, detail: ErrorDetails) -> str:
-        name = ".".join(str(part) for part in detail["loc"])
+        name = shown(".".join(str(part) for part in detail["loc"]))
         if detail["type"] == "extra_forbidden":
             return f"unknown field {name!r}{did_you_mean(name, sorted(cls.model_fields))}"
         if detail["type"] == "missing":
             return f"{name}: this field is required"
+        if detail["type"] == "string_pattern_mismatch":  # pydantic shows the regular expression
+            return f"{name}: must be {_form(cls.model_fields.get(str(detail['loc'][0])))}"
         value = detail["input"]
         suffix = f", not {format_number(value)}" if isinstance(value, (bool, int, float)) else ""
         prefix = f"{name}: " if name else ""
@@ -130,6 +135,11 @@ def _scalar_parser(annotation: Any) -> Callable[[object], object] | None:
         own = any(isinstance(extra, (BeforeValidator, AfterValidator)) for extra in extras)
         return None if own else _scalar_parser(kind)
     return _PARSERS.get(annotation)
+
+
+def _form(field: FieldInfo | None) -> str:
+    """Return the form of a field's text in words: its description, where it has a pattern."""
+    return (field and field.description) or "text of another form"
 
 
 def _redacted_message(detail: ErrorDetails) -> str:

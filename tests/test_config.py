@@ -210,6 +210,27 @@ class TestExtraConfig:
         with pytest.raises(ConfigError, match=f"{file}: {reason}"):
             load_extra_config(f"@{file}")
 
+    @pytest.mark.parametrize(
+        ("name", "content"),
+        [
+            ("c.yaml", "password: *TOPSECRET\n"),
+            ("c.yaml", "password: !TOPSECRET\n"),
+            ("c.yaml", "a: 1\npassword: '%TOPSECRET\n"),
+            ("c.toml", "password = TOPSECRET\n"),
+            ("c.toml", "['{TOPSECRET}']\n['{TOPSECRET}']\n"),
+            ("c.json", '{"{TOPSECRET}": 1, "{TOPSECRET}": 2}'),
+            ("c.json", '{"password": TOPSECRET}'),
+        ],
+    )
+    def test_no_message_quotes_a_file(self, tmp_path: Path, name: str, content: str) -> None:
+        file = tmp_path / name
+        file.write_text(content)
+
+        with pytest.raises(ConfigError) as caught:
+            load_extra_config(f"@{file}")
+
+        assert "TOPSECRET" not in str(caught.value)
+
     def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"no\.json: cannot be read: No such file"):
             load_extra_config(f"@{tmp_path}/no.json")

@@ -25,6 +25,8 @@ class Acme(Settings):
     verify: bool = True
     cluster: bool | None = None
     nested: dict[str, int] = Field(default_factory=dict)
+    name: str = Field(default="abc", pattern="^[a-z]{3}$", description="three small letters")
+    other_name: str = Field(default="abc", pattern="^[a-z]{3}$")
 
     @field_validator("url")
     @classmethod
@@ -45,6 +47,11 @@ def test_a_config_becomes_settings_with_defaults() -> None:
     settings = Acme.parse("acme", {"url": "acme://host", "timeout_s": 2})
 
     assert ("acme://host", 2.0, 4) == (settings.url, settings.timeout_s, settings.connections)
+
+
+def test_a_pattern_is_told_in_words() -> None:
+    assert "acme: name: must be three small letters" == refusal(name="ab")
+    assert "acme: other_name: must be text of another form" == refusal(other_name="ab")
 
 
 def test_settings_never_change() -> None:

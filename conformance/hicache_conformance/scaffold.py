@@ -44,7 +44,7 @@ _MANIFEST = "manifest.json"
 
 
 class @Class@Settings(Settings):
-    path: Annotated[str, Field(min_length=1, pattern=r"^[^\\x00]+$")]
+    path: Annotated[str, Field(min_length=1, pattern=r"^[^\\x00]+$", description="text without NUL")]
     timeout_s: PositiveSeconds = 30.0  # every backend has this field
 
 

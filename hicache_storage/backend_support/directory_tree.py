@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from hicache_storage.backend_support.filesystem import read_own
 from hicache_storage.backend_support.manifest import SPACE_ID, decode_manifest, encode_manifest
-from hicache_storage.errors import ConfigError, StorageUnavailable
+from hicache_storage.errors import ConfigError, StorageUnavailable, shown
+from hicache_storage.scalars import format_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,7 +69,7 @@ class DirectoryTree:
             raise ConfigError(f"{cls.backend}: path: {error}") from error
         except OSError as error:
             raise ConfigError(
-                f"{cls.backend}: path: {path} is no directory and cannot be made one"
+                f"{cls.backend}: path: {shown(path)} is no directory and cannot be made one"
                 f" ({error.strerror}): mount the file system, or name another directory"
             ) from error
         return tree
@@ -250,12 +251,12 @@ class DirectoryTree:
         nbytes = system.f_blocks * system.f_frsize
         if capacity_nbytes is not None and capacity_nbytes > nbytes:
             logger.warning(
-                "%s: capacity_nbytes is %d, and the file system of %s has %d bytes: a full one refuses"
+                "%s: capacity_nbytes is %s, and the file system of %s has %s: a full one refuses"
                 " pages and evicts none; lower capacity_nbytes",
                 self.backend,
-                capacity_nbytes,
+                format_nbytes(capacity_nbytes),
                 self.root,
-                nbytes,
+                format_nbytes(nbytes),
             )
 
     def _has_manifest(self, space: KeySpace) -> bool:

@@ -6,6 +6,7 @@ import argparse
 from datetime import UTC, datetime
 
 from hicache_storage.durations import with_unit
+from hicache_storage.errors import shown
 
 _SHOWN = (("d", 86_400), ("h", 3600), ("m", 60))
 
@@ -15,7 +16,7 @@ def age(text: str) -> float:
     seconds = with_unit(text)
     if not seconds:
         raise argparse.ArgumentTypeError(
-            f"must be a time like 90s, 30m, 12h, 1d or 2w, not {text!r}"
+            f"must be a time like 90s, 30m, 12h, 1d or 2w, not {shown(text)!r}"
         )
     return seconds
 

@@ -17,9 +17,8 @@ from hicache_storage.cli.page_sizes import (
 from hicache_storage.cli.progress import meter
 from hicache_storage.cli.signal_stop import SignalStop
 from hicache_storage.cli.sizes import parse_share, size
-from hicache_storage.cli.stderr_log import StderrHandler
 from hicache_storage.cli.stores import add_store_arguments, open_store, store_choice
-from hicache_storage.replay.warning_log import warnings_to
+from hicache_storage.errors import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -147,11 +146,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.compare is not None:
         before = comparison.read_before(arguments.compare)
         comparison.check_comparable(before, settings.as_json())
-    with (
-        open_store(choice) as storage,
-        warnings_to(StderrHandler()),
-        SignalStop() as stop,
-    ):
+    with open_store(choice) as storage, SignalStop() as stop:
         report: dict[str, Any] = {
             "backend": choice.backend,
             **run_bench(storage, settings, stop.event, meter),
@@ -198,11 +193,11 @@ def _mix(text: str) -> dict[str, float]:
         is_number = weight.isascii() and weight.isdecimal() and len(weight) < 10
         if name not in _OPERATIONS or name in mix or not is_number:
             raise argparse.ArgumentTypeError(
-                f"must be weights like {_MIX}, each at most once, not {text!r}"
+                f"must be weights like {_MIX}, each at most once, not {shown(text)!r}"
             )
         mix[name] = float(weight)
     if not any(mix.values()):
-        raise argparse.ArgumentTypeError(f"must have a weight above 0, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must have a weight above 0, not {shown(text)!r}")
     return {name: weight for name, weight in mix.items() if weight}
 
 
@@ -213,7 +208,7 @@ def _tolerance(text: str) -> tuple[str | None, float]:
     if value is None or (name is not None and name not in _METRICS):
         raise argparse.ArgumentTypeError(
             f"must be a share such as 20%, or one of {', '.join(_METRICS)} with a share such as"
-            f" p99=30%, not {text!r}"
+            f" p99=30%, not {shown(text)!r}"
         )
     return name, value
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hicache_storage import config
 from hicache_storage.cli.progress import meter
 from hicache_storage.cli.selection_flags import add_selection_arguments, selection_of
-from hicache_storage.cli.sizes import format_nbytes, size
+from hicache_storage.cli.sizes import counted, format_nbytes, size
 from hicache_storage.cli.stores import (
     add_store_arguments,
     config_file_choice,
@@ -83,7 +83,7 @@ def _target_choice(arguments: argparse.Namespace) -> config.StorageChoice:
 def _lines(result: Copied) -> Iterator[str]:
     speed = format_nbytes(result.nbytes / max(result.elapsed_s, 1e-9))
     yield (
-        f"{result.copied:,} pages copied, {format_nbytes(result.nbytes)} in"
+        f"{counted(result.copied, 'page')} copied, {format_nbytes(result.nbytes)} in"
         f" {result.elapsed_s:.1f} s ({speed}/s); {result.skipped:,} were there before"
     )
     for proof, count in result.not_proved.items():

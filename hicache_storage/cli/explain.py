@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hicache_storage.cli.ages import age, format_time
+from hicache_storage.cli.sizes import counted
+from hicache_storage.cli.stderr_log import escaped
 from hicache_storage.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -71,7 +73,7 @@ def _tell(reader: LogReader, selection: Selection, *, as_json: bool) -> int:
         _print_json({"records": [record.as_json() for record in records]})
     elif records:
         for record in records[-_LISTED:]:
-            sys.stdout.write("".join(f"{line}\n" for line in _story(record)))
+            sys.stdout.write("".join(f"{escaped(line)}\n" for line in _story(record)))
         if len(records) > _LISTED:
             sys.stdout.write(f"{len(records) - _LISTED:,} earlier records are in --json.\n")
     else:
@@ -112,7 +114,8 @@ def _counts(record: RequestRecord) -> str:
         Operation.LOAD: "loaded",
         Operation.STORE: "stored",
     }
-    text = f"{record.hit_pages:,} of {record.asked_pages:,} pages were {verbs[record.operation]}"
+    pages = f"{counted(record.asked_pages, 'page')} {_were(record.asked_pages)}"
+    text = f"{record.hit_pages:,} of {pages} {verbs[record.operation]}"
     if record.l2_pages is not None:
         text += (
             f" ({record.l2_pages:,} from host memory,"
@@ -159,11 +162,12 @@ def _parts(summary: Summary) -> Iterator[Table | str]:
     if summary.first_s is None or summary.last_s is None:
         yield f"There are no records.{faults}"
         return
+    have = "has" if summary.whole == 1 else "have"
     yield (
-        f"{summary.records:,} records from {format_time(summary.first_s)} to"
+        f"{counted(summary.records, 'record')} from {format_time(summary.first_s)} to"
         f" {format_time(summary.last_s)}\n"
-        f"{summary.hit_pages:,} of {summary.asked_pages:,} pages hit; {summary.whole:,} records have"
-        f" every page{faults}"
+        f"{summary.hit_pages:,} of {counted(summary.asked_pages, 'page')} hit;"
+        f" {counted(summary.whole, 'record')} {have} every page{faults}"
     )
 
 
@@ -215,8 +219,13 @@ def _summary_json(summary: Summary) -> dict[str, object]:
 
 
 def _faults(dropped_records: int, unreadable_lines: int) -> str:
-    text = f"\n{dropped_records:,} records were dropped" if dropped_records else ""
-    return text + (f"\n{unreadable_lines:,} lines cannot be read" if unreadable_lines else "")
+    dropped = f"\n{counted(dropped_records, 'record')} {_were(dropped_records)} dropped"
+    unreadable = f"\n{counted(unreadable_lines, 'line')} cannot be read"
+    return dropped * bool(dropped_records) + unreadable * bool(unreadable_lines)
+
+
+def _were(number: int) -> str:
+    return "was" if number == 1 else "were"
 
 
 def _words(name: str) -> str:

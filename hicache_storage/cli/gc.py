@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hicache_storage.cli.ages import age, format_time
 from hicache_storage.cli.progress import meter
 from hicache_storage.cli.selection_flags import add_selection_arguments, selection_of
-from hicache_storage.cli.sizes import format_nbytes
+from hicache_storage.cli.sizes import counted, format_nbytes
 from hicache_storage.cli.stores import (
     add_store_arguments,
     open_existing_store,
@@ -34,7 +34,7 @@ _SELECTIONS = ("space", "model", "revision", "tenant", "pool", "unused_for")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     add_store_arguments(parser)
-    add_selection_arguments(parser)
+    add_selection_arguments(parser, default="at least one of these, or --unused-for")
     add = parser.add_argument
     add(
         "--unused-for",
@@ -80,7 +80,9 @@ def run(arguments: argparse.Namespace) -> int:
         json.dump(document, sys.stdout, indent=2)
         sys.stdout.write("\n")
     elif arguments.yes:
-        sys.stdout.write(f"{removal.pages:,} pages were removed.\n")
+        sys.stdout.write(
+            f"{counted(removal.pages, 'page')} {'was' if removal.pages == 1 else 'were'} removed.\n"
+        )
         sys.stdout.writelines(
             f"Key space {space.id[:SHORT_ID_DIGITS]} was kept: it was used meanwhile.\n"
             for space in removal.kept
@@ -99,5 +101,6 @@ def _print(found: Sequence[Candidate]) -> None:
     pages = sum(usage.pages or 0 for usage in usages)
     nbytes = sum(usage.nbytes or 0 for usage in usages)
     last = f"; the last use was {format_time(max(used))}" if used else ""
-    total = f"{len(usages):,} key spaces, {pages:,} pages, {format_nbytes(nbytes)}{last}"
+    spaces = counted(len(usages), "key space")
+    total = f"{spaces}, {counted(pages, 'page')}, {format_nbytes(nbytes)}{last}"
     print_lines(output_console(), [space_table(usages), total] if usages else [total])

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from hicache_storage.cli.progress import meter
-from hicache_storage.cli.sizes import format_nbytes
+from hicache_storage.cli.sizes import counted, format_nbytes
 from hicache_storage.cli.stores import (
     add_store_arguments,
     open_existing_store,
@@ -91,7 +91,7 @@ def _print_table(usages: Sequence[SpaceUsage]) -> None:
 
     pages = sum(one.pages or 0 for one in usages)
     nbytes = sum(one.nbytes or 0 for one in usages)
-    counted = all(one.pages is not None for one in usages)
-    figures = f", {pages:,} pages, {format_nbytes(nbytes)}" if counted else ""
-    total = f"{len(usages):,} key spaces{figures}"
+    is_known = all(one.pages is not None for one in usages)
+    figures = f", {counted(pages, 'page')}, {format_nbytes(nbytes)}" if is_known else ""
+    total = f"{counted(len(usages), 'key space')}{figures}"
     print_lines(output_console(), [space_table(usages), total] if usages else [total])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from hicache_storage.errors import ConfigError
+from hicache_storage.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,9 +20,9 @@ def check_output(flag: str, path: Path | None) -> None:
     if path is None:
         return
     if path.is_dir():
-        raise ConfigError(f"--{flag} {path}: is a directory, not a file")
+        raise ConfigError(f"--{flag} {shown(path)}: is a directory, not a file")
     if not path.parent.is_dir():
-        raise ConfigError(f"--{flag} {path}: there is no directory {path.parent}")
+        raise ConfigError(f"--{flag} {shown(path)}: there is no directory {shown(path.parent)}")
 
 
 def write_text(flag: str, path: Path, text: str) -> None:
@@ -34,7 +34,7 @@ def write_text(flag: str, path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--{flag} {path}: cannot be written: {error.strerror}") from None
+        raise ConfigError(f"--{flag} {shown(path)}: cannot be written: {error.strerror}") from None
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from hicache_storage.errors import ConfigError, HiCacheError, did_you_mean
+from hicache_storage.cli.stderr_log import StderrHandler, one_line
+from hicache_storage.errors import ConfigError, HiCacheError, did_you_mean, shown
+from hicache_storage.replay.warning_log import warnings_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -45,19 +47,33 @@ class Program:
 
     def main(self, argv: Sequence[str]) -> int:
         """Run one verb and return its exit code."""
+        code = 0
+        try:
+            try:
+                with warnings_to(StderrHandler(self.name)):
+                    code = self._run(argv)
+            finally:
+                sys.stdout.flush()
+        except OSError as error:
+            if not _gave_stdout_up():
+                raise
+            if not isinstance(
+                error, BrokenPipeError
+            ):  # a reader that closes it is no failure of ours
+                self._print_error(f"standard output cannot be written: {error.strerror}")
+                return self.wrong_input
+        return code
+
+    def _run(self, argv: Sequence[str]) -> int:
         try:
             arguments = self._parse(argv)
             code: int = arguments.run(arguments)
-            sys.stdout.flush()
         except HiCacheError as error:
-            self._print_error(str(error))
+            self._print_error(_redacted(str(error), argv))
             return self.wrong_input
         except KeyboardInterrupt:
             self._print_error("interrupted")
             return _INTERRUPTED
-        except BrokenPipeError:  # the reader of stdout has closed it, which is no failure of ours
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
         return code
 
     def _parse(self, argv: Sequence[str]) -> argparse.Namespace:
@@ -69,7 +85,7 @@ class Program:
         self._add_verbs(parser, required=True)
         return self._checked(parser, argv, f"{self.name} {argv[0] if argv else ''}".strip())
 
-    def _default_parser(self, default: Verb) -> argparse.ArgumentParser:
+    def _default_parser(self, default: Verb) -> Parser:
         verbs = "\n".join(f"  {_name(verb):10} {verb.SUMMARY}" for verb in self.verbs)
         parser = Parser(
             prog=self.name,
@@ -133,28 +149,63 @@ class Program:
             _mark_files(each, shtab.FILE)
         return shtab.complete(parser, shell=str(shell))
 
-    def _checked(
-        self, parser: argparse.ArgumentParser, argv: Sequence[str], command: str
-    ) -> argparse.Namespace:
-        arguments, unknown = parser.parse_known_args(argv)
+    def _checked(self, parser: Parser, argv: Sequence[str], command: str) -> argparse.Namespace:
+        arguments, unknown = parser.parse(argv)
         if unknown:
             actions = arguments.parser._actions  # noqa: SLF001 - argparse has no public list
             flags = [flag for action in actions for flag in action.option_strings]
-            hint = did_you_mean(unknown[0].partition("=")[0], flags)
+            name = unknown[0].partition("=")[0]
+            hint = did_you_mean(name, flags)
             raise ConfigError(
-                f"unknown argument {unknown[0]!r}{hint if '?' in hint else ''} (see {command} --help)"
+                f"unknown argument {shown(name)!r}{hint if '?' in hint else ''} (see {command} --help)"
             )
         return arguments
 
     def _print_error(self, message: str) -> None:
-        sys.stderr.write(f"{self.name}: {' '.join(message.split())}\n")
+        sys.stderr.write(f"{self.name}: {one_line(message)}\n")
 
 
 class Parser(argparse.ArgumentParser):
     """A parser that raises ConfigError, so that `Program.main` prints every error in the same way."""
 
+    def parse(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+        """Return the values of flags, and the unknown arguments.
+
+        Raises:
+            ConfigError: The message quotes no value that may be a secret. Argparse's own messages do.
+        """
+        try:
+            return self.parse_known_args(argv)
+        except ConfigError as error:
+            raise ConfigError(_redacted(str(error), argv)) from None
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print the help. Argparse itself says nothing where that fails."""
+        (file or sys.stderr).write(message)
+
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (see {self.prog} --help)")
+
+
+def _redacted(message: str, argv: Sequence[str]) -> str:
+    """Return a message without the arguments that may be or hold secrets, which it may quote."""
+    for text in argv:
+        for value in {text, text.partition("=")[2]}:
+            if shown(value) != value:
+                message = message.replace(repr(value), repr(shown(value)))
+                message = message.replace(value, shown(value))
+    return message
+
+
+def _gave_stdout_up() -> bool:
+    """Return whether standard output takes nothing. If so, discard what is left for it."""
+    try:
+        sys.stdout.write("\n")  # a failed write may have emptied the buffer
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 def _printing(text: Callable[[object], str]) -> type[argparse.Action]:

@@ -6,6 +6,8 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from hicache_storage.scalars import counted, format_nbytes
+
 if TYPE_CHECKING:
     from collections.abc import Generator
 
@@ -53,12 +55,11 @@ def meter(title: str, duration_s: float | None = None) -> Generator[Meter, None,
     columns = (
         progress.TextColumn("{task.description}"),
         progress.BarColumn(bar_width=None),
-        progress.TextColumn("{task.fields[pages]:,} pages"),
-        *([] if duration_s else [progress.DownloadColumn(), progress.TransferSpeedColumn()]),
+        progress.TextColumn("{task.fields[moved]}"),
         progress.TimeRemainingColumn(),
     )
     with progress.Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(title, total=duration_s, pages=0)
+        task = bar.add_task(title, total=duration_s, moved="")
         yield _TimeMeter(bar, task) if duration_s else _BarMeter(bar, task)
 
 
@@ -79,7 +80,7 @@ class _TimeMeter:
     def advance(self, pages: int, nbytes: int) -> None:  # noqa: ARG002 - the interface of a meter
         self._pages += pages
         passed_s = time.monotonic() - self._began_s
-        self._bar.update(self._task, completed=passed_s, pages=self._pages)
+        self._bar.update(self._task, completed=passed_s, moved=counted(self._pages, "page"))
 
 
 class _BarMeter:
@@ -91,10 +92,18 @@ class _BarMeter:
         self._bar = bar
         self._task = task
         self._pages = 0
+        self._nbytes = 0
+        self._total = ""
 
     def begin(self, nbytes: int | None) -> None:
+        self._total = "" if nbytes is None else f" of {format_nbytes(nbytes)}"
         self._bar.update(self._task, total=nbytes)
 
     def advance(self, pages: int, nbytes: int) -> None:
         self._pages += pages
-        self._bar.update(self._task, advance=nbytes, pages=self._pages)
+        self._nbytes += nbytes
+        moved = f"{counted(self._pages, 'page')}, {format_nbytes(self._nbytes)}{self._total}"
+        speed = self._bar.tasks[self._task].speed
+        if speed is not None:
+            moved += f", {format_nbytes(speed)}/s"
+        self._bar.update(self._task, advance=nbytes, moved=moved)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from hicache_storage.cli.output_files import check_output, write_json
 from hicache_storage.cli.program import add_cwd_to_path
 from hicache_storage.cli.signal_stop import SignalStop
 from hicache_storage.cli.sizes import size_from_zero
-from hicache_storage.cli.stderr_log import StderrHandler
+from hicache_storage.cli.stores import add_store_arguments, store_choice
 from hicache_storage.cli.traces import (
     add_shape_arguments,
     add_trace_arguments,
@@ -22,7 +23,6 @@ from hicache_storage.cli.traces import (
 )
 from hicache_storage.errors import ConfigError
 from hicache_storage.replay.disruptions import Disruptions
-from hicache_storage.replay.warning_log import warnings_to
 
 if TYPE_CHECKING:
     import argparse
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from hicache_storage.events.settings import EventSettings
     from hicache_storage.page_store.admission import AdmissionSettings
     from hicache_storage.replay.driver import ReplaySettings
+
+logger = logging.getLogger(__name__)
 
 SUMMARY = "Replay a trace of requests through the cache and a storage, and verify every byte."
 
@@ -46,7 +48,7 @@ _LAST_PORT = 65535
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    config.add_arguments(parser)
+    add_store_arguments(parser, engine_flags_in_help=True)
     _add_trace_arguments(parser)
     _add_cache_arguments(parser)
     _add_admission_arguments(parser)
@@ -159,6 +161,11 @@ def _add_observer_arguments(parser: argparse.ArgumentParser) -> None:
         help='publish KV events over ZeroMQ: bind "tcp://*:5557", or connect to "tcp://router:5557"',
     )
     add(
+        "--events-bind",
+        action="store_true",
+        help="bind --events-endpoint and do not connect to it, such as tcp://127.0.0.1:5557",
+    )
+    add(
         "--events-replay-endpoint",
         metavar="ADDRESS",
         help='send past events again: bind "tcp://*:5558"',
@@ -167,10 +174,12 @@ def _add_observer_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Replay, and return 0, 1 for corrupt pages, or 128 plus the number of the signal that ended it."""
-    choice = config.StorageChoice.from_arguments(arguments)
+    choice = store_choice(arguments)
     check_output("json", arguments.json)
     requests = read_requests(arguments)
     settings = _settings(arguments, choice)
+    if arguments.tracing:
+        _warn_of_lost_spans()
     disruptions = Disruptions.from_arguments(arguments, len(requests))
     for storage in filter(None, (choice, disruptions.swap)):
         add_cwd_to_path(storage.backend, storage.config)
@@ -180,7 +189,7 @@ def run(arguments: argparse.Namespace) -> int:
     job = ReplayJob(
         choice, settings, disruptions, requests, arguments.metrics_port, keep=arguments.keep
     )
-    with warnings_to(StderrHandler()), SignalStop() as stop, _progress() as progress:
+    with SignalStop() as stop, _progress() as progress:
         task = progress.add_task("replaying", total=len(requests))
         figures = (run_job if arguments.ranks == 1 else run_ranks)(
             job,
@@ -238,6 +247,18 @@ def _settings(arguments: argparse.Namespace, choice: config.StorageChoice) -> Re
     )
 
 
+def _warn_of_lost_spans() -> None:
+    try:
+        from opentelemetry import trace  # noqa: PLC0415 - an extra, which the run asks for
+    except ModuleNotFoundError:
+        return
+    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        logger.warning(
+            "--tracing: spans go nowhere, because this process has no OpenTelemetry SDK: start it with"
+            " opentelemetry-instrument, of the package opentelemetry-distro"
+        )
+
+
 def _admission(arguments: argparse.Namespace) -> AdmissionSettings:
     from hicache_storage.page_store.admission import AdmissionSettings  # noqa: PLC0415
 
@@ -260,13 +281,15 @@ def _events(arguments: argparse.Namespace) -> EventSettings | None:
 
     fields = {
         "endpoint": arguments.events_endpoint,
+        "bind": arguments.events_bind or None,
         "replay_endpoint": arguments.events_replay_endpoint,
     }
     given = {name: value for name, value in fields.items() if value is not None}
     if not given:
         return None
     if "endpoint" not in given:
-        raise ConfigError("--events-replay-endpoint needs --events-endpoint")
+        flag = "replay-endpoint" if "replay_endpoint" in given else "bind"
+        raise ConfigError(f"--events-{flag} needs --events-endpoint")
     return EventSettings.parse("replay", given)
 
 

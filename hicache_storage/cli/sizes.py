@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import argparse
 
-from hicache_storage.scalars import parse_float, parse_nbytes
+from hicache_storage.errors import shown
+from hicache_storage.scalars import counted, format_nbytes, parse_float, parse_nbytes
 
-_UNITS = ("B", "KB", "MB", "GB", "TB", "PB", "EB")
-
-
-def format_nbytes(nbytes: float) -> str:
-    """Return a size in powers of 1000 with at most four digits: `999 B`, `1.25 GB`."""
-    unit = 0
-    while nbytes >= 999.5 and unit < len(_UNITS) - 1:
-        nbytes /= 1000
-        unit += 1
-    digits = 0 if unit == 0 or nbytes >= 99.95 else 1 if nbytes >= 9.995 else 2
-    return f"{nbytes:.{digits}f} {_UNITS[unit]}"
+__all__ = ["counted", "format_nbytes", "parse_share", "share", "size", "size_from_zero"]
 
 
 def size(text: str) -> int:
     """Return the bytes of a size from 1 on. The function serves as an argparse type."""
     nbytes = size_from_zero(text)
     if nbytes < 1:
-        raise argparse.ArgumentTypeError(f"must be at least one byte, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be at least one byte, not {shown(text)!r}")
     return nbytes
 
 
@@ -33,7 +24,7 @@ def size_from_zero(text: str) -> int:
         return parse_nbytes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(
-            f"must be a size like 512MiB or 2GB, not {text!r}: {error}"
+            f"must be a size like 512MiB, not {shown(text)!r}: {error}"
         ) from None
 
 
@@ -41,7 +32,7 @@ def share(text: str) -> float:
     """Return the share that `1%` or `0.01` is, above 0 and at most 1. Serves as an argparse type."""
     value = parse_share(text)
     if value is None or not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"must be a share such as 1% or 0.01, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a share such as 1% or 0.01, not {shown(text)!r}")
     return value
 
 

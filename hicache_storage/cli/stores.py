@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hicache_storage import config
 from hicache_storage.cli.program import Parser, add_cwd_to_path
-from hicache_storage.errors import ConfigError, UnsupportedOperation, did_you_mean
+from hicache_storage.errors import ConfigError, UnsupportedOperation, did_you_mean, shown
 
 if TYPE_CHECKING:
     import argparse
@@ -34,9 +34,11 @@ _FLAGS = (
 )
 
 
-def add_store_arguments(parser: argparse.ArgumentParser) -> None:
+def add_store_arguments(
+    parser: argparse.ArgumentParser, *, engine_flags_in_help: bool = False
+) -> None:
     """Add SGLang's storage flags, and `--config`."""
-    config.add_arguments(parser, engine_flags_in_help=False)
+    config.add_arguments(parser, engine_flags_in_help=engine_flags_in_help)
     parser.add_argument(
         "--config", metavar="FILE", help="a .json, .toml or .yaml file with these flags, instead"
     )
@@ -52,6 +54,12 @@ def store_choice(arguments: argparse.Namespace) -> config.StorageChoice:
         return config.StorageChoice.from_arguments(arguments)
     if arguments.hicache_storage_backend or arguments.hicache_storage_backend_extra_config:
         raise ConfigError(f"--config names the backend: leave --{_BACKEND} and its config out")
+    for flag in _FLAGS:
+        name = flag.replace("-", "_")
+        if getattr(arguments, name) != arguments.parser.get_default(name):
+            raise ConfigError(
+                f"--config has the engine's flags: leave --{flag} out, or add it there"
+            )
     return config_file_choice(arguments.config, "--config")
 
 
@@ -61,15 +69,16 @@ def config_file_choice(name: str, flag: str) -> config.StorageChoice:
     Raises:
         ConfigError: The file cannot be read, or names no backend, or one of its values is wrong.
     """
-    parser = Parser(prog=f"{flag} {name}", add_help=False, allow_abbrev=False)
+    parser = Parser(prog=f"{flag} {shown(name)}", add_help=False, allow_abbrev=False)
     config.add_arguments(parser)
+    where = f"{flag}: {shown(name)}"
     fields = config.read_config_file(name, flag)
     argv = [
-        f"--{key}={_flag_text(key, value, f'{flag}: {name}')}"
-        for key, value in _storage_fields(fields, f"{flag}: {name}").items()
+        f"--{key}={_flag_text(key, value, where)}"
+        for key, value in _storage_fields(fields, where).items()
         if value is not None
     ]
-    return config.StorageChoice.from_arguments(parser.parse_args(argv))
+    return config.StorageChoice.from_arguments(parser.parse(argv)[0])
 
 
 def open_store(choice: config.StorageChoice) -> HiCacheStorage:
@@ -106,7 +115,9 @@ def _storage_fields(fields: dict[str, Any], where: str) -> dict[str, Any]:
                 raise ConfigError(f"{where}: {name}: this field is there twice")
             found[flag] = value
         elif flag.startswith("hicache-storage"):
-            raise ConfigError(f"{where}: unknown field {name!r}{did_you_mean(flag, [*_FLAGS])}")
+            raise ConfigError(
+                f"{where}: unknown field {shown(name)!r}{did_you_mean(flag, [*_FLAGS])}"
+            )
     return found
 
 

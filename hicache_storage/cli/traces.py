@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hicache_storage import config
-from hicache_storage.errors import ConfigError
+from hicache_storage.errors import ConfigError, shown
 from hicache_storage.replay.models import (
     PRESETS,
     PoolShape,
@@ -118,7 +118,7 @@ def positive_number(text: str) -> float:
     """Return a number above 0. The function serves as an argparse type."""
     value = parse_number(text)
     if not value:
-        raise argparse.ArgumentTypeError(f"must be a number greater than 0, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a number greater than 0, not {shown(text)!r}")
     return value
 
 
@@ -126,13 +126,13 @@ def number_from_zero(text: str) -> float:
     """Return a number from 0 on. The function serves as an argparse type."""
     value = parse_number(text)
     if value is None:
-        raise argparse.ArgumentTypeError(f"must be a number from 0 on, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a number from 0 on, not {shown(text)!r}")
     return value
 
 
 def _seed(text: str) -> int:
     if _SEED.fullmatch(text) is None:
-        raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a whole number, not {shown(text)!r}")
     return int(text)
 
 

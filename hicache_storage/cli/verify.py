@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hicache_storage.cli.progress import meter
 from hicache_storage.cli.selection_flags import add_selection_arguments, selection_of
-from hicache_storage.cli.sizes import format_nbytes, share
+from hicache_storage.cli.sizes import counted, format_nbytes, share
 from hicache_storage.cli.stores import (
     add_store_arguments,
     open_existing_store,
@@ -111,7 +111,7 @@ def _parts(result: Verification) -> Iterator[Table | str]:
         others.append(f"{result.healed:,} damaged and removed by the store itself")
     speed = format_nbytes(result.nbytes / max(result.elapsed_s, 1e-9))
     yield (
-        f"{result.pages:,} pages, {format_nbytes(result.nbytes)} in {result.elapsed_s:.1f} s"
+        f"{counted(result.pages, 'page')}, {format_nbytes(result.nbytes)} in {result.elapsed_s:.1f} s"
         f" ({speed}/s): {', '.join([f'{result.proofs[Proof.OK]:,} ok', *others])}"
     )
 

@@ -97,6 +97,6 @@ class StateLog:
             "%s: the store %s; pages in the last %.1f s: %s",
             self._label,
             state,
-            time.monotonic() - self._began_s,
+            max(0.1, time.monotonic() - self._began_s),
             ", ".join(counts),
         )

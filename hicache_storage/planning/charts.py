@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hicache_storage.markup import element
+from hicache_storage.scalars import format_nbytes, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,6 +64,19 @@ def linear_axis(title: str, high: float, text: Callable[[float], str]) -> Axis:
     count = max(1, math.ceil(high / step))
     ticks = [step * number for number in range(count + 1)]
     return Axis(title=title, ticks=ticks, text=text, low=0.0, high=ticks[-1])
+
+
+def bandwidth_axis(high: float) -> Axis:
+    """Return an axis of bytes a second, with ticks at round values of its unit."""
+    unit_nbytes, _ = unit_of(high)
+    axis = linear_axis("bandwidth", high / unit_nbytes, str)
+    return Axis(
+        title=axis.title,
+        ticks=[tick * unit_nbytes for tick in axis.ticks],
+        text=lambda bytes_per_s: f"{format_nbytes(bytes_per_s)}/s",
+        low=0.0,
+        high=axis.high * unit_nbytes,
+    )
 
 
 def line_chart(title: str, lines: Sequence[Line], x: Axis, y: Axis) -> Element:

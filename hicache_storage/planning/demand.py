@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hicache_storage.replay.report import percentile
+from hicache_storage.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from hicache_storage.replay.trace import Request
 
 WINDOWS_S = (1, 60)
+_MOST_POINTS = 10_000
+_MAX_DURATION_S = 366 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,17 @@ class Arrivals:
 
     @classmethod
     def of(cls, requests: Sequence[Request]) -> Arrivals:
-        """Return the arrivals of a trace."""
+        """Return the arrivals of a trace.
+
+        Raises:
+            ConfigError: The trace is longer than a year, as one in other units than milliseconds is.
+        """
+        duration_s = requests[-1].arrival_s - requests[0].arrival_s
+        if duration_s > _MAX_DURATION_S:
+            raise ConfigError(
+                f"the trace lasts {duration_s / 86_400:,.0f} days, and a plan's at most 366: timestamps"
+                " are milliseconds"
+            )
         return cls(tuple(request.arrival_s - requests[0].arrival_s for request in requests))
 
     @property
@@ -44,20 +56,24 @@ class Arrivals:
             "mean_bytes_per_s": len(requests) * nbytes / self.duration_s,
         }
         for window_s in WINDOWS_S:
-            counts = self._counts(requests, window_s)
-            p99 = percentile(counts, 99) or 0.0
+            _, counts = np.unique(self._windows(requests, window_s), return_counts=True)
+            all_windows = int(self.times_s[-1] // window_s) + 1
+            rank = -(-all_windows * 99 // 100) - (all_windows - len(counts))
+            p99 = int(np.sort(counts)[rank - 1]) if rank > 0 else 0
             figures[f"p99_{window_s}s_bytes_per_s"] = p99 * nbytes / window_s
-            figures[f"max_{window_s}s_bytes_per_s"] = max(counts) * nbytes / window_s
+            figures[f"max_{window_s}s_bytes_per_s"] = int(counts.max(initial=0)) * nbytes / window_s
         return figures
 
-    def series(self, requests: Integers, nbytes: float, window_s: int) -> list[list[float]]:
-        """Return (seconds, bytes per second) for each window."""
-        counts = self._counts(requests, window_s)
+    def series(self, requests: Integers, nbytes: float) -> list[list[float]]:
+        """Return (seconds, bytes per second) for each window: a minute, or as many as keep them few."""
+        window_s = 60 * (1 + int(self.times_s[-1] // (60 * _MOST_POINTS)))
+        counts = np.bincount(
+            self._windows(requests, window_s), minlength=int(self.times_s[-1] // window_s) + 1
+        )
         return [
-            [number * window_s, count * nbytes / window_s] for number, count in enumerate(counts)
+            [number * window_s, int(count) * nbytes / window_s]
+            for number, count in enumerate(counts)
         ]
 
-    def _counts(self, requests: Integers, window_s: int) -> list[float]:
-        windows = (np.array(self.times_s) // window_s).astype(np.int64)
-        counts = np.bincount(windows[requests], minlength=int(windows[-1]) + 1)
-        return [float(count) for count in counts]
+    def _windows(self, requests: Integers, window_s: int) -> Integers:
+        return (np.array(self.times_s)[requests] // window_s).astype(np.int64)

@@ -5,17 +5,18 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from hicache_storage.planning.charts import Line, line_chart, linear_axis, size_axis
+from hicache_storage.planning.charts import Line, bandwidth_axis, line_chart, linear_axis, size_axis
 from hicache_storage.planning.tables import (
     BANDWIDTH_TITLES,
     HIT_TITLES,
     MONEY_TITLES,
     bandwidth_row,
+    bandwidth_unit,
     facts,
     hit_row,
     money_row,
 )
-from hicache_storage.planning.wording import amount, bandwidth, option_name, percent, size
+from hicache_storage.planning.wording import amount, option_name, percent, size
 from hicache_storage.report_page import fact_list, figures, hero, report_page, section
 
 if TYPE_CHECKING:
@@ -104,15 +105,22 @@ def _bandwidth_section(report: Mapping[str, Any], stored: Sequence[Mapping[str, 
     best = report["best"]
     shown = report["options"][best] if best is not None else stored[-1]
     shown = shown if shown["storage_nbytes"] else stored[-1]
+    unit_nbytes, unit = bandwidth_unit(report)
     return section(
         "bandwidth",
         "Bandwidth of L3",
-        "GB/s by the arrival of the requests, all pools together: the mean, then the 99th percentile of"
-        " all windows of 60 s and of 1 s. Unread is the share of written pages that are not read later."
-        f" The plot shows windows of 60 s of an {option_name(shown)}.",
+        f"{unit}/s by the arrival of the requests, all pools together: the mean, then the 99th"
+        " percentile of all windows of 60 s and of 1 s. Unread is the share of written pages that are"
+        " not read later."
+        f" The plot shows windows of {_window_s(shown):g} s of an {option_name(shown)}.",
         _series_chart(shown),
-        figures(BANDWIDTH_TITLES, [bandwidth_row(option) for option in stored]),
+        figures(BANDWIDTH_TITLES, [bandwidth_row(option, unit_nbytes) for option in stored]),
     )
+
+
+def _window_s(option: Mapping[str, Any]) -> float:
+    starts = [start_s for start_s, _ in option["read_series"][:2]]
+    return starts[-1] or 60
 
 
 def _size_chart(title: str, tier: str, lines: Sequence[Line]) -> Element:
@@ -132,7 +140,7 @@ def _series_chart(option: Mapping[str, Any]) -> Element:
     scaled = [
         Line(line.name, [(point[0] / 60, point[1]) for point in line.points]) for line in lines
     ]
-    y = linear_axis("bandwidth", max(point[1] for point in points), bandwidth)
+    y = bandwidth_axis(max(point[1] for point in points))
     return line_chart("Bandwidth over time", scaled, x, y)
 
 

@@ -28,7 +28,6 @@ _PARTS = 8
 _CURVE_POINTS = 96
 _95_PERCENT = 1.96
 _SHARES_OF_IDEAL = (0.5, 0.9, 0.99)
-_SERIES_WINDOW_S = 60
 
 
 def make_plan(requests: Sequence[Request], settings: PlanSettings) -> dict[str, Any]:
@@ -200,8 +199,8 @@ class _Planner:
             "written_pages": round(len(writes) / rate) * settings.pages_per_block,
             "unread_pages": round(int(unread) / rate) * settings.pages_per_block,
             "saved_tokens": round(saved_tokens),
-            "read_series": self.arrivals.series(reads, block_nbytes / rate, _SERIES_WINDOW_S),
-            "write_series": self.arrivals.series(writes, block_nbytes / rate, _SERIES_WINDOW_S),
+            "read_series": self.arrivals.series(reads, block_nbytes / rate),
+            "write_series": self.arrivals.series(writes, block_nbytes / rate),
             **savings(
                 settings.prices,
                 saved_tokens=saved_tokens,

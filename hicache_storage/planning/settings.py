@@ -9,6 +9,7 @@ from hicache_storage.controller_settings import WritePolicy
 from hicache_storage.errors import ConfigError
 from hicache_storage.page_store.frame import FRAME_NBYTES
 from hicache_storage.replay.trace import BLOCK_TOKENS
+from hicache_storage.scalars import format_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,11 +60,12 @@ class PlanSettings:
                 f"--page-size must divide the trace's blocks of {BLOCK_TOKENS} tokens,"
                 f" and {self.page_tokens} does not"
             )
+        block_nbytes = self.pages_per_block * self.page_nbytes(self.pools)
         for size in self.host_sizes:
             if self.host_blocks(size) < 1:
                 raise ConfigError(
-                    f"--host-size of {size} bytes holds no block of {BLOCK_TOKENS} tokens, which takes"
-                    f" {self.pages_per_block * self.page_nbytes(self.pools)} bytes: give more"
+                    f"--host-size of {format_nbytes(size)} holds no block of {BLOCK_TOKENS} tokens,"
+                    f" which takes {format_nbytes(block_nbytes)}: give more"
                 )
 
     @property

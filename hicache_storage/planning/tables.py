@@ -11,6 +11,7 @@ from hicache_storage.planning.wording import (
     percent,
     size,
 )
+from hicache_storage.scalars import counted, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +31,9 @@ def tables(report: Mapping[str, Any]) -> list[Table | str]:
         _table(HIT_TITLES, [hit_row(option) for option in options], best=report["best"])
     ]
     if stored:
-        parts.append(_table(BANDWIDTH_TITLES, [bandwidth_row(option) for option in stored]))
+        unit_nbytes, _ = bandwidth_unit(report)
+        rows = [bandwidth_row(option, unit_nbytes) for option in stored]
+        parts.append(_table(BANDWIDTH_TITLES, rows))
     if options[0]["gpu_seconds"] is not None:
         parts.append(
             _table(MONEY_TITLES, [money_row(option) for option in options], best=report["best"])
@@ -41,7 +44,7 @@ def tables(report: Mapping[str, Any]) -> list[Table | str]:
 def facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each fact about the trace and the plan."""
     blocks = report["blocks"]
-    yield "trace", f"{report['requests']:,} requests in {duration(report['duration_s'])}"
+    yield "trace", f"{counted(report['requests'], 'request')} in {duration(report['duration_s'])}"
     distinct = f"{blocks['distinct']:,} are different ({size(report['distinct_nbytes'])} in L3)"
     longest = f"the longest prompt has {blocks['longest_prompt']:,}"
     yield "blocks", f"{blocks['total']:,}, of which {distinct}; {longest}"
@@ -56,10 +59,9 @@ def facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if nbytes is not None:
             yield f"{float(share):.0%} of that", f"an L2 of {size(nbytes)} without L3"
     yield "write policy", report["write_policy"]
-    yield (
-        "read, write",
-        "GB/s of L3: mean, then the 99th percentile of windows of 60 s and of 1 s",
-    )
+    unit = bandwidth_unit(report)[1]
+    windows = "mean, then the 99th percentile of windows of 60 s and of 1 s"
+    yield "read, write", f"{unit}/s of L3: {windows}"
     yield "unread", "share of the pages written to L3 that are not read before the trace ends"
     if report["sample"] is not None:
         worst = max(option["error"] for option in report["options"])
@@ -76,17 +78,17 @@ def hit_row(option: Mapping[str, Any]) -> list[str]:
     return [*_sizes(option), *shares, percent(alone["hit_rate"]) if alone else ""]
 
 
-def bandwidth_row(option: Mapping[str, Any]) -> list[str]:
-    """Return the cells of an option for `BANDWIDTH_TITLES`."""
-    read, write = option["l3_read"], option["l3_write"]
+def bandwidth_unit(report: Mapping[str, Any]) -> tuple[int, str]:
+    """Return the unit of all bandwidths of a plan: that of the highest."""
+    return unit_of(max(each for option in report["options"] for each in _bandwidths(option)))
+
+
+def bandwidth_row(option: Mapping[str, Any], unit_nbytes: int) -> list[str]:
+    """Return the cells of an option for `BANDWIDTH_TITLES`, in a unit."""
     written = option["written_pages"]
     return [
         *_sizes(option),
-        *(
-            f"{figures[name] / 1e9:.2f}"
-            for figures in (read, write)
-            for name in ("mean_bytes_per_s", "p99_60s_bytes_per_s", "p99_1s_bytes_per_s")
-        ),
+        *(f"{each / unit_nbytes:.2f}" for each in _bandwidths(option)),
         f"{option['unread_pages'] / written:.0%}" if written else "",
     ]
 
@@ -101,6 +103,11 @@ def money_row(option: Mapping[str, Any]) -> list[str]:
         amount(option["cost_per_month"]),
         amount(option["net_per_month"]),
     ]
+
+
+def _bandwidths(option: Mapping[str, Any]) -> list[float]:
+    names = ("mean_bytes_per_s", "p99_60s_bytes_per_s", "p99_1s_bytes_per_s")
+    return [option[figures][name] for figures in ("l3_read", "l3_write") for name in names]
 
 
 def _sizes(option: Mapping[str, Any]) -> list[str]:

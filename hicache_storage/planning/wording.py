@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hicache_storage.scalars import format_nbytes
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-_RATES = ("B/s", "kB/s", "MB/s", "GB/s", "TB/s")
-
 
 def size(nbytes: float) -> str:
-    """Return a size with three digits or so: `12.5 GiB`, or `none` for 0."""
-    if not nbytes:
-        return "none"
-    return _scaled(nbytes, 1024, _UNITS)
-
-
-def bandwidth(bytes_per_s: float) -> str:
-    """Return a bandwidth: `1.25 GB/s`."""
-    return _scaled(bytes_per_s, 1000, _RATES)
+    """Return a size: `12.5 GiB`, or `none` for 0."""
+    return format_nbytes(nbytes) if nbytes else "none"
 
 
 def percent(share: float) -> str:
@@ -49,12 +41,3 @@ def option_name(option: Mapping[str, Any]) -> str:
     return f"L2 of {size(option['host_nbytes'])}, " + (
         f"L3 of {size(storage)}" if storage else "no L3"
     )
-
-
-def _scaled(value: float, base: int, units: tuple[str, ...]) -> str:
-    number = 0
-    while value >= base and number < len(units) - 1:
-        value /= base
-        number += 1
-    digits = 0 if value >= 100 or value == int(value) else 1 if value >= 10 else 2
-    return f"{value:.{digits}f} {units[number]}"

@@ -73,7 +73,9 @@ class Disruptions:
             )
         swap = config.StorageChoice(
             backend=arguments.swap_backend,
-            config=config.load_extra_config(arguments.swap_extra_config),
+            config=config.load_extra_config(
+                arguments.swap_extra_config, where="--swap-extra-config"
+            ),
         )
         return cls(faults=faults, swap=swap, swap_after=after)
 

@@ -23,6 +23,7 @@ from hicache_storage.replay.swap import Swap
 from hicache_storage.replay.timed_store import TimedPageStore
 from hicache_storage.replay.trace import BLOCK_TOKENS, InfiniteCache, block_tokens
 from hicache_storage.request_log import ExplainLogSettings, open_explain_log
+from hicache_storage.scalars import format_nbytes
 from hicache_storage.topology import Extent, Grid, Topology
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from hicache_storage.controller import Lease, Ranks, Reservation
     from hicache_storage.events.settings import EventSettings
     from hicache_storage.page import Page
-    from hicache_storage.page_store import PageStore
     from hicache_storage.replay.models import KVShape, PoolShape
     from hicache_storage.replay.trace import Request
     from hicache_storage.storage import HiCacheStorage
@@ -96,7 +96,8 @@ class ReplaySettings:
             )
         if not self.slots:
             raise ConfigError(
-                f"--host-size of {self.host_nbytes} bytes holds no page of {self.page_nbytes} bytes:"
+                f"--host-size of {format_nbytes(self.host_nbytes)} holds no page of"
+                f" {format_nbytes(self.page_nbytes)}:"
                 " give more, or make pages smaller with --scale-bytes or --page-size"
             )
 
@@ -116,8 +117,9 @@ class Replay:
     """One run over one storage, which the caller closes. A context manager for one thread.
 
     Requests run one after another. Without a `speed`, the replay drains the write queue whenever it
-    could keep slots from the next prefetch. The hits then depend on the trace and the size of L2, and
-    not on the speed of the storage.
+    could keep slots from the next prefetch. Without a capacity, the sum of the hits then depends on the
+    trace and the size of L2 alone. Their split between L2 and L3 depends on which pages writes have
+    pinned when an eviction comes, and so does the sum where a tier evicts.
     """
 
     def __init__(
@@ -127,6 +129,7 @@ class Replay:
         *,
         next_storage: HiCacheStorage | None = None,
         ranks: Ranks | None = None,
+        undoes: bool = False,
     ) -> None:
         """Allocate L2, open the key spaces and start the controller.
 
@@ -135,6 +138,8 @@ class Replay:
             settings: The settings of the replay.
             next_storage: The storage that replaces it during `run`, at `swap_after`.
             ranks: The consensus with the other ranks of the topology. All replay the same requests.
+            undoes: True for a run that `remove_pages` ends. The storages are then asked about each page
+                before it is written.
 
         Raises:
             ConfigError: Shapes and layout do not fit, the machine has too little memory for L2, or the
@@ -146,14 +151,12 @@ class Replay:
         self._storage = storage
         self._ideal = InfiniteCache()
         self._undrained_pages = 0
-        self._found_pages: list[int] = []
-        """Pages of each request, from the first on, that were found."""
         self._stopped = False
         self._drained = True
         self._ranks = ranks
         with ExitStack() as opened:
             self.stores: list[TimedPageStore] = _page_stores(
-                storage, next_storage, settings, opened
+                storage, next_storage, settings, opened, undoes=undoes
             )
             self._store = self.stores[0]
             self.pools: list[CachePool] = cache_pools(settings, self._store.frame_nbytes, opened)
@@ -227,16 +230,12 @@ class Replay:
     def _drain_timeout_s(self) -> float:
         return _STOPPED_DRAIN_TIMEOUT_S if self._stopped else _DRAIN_TIMEOUT_S
 
-    def remove_pages(self, requests: Iterable[Request]) -> int:
-        """Delete the pages that the run over `requests` has computed, after `finish`.
+    def remove_pages(self) -> int:
+        """Delete the pages that the run was the first to make, after `finish`.
 
-        Pages that the storage had before stay. Return the number of pages of all pools that may be left.
+        Return the number of pages of all pools that may be left.
         """
-        left = 0
-        for request, found in zip(requests, self._found_pages, strict=False):
-            hashes = self._hashes(request)[found:]
-            left += sum(self._delete(store, hashes) for store in self.stores if hashes)
-        return left
+        return sum(store.remove_own_pages() for store in self.stores)
 
     def figures(self) -> dict[str, Any]:
         """Return everything counted so far, ready for JSON."""
@@ -282,7 +281,6 @@ class Replay:
             self.counts.prefetch_s.append(time.perf_counter() - began_s)
             self._verify(hashes, lease)
             found, loaded = lease.pages, lease.loaded
-        self._found_pages.append(found)
         # An engine has the prefix in device memory by now, so its slots in L2 may be evicted.
         self._compute(hashes[found:])
         self.counts.ideal_block_hits += self._ideal.hits(request)
@@ -292,14 +290,6 @@ class Replay:
 
     def _hashes(self, request: Request) -> list[str]:
         return page_hashes(block_tokens(request.blocks), self.settings.page_tokens)
-
-    def _delete(self, store: PageStore, hashes: Sequence[str]) -> int:
-        """Delete pages from every pool that this rank writes; return the number that may be left."""
-        left = 0
-        for space in (part.space for pool in self.pools if pool.writes for part in pool.stored):
-            if store.has_space(space):
-                left += len(hashes) - store.delete(space, hashes)
-        return left
 
     def _drain_before(self, pages: int) -> None:
         """Drain the writes if they could keep slots from the next `pages`."""
@@ -352,6 +342,8 @@ def _page_stores(
     next_storage: HiCacheStorage | None,
     settings: ReplaySettings,
     opened: ExitStack,
+    *,
+    undoes: bool,
 ) -> list[TimedPageStore]:
     """Return a page store for each storage. Their frame headers must have one size: that of L2."""
     pools = {pool.name for pool in settings.pools}
@@ -372,7 +364,12 @@ def _page_stores(
     for observer in observers:
         opened.callback(observer.close)
     stores = [
-        TimedPageStore(each, PageStoreSettings(checksum=settings.checksum), observers=observers)
+        TimedPageStore(
+            each,
+            PageStoreSettings(checksum=settings.checksum),
+            observers=observers,
+            undoes=undoes,
+        )
         for each in (storage, next_storage)
         if each is not None
     ]
@@ -427,7 +424,8 @@ def cache_pools(settings: ReplaySettings, frame_nbytes: int, opened: ExitStack) 
     if settings.host_nbytes * settings.topology.size > memory_nbytes:
         ranks = f" on each of {settings.topology.size} ranks" if settings.topology.size > 1 else ""
         raise ConfigError(
-            f"--host-size of {settings.host_nbytes} bytes{ranks}: this machine has {memory_nbytes}"
+            f"--host-size of {format_nbytes(settings.host_nbytes)}{ranks}: this machine has"
+            f" {format_nbytes(memory_nbytes)}"
         )
     pools: list[CachePool] = []
     for pool in settings.pools:
@@ -436,7 +434,7 @@ def cache_pools(settings: ReplaySettings, frame_nbytes: int, opened: ExitStack) 
         except MemoryError as error:
             reason = str(error).partition(";")[0]
             raise ConfigError(
-                f"--host-size of {settings.host_nbytes} bytes: {reason}; give less"
+                f"--host-size of {format_nbytes(settings.host_nbytes)}: {reason}; give less"
             ) from error
         except ValueError as error:
             raise ConfigError(f"pool {pool.name!r} ({pool.shape}): {error}") from error

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hicache_storage.errors import ConfigError, did_you_mean
+from hicache_storage.errors import ConfigError, did_you_mean, shown
 from hicache_storage.replay.models import parse_number
 from hicache_storage.testing import Fault, FaultyStorage, Odds, Strike
 
@@ -41,6 +41,8 @@ class FaultPlan:
         Raises:
             ConfigError: The message names the item that is wrong.
         """
+        if shown(text) != text:
+            raise ConfigError("--faults: must be OPERATION:FAULT@SHARE, as in get:raise@5%")
         plan: list[Odds | Strike] = []
         given: set[str] = set()
         settings: dict[str, Any] = {"hang_s": _HANG_S}

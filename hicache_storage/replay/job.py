@@ -51,7 +51,13 @@ def run_job(
     with ExitStack() as opened:
         storage, next_storage = job.disruptions.open(job.choice, opened)
         replay = opened.enter_context(
-            Replay(storage, job.settings, next_storage=next_storage, ranks=ranks)
+            Replay(
+                storage,
+                job.settings,
+                next_storage=next_storage,
+                ranks=ranks,
+                undoes=not job.keep,
+            )
         )
         if job.metrics_port is not None:
             choices = filter(None, (job.choice, job.disruptions.swap))
@@ -72,7 +78,7 @@ def run_job(
             **replay.figures(),
             **job.disruptions.figures(replay),
         }
-        left_pages = None if job.keep else replay.remove_pages(job.requests)
+        left_pages = None if job.keep else replay.remove_pages()
         return {**report, "left_pages": left_pages}
 
 

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hicache_storage.errors import ConfigError, did_you_mean
+from hicache_storage.errors import ConfigError, did_you_mean, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,9 +114,9 @@ def parse_pool(text: str) -> PoolShape:
     Raises:
         ConfigError: A part is invalid; the message names it.
     """
-    where = f"--pool {text}"
+    where = f"--pool {shown(text)}"
     name, colon, shape = text.partition(":")
-    if not (name and colon and shape):
+    if not (name and colon and shape) or shown(text) != text:
         raise ConfigError(f"{where}: must be NAME:SHAPE, e.g. kv:mha,layers=32,heads=8,dim=128")
     kind, *assignments = shape.split(",")
     if kind not in _FIELDS:
@@ -155,10 +155,12 @@ def parse_scale(text: str) -> float:
     numerator, slash, denominator = text.partition("/")
     dividend, divisor = parse_number(numerator), parse_number(denominator if slash else "1")
     if not dividend or not divisor:
-        raise ValueError(f"must be a number like 1/64, 0.015625 or 64, not {text!r}")
+        raise ValueError(f"must be a number like 1/64, 0.015625 or 64, not {shown(text)!r}")
     factor = min(dividend / divisor, divisor / dividend)
     if factor < 1 / _MAX_SHRINKING:
-        raise ValueError(f"must make pages at most {_MAX_SHRINKING:,} times smaller, not {text!r}")
+        raise ValueError(
+            f"must make pages at most {_MAX_SHRINKING:,} times smaller, not {shown(text)!r}"
+        )
     return factor
 
 

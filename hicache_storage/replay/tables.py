@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hicache_storage.replay.report import ratio
+from hicache_storage.scalars import counted, format_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -71,26 +72,23 @@ def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "ranks", f"{report['ranks']['size']} processes; wrote {written} pages"
     if len(report["pools"]) > 1:
         found = report["pages"]["l2_hits"] + report["pages"]["l3_hits"]
-        yield "draft pages paired", f"{report['paired_pages']:,} of {found:,} pages found"
+        yield "draft pages paired", f"{report['paired_pages']:,} of {counted(found, 'page')} found"
     for name, label in (("l3_read", "L3 read"), ("l3_write", "L3 write")):
         throughput = report[name]
         rate = throughput["gb_per_s"]
-        bandwidth = f", {rate:.2f} GB/s while busy" if rate else ""
-        yield label, f"{_gigabytes(throughput['nbytes'])}{bandwidth}"
+        bandwidth = f", {format_nbytes(rate * 1e9)}/s while busy" if rate else ""
+        yield label, f"{format_nbytes(throughput['nbytes'])}{bandwidth}"
     if prefetch["p50_s"] is not None:
         times = (f"{name} {1e3 * prefetch[f'{name}_s']:.2f} ms" for name in ("p50", "p99"))
         yield "prefetch", ", ".join(times)
-    yield "loaded but unused", f"{report['loaded_unused_pages']:,} pages"
+    yield "loaded but unused", counted(report["loaded_unused_pages"], "page")
     yield "writes dropped", _unsaved_text(report["unsaved_pages"])
     if not report["drained"]:
-        yield (
-            "writes unfinished",
-            "the storage took too long: no figure includes the last writes",
-        )
+        yield "writes unfinished", _unfinished_text(report["unsaved_pages"])
     if report["unreserved_pages"]:
-        yield "no room in L2", f"{report['unreserved_pages']:,} pages"
+        yield "no room in L2", counted(report["unreserved_pages"], "page")
     yield from _left_pages(report)
-    verified = _gigabytes(report["verified_nbytes"])
+    verified = format_nbytes(report["verified_nbytes"])
     yield "corrupt pages", f"{report['corrupt_pages']:,}; {verified} verified"
     yield from (("note", note) for note in report.get("notes", ()))
     yield from _disruptions(report)
@@ -108,13 +106,19 @@ def _left_pages(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _unsaved_text(unsaved: Mapping[str, int]) -> str:
-    total = f"{unsaved['total']:,} pages"
+    total = counted(unsaved["total"], "page")
     by_reason = [
         f"{pages:,} {_REASONS.get(reason, reason)}"
         for reason, pages in unsaved.items()
         if reason != "total"
     ]
     return f"{total}: {', '.join(by_reason)}" if by_reason else total
+
+
+def _unfinished_text(unsaved: Mapping[str, int]) -> str:
+    if unsaved.keys() - {"total", "dropped"}:
+        return "the storage did not take all of the last pages: see the reasons above"
+    return "the storage took too long: no figure includes the last writes"
 
 
 def _disruptions(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -131,7 +135,8 @@ def _disruptions(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _swap_text(swap: Mapping[str, Any]) -> str:
     if not swap["begun"]:
         return f"to {swap['backend']} was not begun"
-    done = f"to {swap['backend']} after {swap['after_requests']:,} requests, {swap['took_s']:.2f} s"
+    after = counted(swap["after_requests"], "request")
+    done = f"to {swap['backend']} after {after}, {swap['took_s']:.2f} s"
     undrained = "; pages for the first storage were lost, or calls of it still ran"
     drain = "" if swap["drained"] else undrained
     failure = "" if swap["attached"] else f"; L2 alone since then: {swap['complaint']}"
@@ -150,10 +155,12 @@ def _run_facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if report["scale_bytes"] != 1:
         yield (
             "scale",
-            f"pages of {_times(report['scale_bytes'])} of their real size (--scale-bytes 1)",
+            f"pages of {_times(report['scale_bytes'])} of their real size, which --scale-bytes 1 gives",
         )
     for pool in report["pools"]:
-        page = f"{pool['page_nbytes']:,} bytes a page of {report['page_tokens']} tokens{scope}"
+        page = (
+            f"{format_nbytes(pool['page_nbytes'])} a page of {report['page_tokens']} tokens{scope}"
+        )
         yield f"pool {pool['name']}", f"{pool['shape']}: {page}"
 
 
@@ -164,7 +171,3 @@ def _times(factor: float) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
-
-
-def _gigabytes(nbytes: int) -> str:
-    return f"{nbytes / 1e9:.2f} GB"

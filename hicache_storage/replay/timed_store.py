@@ -1,4 +1,4 @@
-"""A page store that measures its busy time and counts failed writes by reason."""
+"""A page store that measures its busy time, counts failed writes by reason, and can undo its writes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,21 @@ from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from hicache_storage.errors import HiCacheError
 from hicache_storage.page_store import PageStore
 from hicache_storage.page_store.results import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
 
+    from hicache_storage.keys import KeySpace
     from hicache_storage.page_store import Observer, PageStoreSettings
     from hicache_storage.page_store.results import Outcome, Transfer
     from hicache_storage.storage import HiCacheStorage
+
+
+_REMOVED_AT_ONCE = 256
+_UNWRITTEN = frozenset({Verdict.REFUSED, Verdict.BREAKER_OPEN, Verdict.NOT_ADMITTED})
 
 
 class BusyTime:
@@ -52,7 +58,11 @@ class BusyTime:
 
 
 class TimedPageStore(PageStore):
-    """A page store that counts the time of its calls, and every page that it failed to store."""
+    """A page store that counts the time of its calls, and every page that it failed to store.
+
+    With `undoes` it asks the storage about each page just before the page is written. The pages that
+    were absent then are this store's own, which `remove_own_pages` deletes.
+    """
 
     def __init__(
         self,
@@ -60,8 +70,14 @@ class TimedPageStore(PageStore):
         settings: PageStoreSettings,
         *,
         observers: Iterable[Observer] = (),
+        undoes: bool = False,
     ) -> None:
         super().__init__(storage, settings, observers=observers)
+        self._undoes = undoes
+        self._own_lock = threading.Lock()
+        self._own_pages: dict[KeySpace, set[bytes]] = {}
+        self._doubtful_pages: dict[KeySpace, set[bytes]] = {}
+        """Written pages about which the storage gave no answer before."""
         self.busy: dict[str, BusyTime] = {"load": BusyTime(), "save": BusyTime()}
         self._unsaved_lock = threading.Lock()
         self._unsaved_pages: Counter[str] = Counter()
@@ -71,6 +87,7 @@ class TimedPageStore(PageStore):
             return super().load(transfers, timeout_s=timeout_s)
 
     def save(self, transfers: Sequence[Transfer], *, timeout_s: float | None = None) -> Outcome:
+        before = [self._answers(each, timeout_s) for each in transfers] if self._undoes else []
         try:
             with self.busy["save"].call():
                 outcome = super().save(transfers, timeout_s=timeout_s)
@@ -78,13 +95,47 @@ class TimedPageStore(PageStore):
             self._add_unsaved({page: Verdict.ERROR for each in transfers for page in each.hashes})
             raise
         self._add_unsaved(_first_failures(transfers, outcome))
+        for transfer, answers, verdicts in zip(transfers, before, outcome.verdicts, strict=False):
+            self._add_own(transfer, answers, verdicts)
         return outcome
+
+    def remove_own_pages(self) -> int:
+        """Delete the pages that `save` was the first to make. Return the number that may be left.
+
+        A page stays where the storage did not say, before the write, that it was absent.
+        """
+        left = sum(map(len, self._doubtful_pages.values()))
+        for space, own in self._own_pages.items():
+            left -= len(own & self._doubtful_pages.get(space, set()))
+            hashes = [page.hex() for page in own]
+            for start in range(0, len(hashes), _REMOVED_AT_ONCE):
+                some = hashes[start : start + _REMOVED_AT_ONCE]
+                left += len(some) - self.delete(space, some)
+        return left
 
     @property
     def unsaved(self) -> dict[str, int]:
         """Pages that `save` did not store, by reason. The pages of all pools count as one."""
         with self._unsaved_lock:
             return dict(self._unsaved_pages)
+
+    def _answers(self, transfer: Transfer, timeout_s: float | None) -> Sequence[bool | None]:
+        """Return what the storage says of each page: is it there? None: it does not say."""
+        try:
+            return self.present(transfer.space, transfer.hashes, timeout_s=timeout_s)
+        except HiCacheError:
+            return [None] * len(transfer.hashes)
+
+    def _add_own(
+        self, transfer: Transfer, answers: Sequence[bool | None], verdicts: Sequence[Verdict]
+    ) -> None:
+        """Remember the pages that this save has written, or may have: a late call may still do so."""
+        with self._own_lock:
+            own = self._own_pages.setdefault(transfer.space, set())
+            doubtful = self._doubtful_pages.setdefault(transfer.space, set())
+            for page, there, verdict in zip(transfer.hashes, answers, verdicts, strict=True):
+                if not there and verdict not in _UNWRITTEN:
+                    (doubtful if there is None else own).add(bytes.fromhex(page))
 
     def _add_unsaved(self, failures: dict[str, Verdict]) -> None:
         with self._unsaved_lock:

@@ -23,7 +23,7 @@ from functools import lru_cache
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any, cast
 
-from hicache_storage.errors import ConfigError
+from hicache_storage.errors import ConfigError, shown
 from hicache_storage.request_log import trace as trace_format
 from hicache_storage.scalars import MAX_INT64
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 BLOCK_TOKENS = trace_format.BLOCK_TOKENS
 
 _GZIP_MAGIC = b"\x1f\x8b"
+_MAX_LINE_CHARACTERS = 1 << 24
 _MAX_BLOCK_ID = 2**63 // BLOCK_TOKENS - 1
 
 
@@ -64,20 +65,20 @@ def read_trace(path: Path, limit: int | None = None) -> list[Request]:
             if len(requests) == limit:
                 break
             if line.strip():
-                where = f"{path}: line {number}"
+                where = f"{shown(path)}: line {number}"
                 request = _request(line, where)
                 _check_order(request.arrival_s, latest_s, where)
                 latest_s = request.arrival_s
                 requests.append(request)
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is not UTF-8 text, gzipped or plain") from None
+        raise ConfigError(f"{shown(path)}: is not UTF-8 text, gzipped or plain") from None
     except (EOFError, zlib.error):
-        raise ConfigError(f"{path}: the gzip file is damaged or ends too early") from None
+        raise ConfigError(f"{shown(path)}: the gzip file is damaged or ends too early") from None
     except OSError as error:
         reason = error.strerror or str(error).lower()
-        raise ConfigError(f"{path}: cannot be read: {reason}") from None
+        raise ConfigError(f"{shown(path)}: cannot be read: {reason}") from None
     if not requests:
-        raise ConfigError(f"{path}: holds no request")
+        raise ConfigError(f"{shown(path)}: holds no request")
     return requests
 
 
@@ -121,7 +122,10 @@ def _lines(path: Path) -> Iterator[str]:
     with (
         gzip.open(path, "rt", encoding="utf-8") if is_gzip else path.open(encoding="utf-8") as text
     ):
-        yield from text
+        while line := text.readline(_MAX_LINE_CHARACTERS):
+            if len(line) == _MAX_LINE_CHARACTERS:
+                raise ConfigError(f"{shown(path)}: has a line of {len(line):,} characters or more")
+            yield line
 
 
 def _request(line: str, where: str) -> Request:
@@ -168,7 +172,7 @@ def _check_order(arrival_s: float, latest_s: float, where: str) -> None:
 def _tokens(record: dict[str, Any], name: str, where: str) -> int:
     value = record[name]
     if type(value) is not int or value < 0:
-        raise ConfigError(f"{where}: {name}: must be a whole number from 0 on, not {value!r}")
+        raise ConfigError(f"{where}: {name}: must be a whole number from 0 on, not {value!r:.40}")
     return value
 
 
@@ -179,7 +183,7 @@ def _blocks(value: Any, where: str) -> tuple[int, ...]:
     wrong = next((i for i in ids if type(i) is not int or not 0 <= i <= _MAX_BLOCK_ID), None)
     if wrong is not None or None in ids:
         raise ConfigError(
-            f"{where}: hash_ids: must be whole numbers from 0 to {_MAX_BLOCK_ID}, not {wrong!r}"
+            f"{where}: hash_ids: must be whole numbers from 0 to {_MAX_BLOCK_ID}, not {wrong!r:.40}"
         )
     return tuple(ids)
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hicache_storage.errors import ConfigError
+from hicache_storage.errors import ConfigError, shown
 from hicache_storage.request_log.log_file import older_file
 from hicache_storage.request_log.records import (
     MAX_ID_CHARACTERS,
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hicache_storage.request_log.reasons import Reason
 
 MIN_HASH_DIGITS = 4
+_MAX_LINE_CHARACTERS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,21 +106,29 @@ class LogReader:
         """Yield the selected records in their order in the files.
 
         Raises:
-            ConfigError: The file cannot be read.
+            ConfigError: The file cannot be read, or none of its lines is one of a log.
         """
-        for line in self._lines():
+        lines = 0
+        for lines, line in enumerate(self._lines(), start=1):  # noqa: B007 - the last number counts
             record = self._record(line)
             if record is not None and record in selection:
                 yield record
+        if lines and self.unreadable_lines == lines:
+            raise ConfigError(
+                f"{shown(self._path)}: is no explain log: none of its lines is a record. Give the file"
+                " that explain_log of the engine names"
+            )
 
     def _lines(self) -> Iterator[str]:
         older = older_file(self._path)
         for path in (older, self._path) if older.is_file() else (self._path,):
             try:
                 with path.open(encoding="utf-8", errors="replace") as file:
-                    yield from file
+                    yield from iter(lambda: file.readline(_MAX_LINE_CHARACTERS), "")
             except OSError as error:
-                raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
+                raise ConfigError(
+                    f"{shown(path)}: cannot be read: {error.strerror or error}"
+                ) from None
 
     def _record(self, line: str) -> RequestRecord | None:
         try:

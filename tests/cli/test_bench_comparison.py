@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hicache_storage.cli.operations.bench.comparison import TOLERANCES, compare, read_before
+from hicache_storage.cli.operations.bench.run import FORMAT
 from hicache_storage.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+def _load(**changes: object) -> dict[str, Any]:
+    return {**_run()["loads"][0], **changes}
 
 
 def _run(**figures: float | None) -> dict[str, Any]:
@@ -74,6 +80,23 @@ def test_runs_without_a_common_load_are_refused() -> None:
         ("[]", "is no report"),
         ('{"loads": []}', "is no report"),
         ('{"format": 9, "loads": [], "settings": {}}', "another version"),
+        (f'{{"format": {FORMAT}, "loads": [], "settings": []}}', "is no report"),
+        (f'{{"format": {FORMAT}, "loads": 5, "settings": {{}}}}', "is no report"),
+        (f'{{"format": {FORMAT}, "loads": [7], "settings": {{}}}}', "is no whole report"),
+        *(
+            (
+                json.dumps({"format": FORMAT, "settings": {}, "loads": [_load(**wrong)]}),
+                "is no whole report",
+            )
+            for wrong in (
+                {"operations": None},
+                {"operations": {"read": {"p50_s": 1}}},
+                {"threads": "2"},
+                {"cpu_s_per_gb": "1"},
+                {"cpu_s_per_gb": 10**400},
+                {"cpu_s_per_gb": float("nan")},
+            )
+        ),
     ],
 )
 def test_a_file_that_is_no_report_is_refused(text: str, reason: str, tmp_path: Path) -> None:
@@ -82,3 +105,11 @@ def test_a_file_that_is_no_report_is_refused(text: str, reason: str, tmp_path: P
 
     with pytest.raises(ConfigError, match=reason):
         read_before(path)
+
+
+def test_a_whole_report_is_read(tmp_path: Path) -> None:
+    report: dict[str, Any] = {"format": FORMAT, "settings": {}, "loads": [_load(cpu_s_per_gb=None)]}
+    path = tmp_path / "before.json"
+    path.write_text(json.dumps(report))
+
+    assert report == read_before(path)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +17,6 @@ from hicache_storage.cli import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 _REPLAY = ["replay", "--hicache-storage-backend", "memory"]
 _EXTRA = "--hicache-storage-backend-extra-config"
@@ -174,3 +176,74 @@ def test_a_closed_pipe_is_no_error() -> None:
         assert process.stderr
         assert process.stderr.read() == ""
         assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["backends", "--json"],
+        ["backends"],
+        ["plan", "--conversations", "2"],
+        ["--help"],
+        ["--version"],
+    ],
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_cannot_be_written_is_one_line(argv: list[str], unbuffered: str) -> None:
+    """An example is a file on a full disk."""
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "hicache_storage.cli", *argv],
+            check=False,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+
+    expected = "hicache: standard output cannot be written: No space left on device\n"
+    assert (2, expected) == (done.returncode, done.stderr)
+
+
+_CONFIG = '{"url": "redis://:TOPSECRET@h"}'
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--hicache-storage-backend", _CONFIG],
+        ["--hicache-storage-backend", "redis://:TOPSECRET@h"],
+        ["--hicache-storage-prefetch-policy", _CONFIG],
+        [f"--hicache-write-policy={_CONFIG}"],
+        ["--page-size", _CONFIG],
+        ["--config", _CONFIG],
+        ["--config", f"{_CONFIG}.yaml"],
+        [f"--no-such-flag={_CONFIG.replace(' ', '')}"],
+        [f"--list={_CONFIG}"],
+        ["--hicache-storage-backend", "memory", "--space", _CONFIG, "--faults", _CONFIG],
+        [_CONFIG],
+    ],
+)
+def test_no_message_repeats_a_config_in_the_place_of_something_else(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for verb in ("replay", "ls", "bench", "gc"):
+        assert main([verb, *argv]) == 2
+        assert "TOPSECRET" not in capsys.readouterr().err
+
+
+def test_control_characters_of_a_message_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ls", "--config", "\x1b[2J\u202e.toml"]) == 2
+    assert capsys.readouterr().err.strip().isprintable()
+
+
+def test_warnings_of_every_verb_are_lines_of_the_program(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model.safetensors").touch()
+    config = json.dumps({"path": str(tmp_path)})
+    flags = ["--hicache-storage-backend", "file", "--hicache-storage-backend-extra-config", config]
+
+    assert main(["doctor", "--page-bytes", "4KiB", "--pages", "4", *flags]) in (0, 1)
+
+    assert capsys.readouterr().err.startswith("hicache: warning: file: ")

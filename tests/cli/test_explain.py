@@ -82,7 +82,7 @@ def test_a_summary_fits_80_columns_and_names_each_reason(
     for reason in Reason:
         assert reason.name.lower().replace("_", " ") in text
     assert f"{len(Reason) + 1} records from 2001-09-09T01:46:40Z" in text
-    assert "1 records have every page" in text
+    assert "1 record has every page" in text
     assert "12 records were dropped" in text
 
 
@@ -175,6 +175,17 @@ def test_an_empty_log_is_no_error(capsys: pytest.CaptureFixture[str], tmp_path: 
     (tmp_path / "log.jsonl").touch()
 
     assert explain(capsys, "log.jsonl") == (0, "There are no records.\n", "")
+
+
+def test_a_file_that_is_no_log_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "log.jsonl").write_text('{\n  "a": 1\n}\n')
+
+    for flags in ([], ["--request", "r"], ["--json"]):
+        code, told, error = explain(capsys, "log.jsonl", *flags)
+        assert (2, "") == (code, told)
+        assert "log.jsonl: is no explain log" in error
 
 
 @pytest.mark.parametrize(

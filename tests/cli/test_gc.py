@@ -184,6 +184,6 @@ def test_the_table_says_how_much_would_go(
     assert main(["gc", "--space", target.id[:8], *file_store.flags]) == 1
 
     output: Any = capsys.readouterr().out
-    assert "1 key spaces, 4 pages, 16.9 KB" in output
+    assert "1 key space, 4 pages, 16.5 KiB" in output
     assert "give --yes" in output
     assert max(map(len, output.splitlines())) <= 80

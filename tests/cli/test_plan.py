@@ -104,7 +104,7 @@ def test_a_trace_file_is_read(tmp_path: Path, capfd: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--host-size", "1KiB"], "--host-size of 1024 bytes holds no block"),
+        (["--host-size", "1KiB"], "--host-size of 1 KiB holds no block"),
         (["--host-size", "much"], "'much': a size is"),
         (["--page-size", "48"], "--page-size must divide"),
         (["--gpu-price", "2"], "--gpu-price needs --prefill-rate"),

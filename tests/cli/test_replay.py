@@ -133,6 +133,32 @@ def test_the_pages_of_a_run_are_removed_at_its_end(tmp_path: Path) -> None:
     assert 0 == _stored_pages(tmp_path)
 
 
+def test_the_flags_can_be_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "engine.yaml").write_text(
+        f"hicache-storage-backend: file\npage-size: 128\nhicache-write-policy: write_back\n"
+        f"hicache-storage-backend-extra-config: {{path: {tmp_path}/kv}}\n"
+    )
+    flags = ("--scale-bytes", "1/1024", "--host-size", "4MiB", "--requests", "3")
+
+    report = reported(
+        tmp_path / "report.json", ["replay", "--config", str(tmp_path / "engine.yaml"), *flags]
+    )
+
+    assert ("file", 128, "write_back") == tuple(
+        report[name] for name in ("backend", "page_tokens", "write_policy")
+    )
+
+
+def test_a_flag_beside_the_file_is_not_ignored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "engine.yaml").write_text("hicache-storage-backend: memory\n")
+
+    config = str(tmp_path / "engine.yaml")
+    assert main(["replay", "--config", config, "--page-size", "32"]) == 2
+    assert "leave --page-size out" in capsys.readouterr().err
+
+
 def test_pages_can_be_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     report = _report_on(tmp_path, "--keep")
 
@@ -146,6 +172,19 @@ def test_pages_of_an_earlier_run_stay(tmp_path: Path) -> None:
     before = _stored_pages(tmp_path)
 
     _report_on(tmp_path, "--requests", "24")
+
+    assert before == _stored_pages(tmp_path)
+
+
+def test_pages_of_an_earlier_run_stay_behind_a_gap(tmp_path: Path) -> None:
+    _report_on(tmp_path, "--keep")
+    with open_storage("file", {"path": str(tmp_path)}) as storage:
+        for space in storage.spaces():
+            hashes = [page.page_hash for page in storage.scan(space)][::9]
+            storage.batch_delete(space, hashes)
+    before = _stored_pages(tmp_path)
+
+    assert 0 == _report_on(tmp_path)["left_pages"]
 
     assert before == _stored_pages(tmp_path)
 

@@ -47,3 +47,20 @@ def test_a_replay_address_needs_an_address(capsys: pytest.CaptureFixture[str]) -
     assert main([*_REPLAY, "--events-replay-endpoint", "tcp://*:5558"]) == 2
 
     assert "needs --events-endpoint" in capsys.readouterr().err
+
+
+def test_an_address_of_this_machine_can_be_bound(tmp_path: Path) -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    flags = ("--events-endpoint", endpoint, "--events-bind")
+    with Subscriber(endpoint, binds=False) as subscriber, ThreadPoolExecutor(1) as reader:
+        first = reader.submit(subscriber.receive)
+        reported(tmp_path / "report.json", [*_REPLAY, "--speed", "2000", *flags])
+
+        number, _ = first.result(20)
+        assert number >= 0
+
+
+def test_a_bound_address_needs_an_address(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*_REPLAY, "--events-bind"]) == 2
+
+    assert "--events-bind needs --events-endpoint" in capsys.readouterr().err

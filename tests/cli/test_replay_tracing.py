@@ -43,3 +43,19 @@ def test_there_are_no_spans_without_the_flag(
     reported(tmp_path / "report.json", _REPLAY)
 
     assert [] == spans.named("hicache.prefetch")
+
+
+def test_spans_that_go_nowhere_are_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    reported(tmp_path / "report.json", [*_REPLAY, "--tracing"])
+
+    assert "hicache: warning: --tracing: spans go nowhere" in capsys.readouterr().err
+
+
+def test_spans_of_a_provider_are_no_warning(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Spans.of_process(monkeypatch)
+
+    reported(tmp_path / "report.json", [*_REPLAY, "--tracing"])
+
+    assert "--tracing" not in capsys.readouterr().err

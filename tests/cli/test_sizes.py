@@ -14,14 +14,15 @@ from hicache_storage.cli.sizes import format_nbytes, share, size
     [
         (0, "0 B"),
         (999, "999 B"),
-        (1000, "1.00 KB"),
-        (12_345, "12.3 KB"),
-        (999_600, "1.00 MB"),
-        (123_456_789, "123 MB"),
-        (5 * 10**15, "5.00 PB"),
+        (1000, "1000 B"),
+        (1024, "1 KiB"),
+        (12_345, "12.1 KiB"),
+        (1_048_300, "1.00 MiB"),
+        (123_456_789, "118 MiB"),
+        (5 << 50, "5 PiB"),
     ],
 )
-def test_a_size_has_three_digits(nbytes: int, text: str) -> None:
+def test_a_size_is_shown_in_the_units_that_people_set(nbytes: int, text: str) -> None:
     assert text == format_nbytes(nbytes)
 
 

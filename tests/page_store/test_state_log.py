@@ -62,7 +62,7 @@ def test_hits_and_misses_are_not_logged(log: Log) -> None:
 
 def test_failures_are_logged_when_they_begin_worsen_and_end(log: Log) -> None:
     assert log.note(DOWN) == [
-        "reads from Acme: the store is unavailable; pages in the last 0.0 s: 8 unavailable"
+        "reads from Acme: the store is unavailable; pages in the last 0.1 s: 8 unavailable"
     ]
     assert not log.note(DOWN, after_s=5)
     (grown,) = log.note(OPEN, after_s=5)
@@ -108,7 +108,7 @@ def test_a_long_time_without_failures_resets_the_interval(log: Log) -> None:
 
     (line,) = log.note(FULL, after_s=3600)
 
-    assert line.endswith("pages in the last 0.0 s: 3 refused")
+    assert line.endswith("pages in the last 0.1 s: 3 refused")
 
 
 def test_a_call_from_before_the_failures_does_not_end_them(

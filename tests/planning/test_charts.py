@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hicache_storage.markup import text_of
-from hicache_storage.planning.charts import Line, line_chart, linear_axis, size_axis
+from hicache_storage.planning.charts import Line, bandwidth_axis, line_chart, linear_axis, size_axis
 from hicache_storage.planning.wording import percent, size
 
 
@@ -18,6 +18,14 @@ def test_a_linear_axis_has_round_ticks_up_to_the_largest_value() -> None:
 
 def test_an_axis_without_a_value_still_has_a_length() -> None:
     assert 0 < linear_axis("y", 0.0, percent).high
+
+
+def test_an_axis_of_bandwidths_has_round_ticks_in_the_unit_of_the_highest() -> None:
+    axis = bandwidth_axis(1.9 * (1 << 30))
+
+    assert ["0 B/s", "512 MiB/s", "1 GiB/s", "1.50 GiB/s", "2 GiB/s"] == [
+        axis.text(tick) for tick in axis.ticks
+    ]
 
 
 def test_an_axis_of_sizes_has_ticks_at_powers_of_two() -> None:

@@ -12,6 +12,7 @@ from hicache_storage.planning.plan import make_plan
 from hicache_storage.planning.settings import PlanSettings, Prices
 from hicache_storage.replay.models import KVShape, PoolShape
 from hicache_storage.replay.trace import BLOCK_TOKENS, Request, synthetic_trace
+from hicache_storage.scalars import format_nbytes
 
 _KV = PoolShape("kv", KVShape("mha", 2, 1, 2))
 _DRAFT = PoolShape("draft", KVShape("mha", 1, 1, 1))
@@ -170,10 +171,23 @@ def test_prompts_that_do_not_fit_into_l2_are_noted() -> None:
 
 
 def test_an_l2_without_space_for_a_block_is_refused() -> None:
-    with pytest.raises(ConfigError, match=f"which takes {_BLOCK_NBYTES} bytes: give more"):
+    with pytest.raises(ConfigError, match=f"which takes {format_nbytes(_BLOCK_NBYTES)}: give more"):
         replace(_SETTINGS, host_sizes=(100,))
 
 
 def test_a_page_size_that_does_not_divide_a_block_is_refused() -> None:
     with pytest.raises(ConfigError, match="--page-size must divide"):
         replace(_SETTINGS, page_tokens=48)
+
+
+def test_memory_does_not_grow_with_the_duration() -> None:
+    plan = make_plan(_requests((0.0, (1,)), (365 * 86_400.0, (1, 2))), _SETTINGS)
+
+    series = plan["options"][0]["read_series"]
+    assert 5000 < len(series) <= 10_001
+    assert [0, 3180] == [start_s for start_s, _ in series[:2]]
+
+
+def test_a_trace_of_other_units_than_milliseconds_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"lasts 41,667 days.*timestamps are milliseconds"):
+        make_plan(_requests((0.0, (1,)), (3.6e9, (1,))), _SETTINGS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hicache_storage.planning.wording import amount, bandwidth, duration, option_name, percent, size
+from hicache_storage.planning.wording import amount, duration, option_name, percent, size
 
 
 def test_sizes_have_three_digits_or_so() -> None:
@@ -14,10 +14,6 @@ def test_sizes_have_three_digits_or_so() -> None:
         size(12.5 * (1 << 30)),
         size(357.4 * (1 << 30)),
     ]
-
-
-def test_bandwidths_are_decimal() -> None:
-    assert ["0 B/s", "1.25 GB/s"] == [bandwidth(0), bandwidth(1.25e9)]
 
 
 def test_shares_amounts_and_durations() -> None:

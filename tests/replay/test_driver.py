@@ -249,7 +249,7 @@ class TestSettings:
             _settings(page_tokens=48)
 
     def test_l2_must_hold_a_page(self) -> None:
-        with pytest.raises(ConfigError, match="--host-size of 1000 bytes holds no page"):
+        with pytest.raises(ConfigError, match="--host-size of 1000 B holds no page"):
             _settings(host_nbytes=1000)
 
     def test_l2_must_fit_into_the_machine(self) -> None:

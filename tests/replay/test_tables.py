@@ -34,15 +34,15 @@ def test_tables_show_the_figures() -> None:
 
     for shown in (
         "3 of 9 in 1.2 s, then interrupted",
-        "mha,layers=1: 4,096 bytes a page of 64 tokens",
+        "mha,layers=1: 4 KiB a page of 64 tokens",
         "2,048",
         "75.0 %",
         "23 of 24 pages found",
-        "3.00 GB, 2.00 GB/s",
+        "2.79 GiB, 1.86 GiB/s",
         "p50 1.00 ms, p99 2.00 ms",
         "66 pages",
         "77 pages",
-        "5; 0.00 GB verified",
+        "5; 0 B verified",
         "load_corrupt 2",
     ):
         assert shown in text
@@ -84,6 +84,13 @@ def test_pages_that_were_not_stored_are_shown_by_reason() -> None:
 def test_unfinished_writes_are_shown() -> None:
     assert "writes unfinished" in _text(report_of(RequestCounts()) | {"drained": False})
     assert "writes unfinished" not in _text(report_of(RequestCounts()))
+
+
+def test_writes_that_the_storage_refused_are_not_called_slow() -> None:
+    report = report_of(RequestCounts()) | {"drained": False}
+
+    assert "took too long" in _text(report | {"unsaved_pages": {"total": 3, "dropped": 3}})
+    assert "took too long" not in _text(report | {"unsaved_pages": {"total": 3, "refused": 3}})
 
 
 def test_a_note_is_shown() -> None:

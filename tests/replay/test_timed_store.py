@@ -14,6 +14,7 @@ from hicache_storage.page_store import PageStoreSettings
 from hicache_storage.page_store.frame import FramedPage
 from hicache_storage.page_store.results import Transfer
 from hicache_storage.replay.timed_store import BusyTime, TimedPageStore
+from hicache_storage.testing import Fault, FaultyStorage, Strike
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,6 +72,42 @@ def _space(pool: str) -> KeySpace:
         shard=Shard(layers=(0, 1)),
         pool=pool,
     )
+
+
+def _transfer(store: TimedPageStore, *hashes: str) -> Transfer:
+    space = _space("kv")
+    store.open_space(space)
+    pages = [
+        FramedPage(memoryview(bytearray(store.frame_nbytes)), Page(bytearray(8))) for _ in hashes
+    ]
+    return Transfer(space, hashes, pages)
+
+
+def test_only_pages_that_were_absent_are_removed() -> None:
+    first, second, third = (digit * 32 for digit in "345")
+    with MemoryStorage() as storage:
+        with TimedPageStore(storage, PageStoreSettings()) as store:
+            store.save([_transfer(store, second)])
+        with TimedPageStore(storage, PageStoreSettings(), undoes=True) as store:
+            transfer = _transfer(store, first, second, third)
+            store.save([transfer])
+
+            assert 0 == store.remove_own_pages()
+            assert [False, True, False] == store.present(transfer.space, transfer.hashes)
+
+
+def test_pages_without_an_answer_stay_and_count() -> None:
+    names = "3" * 32, "4" * 32
+    faulty = FaultyStorage(MemoryStorage(), (Strike("batch_exists", 0, Fault.RAISE),))
+    with (
+        faulty as storage,
+        TimedPageStore(storage, PageStoreSettings(), undoes=True) as store,
+    ):
+        transfer = _transfer(store, *names)
+        store.save([transfer])
+
+        assert 2 == store.remove_own_pages()
+        assert [True, True] == store.present(transfer.space, names)
 
 
 @pytest.mark.parametrize(

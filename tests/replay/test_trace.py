@@ -116,6 +116,16 @@ class TestReading:
         with pytest.raises(ConfigError, match=f"{tmp_path}/t: .*{reason}"):
             read_trace(tmp_path / "t")
 
+    def test_a_line_without_an_end_is_refused(self, tmp_path: Path) -> None:
+        """It is not read into memory: a gzip file of 100 KB can hold 100 MB of it."""
+        path = tmp_path / "trace.jsonl.gz"
+        with gzip.open(path, "wb", compresslevel=1) as file:
+            for _ in range(17):
+                file.write(b" " * (1 << 20))
+
+        with pytest.raises(ConfigError, match="has a line of 16,777,216 characters or more"):
+            read_trace(path)
+
     def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"no\.jsonl: cannot be read: No such file"):
             read_trace(tmp_path / "no.jsonl")

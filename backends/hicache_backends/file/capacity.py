@@ -24,6 +24,7 @@ from hicache_backends.file.victims import VictimQueue
 from hicache_backends.file.writer import total_pending_nbytes
 from hicache_storage import native
 from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.settings import format_nbytes
 
 if TYPE_CHECKING:
     from hicache_backends.file.layout import Layout
@@ -318,11 +319,11 @@ class Capacity:
         capacity, used = self.limits.capacity_nbytes, self._ledger.used
         if capacity is not None and used > 2 * capacity and not self._warned:
             logger.warning(
-                "file: the pages in %s take %d bytes and capacity_nbytes is %d:"
+                "file: the pages in %s take %s, and capacity_nbytes is %s:"
                 " more than half of them will be evicted",
                 self._layout.root,
-                used,
-                capacity,
+                format_nbytes(used),
+                format_nbytes(capacity),
             )
         self._warned = True
 

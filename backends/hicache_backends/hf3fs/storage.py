@@ -19,6 +19,7 @@ from hicache_storage.backend_support.fork_local import ForkLocal
 from hicache_storage.backend_support.shared_resource import CallGate
 from hicache_storage.backend_support.vectored_io import DIRECT, takes_direct_writes
 from hicache_storage.errors import ConfigError, HiCacheError, StorageUnavailable
+from hicache_storage.settings import format_nbytes
 from hicache_storage.storage import (
     Capabilities,
     Durability,
@@ -211,12 +212,16 @@ class Hf3fsStorage(HiCacheStorage):
 
     def _warn_of_large_eviction(self, used_nbytes: int) -> None:
         """Warn when the first sets will evict more than half of the pages."""
+        capacity_nbytes = self._limits.capacity_nbytes
         to_evict_nbytes = self._limits.to_evict(used_nbytes, 0)
-        if to_evict_nbytes > used_nbytes / 2:
+        if capacity_nbytes is not None and to_evict_nbytes > used_nbytes / 2:
             logger.warning(
-                "hf3fs: capacity_nbytes: %d bytes are less than half of the %d bytes that are in use"
-                " under %s: sets will evict %d bytes",
-                *(self._limits.capacity_nbytes, used_nbytes, self._layout.root, to_evict_nbytes),
+                "hf3fs: capacity_nbytes: %s is less than half of the %s that are in use under %s:"
+                " sets will evict %s",
+                format_nbytes(capacity_nbytes),
+                format_nbytes(used_nbytes),
+                self._layout.root,
+                format_nbytes(to_evict_nbytes),
             )
 
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import importlib.util
 import os
 import re
 import signal
+import subprocess
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,11 +23,13 @@ from typing import TYPE_CHECKING, Any
 from hicache_storage.errors import BackendNotInstalled
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
 _PACKAGE = "hicache_backends.mooncake"
 _LIBRARY = re.compile(r"(lib[\w.+-]+\.so[.\d]*)")
 _CUDA = ("libcuda", "libcudart", "libmlx5", "libnv")
+_NOT_FOUND = re.compile(r"^\s*(\S+) => not found", re.MULTILINE)
+_LDD_TIMEOUT_S = 10.0
 _GO_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGURG)
 _GO_LIBRARY = "libetcd_wrapper"
 _ACTION_NBYTES = 256
@@ -50,22 +54,41 @@ def load() -> Any:
     except ModuleNotFoundError:
         raise  # the registry adds what to install
     except ImportError as error:
-        raise BackendNotInstalled(_advice(str(error)), name=_PACKAGE) from error
+        missing = _LIBRARY.findall(str(error)) or [str(error)]
+        advice = _advice(list(dict.fromkeys([*missing, *_missing_libraries()])))
+        raise BackendNotInstalled(advice, name=_PACKAGE) from error
 
 
-def _advice(text: str) -> str:
-    found = _LIBRARY.search(text)
-    library = found[1] if found else text
-    if library.startswith(_CUDA):
-        return (
-            f"backend 'mooncake': {library} of the GPU's driver is missing, which the wheel"
-            " mooncake-transfer-engine needs: install the driver, or the wheel"
-            " mooncake-transfer-engine-non-cuda in its place"
+def _missing_libraries() -> list[str]:
+    """Return all libraries that the wheel lacks. The loader itself stops at the first."""
+    try:
+        wheel = importlib.util.find_spec("mooncake.store")
+        if wheel is None or wheel.origin is None:
+            return []
+        told = subprocess.run(  # noqa: S603 - it names the libraries of an installed wheel
+            ["ldd", wheel.origin],  # noqa: S607
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=_LDD_TIMEOUT_S,
         )
-    return (
-        f"backend 'mooncake': the wheel is here, but the system library {library} is missing"
-        " (Debian and Ubuntu: apt install libibverbs1 libnuma1 libcurl4)"
-    )
+    except (ImportError, OSError, subprocess.TimeoutExpired):
+        return []
+    return _NOT_FOUND.findall(told.stdout)
+
+
+def _advice(missing: Sequence[str]) -> str:
+    """Return what to do about the libraries that are missing."""
+    of_gpu = [library for library in missing if library.startswith(_CUDA)]
+    of_system = [library for library in missing if library not in of_gpu]
+    parts: list[str] = []
+    if of_system:
+        packages = "libibverbs1 libnuma1 libcurl4"
+        parts.append(f"{', '.join(of_system)} (Debian and Ubuntu: apt install {packages})")
+    if of_gpu:
+        instead = "the wheel mooncake-transfer-engine-non-cuda in place of mooncake-transfer-engine"
+        parts.append(f"{', '.join(of_gpu)} of the GPU's driver (install it, or {instead})")
+    return f"backend 'mooncake': the wheel is here, and misses {', and '.join(parts)}"
 
 
 @contextmanager

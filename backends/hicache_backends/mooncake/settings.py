@@ -39,7 +39,7 @@ _WITH_UNIT = re.compile(r"([0-9.]+\s?)([kmgt])i?b?", re.IGNORECASE)
 def _nbytes(value: object) -> int:
     """Return a size in bytes. As in SGLang, a unit is a power of 1024: "4gb" is 4 GiB."""
     found = _WITH_UNIT.fullmatch(value.strip()) if isinstance(value, str) else None
-    return parse_nbytes(f"{found[1]}{found[2]}iB" if found else value)
+    return parse_nbytes(f"{found[1]}{found[2].upper()}iB" if found else value)
 
 
 _Size = Annotated[int, BeforeValidator(_nbytes)]

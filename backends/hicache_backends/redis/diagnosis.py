@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING
 
 from hicache_backends.redis.server_pool import parse_info
+from hicache_storage.settings import format_nbytes
 from hicache_storage.storage import Diagnosis
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _CLOCK_SKEW_S = 5.0
+_NBYTES = re.compile(r"[0-9]{1,20}")
 
 
 def diagnoses(info: str) -> Iterator[Diagnosis]:
@@ -47,8 +50,8 @@ def _eviction(fields: Mapping[str, str]) -> Diagnosis:
             f"maxmemory is not set, the policy is {policy}",
             "set maxmemory: without it the server grows until the system ends it",
         )
-    used = fields.get("used_memory", "0")
-    fact = f"{policy}, {used} of {limit} bytes are used"
+    used, most = (_size(nbytes) for nbytes in (fields.get("used_memory", "0"), limit))
+    fact = f"{policy}, {used} of {most} are used"
     if policy == "noeviction":
         return Diagnosis(
             "eviction",
@@ -56,6 +59,10 @@ def _eviction(fields: Mapping[str, str]) -> Diagnosis:
             "a full server refuses pages: set maxmemory-policy allkeys-lru if old pages may go",
         )
     return Diagnosis("eviction", fact)
+
+
+def _size(nbytes: str) -> str:
+    return format_nbytes(float(nbytes)) if _NBYTES.fullmatch(nbytes) else nbytes
 
 
 def _persistence(fields: Mapping[str, str]) -> Diagnosis:
@@ -80,4 +87,4 @@ def _clock(fields: Mapping[str, str]) -> Iterator[Diagnosis]:
         return
     skew_s = int(text) / 1e6 - time.time()
     advice = "" if abs(skew_s) < _CLOCK_SKEW_S else "set both clocks by NTP: expiries need them"
-    yield Diagnosis("clock", f"the server's is {skew_s:+.1f} s from this machine's", advice)
+    yield Diagnosis("clock", f"the server's is {skew_s:+z.1f} s from this machine's", advice)

@@ -48,7 +48,11 @@ class RedisSettings(Settings):
     sentinel_password: SecretStr | None = None
     sentinel_tls: bool | None = None
     """True if sentinels speak TLS, with the certificates of `url`. None: as `url`."""
-    prefix: str = Field(default="hicache:", pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")
+    prefix: str = Field(
+        default="hicache:",
+        pattern=r"^[A-Za-z0-9_.:/-]{1,128}$",
+        description="1 to 128 letters, digits, or characters of _ . : / -",
+    )
     """The beginning of all keys. Storages with the same prefix share their pages."""
     ttl_s: Seconds | None = Field(default=None, ge=0.001)
     """The time after which a page expires. None: never."""

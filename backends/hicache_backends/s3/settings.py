@@ -70,7 +70,11 @@ Headers = Annotated[dict[str, str], AfterValidator(_headers)]
 class S3Settings(Settings):
     """The config of `s3`."""
 
-    bucket: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]$")
+    bucket: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]$",
+        description="3 to 255 letters, digits, or characters of . _ -, the first and the last a letter"
+        " or digit",
+    )
     """A bucket's name, or the alias of an access point."""
     prefix: Annotated[str, AfterValidator(_prefix)] = ""
     """The beginning of every object's name. Programs with the same bucket and prefix share pages."""
@@ -79,7 +83,9 @@ class S3Settings(Settings):
 
     None: AWS, or the endpoint of the environment and the AWS config files.
     """
-    region: str | None = Field(default=None, pattern=r"^[A-Za-z0-9-]+$")
+    region: str | None = Field(
+        default=None, pattern=r"^[A-Za-z0-9-]+$", description="letters, digits and hyphens"
+    )
     """The region. None: the one in the environment or the AWS config files, else us-east-1."""
     addressing_style: Literal["auto", "path", "virtual"] = "auto"
     """The place of the bucket's name: in the path, or in the host's name."""
@@ -118,7 +124,9 @@ class S3Settings(Settings):
     """Sign the SHA-256 of pages. None: only where the transport is neither TLS nor loopback."""
     sse: Literal["AES256", "aws:kms", "aws:kms:dsse"] | None = None
     """Encryption by the store. None: the bucket's default."""
-    sse_kms_key_id: str | None = Field(default=None, pattern=r"^[\x21-\x7e]+$")
+    sse_kms_key_id: str | None = Field(
+        default=None, pattern=r"^[\x21-\x7e]+$", description="printable ASCII without spaces"
+    )
     headers: Headers = Field(default_factory=dict[str, str])
     """Headers of every request."""
     put_headers: Headers = Field(default_factory=dict[str, str])

@@ -140,7 +140,7 @@ def _round_trip(seconds: float) -> Check:
 
 
 def _clock(skew_s: float) -> Check:
-    fact = f"the store's is {skew_s:+.1f} s from this machine's"
+    fact = f"the store's is {skew_s:+z.1f} s from this machine's"
     if abs(skew_s) < _CLOCK_SKEW_S:
         return Check("clock", Status.OK, fact)
     return Check("clock", Status.PROBLEM, fact, "set both clocks by NTP")

@@ -26,6 +26,7 @@ from lock_waits import lock_waits
 from pages import hash_of, page, space
 
 from hicache_storage import UnsupportedOperation, native
+from hicache_storage.settings import format_nbytes
 
 
 def await_first_scan(storage: FileStorage) -> None:
@@ -265,8 +266,8 @@ class TestLimit:
             opened(root, 3).close()
 
         (record,) = caplog.records
-        assert f"take {10 * FILE_NBYTES} bytes" in record.getMessage()
-        assert f"capacity_nbytes is {3 * FILE_NBYTES}" in record.getMessage()
+        assert f"take {format_nbytes(10 * FILE_NBYTES)}, and" in record.getMessage()
+        assert f"capacity_nbytes is {format_nbytes(3 * FILE_NBYTES)}:" in record.getMessage()
 
 
 def test_a_process_that_opens_a_new_root_keeps_the_usage_of_an_earlier_one(

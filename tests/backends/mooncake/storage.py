@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
+import shutil
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -393,6 +396,34 @@ def test_a_wheel_without_the_system_s_libraries_says_which(monkeypatch: pytest.M
 
     monkeypatch.setattr("importlib.import_module", fail)
     with pytest.raises(BackendNotInstalled, match=r"libibverbs\.so\.1 .*apt install"):
+        driver.load()
+
+
+def test_all_libraries_that_are_missing_are_named_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loader itself stops at the first."""
+    wheel = tmp_path / "mooncake"
+    wheel.mkdir()
+    (wheel / "__init__.py").touch()
+    compiler, libraries = shutil.which("cc"), ("libibverbs.so.1", "libcuda.so.1")
+    assert compiler
+    shared = (compiler, "-shared", "-Wl,--no-as-needed", "-xc", "/dev/null", "-xnone")
+    for library in libraries:
+        options = (f"-Wl,-soname,{library}", "-o", tmp_path / library)
+        subprocess.run([*shared, *options], check=True)
+    needed = [tmp_path / library for library in libraries]
+    subprocess.run([*shared, *needed, "-o", wheel / "store.so"], check=True)
+    for path in needed:
+        path.unlink()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mooncake"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+
+    with pytest.raises(
+        BackendNotInstalled, match=r"libibverbs\.so\.1 .*apt install.*libcuda\.so\.1 .*non-cuda"
+    ):
         driver.load()
 
 

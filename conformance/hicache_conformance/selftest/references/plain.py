@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
 
-FileName = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]+$")]
+FileName = Annotated[
+    str, Field(min_length=1, pattern=r"^[^\x00]+$", description="text without NUL")
+]
 """The type of a path in a config."""
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from hicache_storage.cli.operations.bench.run import FORMAT
-from hicache_storage.errors import ConfigError
+from hicache_storage.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +24,7 @@ CPU = "cpu"
 """The processor time for a GB of a load, where less is better."""
 TOLERANCES = {"throughput": 0.25, "p50": 0.25, "p99": 0.5, "p99.9": 1.0, CPU: 0.25}
 """The share by which a figure may become worse."""
+_MOST = 1e15
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +61,44 @@ def read_before(path: Path) -> dict[str, Any]:
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"--compare {path}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"--compare {shown(path)}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
-        raise ConfigError(f"--compare {path}: is not JSON") from None
-    if not isinstance(found, dict) or {"settings", "loads"} - {*cast("dict[str, Any]", found)}:
-        raise ConfigError(f"--compare {path}: is no report of hicache bench --json")
-    report = cast("dict[str, Any]", found)
+        raise ConfigError(f"--compare {shown(path)}: is not JSON") from None
+    report = _fields(found)
+    loads: Any = report.get("loads")
+    if not isinstance(report.get("settings"), dict) or not isinstance(loads, list):
+        raise ConfigError(f"--compare {shown(path)}: is no report of hicache bench --json")
     if report.get("format") != FORMAT:
-        raise ConfigError(f"--compare {path}: is of another version of hicache bench")
+        raise ConfigError(f"--compare {shown(path)}: is of another version of hicache bench")
+    wanted: list[Any] = cast("Any", loads)
+    if not all(map(_is_load, wanted)):
+        raise ConfigError(f"--compare {shown(path)}: is no whole report of hicache bench --json")
     return report
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Return the fields of an object, and none of anything else."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _is_load(value: Any) -> bool:
+    load = _fields(value)
+    operations = _fields(load.get("operations")).values()
+    return (
+        all(isinstance(load.get(name), int) for name in ("page_nbytes", "threads"))
+        and isinstance(load.get("operations"), dict)
+        and _is_figure(load.get("cpu_s_per_gb", load))
+        and all(
+            _is_figure(_fields(figures).get(field, field))
+            for figures in operations
+            for field, _ in METRICS.values()
+        )
+    )
+
+
+def _is_figure(value: Any) -> bool:
+    is_number = isinstance(value, (int, float)) and 0 <= value <= _MOST
+    return value is None or is_number
 
 
 def check_comparable(before: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
@@ -79,7 +109,7 @@ def check_comparable(before: Mapping[str, Any], settings: Mapping[str, Any]) -> 
     """
     for name, value in settings.items():
         if (old := before["settings"].get(name)) != value:
-            raise ConfigError(f"--compare: {name} was {old} before, and is {value} now")
+            raise ConfigError(f"--compare: {name} was {shown(old)} before, and is {value} now")
 
 
 def compare(

@@ -9,13 +9,12 @@ from hicache_storage.cli.operations.bench.tables import (
     TITLES,
     format_seconds,
     operation_rows,
-    page_name,
     ratio_rows,
     thread_name,
     title_of,
 )
-from hicache_storage.planning.charts import Axis, Line, line_chart, linear_axis
-from hicache_storage.planning.wording import bandwidth
+from hicache_storage.cli.sizes import counted, format_nbytes
+from hicache_storage.planning.charts import Axis, Line, bandwidth_axis, line_chart, linear_axis
 from hicache_storage.report_page import fact_list, figures, hero, report_page, section
 
 if TYPE_CHECKING:
@@ -51,17 +50,18 @@ def _lead(report: Mapping[str, Any]) -> str:
         return "Nothing was measured."
     best = max(report["loads"], key=lambda load: load["bytes_per_s"])
     found = len(report["problems"])
-    problems = "No problem was found." if not found else f"{found} problems were found."
+    were = "was" if found == 1 else "were"
+    problems = f"{counted(found, 'problem')} {were} found." if found else "No problem was found."
     return (
-        f"At most {bandwidth(best['bytes_per_s'])}, with {page_name(best['page_nbytes'])} pages and"
-        f" {thread_name(best['threads'])}. {problems}"
+        f"At most {format_nbytes(best['bytes_per_s'])}/s, with {format_nbytes(best['page_nbytes'])}"
+        f" pages and {thread_name(best['threads'])}. {problems}"
     )
 
 
 def _load_section(number: int, load: Mapping[str, Any]) -> Element:
     return section(
         f"load-{number}",
-        f"{page_name(load['page_nbytes'])} pages, {thread_name(load['threads'])}",
+        f"{format_nbytes(load['page_nbytes'])} pages, {thread_name(load['threads'])}",
         title_of(load),
         figures(TITLES, operation_rows(load)),
         _latency_chart(load),
@@ -102,7 +102,7 @@ def _bandwidth_chart(load: Mapping[str, Any]) -> Element | None:
         return None
     points = [point for line in lines for point in line.points]
     x = linear_axis("seconds", max(point[0] for point in points), lambda value: f"{value:g}")
-    y = linear_axis("bandwidth", max(point[1] for point in points), bandwidth)
+    y = bandwidth_axis(max(point[1] for point in points))
     return line_chart("Bandwidth over time", lines, x, y)
 
 
@@ -121,7 +121,7 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("mix", weights),
         ("pages of a call", str(settings["batch_pages"])),
-        ("working set", page_name(settings["working_set_nbytes"])),
+        ("working set", format_nbytes(settings["working_set_nbytes"])),
         ("deadline of a call", f"{settings['timeout_s']:g} s"),
         ("data plane", report["data_plane"]),
         ("interrupted", "yes" if report["interrupted"] else "no"),

@@ -10,6 +10,7 @@ from hicache_storage.cli.operations.batches import batches, pages_per_batch
 from hicache_storage.cli.operations.bench.load import Load, Operation, Target, measure
 from hicache_storage.cli.operations.bench.pages import Hashes, bench_space, fill, remove
 from hicache_storage.page_store import PageStore, PageStoreSettings, Verdict
+from hicache_storage.scalars import counted
 
 if TYPE_CHECKING:
     import threading
@@ -203,7 +204,7 @@ def _problems(report: Mapping[str, Any]) -> Iterator[str]:
     for filled in report["fills"]:
         for verdict, pages in filled["verdicts"].items():
             if verdict not in fine:
-                yield f"filling: {pages:,} of {filled['pages']:,} pages: {_words(verdict)}"
+                yield f"filling: {pages:,} of {counted(filled['pages'], 'page')}: {_words(verdict)}"
     totals: dict[tuple[str, str], int] = {}
     for load in report["loads"]:
         for operation, figures in load["operations"].items():
@@ -211,11 +212,11 @@ def _problems(report: Mapping[str, Any]) -> Iterator[str]:
                 if verdict not in fine:
                     totals[operation, verdict] = totals.get((operation, verdict), 0) + pages
     for (operation, verdict), pages in totals.items():
-        yield f"{operation}: {pages:,} pages: {_words(verdict)}"
+        yield f"{operation}: {counted(pages, 'page')}: {_words(verdict)}"
     if report["left_pages"]:
         yield (
-            f"{report['left_pages']:,} pages may be left: when the store is well, remove them with"
-            " hicache gc --model hicache-bench --yes"
+            f"{counted(report['left_pages'], 'page')} may be left: when the store is well, remove them"
+            " with hicache gc --model hicache-bench --yes"
         )
 
 

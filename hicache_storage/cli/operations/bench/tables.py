@@ -8,14 +8,16 @@ from rich import box
 from rich.table import Table
 
 from hicache_storage.cli.operations.bench.comparison import CPU, METRICS
-from hicache_storage.cli.sizes import format_nbytes
+from hicache_storage.cli.sizes import counted, format_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from hicache_storage.cli.operations.bench.comparison import Cell
 
-TITLES = ("operation", "calls", "p50", "p99", "p99.9", "GB/s", "pages/s", "missed", "failed")
+TITLES = ("operation", "calls", "p50", "p99", "p99.9", "MiB/s", "pages/s", "missed", "failed")
+_MIB = 1 << 20
+_GIB = 1 << 30
 _SUCCESSES = ("ok", "miss")
 
 
@@ -33,27 +35,19 @@ def tables(report: Mapping[str, Any], cells: Sequence[Cell]) -> Iterator[Table |
 
 
 def title_of(load: Mapping[str, Any]) -> str:
-    """Return the load and its whole figures: `1.05 MB pages, 4 threads: 1.20 GB/s, ...`."""
+    """Return the load and its whole figures: `1 MiB pages, 4 threads: 1.20 GiB/s, ...`."""
     cpu = load["cpu_s_per_gb"]
-    pages, threads = page_name(load["page_nbytes"]), thread_name(load["threads"])
+    pages, threads = format_nbytes(load["page_nbytes"]), thread_name(load["threads"])
     return (
         f"{pages} pages, {threads}, {load['elapsed_s']:.1f} s:"
         f" {format_nbytes(load['bytes_per_s'])}/s"
-        f"{'' if cpu is None else f', {cpu:.2f} CPU s/GB'}"
+        f"{'' if cpu is None else f', {cpu * _GIB / 1e9:.2f} CPU s/GiB'}"
     )
-
-
-def page_name(nbytes: int) -> str:
-    """Return the size of a page, in powers of 1024 where it is a whole number of them."""
-    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
-        if nbytes % unit == 0:
-            return f"{nbytes // unit} {name}"
-    return format_nbytes(nbytes)
 
 
 def thread_name(threads: int) -> str:
     """Return a number of threads in words."""
-    return "1 thread" if threads == 1 else f"{threads} threads"
+    return counted(threads, "thread")
 
 
 def operation_rows(load: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -63,7 +57,7 @@ def operation_rows(load: Mapping[str, Any]) -> list[tuple[str, ...]]:
             operation,
             f"{figures['calls']:,}",
             *(format_seconds(figures[name]) for name in ("p50_s", "p99_s", "p999_s")),
-            f"{figures['bytes_per_s'] / 1e9:.2f}" if figures["bytes_per_s"] else "",
+            f"{figures['bytes_per_s'] / _MIB:,.1f}" if figures["bytes_per_s"] else "",
             f"{figures['pages_per_s']:,.0f}",
             f"{figures['verdicts'].get('miss', 0):,}",
             f"{sum(n for name, n in figures['verdicts'].items() if name not in _SUCCESSES):,}",
@@ -84,7 +78,7 @@ def ratio_rows(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
         rows.setdefault(key, {})[cell.metric] = f"{'!' if cell.worse else ''}{ratio}"
     return [
         (
-            page_name(nbytes),
+            format_nbytes(nbytes),
             str(threads),
             operation,
             *(row.get(name, "") for name in (*METRICS, CPU)),

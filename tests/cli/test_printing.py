@@ -1,0 +1,38 @@
+"""Tables and lines on standard output."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.table import Table
+
+from hicache_storage.cli.printing import output_console, print_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_EVIL = "m\x1b[2J\x1b]52;c;eA==\x07\u202e\r"
+
+
+def _parts() -> Iterator[Table | str]:
+    table = Table()
+    table.add_column("model")
+    table.add_row(_EVIL, style="bold")
+    yield table
+    yield f"{_EVIL}\nthe next line"
+
+
+@pytest.mark.parametrize("colour", ["", "1"])
+def test_what_others_wrote_commands_no_terminal(
+    colour: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", colour)
+
+    print_lines(output_console(), _parts())
+
+    text = capsys.readouterr().out
+    for sequence in ("\x1b[2J", "\x1b]", "\x07", "\u202e", "\r"):
+        assert sequence not in text
+    assert "m\\x1b[2J" in text
+    assert "\nthe next line\n" in text
