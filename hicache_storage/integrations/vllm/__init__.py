@@ -11,7 +11,6 @@ The first access to one of the names imports vLLM. docs/vllm.md is the guide.
 from __future__ import annotations
 
 import importlib
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -56,8 +55,9 @@ def _load() -> None:
         metrics=importlib.import_module(f"{_CONNECTORS}.offloading.metrics"),
         kv_cache=importlib.import_module("vllm.v1.kv_cache_interface"),
     )
-    version = metadata.version("vllm")
+    version = str(importlib.import_module("vllm").__version__)  # wheels have several names
     check_interface(modules, version)
+    variables = importlib.import_module("vllm.envs").environment_variables
     base = modules.base
     engine = EngineTypes(
         hit=base.LookupResult.HIT,
@@ -80,7 +80,7 @@ def _load() -> None:
     globals()["HiCacheConnector"] = type(
         "HiCacheConnector",
         (Connector, modules.connector.OffloadingConnector),
-        {"version": version, **_named(Connector)},
+        {"version": version, "variables": tuple(variables), **_named(Connector)},
     )
 
 
