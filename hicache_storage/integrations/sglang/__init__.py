@@ -15,7 +15,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from hicache_storage.integrations.sglang._adapter import Adapter
 
@@ -27,6 +27,7 @@ _STORAGE = "sglang.srt.mem_cache.hicache_storage"
 _METRICS = "sglang.srt.observability.metrics_collector"
 _CONTEXT = "sglang.srt.runtime_context"
 _ARGUMENTS = "sglang.srt.server_args"
+_VARIABLES = "sglang.srt.environ"
 
 
 def __getattr__(name: str) -> Any:
@@ -54,6 +55,7 @@ def _storage_class() -> type[Adapter]:
         storage_metrics=metrics.StorageMetrics,
         launch_arguments=_launch_arguments,
         launch_defaults=_launch_defaults,
+        variables=_variable_names,
         replica=_replica,
         argument_overrides=_argument_overrides,
     )
@@ -75,6 +77,13 @@ def _launch_defaults() -> Mapping[str, Any]:
     """Return the defaults of SGLang's server arguments."""
     parameters = inspect.signature(importlib.import_module(_ARGUMENTS).ServerArgs).parameters
     return {name: parameter.default for name, parameter in parameters.items()}
+
+
+def _variable_names() -> Iterable[str]:
+    """Return the names of SGLang's environment variables."""
+    environ = importlib.import_module(_VARIABLES)
+    fields = vars(environ.Envs).values()
+    return [field.name for field in fields if isinstance(field, environ.EnvField)]
 
 
 def _replica() -> int:

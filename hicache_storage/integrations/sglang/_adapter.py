@@ -71,7 +71,10 @@ class Adapter:
         self._pid = os.getpid()
         self._known_overrides = len(self.engine.argument_overrides())
         launch = LaunchIdentity(
-            self.engine.launch_arguments(), settings, self.engine.launch_defaults()
+            self.engine.launch_arguments(),
+            settings,
+            self.engine.launch_defaults(),
+            self.engine.variables(),
         )
         self._config = storage_config
         self._outdated = False
