@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def _storage_class() -> type[Adapter]:
 
     storage = importlib.import_module(_STORAGE)
     metrics = importlib.import_module(_METRICS)
-    check_interface(storage, metrics, metadata.version("sglang"))
+    check_interface(storage, metrics, str(importlib.import_module("sglang").__version__))
     engine = EngineTypes(
         pool_transfer_result=storage.PoolTransferResult,
         storage_metrics=metrics.StorageMetrics,

@@ -11,6 +11,7 @@ The first access to one of the names imports vLLM. docs/vllm.md is the guide.
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def _load() -> None:
     )
     from hicache_storage.integrations.vllm._tier import Tier  # noqa: PLC0415
 
+    _log_through_vllm()
     modules = Modules(
         base=importlib.import_module(f"{_OFFLOAD}.base"),
         config=importlib.import_module(f"{_OFFLOAD}.config"),
@@ -82,6 +84,14 @@ def _load() -> None:
         (Connector, modules.connector.OffloadingConnector),
         {"version": version, "variables": tuple(variables), **_named(Connector)},
     )
+
+
+def _log_through_vllm() -> None:
+    """Give our lines vLLM's format and level, unless the process has configured our loggers."""
+    for name in ("hicache_storage", "hicache_backends"):
+        logger = logging.getLogger(name)
+        if not logger.hasHandlers():
+            logger.parent = logging.getLogger("vllm")
 
 
 def _named(members: type) -> dict[str, Any]:
