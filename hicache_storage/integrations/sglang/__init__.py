@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -80,9 +80,9 @@ def _launch_defaults() -> Mapping[str, Any]:
 
 def _variable_names() -> Iterable[str]:
     """Return the names of SGLang's environment variables."""
-    environ = importlib.import_module(_VARIABLES)
-    fields = vars(environ.Envs).values()
-    return [field.name for field in fields if isinstance(field, environ.EnvField)]
+    environ = cast("Any", importlib.import_module(_VARIABLES))
+    fields: Iterable[Any] = environ.Envs.__dict__.values()
+    return [field.name for field in fields if issubclass(type(field), environ.EnvField)]
 
 
 def _replica() -> int:

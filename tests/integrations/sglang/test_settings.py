@@ -201,7 +201,7 @@ def test_no_experts_on_the_gpu_is_another_identity_than_the_default() -> None:
 
 
 def test_the_values_that_sglang_gives_a_default_launch_are_neutral() -> None:
-    resolved = {"mm_process_config": {}, "enable_decoder_swa_bounded_replay": False}
+    resolved: dict[str, Any] = {"mm_process_config": {}, "enable_decoder_swa_bounded_replay": False}
 
     assert not LaunchIdentity(resolved, AdapterSettings()).revision(draft=False)
 

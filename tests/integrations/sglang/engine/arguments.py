@@ -6,7 +6,7 @@ import importlib
 import inspect
 from collections import Counter
 from importlib import metadata
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import sglang_cpu
@@ -20,6 +20,12 @@ sglang_cpu.stand_in()
 ServerArgs: Any = importlib.import_module("sglang.srt.server_args").ServerArgs
 NEWEST = metadata.version("sglang").startswith("0.5.23")
 ONLY_0_5_22 = {"speculative_skip_dp_mlp_sync"}
+VARIABLES_0_5_22 = {
+    "SGLANG_DSV41_TORCH_PREFILL_INDEXER",
+    "SGLANG_JIT_DEEPGEMM_COMPILE_WORKERS",
+    "SGLANG_NPU_DSV4_DEEPEP_LL_DISPATCH_QUANT_MODE",
+    "SGLANG_USE_DYNAMIC_MXFP4_LINEAR",
+}
 
 
 def arguments() -> dict[str, Any]:
@@ -50,9 +56,10 @@ def test_the_neutral_value_is_the_default() -> None:
 
 
 def registry() -> dict[str, Any]:
-    environ = importlib.import_module("sglang.srt.environ")
-    fields = [each for each in vars(environ.Envs).values() if isinstance(each, environ.EnvField)]
-    return {field.name: field.default for field in fields}
+    environ = cast("Any", importlib.import_module("sglang.srt.environ"))
+    fields: list[Any] = [*environ.Envs.__dict__.values()]
+    named = [each for each in fields if issubclass(type(each), environ.EnvField)]
+    return {each.name: each.default for each in named}
 
 
 def test_every_variable_is_classified_once() -> None:
@@ -64,15 +71,14 @@ def test_every_variable_is_classified_once() -> None:
 
 @pytest.mark.skipif(not NEWEST, reason="an older release lacks some")
 def test_every_classified_variable_exists() -> None:
-    assert set(registry()) | OUTSIDE.keys() == VARIABLES.known
+    assert set(registry()) | OUTSIDE.keys() | VARIABLES_0_5_22 == VARIABLES.known
 
 
-@pytest.mark.skipif(not NEWEST, reason="other releases have other defaults")
 def test_the_neutral_value_of_a_variable_is_the_default() -> None:
     neutral = {
         name: value
         for name, value in VARIABLES.entering.items()
-        if value is not None  # None: every value enters
+        if value is not None and name in registry()  # None: every value enters
     }
     defaults = {name: registry()[name] for name in neutral}
 
