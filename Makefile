@@ -222,8 +222,8 @@ selftest: $(VENV)/.all ## the conformance kit on wrong and right stores
 kill-matrix: $(VENV)/.all ## every wrong store against every check of its rules: docs/kill-matrix.md
 	@$(BIN)/hicache-conformance selftest --matrix docs/kill-matrix.md
 
-identity-page: $(VENV)/.base ## write docs/sglang-identity.md from the table of SGLang's arguments
-	@$(BIN)/python tests/support/identity_page.py > docs/sglang-identity.md
+identity-page: $(VENV)/.base ## write docs/sglang-identity.md and docs/vllm-identity.md from the tables of arguments and variables
+	@$(BIN)/python tests/support/identity_page.py docs
 
 cli-page: $(VENV)/.all ## write docs/cli-reference.md from the parsers of both commands
 	@$(BIN)/python tests/support/cli_page.py > docs/cli-reference.md

@@ -74,13 +74,17 @@ class BackendChoice(NamedTuple):
         """
         return self.storage_class.from_config(self.fields)
 
-    def lends_memory(self, storage: HiCacheStorage, load_timeout_s: float) -> bool:
-        """Return True if `storage` may access the engine's memory: its calls end in time, or lose it."""
-        return storage.capabilities.revocable or (
+    def ends_within(self, storage: HiCacheStorage, timeout_s: float) -> bool:
+        """Return True if the calls of `storage` are sure to end, and in this time."""
+        return (
             storage.capabilities.bounded
             and self.timeout_s is not None
-            and self.timeout_s <= load_timeout_s
+            and self.timeout_s <= timeout_s
         )
+
+    def lends_memory(self, storage: HiCacheStorage, load_timeout_s: float) -> bool:
+        """Return True if `storage` may access the engine's memory: its calls end in time, or lose it."""
+        return storage.capabilities.revocable or self.ends_within(storage, load_timeout_s)
 
 
 @contextmanager

@@ -74,6 +74,14 @@ def file_digest(path: str) -> str:
     return hashlib.sha256(_local(path).read_bytes()).hexdigest()[:_DIGITS]
 
 
+def content_of(value: str) -> str:
+    """Return the digest of the file that `value` names, or `value` if it names no readable file."""
+    try:
+        return f"file:{file_digest(value)}" if _local(value).is_file() else value
+    except (OSError, ValueError):  # no path at all, or one that only the engine can read
+        return value
+
+
 def _local(path: str) -> Path:
     """Return a path of this machine. A `~` without such a home directory stands for itself."""
     return Path(os.path.expanduser(path))  # noqa: PTH111 - that of pathlib raises RuntimeError

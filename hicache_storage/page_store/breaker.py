@@ -19,9 +19,10 @@ class Permit:
     may follow.
     """
 
-    __slots__ = ("_breaker", "_ended", "_generation")
+    __slots__ = ("_breaker", "_ended", "_generation", "is_probe")
 
-    def __init__(self, breaker: CircuitBreaker, generation: int) -> None:
+    def __init__(self, breaker: CircuitBreaker, generation: int, *, is_probe: bool = False) -> None:
+        self.is_probe = is_probe
         self._breaker = breaker
         self._generation = generation
         self._ended = False
@@ -30,9 +31,9 @@ class Permit:
         """Report that the store worked, with a hit or a miss."""
         self._breaker.conclude(self, succeeded=True)
 
-    def fail(self) -> None:
-        """Report that the store failed."""
-        self._breaker.conclude(self, succeeded=False)
+    def fail(self, *, hung: bool = False) -> None:
+        """Report that the store failed. With `hung` that one failure opens the breaker."""
+        self._breaker.conclude(self, succeeded=False, hung=hung)
 
     def dismiss(self) -> None:
         """Report that the call never reached the store."""
@@ -57,7 +58,7 @@ class Permit:
 
 
 class CircuitBreaker:
-    """A breaker that opens after `failures` calls failed in a row. Thread-safe.
+    """A breaker that opens after `failures` calls failed in a row, or one hung. Thread-safe.
 
     An open breaker refuses every call at once. After `cooldown_s` it admits one call as a probe. A
     probe that succeeds closes the breaker; a probe that fails starts the cool-down again. The
@@ -94,7 +95,7 @@ class CircuitBreaker:
                 return Permit(self, self._times_opened)
             if self._probe is not None or not self._cooled():
                 return None
-            self._probe = Permit(self, self._times_opened)
+            self._probe = Permit(self, self._times_opened, is_probe=True)
             return self._probe
 
     def record(self, *, succeeded: bool) -> None:
@@ -102,7 +103,7 @@ class CircuitBreaker:
         with self._lock:
             self._count(succeeded=succeeded)
 
-    def conclude(self, permit: Permit, *, succeeded: bool | None) -> None:
+    def conclude(self, permit: Permit, *, succeeded: bool | None, hung: bool = False) -> None:
         """End `permit`. The result None is no evidence."""
         with self._lock:
             current = permit.end(self._times_opened)
@@ -113,16 +114,16 @@ class CircuitBreaker:
             elif not current or self._opened_at_s is not None:
                 return
             if succeeded is not None:
-                self._count(succeeded=succeeded)
+                self._count(succeeded=succeeded, hung=hung)
 
-    def _count(self, *, succeeded: bool) -> None:
+    def _count(self, *, succeeded: bool, hung: bool = False) -> None:
         if succeeded:
             self._failures = 0
             self._opened_at_s = None
         elif self._opened_at_s is not None:
             self._opened_at_s = time.monotonic()
         else:
-            self._failures += 1
+            self._failures += self._limit if hung else 1
             if self._failures >= self._limit:
                 self._opened_at_s = time.monotonic()
                 self._times_opened += 1

@@ -25,6 +25,9 @@ logger: logging.Logger = logging.getLogger("hicache_storage.page_store")
 
 T = TypeVar("T")
 
+# A storage call begins a little after its caller, and waits for a little less than its deadline.
+_MOST = 0.9
+
 
 class NotTriedError(Exception):
     """The deadline passed before a storage call began. The error is no evidence about the store."""
@@ -79,14 +82,23 @@ class CallExecutor:
             for future in futures:
                 future.cancel()
 
-    def conclude(self, permit: Permit, futures: Sequence[Future[Any]], deadline: Deadline) -> None:
+    def conclude(
+        self,
+        permit: Permit,
+        futures: Sequence[Future[Any]],
+        deadline: Deadline,
+        hang_s: float | None = None,
+    ) -> None:
         """Report the end of a call to the breaker: its deadline has passed or its futures are done.
 
         Storage calls may still run because the call's deadline was shorter than `timeout_s`. If
-        nothing else failed, the breaker gets the report when these storage calls have ended.
+        nothing else failed, the breaker gets the report when these storage calls have ended. A store
+        that left one of them without an answer for `hang_s` hangs.
         """
         successes = [_success(future) for future in futures]
-        if False in successes:
+        if hang_s is not None and self._hangs(permit, futures, hang_s):
+            permit.fail(hung=True)
+        elif False in successes:
             permit.fail()
         elif None not in successes:
             permit.succeed()
@@ -111,6 +123,21 @@ class CallExecutor:
                 self._running.discard(call)
             if permit is not None and self._is_overdue(call):
                 permit.fail()
+
+    def _hangs(self, permit: Permit, futures: Sequence[Future[Any]], hang_s: float) -> bool:
+        """Return whether the store has answered with a time-out, or has not answered for `hang_s`.
+
+        A storage call that never began shows nothing by itself: calls of others, which are overdue, may
+        hold all threads.
+        """
+        if any(isinstance(_error(future), StorageTimeout) for future in futures):
+            return True
+        if all(_success(future) is not None for future in futures):
+            return False
+        since_s = time.monotonic() - _MOST * hang_s
+        with self._lock:
+            own = [call for call in self._running if call.permit is permit]
+        return any(call.began_s <= since_s for call in own) or bool(self._overdue())
 
     def _overdue(self) -> list[_RunningCall]:
         if not self._running:
@@ -168,14 +195,15 @@ def checked_answers(answers: Sequence[object], length: int) -> list[bool]:
     return [answer is True for answer in answers]
 
 
+def _error(future: Future[Any]) -> BaseException | None:
+    return future.exception() if future.done() and not future.cancelled() else None
+
+
 def _success(future: Future[Any]) -> bool | None:
     """Return True if a storage call succeeded, False if it failed, None if it has not ended."""
-    if not future.done() or future.cancelled():
+    if not future.done() or future.cancelled() or isinstance(_error(future), NotTriedError):
         return None
-    error = future.exception()
-    if isinstance(error, NotTriedError):
-        return None
-    return error is None
+    return _error(future) is None
 
 
 def _conclude_late(permit: Permit, futures: Sequence[Future[Any]]) -> None:

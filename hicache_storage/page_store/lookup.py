@@ -13,6 +13,7 @@ from functools import partial
 from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Protocol, Self
 
+from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
 from hicache_storage.page_store.call_executor import checked_answers, result_of, verdict_for
 from hicache_storage.page_store.counters import MATCH_FAILED, answers_counter
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Future
 
-    from hicache_storage.backend_support.deadline import Deadline
     from hicache_storage.keys import KeySpace
     from hicache_storage.page_store.breaker import Permit
     from hicache_storage.page_store.scheduling import CallScheduler
@@ -36,6 +36,8 @@ _FIRST_BLOCK = 64
 _GROWTH = 4
 # The time for one call of a slow store: of the calls, those that end before the deadline count.
 _MAX_CALL_S = 0.5
+# The time that a look-up waits for a store that hung. Its answer counts for the breaker later, too.
+_PROBE_S = 0.25
 
 
 # --- hit policies ---------------------------------------------------------------------------------
@@ -196,13 +198,18 @@ class PrefixLookup:
     """All exists queries of one call of the page store: one permit, one deadline. Not thread-safe."""
 
     def __init__(
-        self, storage: HiCacheStorage, scheduler: CallScheduler, deadline: Deadline
+        self,
+        storage: HiCacheStorage,
+        scheduler: CallScheduler,
+        deadline: Deadline,
+        hang_s: float | None = None,
     ) -> None:
         self._storage = storage
         self._scheduler = scheduler
         self._executor = scheduler.reads
         self._latency = scheduler.exists_latency
         self._deadline = deadline
+        self._hang_s = hang_s
         self._began_s = time.monotonic()
         self._permit: Permit | None = None
         self._failure: Verdict | None = None
@@ -233,7 +240,7 @@ class PrefixLookup:
         """Report the result to the breaker, the log and the counters. Report nothing without a query."""
         if self._permit is not None:
             if interrupted is None:
-                self._executor.conclude(self._permit, self._futures, self._deadline)
+                self._executor.conclude(self._permit, self._futures, self._deadline, self._hang_s)
             else:
                 self._permit.dismiss()
         self._executor.state.note(self._pages, self._began_s)
@@ -257,6 +264,9 @@ class PrefixLookup:
             self._permit = self._executor.admit()
             if self._permit is None:
                 self._failure = Verdict.BREAKER_OPEN
+            elif self._permit.is_probe and self._hang_s is not None:
+                # The store may hang still. An answer after this deadline closes the breaker, too.
+                self._deadline = Deadline(min(_PROBE_S, self._deadline.remaining_s()))
         elif self._failure is None and self._deadline.passed():
             self._failure = Verdict.TIMEOUT
         if self._permit is None or self._failure is not None:

@@ -18,6 +18,10 @@ class PageStoreSettings:
     timeout_s: float = 10.0
     """The deadline of a call, everything included. A storage call that takes longer has failed, also
     where its caller stopped waiting earlier."""
+    lookup_timeout_s: float | None = None
+    """The deadline of a look-up. A store that leaves one without an answer for that long hangs, and the
+    breaker opens at once; its probes then cost a look-up a moment only. None: as `timeout_s`, and a
+    look-up without an answer is one of `breaker_failures`."""
     parallelism: int | None = None
     """Concurrent calls to the storage in each direction. None: as many as the storage declares."""
     breaker_failures: int = 3
@@ -31,5 +35,6 @@ class PageStoreSettings:
         for name in ("parallelism", "breaker_failures"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), least=1)
-        for name in ("timeout_s", "breaker_cooldown_s"):
-            check_seconds(name, getattr(self, name))
+        for name in ("timeout_s", "lookup_timeout_s", "breaker_cooldown_s"):
+            if getattr(self, name) is not None:
+                check_seconds(name, getattr(self, name))

@@ -338,7 +338,9 @@ class PageStore:
         return query
 
     def _lookup(self, timeout_s: float | None) -> PrefixLookup:
-        return PrefixLookup(self.storage, self._scheduler.get(), self._deadline(timeout_s))
+        hang_s = self.settings.lookup_timeout_s
+        deadline = self._deadline(hang_s if timeout_s is None else timeout_s)
+        return PrefixLookup(self.storage, self._scheduler.get(), deadline, hang_s)
 
     def _report_lookup(
         self,

@@ -11,7 +11,7 @@ from framed import HASHES, TARGET, empty, filled, transfer
 from stores import Gate, HookedStorage, failing
 
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.errors import StorageUnavailable
+from hicache_storage.errors import StorageTimeout, StorageUnavailable
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.page_store.lookup import PoolSpec
 from hicache_storage.page_store.results import Verdict
@@ -189,3 +189,68 @@ def test_callers_that_wait_behind_others_do_not_open_it(
     assert store.breaker.writes.state == "closed"
     gate.open()
     writer.join(20)
+
+
+def test_a_lookup_that_hangs_opens_the_breaker_of_reads_at_once(
+    storage: HookedStorage, open_store: Callable[..., PageStore]
+) -> None:
+    store = open_store(timeout_s=50, lookup_timeout_s=0.2, breaker_cooldown_s=1000)
+    gate = Gate()
+    storage.hooks["batch_exists"] = gate
+
+    first, second = (store.match(HASHES, POOLS).failures[0] for _ in range(2))
+
+    assert (first, second) == (Verdict.TIMEOUT, Verdict.BREAKER_OPEN)
+    assert (store.breaker.reads.state, store.breaker.writes.state) == ("open", "closed")
+    gate.open()
+
+
+@pytest.mark.parametrize(
+    ("error", "state"), [(StorageTimeout("late"), "open"), (StorageUnavailable("down"), "closed")]
+)
+def test_of_the_stores_own_errors_only_a_timeout_is_a_hang(
+    storage: HookedStorage, open_store: Callable[..., PageStore], error: Exception, state: str
+) -> None:
+    store = open_store(timeout_s=50, lookup_timeout_s=50, breaker_cooldown_s=1000)
+    storage.hooks["batch_exists"] = failing(error)
+
+    store.match(HASHES, POOLS)
+
+    assert store.breaker.reads.state == state
+
+
+def test_a_lookup_behind_others_is_no_hang(
+    storage: HookedStorage, open_store: Callable[..., PageStore]
+) -> None:
+    store = open_store(timeout_s=50, lookup_timeout_s=0.05, parallelism=1)
+    gate = Gate()
+    storage.hooks["batch_get"] = gate
+    reader = threading.Thread(target=lambda: store.load([transfer(empty(1))]))
+    reader.start()
+    assert gate.entered.wait(20)
+
+    assert store.match(HASHES, POOLS).failures == [Verdict.TIMEOUT]
+
+    assert store.breaker.reads.state == "closed"
+    gate.open()
+    reader.join(20)
+
+
+def test_a_probe_of_a_store_that_hangs_costs_a_lookup_a_moment(
+    storage: HookedStorage, open_store: Callable[..., PageStore]
+) -> None:
+    """The probe itself goes on, and its answer closes the breaker."""
+    store = open_store(timeout_s=1000, lookup_timeout_s=500, breaker_cooldown_s=0.001)
+    gate = Gate()
+    storage.hooks["batch_exists"] = gate
+    for _ in range(3):
+        store.breaker.reads.record(succeeded=False)
+    until(lambda: store.breaker.reads.state == "half_open")
+
+    began_s = time.monotonic()
+    assert store.match(HASHES, POOLS).failures == [Verdict.TIMEOUT]
+    assert time.monotonic() - began_s < 60
+
+    assert store.match(HASHES, POOLS).failures == [Verdict.BREAKER_OPEN]
+    gate.open()
+    until(lambda: store.breaker.reads.state == "closed")

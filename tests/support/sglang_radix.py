@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import json
 from array import array
+from itertools import count
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -73,6 +74,7 @@ class Server:
     def __init__(self, kind: str = "mha", *, draft: PoolPlan | None = None) -> None:
         """Create the caches. `kind` is that of a `PoolPlan`, or `window` for a sliding window."""
         self.windowed = kind == "window"
+        self._attempts = count()
         self.allocator = _windowed_allocator() if self.windowed else _plain_allocator(kind)
         device = self.allocator.get_kvcache()
         params = CacheInitParams(
@@ -113,10 +115,7 @@ class Server:
 
     def load_prefix(self, tokens: Sequence[int]) -> tuple[int, list[bytes]]:
         """Load the prefix of a request from L3 to L1. Return its tokens on the device, and their KV."""
-        matched = self.cache.match_prefix(MatchPrefixParams(key=self._key(tokens)))
-        handle = CacheRequestHandle("request", 0)
-        wanted = array("q", [*tokens, 5])
-        self.cache.prefetch_from_storage(handle, matched.last_host_node, wanted)
+        handle = self.begin_prefetch(tokens)
         self._until(lambda: self.cache.check_prefetch_progress(handle))
         matched = self.cache.match_prefix(MatchPrefixParams(key=self._key(tokens)))
         request = SimpleNamespace(
@@ -138,6 +137,14 @@ class Server:
         matched = self.cache.match_prefix(MatchPrefixParams(key=self._key(tokens)))
         indices = self.cache.path_device_indices(matched.last_device_node)
         return len(indices), self._held(indices)
+
+    def begin_prefetch(self, tokens: Sequence[int]) -> Any:
+        """Begin the prefetch of a request that waits in the scheduler's queue. Return its handle."""
+        matched = self.cache.match_prefix(MatchPrefixParams(key=self._key(tokens)))
+        handle = CacheRequestHandle("request", next(self._attempts))
+        wanted = array("q", [*tokens, 5])
+        self.cache.prefetch_from_storage(handle, matched.last_host_node, wanted)
+        return handle
 
     def close(self) -> None:
         if self.storage is not None:

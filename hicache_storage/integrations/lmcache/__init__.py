@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from importlib import metadata
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ def _classes() -> dict[str, type]:
 
     importlib.import_module("torch")  # LMCache's native library is linked against it
     modules = {name: importlib.import_module(path) for name, path in _MODULES.items()}
-    check_interface(modules, metadata.version("lmcache"))
+    check_interface(modules, str(importlib.import_module("lmcache").__version__))
+    _log_as_lmcache()
     engine = EngineTypes(
         bitmap=modules["native"].Bitmap,
         store_result=modules["internal_api"].L2StoreResult,
@@ -76,6 +77,13 @@ def _classes() -> dict[str, type]:
         name: type(name, (own, base), {"__module__": __name__, "__doc__": own.__doc__, **members})
         for name, (own, base, members) in bases.items()
     }
+
+
+def _log_as_lmcache() -> None:
+    """Give our lines LMCache's format and level, unless the process has configured our loggers."""
+    for name in ("hicache_storage", "hicache_backends"):
+        if not logging.getLogger(name).hasHandlers():
+            importlib.import_module("lmcache.logging").init_logger(name)
 
 
 def _memory_tags(api: Any, *, shared: bool) -> Any:

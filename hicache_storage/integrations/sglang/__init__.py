@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from hicache_storage.integrations.sglang._adapter import Adapter
 
@@ -27,6 +26,7 @@ _STORAGE = "sglang.srt.mem_cache.hicache_storage"
 _METRICS = "sglang.srt.observability.metrics_collector"
 _CONTEXT = "sglang.srt.runtime_context"
 _ARGUMENTS = "sglang.srt.server_args"
+_VARIABLES = "sglang.srt.environ"
 
 
 def __getattr__(name: str) -> Any:
@@ -48,12 +48,13 @@ def _storage_class() -> type[Adapter]:
 
     storage = importlib.import_module(_STORAGE)
     metrics = importlib.import_module(_METRICS)
-    check_interface(storage, metrics, metadata.version("sglang"))
+    check_interface(storage, metrics, str(importlib.import_module("sglang").__version__))
     engine = EngineTypes(
         pool_transfer_result=storage.PoolTransferResult,
         storage_metrics=metrics.StorageMetrics,
         launch_arguments=_launch_arguments,
         launch_defaults=_launch_defaults,
+        variables=_variable_names,
         replica=_replica,
         argument_overrides=_argument_overrides,
     )
@@ -75,6 +76,13 @@ def _launch_defaults() -> Mapping[str, Any]:
     """Return the defaults of SGLang's server arguments."""
     parameters = inspect.signature(importlib.import_module(_ARGUMENTS).ServerArgs).parameters
     return {name: parameter.default for name, parameter in parameters.items()}
+
+
+def _variable_names() -> Iterable[str]:
+    """Return the names of SGLang's environment variables."""
+    environ = cast("Any", importlib.import_module(_VARIABLES))
+    fields: Iterable[Any] = environ.Envs.__dict__.values()
+    return [field.name for field in fields if issubclass(type(field), environ.EnvField)]
 
 
 def _replica() -> int:

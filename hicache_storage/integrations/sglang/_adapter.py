@@ -7,7 +7,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
-from hicache_storage.integrations._backend_choice import closed_on_failure
+from hicache_storage.integrations._backend_choice import BackendChoice, closed_on_failure
 from hicache_storage.integrations._metrics import AdapterMetrics, EngineRegistry
 from hicache_storage.integrations._write_admission import WriteAdmission
 from hicache_storage.integrations.sglang._arguments import WATCHED
@@ -19,7 +19,6 @@ from hicache_storage.integrations.sglang._transport import TransferResult, Trans
 from hicache_storage.observers import EventSource, open_observers
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.page_store.lookup import HitPolicy, usable_prefix
-from hicache_storage.registry import open_storage
 from hicache_storage.request_log import open_explain_log
 
 if TYPE_CHECKING:
@@ -71,7 +70,10 @@ class Adapter:
         self._pid = os.getpid()
         self._known_overrides = len(self.engine.argument_overrides())
         launch = LaunchIdentity(
-            self.engine.launch_arguments(), settings, self.engine.launch_defaults()
+            self.engine.launch_arguments(),
+            settings,
+            self.engine.launch_defaults(),
+            self.engine.variables(),
         )
         self._config = storage_config
         self._outdated = False
@@ -85,12 +87,14 @@ class Adapter:
                 attributes={"engine": "sglang", "backend": name, "rank": rank},
                 events=_event_source(storage_config, settings),
             )
-            self._storage = open_storage(name, fields)
+            choice = BackendChoice.of(name, fields, settings.timeout_s)
+            self._storage = choice.open()
             self._store = PageStore(
                 self._storage,
                 PageStoreSettings(
                     checksum=settings.checksum,
                     timeout_s=settings.timeout_s,
+                    lookup_timeout_s=settings.timeout_s / 2,
                     parallelism=settings.parallelism,
                 ),
                 observers=self._observers,
@@ -104,7 +108,8 @@ class Adapter:
                     settings.timeout_s,
                     self._admission,
                     self._explain_log,
-                    lends_always=settings.lend_memory == "always",
+                    is_direct=settings.lend_memory == "always"
+                    or choice.ends_within(self._storage, settings.timeout_s),
                 )
                 self._timeout_s = settings.timeout_s
                 self._pools = PoolTable(storage_config, launch, settings.tenant, self._transport)

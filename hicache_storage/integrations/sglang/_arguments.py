@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# These enter `revision` as "name=value", unless they have the neutral value given here.
+# These enter `revision` as "name=value", unless they are None or have the neutral value given here.
 BY_VALUE: Mapping[str, Any] = {
     "revision": None,
     "weight_version": "default",
@@ -25,7 +25,6 @@ BY_VALUE: Mapping[str, Any] = {
     "model_loader_extra_config": "{}",
     "is_embedding": False,
     "modelopt_quant": None,
-    "modelopt_checkpoint_restore_path": None,
     "quantize_and_serve": False,
     "qsa_indexer_dtype": "auto",
     "prefill_kv_cache_dequant_dtype": "auto",
@@ -37,7 +36,7 @@ BY_VALUE: Mapping[str, Any] = {
     "enable_unified_memory": False,
     "c128_page_size": 16,
     "enable_encoder_swa_bounded_replay": False,
-    "enable_decoder_swa_bounded_replay": None,
+    "enable_decoder_swa_bounded_replay": False,
     "enable_hisparse": False,
     "hisparse_config": None,
     "enable_dsa_cache_layer_split": False,
@@ -50,23 +49,19 @@ BY_VALUE: Mapping[str, Any] = {
     "flashinfer_a2a_dispatch_type": None,
     "enforce_shared_experts_fusion": False,
     "enable_deepseek_v4_fp4_indexer": False,
-    "kt_weight_path": None,
     "kt_method": "AMXINT4",
     "kt_num_gpu_experts": None,
     "kt_max_deferred_experts_per_token": None,
     "dllm_algorithm": None,
-    "dllm_algorithm_config": None,
     "rl_on_policy_target": None,
     "enable_mis": False,
     "experts_shared_outer_loras": None,
-    "uno_lora_path": None,
     "enable_precise_embedding_interpolation": False,
-    "mm_process_config": None,
+    "mm_process_config": {},
     "image_processor_backend": "auto",
     "disable_fast_image_processor": False,
     "trust_mm_content_hashes": False,
     "kv_canary": "none",
-    "debug_tensor_dump_input_file": None,
     "forward_hooks": None,
 }
 
@@ -82,8 +77,14 @@ DRAFT_BY_VALUE: Mapping[str, Any] = {
 }
 
 # KV depends on the bytes of these files. A digest of them enters `revision`.
-BY_DIGEST = ("quantization_param_path", "decrypted_config_file", "rl_quant_profile")
+BY_DIGEST = (
+    *("quantization_param_path", "decrypted_config_file", "rl_quant_profile"),
+    *("dllm_algorithm_config", "debug_tensor_dump_input_file"),
+)
 DRAFT_BY_DIGEST = ("decrypted_draft_config_file",)
+
+# A fingerprint of these weights enters `revision`.
+BY_FINGERPRINT = ("kt_weight_path", "uno_lora_path", "modelopt_checkpoint_restore_path")
 
 # These load formats make other weights of the same files. Other load formats differ in speed only.
 OTHER_WEIGHTS = ("dummy", "bitsandbytes", "flash_rl")
@@ -108,7 +109,7 @@ _ELSEWHERE: Mapping[str, str] = {
     "dsa_prefill_backend": "`page_nbytes`, as `attention_backend`",
     "dsa_decode_backend": "`page_nbytes`, as `attention_backend`",
     "dsv4_attn_backend": "`page_nbytes`, as `attention_backend`",
-    "lora_paths": "the page hash (name, path), and `revision`: a fingerprint of the adapters' weights",
+    "lora_paths": "the page hash (name, path), and `revision`: both, with a fingerprint of the weights",
     "speculative_draft_model_path": "`revision` of draft pools: the path, and a fingerprint",
     "speculative_draft_load_format": "`revision` of draft pools, as `load_format`",
     "speculative_draft_kv_cache_dtype": "`dtype` of draft pools",
@@ -291,6 +292,8 @@ def classified() -> Iterator[tuple[str, str, str]]:
         yield name, "enters", "`revision`: a digest of the file"
     for name in DRAFT_BY_DIGEST:
         yield name, "enters", "`revision` of draft pools: a digest of the file"
+    for name in BY_FINGERPRINT:
+        yield name, "enters", "`revision`: a fingerprint of these weights"
     for name, where in _ELSEWHERE.items():
         yield name, "enters", where
     for name, why in _REFUSED.items():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 class StorageConfig(Protocol):
@@ -71,6 +71,8 @@ class EngineTypes:
     """Function that returns SGLang's resolved server arguments; none outside a server."""
     launch_defaults: Callable[[], Mapping[str, Any]]
     """Function that returns the defaults of SGLang's server arguments."""
+    variables: Callable[[], Iterable[str]]
+    """Function that returns the names of SGLang's environment variables."""
     replica: Callable[[], int]
     """Function that returns the number of this process's data-parallel replica, from 0."""
     argument_overrides: Callable[[], Sequence[Mapping[str, Any]]]

@@ -2,7 +2,7 @@
 
     property                        source                            field
     model                           served name and format tag        model
-    weights, draft model, RoPE ...  server arguments, `adapter`       revision
+    weights, draft model, RoPE ...  arguments, environment, `adapter` revision
     KV type                         pool, or server arguments         dtype
     byte order, packed drafts       pool                              layout
     layers, heads                   pool, tensor-parallel rank        shard
@@ -115,7 +115,7 @@ class Identity:
         return (self.config.attn_cp_rank, size) if size > 1 else None
 
     def _dtype(self, name: str, pool: HostPool) -> str:
-        stored = str(pool.dtype).removeprefix("torch.")
+        stored = _stored_dtype(pool)
         if stored != "uint8" or is_logical(pool):
             return stored
         if hasattr(pool, "head_num") or hasattr(pool, "kv_lora_rank"):
@@ -134,6 +134,17 @@ def packed_draft_layers(pool: HostPool) -> int:
     if not hasattr(foreign, "target_layer_num"):
         return 0
     return max(0, _layer_count(pool) - int(foreign.target_layer_num))
+
+
+def _stored_dtype(pool: HostPool) -> str:
+    """Return the type of a pool's elements; of a pool of Mamba states, the types.
+
+    `dtype` of such a pool is the type of its convolution states. The usual type of the temporal states,
+    float32, is not named. Arguments, environment and model determine the types of all other states.
+    """
+    stored = str(pool.dtype).removeprefix("torch.")
+    temporal = str(getattr(pool, "temporal_dtype", "float32")).removeprefix("torch.")
+    return stored if temporal == "float32" else f"{stored}+{temporal}"
 
 
 def _layer_count(pool: HostPool) -> int:

@@ -1,4 +1,4 @@
-"""Properties of a page's bytes that only SGLang's server arguments determine."""
+"""Properties of a page's bytes that only SGLang's arguments and its environment determine."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 from hicache_storage.errors import ConfigError
 from hicache_storage.integrations._weights import file_digest, weights_at
 from hicache_storage.integrations.sglang import _arguments
+from hicache_storage.integrations.sglang._variables import VARIABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from hicache_storage.integrations.sglang._settings import AdapterSettings
 
@@ -32,10 +33,12 @@ class LaunchIdentity:
         arguments: Mapping[str, Any],
         settings: AdapterSettings,
         defaults: Mapping[str, Any] | None = None,
+        variables: Iterable[str] = (),
     ) -> None:
         self._arguments = arguments
         self._settings = settings
         self._defaults = defaults or {}
+        self._variables = VARIABLES.facts(variables)
         self._fingerprints: dict[str, str] = {}
 
     def revision(self, *, draft: bool, own_draft: str = "") -> str:
@@ -50,7 +53,9 @@ class LaunchIdentity:
         parts += self._values(_arguments.BY_VALUE)
         parts += self._load_format("load_format")
         parts += self._unclassified()
+        parts += [f"{name}={text}" for name, text in self._variables.items()]
         parts += [part for name in _arguments.BY_DIGEST for part in self._file_digest(name)]
+        parts += self._other_weights()
         parts += self._weights()
         parts += self._adapters()
         if draft:
@@ -102,7 +107,7 @@ class LaunchIdentity:
     def _values(self, neutral_values: Mapping[str, Any]) -> Iterator[str]:
         for name, neutral in neutral_values.items():
             value = self._arguments.get(name)
-            if value and value != neutral:
+            if value is not None and value != neutral:
                 yield f"{name}={_text(value)}"
 
     def _load_format(self, name: str) -> Iterator[str]:
@@ -113,7 +118,7 @@ class LaunchIdentity:
         """Yield the arguments of a later SGLang. KV may depend on them until they are classified."""
         for name in sorted(set(self._arguments) - _arguments.KNOWN):
             value = self._arguments[name]
-            if value and value != self._defaults.get(name):
+            if value is not None and value != self._defaults.get(name):
                 logger.warning(
                     "this adapter has no entry for SGLang's argument %s: servers with another value"
                     " share no pages with this one",
@@ -148,12 +153,17 @@ class LaunchIdentity:
             if fingerprint := self._fingerprint(str(path), revision):
                 yield f"draft_weights={fingerprint}"
 
+    def _other_weights(self) -> Iterator[str]:
+        for name in _arguments.BY_FINGERPRINT:
+            if path := self._arguments.get(name):
+                yield f"{name}={self._fingerprint(str(path), None) or f'named:{path}'}"
+
     def _adapters(self) -> Iterator[str]:
-        """Yield the fingerprints of the launch's LoRA adapters. Page hashes have only their names."""
-        paths = sorted({_lora_path(entry) for entry in self._arguments.get("lora_paths") or ()})
-        if paths:
-            adapters = {self._fingerprint(path, None) or f"named:{path}" for path in paths}
-            yield f"lora={','.join(sorted(adapters))}"
+        """Yield the launch's LoRA adapters. Page hashes have their names and paths, and no content."""
+        named = [_adapter_of(entry) for entry in self._arguments.get("lora_paths") or ()]
+        if named:
+            adapters = [(name, path, self._fingerprint(path, None)) for name, path in named]
+            yield f"lora={json.dumps(sorted(adapters))}"
 
     def _fingerprint(self, path: str, revision: str | None) -> str:
         key = f"{path}@{revision}"
@@ -178,13 +188,15 @@ class LaunchIdentity:
         return fingerprint
 
 
-def _lora_path(entry: Any) -> str:
-    """Return the path of one of `lora_paths`: a record of SGLang, or text as on the command line."""
+def _adapter_of(entry: Any) -> tuple[str, str]:
+    """Return name and path of one of `lora_paths`: a record of SGLang, or text of the command line."""
     if isinstance(entry, str):
-        return entry.partition("=")[2] or entry
+        name, _, path = entry.partition("=")
+        return name, path or name
     if isinstance(entry, dict):
-        return str(cast("dict[str, Any]", entry).get("lora_path"))
-    return str(getattr(entry, "lora_path", entry))
+        fields = cast("dict[str, Any]", entry)
+        return str(fields.get("lora_name")), str(fields.get("lora_path"))
+    return str(getattr(entry, "lora_name", entry)), str(getattr(entry, "lora_path", entry))
 
 
 def _text(value: Any) -> str:

@@ -51,13 +51,17 @@ class AdapterSettings(MetricsSettings, ExplainLogSettings, SwitchIntervalSetting
     draft_model: str = ""
     """Name of the draft model, in place of its path and the fingerprint of its weights."""
     checksum: Literal["xxh3", "none"] = "xxh3"
-    timeout_s: PositiveSeconds = 10.0
-    """The deadline of one storage call, of at most 128 pages and 256 MiB."""
+    timeout_s: PositiveSeconds = 4.0
+    """The deadline of one storage call, of at most 128 pages and 256 MiB.
+
+    A look-up has half of it, and so has each call of a bounded store, unless its own config has another
+    `timeout_s`. SGLang ends its server if a storage thread is busy for 10 s at a flush."""
     parallelism: int | None = Field(default=None, ge=1)
     """Concurrent calls to the store in each direction; none: the backend's own number."""
     lend_memory: Literal["safe", "always"] = "safe"
-    """The stores that access SGLang's memory: those that are bounded or revocable, or all stores. With
-    "always" a call returns when the store has settled, however long after `timeout_s` that is."""
+    """The stores that access SGLang's memory: all, or those that are revocable, or bounded with a
+    `timeout_s` of at most this one. With "always" a call returns when the store has settled, however
+    long after `timeout_s` that is."""
     admission: AdmissionSettings = Field(default_factory=AdmissionSettings)
     """The pages that are written to the store. SGLang is told that the others were written, too."""
     events: EventSettings | None = None

@@ -49,10 +49,9 @@ class Transport:
     """Loads and saves batches of one pool's pages. Thread-safe.
 
     When a call has returned, no memory of SGLang is accessed any more, because SGLang then reuses the
-    host pages. A bounded store gets that memory directly, and its calls end in time. A revocable store
-    gets it until the deadline, and an overdue call keeps headers only. Any other store gets bounce
-    buffers, which an overdue call keeps. With `lends_always` every store gets that memory directly, and
-    an overdue call of the transport waits for it.
+    host pages. With `is_direct` the store gets that memory, and an overdue call of the transport waits
+    for it: calls of a bounded store end in time. A revocable store gets it until the deadline, and an
+    overdue call keeps headers only. Any other store gets bounce buffers, which an overdue call keeps.
     """
 
     def __init__(
@@ -63,13 +62,13 @@ class Transport:
         admission: WriteAdmission,
         explain_log: ExplainLog | None = None,
         *,
-        lends_always: bool = False,
+        is_direct: bool,
     ) -> None:
         self.store = store
         self.metrics = metrics
         self.writes_replicated = True
         """False if another rank saves the replicated pages. This rank then saves only missing ones."""
-        self.is_direct = lends_always or store.storage.capabilities.bounded
+        self.is_direct = is_direct
         """True if the store accesses SGLang's memory until its calls end."""
         self._is_revocable = store.storage.capabilities.revocable
         self.admission = admission

@@ -11,7 +11,7 @@ The first access to one of the names imports vLLM. docs/vllm.md is the guide.
 from __future__ import annotations
 
 import importlib
-from importlib import metadata
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def _load() -> None:
     )
     from hicache_storage.integrations.vllm._tier import Tier  # noqa: PLC0415
 
+    _log_through_vllm()
     modules = Modules(
         base=importlib.import_module(f"{_OFFLOAD}.base"),
         config=importlib.import_module(f"{_OFFLOAD}.config"),
@@ -56,8 +57,9 @@ def _load() -> None:
         metrics=importlib.import_module(f"{_CONNECTORS}.offloading.metrics"),
         kv_cache=importlib.import_module("vllm.v1.kv_cache_interface"),
     )
-    version = metadata.version("vllm")
+    version = str(importlib.import_module("vllm").__version__)  # wheels have several names
     check_interface(modules, version)
+    variables = importlib.import_module("vllm.envs").environment_variables
     base = modules.base
     engine = EngineTypes(
         hit=base.LookupResult.HIT,
@@ -80,8 +82,16 @@ def _load() -> None:
     globals()["HiCacheConnector"] = type(
         "HiCacheConnector",
         (Connector, modules.connector.OffloadingConnector),
-        {"version": version, **_named(Connector)},
+        {"version": version, "variables": tuple(variables), **_named(Connector)},
     )
+
+
+def _log_through_vllm() -> None:
+    """Give our lines vLLM's format and level, unless the process has configured our loggers."""
+    for name in ("hicache_storage", "hicache_backends"):
+        logger = logging.getLogger(name)
+        if not logger.hasHandlers():
+            logger.parent = logging.getLogger("vllm")
 
 
 def _named(members: type) -> dict[str, Any]:

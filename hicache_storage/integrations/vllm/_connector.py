@@ -9,7 +9,7 @@ from hicache_storage.integrations.vllm._settings import complete_tiers, tier_set
 from hicache_storage.integrations.vllm._tier import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 
 class Connector:
@@ -20,6 +20,8 @@ class Connector:
 
     version: ClassVar[str]
     """The version of vLLM."""
+    variables: ClassVar[Iterable[str]]
+    """The names of vLLM's environment variables."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         """Give the identity to the tier, and start vLLM's connector with it.
@@ -32,7 +34,9 @@ class Connector:
             for tier in tiers:
                 settings = tier_settings({**tier, "identity": None})
                 check_engine(vllm_config, single_node=settings.single_node)
-                tier["identity"] = identity_of(vllm_config, kv_cache_config, settings, self.version)
+                tier["identity"] = identity_of(
+                    vllm_config, kv_cache_config, settings, self.version, self.variables
+                )
         cast("Any", super()).__init__(vllm_config, role, kv_cache_config)
         manager = getattr(getattr(self, "connector_scheduler", None), "manager", None)
         found: Any = getattr(manager, "secondary_tiers", ())

@@ -15,7 +15,7 @@ import os
 from typing import TYPE_CHECKING, Any, cast
 
 from hicache_storage.errors import ConfigError
-from hicache_storage.integrations._weights import weights_at
+from hicache_storage.integrations._weights import content_of, weights_at
 from hicache_storage.integrations.vllm._settings import NAME
 
 if TYPE_CHECKING:
@@ -68,7 +68,14 @@ _LORA = _names(
     "max_lora_rank max_loras max_cpu_loras fully_sharded_loras specialize_active_lora"
     " max_lora_cls_labels"
 )
-_MEDIA = ("mm_processor_kwargs", "media_io_kwargs", "video_pruning_rate", "language_model_only")
+# Limits, caches, transport and profiling of media, and kernels and ranks of their encoders.
+_MEDIA = _names(
+    "limit_per_prompt enable_mm_embeds mm_device_do_normalize mm_processor_cache_gb"
+    " mm_processor_cache_type mm_hasher_algorithm mm_shm_cache_max_object_size_mb mm_encoder_only"
+    " mm_encoder_tp_mode mm_encoder_attn_backend mm_encoder_fp8_scale_save_path"
+    " mm_encoder_fp8_scale_save_margin interleave_mm_strings skip_mm_profiling mm_tensor_ipc"
+    " allow_missing_mm_embeddings mm_ipc_gpu_memory_gb"
+)
 # Formats that load the weights of the checkpoint as they are.
 _PLAIN_FORMATS = _names(
     "auto hf safetensors fastsafetensors instanttensor npcache pt mistral runai_streamer"
@@ -89,13 +96,10 @@ def model_facts(vllm_config: Any, settings: TierSettings) -> dict[str, Any]:
         "weights": settings.weights or _weights(model, load),
         "overrides": _plain(model.hf_config.to_dict() if callable(overrides) else overrides),
         "attention": _set_fields(vllm_config.attention_config, _ATTENTION),
-        "lora": _set_fields(vllm_config.lora_config, _LORA),
+        "lora": _lora(vllm_config.lora_config, load),
         "mamba": _set_fields(getattr(vllm_config, "mamba_config", None), frozenset()),
-        "media": {
-            name: _plain(value)
-            for name in _MEDIA
-            if (value := getattr(model.multimodal_config, name, None))
-        },
+        "media": _media(model.multimodal_config),
+        "diffusion": _set_fields(getattr(vllm_config, "diffusion_config", None), frozenset()),
         "speculation": _speculation(vllm_config.speculative_config, load),
     }
     facts["additional"] = _digest(vllm_config.additional_config)
@@ -204,6 +208,23 @@ def _tensor_facts(tensor: Any, blocks: int) -> dict[str, Any]:
     return {**facts, "offset": tensor.offset} if outer == "block" else facts
 
 
+def _lora(config: Any, load: Any) -> dict[str, Any]:
+    """Return the settings of LoRA. Block hashes have the names and paths of adapters, and no content."""
+    facts = _set_fields(config, _LORA)
+    if adapters := facts.get("default_mm_loras"):
+        facts["default_mm_loras"] = [
+            [name, path, _fingerprint(path, None, load)] for name, path in sorted(adapters.items())
+        ]
+    return facts
+
+
+def _media(config: Any) -> dict[str, Any]:
+    facts = _set_fields(config, _MEDIA)
+    if scales := facts.get("mm_encoder_fp8_scale_path"):
+        facts["mm_encoder_fp8_scale_path"] = content_of(scales)
+    return facts
+
+
 def _speculation(config: Any, load: Any) -> dict[str, Any]:
     if config is None:
         return {}
@@ -215,9 +236,14 @@ def _speculation(config: Any, load: Any) -> dict[str, Any]:
 
 
 def _weights(model: Any, load: Any) -> str:
-    path = str(getattr(model, "model_weights", "") or model.model)
+    return _fingerprint(
+        str(getattr(model, "model_weights", "") or model.model), model.revision, load
+    )
+
+
+def _fingerprint(path: str, revision: str | None, load: Any) -> str:
     try:
-        fingerprint = weights_at(path, model.revision, load.download_dir)
+        fingerprint = weights_at(path, revision, load.download_dir)
     except OSError as error:
         raise ConfigError(
             f"{NAME}: the weights at {path} cannot be read: {error.strerror}. Make them readable, or"

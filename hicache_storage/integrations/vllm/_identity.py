@@ -4,6 +4,7 @@
     model                                         served name                    model
     KV type                                       cache config, model config     dtype
     weights, quantization, overrides, drafts ...  `VllmConfig` (_facts.py)       revision
+    layouts and types that no config has          environment (_variables.py)    revision
     hash algorithm, retention, CP interleave ...  `VllmConfig` (_facts.py)       revision
     layers, heads and sizes of every group        `KVCacheConfig` (_facts.py)    revision
     byte order, model runner, vLLM's version      `VllmConfig`                   layout
@@ -25,10 +26,11 @@ from typing import TYPE_CHECKING, Any
 from hicache_storage.errors import ConfigError
 from hicache_storage.integrations.vllm._facts import cache_facts, model_facts, rank_facts
 from hicache_storage.integrations.vllm._settings import NAME
+from hicache_storage.integrations.vllm._variables import VARIABLES
 from hicache_storage.keys import KeySpace, Shard
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from hicache_storage.integrations.vllm._settings import TierSettings
 
@@ -83,9 +85,20 @@ def executor_name(parallel: Any) -> str:
 
 
 def identity_of(
-    vllm_config: Any, kv_cache_config: Any, settings: TierSettings, version: str
+    vllm_config: Any,
+    kv_cache_config: Any,
+    settings: TierSettings,
+    version: str,
+    variables: Iterable[str],
 ) -> dict[str, Any]:
     """Return the identity that the connector gives to its tier, as the field `identity`.
+
+    Args:
+        vllm_config: vLLM's configs.
+        kv_cache_config: The groups of layers and their places in a block.
+        settings: The tier's settings.
+        version: vLLM's version.
+        variables: The names of vLLM's environment variables.
 
     Raises:
         ConfigError: A property that the bytes depend on is unknown, or the weights cannot be read.
@@ -95,6 +108,8 @@ def identity_of(
         "cache": cache_facts(vllm_config, kv_cache_config),
         "ranks": rank_facts(vllm_config, executor_name(vllm_config.parallel_config)),
     }
+    if environment := VARIABLES.facts(variables):
+        facts["environment"] = environment
     text = json.dumps(facts, sort_keys=True, default=str)
     logger.info("the identity of this engine's KV: %s", text)
     runner = "v2" if getattr(vllm_config, "use_v2_model_runner", False) else "v1"

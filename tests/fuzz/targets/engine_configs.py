@@ -11,7 +11,7 @@ from hicache_storage.errors import ConfigError
 from hicache_storage.integrations.lmcache._layouts import _serde_label
 from hicache_storage.integrations.lmcache._settings import AdapterSettings as LMCacheSettings
 from hicache_storage.integrations.sglang import _settings as sglang
-from hicache_storage.integrations.sglang._launch import LaunchIdentity, _lora_path
+from hicache_storage.integrations.sglang._launch import LaunchIdentity, _adapter_of
 from hicache_storage.integrations.vllm import _settings as vllm
 
 _SGLANG = sorted({*sglang._ENGINE_FIELDS, "adapter", "config", "path", "url"})
@@ -90,7 +90,7 @@ def _launch(choices: Choices) -> None:
     if not isinstance(arguments.get("lora_paths") or [], list):
         arguments["lora_paths"] = None
     arguments["lora_paths"] = [
-        path for path in arguments.get("lora_paths") or () if "\0" not in _lora_path(path)
+        path for path in arguments.get("lora_paths") or () if "\0" not in _adapter_of(path)[1]
     ]
     try:
         revisions = [

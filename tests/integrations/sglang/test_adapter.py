@@ -36,6 +36,7 @@ class LoneAdapter(Adapter):
         launch_arguments=dict,
         launch_defaults=dict,
         argument_overrides=list,
+        variables=list,
         replica=int,
     )
 

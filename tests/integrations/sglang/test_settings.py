@@ -181,6 +181,44 @@ def test_an_unclassified_argument_is_in_the_revision_unless_it_has_its_default()
     assert launch.revision(draft=False) == "rope_of_tomorrow=ntk"
 
 
+@pytest.mark.parametrize(
+    ("default", "value"), [(True, False), (8, 0), ("fp8", ""), ([4], []), (None, 0), (None, "")]
+)
+def test_a_falsy_value_that_is_not_the_default_is_in_the_revision(
+    default: object, value: object
+) -> None:
+    launch = LaunchIdentity({"of_tomorrow": value}, AdapterSettings(), {"of_tomorrow": default})
+
+    assert (
+        launch.revision(draft=False) == f"of_tomorrow={value or json.dumps(value).strip(chr(34))}"
+    )
+
+
+def test_no_experts_on_the_gpu_is_another_identity_than_the_default() -> None:
+    launch = LaunchIdentity({"kt_num_gpu_experts": 0}, AdapterSettings())
+
+    assert launch.revision(draft=False) == "kt_num_gpu_experts=0"
+
+
+def test_the_values_that_sglang_gives_a_default_launch_are_neutral() -> None:
+    resolved: dict[str, Any] = {"mm_process_config": {}, "enable_decoder_swa_bounded_replay": False}
+
+    assert not LaunchIdentity(resolved, AdapterSettings()).revision(draft=False)
+
+
+@pytest.mark.parametrize(
+    "name", ["kt_weight_path", "dllm_algorithm_config", "modelopt_checkpoint_restore_path"]
+)
+def test_a_file_that_changes_kv_is_known_by_its_content(name: str, tmp_path: Path) -> None:
+    revisions: list[str] = []
+    for content in ("one", "two"):
+        (tmp_path / "file").write_text(content)
+        launch = LaunchIdentity({name: str(tmp_path / "file")}, AdapterSettings())
+        revisions.append(launch.revision(draft=False))
+
+    assert revisions[0] != revisions[1]
+
+
 def test_weights_can_be_named(tmp_path: Path) -> None:
     launch = LaunchIdentity(
         {"model_path": str(tmp_path)}, AdapterSettings(weights="llama-3.1-8b@v2")
@@ -206,18 +244,76 @@ def test_adapters_of_the_start_are_known_by_their_weights(tmp_path: Path) -> Non
     assert revisions[0] != revisions[1]
 
 
-def test_another_order_of_heads_in_device_memory_is_another_identity() -> None:
+def test_adapters_that_swap_their_weights_are_another_identity(tmp_path: Path) -> None:
+    revisions: list[str] = []
+    for contents in ((b"one", b"two"), (b"two", b"one"), (b"one", b"one")):
+        for name, content in zip("ab", contents, strict=True):
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / "adapter_model.bin").write_bytes(content * 4096)
+        entries = [f"{name}={tmp_path / name}" for name in "ab"]
+        launch = LaunchIdentity({"lora_paths": entries}, AdapterSettings())
+        revisions.append(launch.revision(draft=False))
+
+    assert len(set(revisions)) == 3
+
+
+@pytest.mark.parametrize("entry_of", [dict, SimpleNamespace])
+def test_adapters_are_bound_to_their_names_in_every_form(entry_of: Any) -> None:
+    record = entry_of(lora_name="a", lora_path="/absent", lora_id="1")
+
+    assert LaunchIdentity({"lora_paths": [record]}, AdapterSettings()).revision(
+        draft=False
+    ) == LaunchIdentity({"lora_paths": ["a=/absent"]}, AdapterSettings()).revision(draft=False)
+
+
+def _identity(launch: LaunchIdentity) -> Identity:
     place = {"tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1}
     config: Any = SimpleNamespace(
         **place, attn_cp_rank=0, attn_cp_size=1, model_name="m", is_mla_model=False
     )
-    identity = Identity(
-        config=config,
-        launch=LaunchIdentity({}, AdapterSettings()),
-        tenant="",
-        page_tokens=4,
-        replicated=False,
+    return Identity(config=config, launch=launch, tenant="", page_tokens=4, replicated=False)
+
+
+def test_a_default_launch_keeps_its_key_spaces() -> None:
+    """Stores outlive a release: pages of the launches below are found by these ids."""
+    launch = LaunchIdentity(
+        {"weight_version": "default", "mm_process_config": {}}, AdapterSettings(weights="w"), {}, []
     )
+    kv: Any = SimpleNamespace(
+        layout="page_first", dtype="torch.bfloat16", head_num=2, layer_num=1, start_layer=0
+    )
+    mamba: Any = SimpleNamespace(
+        layout="page_first",
+        dtype="torch.bfloat16",
+        temporal_dtype="torch.float32",
+        num_mamba_layers=2,
+    )
+    ids = [
+        space.id
+        for name, pool in (("kv", kv), ("mamba", mamba))
+        for space in _identity(launch).spaces(name, pool, 64, 1)
+    ]
+
+    assert ids == ["895586438b03f4285d5589b30c34f63d", "8277dd87f188c2d00a1002fb07fab886"]
+
+
+def test_the_temporal_states_of_mamba_have_their_type_in_the_key() -> None:
+    dtypes: list[str] = []
+    for temporal in ("float32", "bfloat16", "float16"):
+        pool: Any = SimpleNamespace(
+            layout="page_first",
+            dtype="torch.bfloat16",
+            temporal_dtype=f"torch.{temporal}",
+            num_mamba_layers=2,
+        )
+        launch = LaunchIdentity({}, AdapterSettings())
+        dtypes += [space.dtype for space in _identity(launch).spaces("mamba", pool, 64, 1)]
+
+    assert dtypes == ["bfloat16", "bfloat16+bfloat16", "bfloat16+float16"]
+
+
+def test_another_order_of_heads_in_device_memory_is_another_identity() -> None:
+    identity = _identity(LaunchIdentity({}, AdapterSettings()))
     layouts: list[str] = []
     for order in (None, "nhd", "hnd", "vectorized_5d"):
         pool: Any = SimpleNamespace(

@@ -154,3 +154,19 @@ def test_servers_with_other_scale_files_do_not_share(
         Engine([PoolPlan()], file_config) as engine,
     ):
         assert engine.read(TOKENS).hits == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("SGLANG_FP8_IGNORED_LAYERS", "k_proj"), ("SGLANG_INT4_WEIGHT", "1")],
+    ids=lambda text: text,
+)
+def test_servers_with_another_environment_do_not_share(
+    name: str, value: str, file_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Engine([PoolPlan()], file_config) as engine:
+        engine.write(TOKENS)
+        assert engine.read(TOKENS).hits == 8
+    monkeypatch.setenv(name, value)
+    with Engine([PoolPlan()], file_config) as engine:
+        assert engine.read(TOKENS).hits == 0

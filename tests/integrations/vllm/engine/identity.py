@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
-from dataclasses import replace
+from collections import Counter
+from dataclasses import fields, replace
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +14,14 @@ import pytest
 from vllm_engine import BLOCK, FULL, MODEL, PROMPT, Engine, config, interface, model_dir
 
 from hicache_storage.errors import ConfigError
+from hicache_storage.integrations import vllm as adapter
+from hicache_storage.integrations.vllm import _facts
+from hicache_storage.integrations.vllm._variables import VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+NEWEST = metadata.version("vllm").startswith("0.33.")
 WEIGHTS = model_dir("weights")
 (Path(WEIGHTS) / "model.safetensors").write_bytes(b"weights" * 1000)
 
@@ -91,6 +98,15 @@ def reads(extra: dict[str, Any], **fields: Any) -> int | None:
         return answer.computed
 
 
+@pytest.mark.skipif(not NEWEST, reason="the id has vLLM's version")
+def test_a_default_launch_keeps_its_key_space(file_config: dict[str, Any]) -> None:
+    """Stores outlive a release: pages of this launch are found by this id."""
+    with Engine({**file_config, "weights": "w"}, served_model_name="m") as engine:
+        (space,) = engine.tier._groups.spaces.values()
+
+    assert "ef88d240be0c9be923c17e3acf1818bb" == space.id
+
+
 def test_nothing_changed_is_a_hit(written: dict[str, Any]) -> None:
     assert FULL == reads(written)
 
@@ -103,6 +119,155 @@ def test_a_change_of_the_engine_is_a_miss(written: dict[str, Any], name: str) ->
 @pytest.mark.parametrize("name", FIELDS)
 def test_a_change_of_the_config_is_a_miss(written: dict[str, Any], name: str) -> None:
     assert 0 == reads({**written, **FIELDS[name]})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT", "1"),
+        ("VLLM_HUMMING_ONLINE_QUANT_CONFIG", '{"weight_bits": 4}'),
+        ("VLLM_MARLIN_INPUT_DTYPE", "int8"),
+    ],
+    ids=lambda text: text[:10],
+)
+def test_another_environment_is_a_miss(
+    name: str, value: str, written: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+
+    assert 0 == reads(written)
+
+
+def test_an_environment_that_makes_no_difference_is_a_hit(
+    written: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    monkeypatch.setenv("VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT", "0")
+
+    assert FULL == reads(written)
+
+
+VARIABLES_0_32 = {
+    "VLLM_ROCM_AITER_MEGA_MOE_FUSE_SHARED_EXPERTS",
+    "VLLM_ROCM_AITER_MLA_DCP_VERIFY",
+    "VLLM_ROCM_MONO_DECODE",
+    "VLLM_ROCM_USE_AITER_FP4_ASM_GEMM",
+    "VLLM_USE_RAY_COMPILED_DAG_CHANNEL_TYPE",
+    "VLLM_USE_RAY_COMPILED_DAG_OVERLAP_COMM",
+    "VLLM_USE_RAY_V2_EXECUTOR_BACKEND",
+    "VLLM_USE_RAY_WRAPPED_PP_COMM",
+}
+
+
+def registry() -> dict[str, Any]:
+    return dict(importlib.import_module("vllm.envs").environment_variables)
+
+
+def test_every_variable_of_vllm_is_classified_once() -> None:
+    times = Counter(name for name, _, _ in VARIABLES.classified())
+
+    assert set(registry()) - set(times) == set()
+    assert [name for name, count in times.items() if count > 1] == []
+    assert set(adapter.HiCacheConnector.variables) == registry().keys()
+
+
+@pytest.mark.skipif(not NEWEST, reason="an older release lacks some")
+def test_every_classified_variable_exists() -> None:
+    assert registry().keys() | VARIABLES_0_32 == VARIABLES.known
+
+
+def test_the_neutral_value_of_a_variable_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    neutral = {
+        name: value
+        for name, value in VARIABLES.entering.items()
+        if value is not None and name in registry()  # None: every value enters
+    }
+    for name in neutral:
+        monkeypatch.delenv(name, raising=False)
+
+    assert {name: registry()[name]() for name in neutral} == neutral
+
+
+MEDIA = {
+    "language_model_only",
+    "media_io_kwargs",
+    "mm_processor_kwargs",
+    "mm_encoder_attn_dtype",
+    "mm_encoder_fp8_scale_path",
+    "video_pruning_method",
+    "video_pruning_rate",
+}
+
+
+@pytest.mark.skipif(not NEWEST, reason="an older release lacks some")
+def test_every_setting_of_media_is_classified() -> None:
+    multimodal = importlib.import_module("vllm.config.multimodal").MultiModalConfig
+
+    assert {field.name for field in fields(multimodal)} == _facts._MEDIA | MEDIA
+    assert not _facts._MEDIA & MEDIA
+
+
+@pytest.mark.skipif(not NEWEST, reason="an older release lacks some")
+def test_every_setting_of_diffusion_is_known() -> None:
+    diffusion = importlib.import_module("vllm.config.diffusion").DiffusionConfig
+
+    assert {field.name for field in fields(diffusion)} == {"canvas_length", "max_denoising_steps"}
+
+
+def media_facts(**settings: Any) -> dict[str, Any]:
+    multimodal = importlib.import_module("vllm.config.multimodal").MultiModalConfig
+    record = object.__new__(multimodal)  # without its checks, which need a GPU
+    for field in fields(multimodal):
+        setattr(record, field.name, _facts._default(field))
+    for name, value in settings.items():
+        setattr(record, name, value)
+    return _facts._media(record)
+
+
+def test_settings_of_media_that_change_kv_are_in_the_key() -> None:
+    settings: list[dict[str, Any]] = [
+        {},
+        {"video_pruning_rate": 0.5},
+        {"video_pruning_rate": 0.5, "video_pruning_method": "vidcom2"},
+        {"mm_encoder_attn_dtype": "fp8"},
+        {"mm_processor_kwargs": {"num_crops": 4}},
+        {"media_io_kwargs": {"video": {"num_frames": 4}}},
+        {"language_model_only": True},
+    ]
+
+    assert [media_facts(**each) for each in settings] == settings
+    assert media_facts(skip_mm_profiling=True, mm_processor_cache_gb=0) == {}
+
+
+def test_a_file_of_scales_is_in_the_key_with_its_bytes(tmp_path: Path) -> None:
+    facts: list[dict[str, Any]] = []
+    for place, scale in (("a", "1"), ("b", "1"), ("b", "2")):
+        (tmp_path / place).write_text(scale)
+        facts.append(media_facts(mm_encoder_fp8_scale_path=str(tmp_path / place)))
+
+    assert facts[0] == facts[1] != facts[2]
+
+
+def test_settings_of_diffusion_are_in_the_key(written: dict[str, Any]) -> None:
+    diffusion = importlib.import_module("vllm.config.diffusion").DiffusionConfig
+
+    def change(vllm_config: Any) -> None:
+        vllm_config.diffusion_config = diffusion(canvas_length=32)
+
+    assert 0 == reads(written, edit=change)
+
+
+def test_adapters_of_media_are_in_the_key_with_their_weights() -> None:
+    found: list[dict[str, Any]] = []
+    adapter_dir = Path(model_dir("adapter"))
+    for content in (b"one", b"two"):
+        (adapter_dir / "adapter_model.bin").write_bytes(content * 4096)
+        lora = importlib.import_module("vllm.config.lora").LoRAConfig(
+            default_mm_loras={"audio": str(adapter_dir)}
+        )
+        found.append(_facts._lora(lora, config.LoadConfig()))
+
+    assert found[0] != found[1]
 
 
 def test_the_model_runner_is_in_the_key(
@@ -167,8 +332,6 @@ def test_other_weights_under_one_name_are_misses(file_config: dict[str, Any]) ->
 
 
 def test_fields_of_a_group_are_in_the_key(file_config: dict[str, Any]) -> None:
-    from hicache_storage.integrations.vllm import _facts
-
     with Engine(file_config) as engine:
         vllm_config = engine.core.vllm_config
         kv_config = engine.connector._kv_cache_config
