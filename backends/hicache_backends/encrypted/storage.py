@@ -27,6 +27,7 @@ from hicache_backends.encrypted.layout import (
     write_header,
     write_tag,
 )
+from hicache_backends.encrypted.other_keys import OtherKeys
 from hicache_backends.encrypted.settings import EncryptedSettings
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
@@ -103,9 +104,10 @@ class EncryptedStorage(WrapperStorage):
         if most is not None:
             self.narrow(max_page_nbytes=max(1, most - self._header_nbytes))
         self._keys = {key_id: PageKey(derive(key, b"pages", 32)) for key_id, key in keys.items()}
-        self._all_names = {key_id: Names(key, self._header_nbytes) for key_id, key in keys.items()}
-        self._name_key = settings.name_key or settings.current_key
-        self._names = self._all_names[self._name_key]
+        names = {key_id: Names(key, self._header_nbytes) for key_id, key in keys.items()}
+        name_key = settings.name_key or settings.current_key
+        self._names = names[name_key]
+        self._other_keys = OtherKeys(names, name_key)
         self._sealed_space = lru_cache(_MOST_SPACES)(self._names.sealed_space)
         self._counters = Counters()
         self._read_only = read_only
@@ -234,11 +236,10 @@ class EncryptedStorage(WrapperStorage):
     def unreadable_spaces(self) -> Iterator[UnreadableSpace]:
         """Yield sealed key spaces whose names do not open, and those that the backend cannot name."""
         self.ensure_open()
-        unopened = [inner for inner in self._inner_spaces() if self._is_unopened(inner)]
-        return self._unreadable(unopened, self.inner.unreadable_spaces())
+        return self._unreadable(self._inner_spaces(), self.inner.unreadable_spaces())
 
     def remove_space(self, space_id: str) -> int:
-        """Remove a key space by its own id, or by that of its sealed form. Others' are left alone."""
+        """Remove a key space. One whose name does not open has the id of its sealed form."""
         self.ensure_open()
         for inner in self.inner.spaces():
             opened = self._names.opened_space(inner)
@@ -275,7 +276,7 @@ class EncryptedStorage(WrapperStorage):
         return [
             *self.inner.diagnose(),
             keys,
-            *self._closed_spaces(),
+            *self._other_keys.diagnoses(self._inner_spaces()),
             *self._readable_key_files(),
         ]
 
@@ -477,23 +478,13 @@ class EncryptedStorage(WrapperStorage):
     def _inner_spaces(self) -> Iterator[KeySpace]:
         return self.inner.spaces() if self.capabilities.enumerable else iter(())
 
-    def _is_unopened(self, inner: KeySpace) -> bool:
-        return is_sealed(inner) and self._names.opened_space(inner) is None
-
     def _unreadable(
-        self, unopened: Sequence[KeySpace], below: Iterator[UnreadableSpace]
+        self, spaces: Iterator[KeySpace], below: Iterator[UnreadableSpace]
     ) -> Iterator[UnreadableSpace]:
-        for inner in unopened:
-            yield UnreadableSpace(inner.id, self._why_unopened(inner))
+        for inner in self._other_keys.sealed(spaces):
+            reason = self._other_keys.reason(inner, self._key_of_a_page(inner))
+            yield UnreadableSpace(inner.id, reason)
         yield from below
-
-    def _why_unopened(self, inner: KeySpace) -> str:
-        for key_id, names in self._all_names.items():
-            if names.opened_space(inner) is not None:
-                return f"the key {key_id!r} opens its name, and name_key is {self._name_key!r}"
-        key_id = self._key_of_a_page(inner)
-        known = f"; it has pages of the key {key_id!r}" if key_id is not None else ""
-        return f"none of the keys opens its name{known}"
 
     def _key_of_a_page(self, inner: KeySpace) -> str | None:
         """Return the key id in some page, if one tells it. A store is read only if it is read-only."""
@@ -503,27 +494,8 @@ class EncryptedStorage(WrapperStorage):
             with self._buffers.lend(1, inner.stored_nbytes) as sources:
                 if self.inner.batch_get(inner, [info.page_hash], sources) == [True]:
                     header = Header.read(sources[0].segments[0][: self._header_nbytes])
-                    return header and header.key_id
+                    return None if header is None else header.key_id
         return None
-
-    def _closed_spaces(self) -> Iterator[Diagnosis]:
-        """Yield how many key spaces there are below that this storage does not open."""
-        spaces = list(self._inner_spaces())
-        unopened = sum(map(self._is_unopened, spaces))
-        if unopened:
-            yield Diagnosis(
-                "other keys",
-                f"{unopened} key spaces below are sealed, and the name key"
-                f" {self._name_key!r} does not open their names",
-                "if they are yours, correct the file of the key, or name_key: until then their pages"
-                " are misses",
-            )
-        plain = sum(not is_sealed(inner) for inner in spaces)
-        if plain:
-            yield Diagnosis(
-                "not sealed",
-                f"{plain} key spaces below are not sealed: others write there without encryption",
-            )
 
     def _readable_key_files(self) -> Iterator[Diagnosis]:
         for key_id, source in self._settings.keys.items():

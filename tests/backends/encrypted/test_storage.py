@@ -474,9 +474,9 @@ class TestOtherKeys:
         put(sealed_over(shared, "a"))
         found = {one.topic: one for one in sealed_over(shared, "a").diagnose()}
 
-        assert "1 key spaces below are sealed" in found["other keys"].fact
+        assert "that the name key 'a' does not open: 1" in found["other keys"].fact
         assert found["other keys"].advice
-        assert "1 key spaces below are not sealed" in found["not sealed"].fact
+        assert found["not sealed"].fact.endswith(": 1")
         assert not found["not sealed"].advice
 
     def test_a_backend_that_lists_nothing_has_nothing_to_tell(self, inner: MemoryStorage) -> None:
