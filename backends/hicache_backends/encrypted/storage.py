@@ -423,7 +423,9 @@ class EncryptedStorage(WrapperStorage):
         if not unknown or self.capabilities.overwrites:
             return frozenset()
         gone = self.inner.batch_delete(sealed.inner, unknown)
-        return frozenset(name for name, done in zip(unknown, gone, strict=True) if not done)
+        left = frozenset(name for name, done in zip(unknown, gone, strict=True) if not done)
+        self._unknown.difference_update(set(unknown) - left)
+        return left
 
     def _delete_wrong(self, inner_space: KeySpace, names: Sequence[str]) -> None:
         """Delete pages that do not open. A store that refuses keeps them, as misses."""

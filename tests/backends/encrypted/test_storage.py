@@ -309,6 +309,17 @@ class TestRotation:
         assert sent == got(storage)
         assert [True] == storage.batch_exists(SPACE, [A])
 
+    def test_as_many_pages_of_other_keys_are_remembered_as_there_is_room_for(
+        self, inner: MemoryStorage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("hicache_backends.encrypted.storage._MOST_REMEMBERED", 2)
+        hashes = [hash_of(number) for number in range(5)]
+        sealed_over(inner, "ab", current_key="b").batch_set(SPACE, hashes, [page()] * 5)
+        storage = sealed_over(inner, "a")
+
+        assert [False] * 5 == storage.batch_get(SPACE, hashes, [blank() for _ in hashes])
+        assert storage.batch_exists(SPACE, hashes).count(False) in {1, 2}
+
     def test_a_page_that_cannot_be_replaced_is_refused(self, tmp_path: Path) -> None:
         """The backend would keep the first bytes, which do not open here."""
         inner = FileStorage.from_config({"path": str(tmp_path)})
@@ -402,6 +413,16 @@ class TestFaults:
                 assert (B, "wrong_size") in {(one.page_hash, one.reason) for one in found}
                 assert A not in {one.page_hash for one in found}
 
+    def test_an_object_that_is_named_like_no_page_is_none_of_a_page(self) -> None:
+        class Odd(MemoryStorage):
+            def faults(
+                self, space: KeySpace, hashes: Sequence[str] | None = None
+            ) -> Iterator[PageFault]:
+                del space, hashes
+                return iter([PageFault("ab" * 8, "wrong_size")])
+
+        assert [] == list(sealed_over(Odd()).faults(SPACE))
+
     def test_any_number_of_pages_is_looked_at(
         self, inner: MemoryStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -438,6 +459,17 @@ class TestOtherKeys:
         (told,) = storage.unreadable_spaces()
 
         assert told.reason == "none of the keys opens its name; it has pages of the key 'c'"
+
+    @pytest.mark.parametrize("left", ["no page", "pages that cannot be read"])
+    def test_a_key_space_whose_pages_tell_nothing(self, inner: MemoryStorage, left: str) -> None:
+        sealed_over(inner, "c").open_space(SPACE)
+        if left != "no page":
+            put(sealed_over(inner, "c"))
+        unread = FaultyStorage(inner, [Odds("batch_get", Fault.MISS, 1.0)])
+        storage = EncryptedStorage(unread, settings(), {"a": KEYS["a"]}, read_only=True)
+        (told,) = storage.unreadable_spaces()
+
+        assert told.reason == "none of the keys opens its name"
 
     def test_a_wrong_name_key_is_told(self, shared: MemoryStorage) -> None:
         (told,) = sealed_over(shared, "ac").unreadable_spaces()
@@ -524,6 +556,25 @@ class TestTimeLimit:
                 "hicache_storage.backend_support.deadline.time.monotonic", lambda: clock[0]
             )
             assert got(storage) is None
+
+    def test_a_slow_replacement_leaves_no_time_to_seal(self, inner: MemoryStorage) -> None:
+        """A set makes at most two calls of the backend, each of which has half of the time."""
+        clock = [0.0]
+
+        class Slow(WrapperStorage):
+            def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+                clock[0] += 11.0
+                return super().batch_delete(space, hashes)
+
+        inner.narrow(overwrites=False)
+        put(sealed_over(inner, "ab", current_key="b"))
+        with pytest.MonkeyPatch.context() as patches, sealed_over(Slow(inner)) as storage:
+            patches.setattr(
+                "hicache_storage.backend_support.deadline.time.monotonic", lambda: clock[0]
+            )
+            assert got(storage) is None
+            assert [False] == storage.batch_set(SPACE, [A], [page()])
+            put(storage)
 
 
 class TestDelegation:

@@ -232,13 +232,16 @@ class TestRemoveSpace:
 
         assert notes.read_text() == "mine"
 
-    def test_a_key_space_that_is_written_to_meanwhile_stays(self, scripted: Hooks) -> None:
-        """The page arrives while the manifest is removed, which then comes back."""
+    @pytest.mark.parametrize("moment", [A, "manifest.json"])
+    def test_a_key_space_that_is_written_to_meanwhile_stays(
+        self, scripted: Hooks, moment: str
+    ) -> None:
+        """A page that arrives while the manifest is removed brings it back."""
         with open_store("scripted://kv") as store, open_store("scripted://kv") as writer:
             store.batch_set(SPACE, [A], [page()])
 
             def set_b(path: str) -> None:
-                if path.endswith("manifest.json"):
+                if path.endswith(moment):
                     scripted.before_remove = None
                     writer.batch_set(SPACE, [B], [page(seed=2)])
 
