@@ -43,6 +43,8 @@ class Answer(NamedTuple):
     reply: Reply
     in_doubt: bool
     """An earlier attempt may have taken effect as well, or may still do so."""
+    was_repeated: bool = False
+    """The server ended an idle connection after the request was sent. It may have carried it out."""
 
 
 class Client:
@@ -149,6 +151,7 @@ class Client:
         """
         in_doubt = False
         pause_s = 0.0
+        was_repeated = False
         refused: ReplyLost | None = None
         for attempt in range(1, self._settings.max_attempts + 1):
             is_last = attempt == self._settings.max_attempts
@@ -156,9 +159,9 @@ class Client:
                 if attempt > 1:
                     self.counters.add("retries")
                     yield Pause(random.uniform(0, pause_s))
-                reply = yield from self._send_once(make)
+                reply, was_sent_before = yield from self._send_once(make)
             except ReplyLost as lost:
-                in_doubt = in_doubt or lost.was_sent
+                in_doubt = in_doubt or was_repeated or lost.was_sent
                 self.counters.add(lost.loss.value)
                 if is_last or lost.loss is Loss.LATE:
                     raise CallFailed(
@@ -167,8 +170,9 @@ class Client:
                 refused = lost if lost.loss is Loss.UNREACHABLE else None
                 pause_s = _pause_s(attempt)
             else:
+                was_repeated = was_repeated or was_sent_before
                 if not self._is_transient(reply) or is_last:
-                    return Answer(reply, in_doubt)
+                    return Answer(reply, in_doubt, was_repeated)
                 in_doubt = in_doubt or reply.status in _GATEWAY_ERRORS
                 pause_s = _pause_s(attempt) * (4 if reply.status in OVERLOADED else 1)
         raise AssertionError("max_attempts is at least 1")
@@ -202,18 +206,23 @@ class Client:
         """Have the credentials found again, because the store denies access with these."""
         self._credentials.get().invalidate()
 
-    def _send_once(self, make: Callable[[], Request]) -> Call[Reply]:
-        """Send a request; repeat it at once if the server had closed an idle connection."""
+    def _send_once(self, make: Callable[[], Request]) -> Call[tuple[Reply, bool]]:
+        """Send a request; repeat it at once if the server had closed an idle connection.
+
+        Return the reply, and whether the whole request was sent before. A loss tells it, too.
+        """
+        was_sent_before = False
         while True:
             try:
                 reply = yield make()
             except ReplyLost as lost:
+                was_sent_before = lost.was_sent = was_sent_before or lost.was_sent
                 if not lost.is_stale:
                     raise
                 self.counters.add("reconnects")
             else:
                 assert reply is not None
-                return reply
+                return reply, was_sent_before
 
     def _is_transient(self, reply: Reply) -> bool:
         """Return True where another attempt may help, and count the reason."""

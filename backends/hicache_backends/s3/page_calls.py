@@ -65,7 +65,7 @@ class PageCalls:
             into=page.segments,
             into_nbytes=page.nbytes,
         )
-        reply, _ = yield from self._client.send(make)
+        reply = (yield from self._client.send(make)).reply
         if reply.status == 200:
             if not reply.is_page_filled:
                 self._counters.add("wrong_size")
@@ -89,7 +89,7 @@ class PageCalls:
     def read(self, name: str) -> Call[bytes | None]:
         """Return the bytes of a small object; None where it is absent."""
         make = partial(self._client.object_request, "GET", name, self._read_headers)
-        reply, _ = yield from self._client.send(make)
+        reply = (yield from self._client.send(make)).reply
         if reply.status == 200:
             return reply.body
         if self._is_absent(reply):
@@ -99,7 +99,7 @@ class PageCalls:
     def written_at_s(self, name: str) -> Call[float | None]:
         """Return the time of an object in seconds since 1970; None where it is absent or unknown."""
         make = partial(self._client.object_request, "HEAD", name, self._read_headers)
-        reply, _ = yield from self._client.send(make)
+        reply = (yield from self._client.send(make)).reply
         if reply.status != 200:
             return None
         try:
@@ -112,7 +112,7 @@ class PageCalls:
         make = partial(
             self._client.object_request, "PUT", name, self._write_headers, body=[memoryview(data)]
         )
-        reply, _ = yield from self._client.send(make)
+        reply = (yield from self._client.send(make)).reply
         if reply.status not in _WRITTEN:
             raise self._client.refusal(reply)
 
@@ -148,7 +148,7 @@ class PageCalls:
         was_conditional: bool,  # noqa: FBT001
     ) -> Call[bool]:
         """Return the result for an answer to a PUT."""
-        reply, in_doubt = answer
+        reply, in_doubt, was_repeated = answer
         if reply.status in _WRITTEN:
             return True
         if reply.status == 412 and was_conditional:
@@ -157,13 +157,15 @@ class PageCalls:
             self._is_conditional = False
             return (yield from self._put(name, page, if_absent=False))
         if not in_doubt and (reply.status == 507 or reply.code in _NO_SPACE_CODES):
+            if was_repeated and (yield from self._is_there(name, page)):
+                return True
             self._counters.add("refused_no_space")
             return False
         refusal = self._client.refusal(reply)
-        if in_doubt or refusal.in_doubt or reply.status in FAULTS or reply.status == 409:
-            failed = CallFailed(refusal.error, in_doubt=in_doubt or refusal.in_doubt)
+        failed = CallFailed(refusal.error, in_doubt=in_doubt or refusal.in_doubt)
+        if failed.in_doubt or was_repeated or reply.status in FAULTS or reply.status == 409:
             return (yield from self._confirm_put(name, page, failed))
-        raise refusal
+        raise failed
 
     def _keep_or_replace(self, name: str, page: Page) -> Call[bool]:
         """Keep the existing object if it has the size of this page; otherwise replace it."""
@@ -175,21 +177,25 @@ class PageCalls:
 
     def _confirm_put(self, name: str, page: Page, failed: CallFailed) -> Call[bool]:
         """Return True if the page exists after all; otherwise raise `failed`."""
-        try:
-            found = yield from self._size(name)
-        except CallFailed:
-            raise failed from None
-        if found == page.nbytes:
-            self._counters.add("confirmed")
+        if (yield from self._is_there(name, page)):
             return True
         raise failed
+
+    def _is_there(self, name: str, page: Page) -> Call[bool]:
+        """Return True if the page exists after a PUT that failed. Without an answer it is in doubt."""
+        try:
+            found = yield from self._size(name)
+        except CallFailed as unknown:
+            raise CallFailed(unknown.error, in_doubt=True) from None
+        self._counters.add("confirmed", int(found == page.nbytes))
+        return found == page.nbytes
 
     # --- reading -------------------------------------------------------------------------------------
 
     def _size(self, name: str) -> Call[int | None]:
         """Return the size of an object; None where it is absent."""
         make = partial(self._client.object_request, "HEAD", name, self._read_headers)
-        reply, _ = yield from self._client.send(make)
+        reply = (yield from self._client.send(make)).reply
         if reply.status == 200:
             if reply.content_length is None:  # the object may be there or absent
                 raise CallFailed(
@@ -205,13 +211,22 @@ class PageCalls:
 
     def _verify_checksum(self, name: str, page: Page, reply: Reply) -> Call[bool]:
         """Compare a page with the store's checksum. Delete a wrong object, so that a set heals it."""
-        expected = reply.headers.get(_CRC32) if self._has_checksums else None
-        if expected is None or expected == _crc32(page.segments):
+        if not self._has_checksums or _is_crc_right(page, reply):
             return True
         self._counters.add("wrong_checksum")
         make = partial(self._client.object_request, "DELETE", name, self._read_headers)
         yield from self._client.send(make)
         return False
+
+
+def _is_crc_right(page: Page, reply: Reply) -> bool:
+    """Return False if the reply's checksum of the whole object differs from that of the page.
+
+    An object that was uploaded in parts has a checksum of the checksums of its parts.
+    """
+    expected = reply.headers.get(_CRC32, "-")
+    is_of_parts = reply.headers.get("x-amz-checksum-type", "FULL_OBJECT") != "FULL_OBJECT"
+    return is_of_parts or "-" in expected or expected == _crc32(page.segments)
 
 
 def _crc32(segments: Sequence[memoryview]) -> str:
