@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SPACE = space()
 HASHES = [hash_of(number) for number in range(200)]
-KEYS = SpaceKeys("hicache:", SPACE)
+KEYS = SpaceKeys("hicache:", SPACE.id)
 HALF = 8192
 """The number of slots of each server."""
 
