@@ -36,6 +36,13 @@ _GATEWAY_ERRORS = frozenset({502, 504})
 _REDIRECTS = frozenset({301, 302, 307, 308})
 _TOKEN_CODES = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
 
+_DENIALS = {
+    "InvalidAccessKeyId": "the store does not know the access key id: check where it comes from",
+    "SignatureDoesNotMatch": "the secret access key is not that of the access key id",
+    "AccessDenied": "the policy of these credentials must allow it: see docs/backends/s3.md",
+    "RequestTimeTooSkewed": "set the clock of this machine by NTP",
+}
+
 
 class Answer(NamedTuple):
     """The final reply to a request."""
@@ -190,10 +197,7 @@ class Client:
         elif is_denied(status, code):
             self.counters.add("denied")
             self.invalidate_keys()
-            text = (
-                f"s3: bucket {bucket} denies access ({shown}): check the credentials, their policy,"
-                " and the clock"
-            )
+            text = f"s3: bucket {bucket} denies access ({shown}): {denial_advice(code)}"
         elif code == "NoSuchBucket":
             text = f"s3: bucket {bucket} is not there ({shown}): create it"
         else:
@@ -267,6 +271,11 @@ def open_client(settings: S3Settings, access: Access, counters: Counters) -> Cli
         counters,
         signs_payload=not is_transport_safe if signs is None else signs,
     )
+
+
+def denial_advice(code: str) -> str:
+    """Return what to do about a denial. The answer to a HEAD has no code."""
+    return _DENIALS.get(code, "check the credentials, their policy, and the clock")
 
 
 def is_denied(status: int, code: str) -> bool:

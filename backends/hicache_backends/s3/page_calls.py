@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from hicache_backends.s3.client import FAULTS
 from hicache_backends.s3.losses import CallFailed
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
+from hicache_storage.page import Page
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from hicache_backends.s3.exchange import Call
     from hicache_backends.s3.replies import Reply
     from hicache_backends.s3.settings import S3Settings
-    from hicache_storage.page import Page
 
 _NO_SPACE_CODES = frozenset({"QuotaExceeded", "XMinioStorageFull", "EntityTooLarge"})
 _WRITTEN = frozenset({200, 201, 204})
@@ -34,8 +34,9 @@ _CRC32 = "x-amz-checksum-crc32"
 class PageCalls:
     """Makes the calls for single pages, by object name. Thread-safe."""
 
-    def __init__(self, client: Client, settings: S3Settings) -> None:
+    def __init__(self, client: Client, settings: S3Settings, *, heals: bool = True) -> None:
         self._client = client
+        self._heals = heals
         self._counters = client.counters
         self._head_first_nbytes = settings.head_first_nbytes
         self._is_conditional = settings.conditional_puts
@@ -57,15 +58,7 @@ class PageCalls:
 
     def get(self, name: str, page: Page) -> Call[bool]:
         """Read the object into the page."""
-        make = partial(
-            self._client.object_request,
-            "GET",
-            name,
-            self._page_headers,
-            into=page.segments,
-            into_nbytes=page.nbytes,
-        )
-        reply = (yield from self._client.send(make)).reply
+        reply = yield from self._read_page(name, page)
         if reply.status == 200:
             if not reply.is_page_filled:
                 self._counters.add("wrong_size")
@@ -75,6 +68,34 @@ class PageCalls:
             self._counters.add("absent")
             return False
         raise self._client.refusal(reply)
+
+    def fault(self, name: str, nbytes: int) -> Call[tuple[str, str] | None]:
+        """Return reason and detail of a damaged object; None for a right one and an absent one."""
+        found = yield from self._size(name)
+        if found is None:
+            return None
+        if found != nbytes:
+            return "wrong_size", f"it has {found} bytes in place of {nbytes}"
+        if not self._has_checksums:
+            return None
+        page = Page(bytearray(nbytes))
+        reply = yield from self._read_page(name, page)
+        if reply.is_page_filled and not _is_crc_right(page, reply):
+            return "corrupt", "its bytes do not have the checksum that the store has of them"
+        if reply.status == 200 or self._is_absent(reply):  # it has changed meanwhile
+            return None
+        raise self._client.refusal(reply)
+
+    def _read_page(self, name: str, page: Page) -> Call[Reply]:
+        make = partial(
+            self._client.object_request,
+            "GET",
+            name,
+            self._page_headers,
+            into=page.segments,
+            into_nbytes=page.nbytes,
+        )
+        return (yield from self._client.send(make)).reply
 
     def set(self, name: str, page: Page) -> Call[bool]:
         """Store the page, unless the object exists."""
@@ -214,8 +235,9 @@ class PageCalls:
         if not self._has_checksums or _is_crc_right(page, reply):
             return True
         self._counters.add("wrong_checksum")
-        make = partial(self._client.object_request, "DELETE", name, self._read_headers)
-        yield from self._client.send(make)
+        if self._heals:
+            make = partial(self._client.object_request, "DELETE", name, self._read_headers)
+            yield from self._client.send(make)
         return False
 
 

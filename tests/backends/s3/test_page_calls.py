@@ -63,6 +63,22 @@ def test_a_page_with_a_date_that_is_none_has_no_time(server: ScriptedS3, modifie
 
 class TestBucket:
     @pytest.mark.parametrize(
+        ("code", "advice"),
+        [
+            ("InvalidAccessKeyId", "does not know the access key id"),
+            ("SignatureDoesNotMatch", "the secret access key is not that of the access key id"),
+            ("AccessDenied", "the policy of these credentials"),
+            ("RequestTimeTooSkewed", "set the clock"),
+        ],
+    )
+    def test_a_denial_says_what_is_wrong(self, server: ScriptedS3, code: str, advice: str) -> None:
+        """The answer to the HEAD has no body: a GET is asked for the code."""
+        server.bucket_script.extend([Answer(b"HTTP/1.1 403 No\r\n\r\n"), error(403, code)])
+
+        with pytest.raises(ConfigError, match=rf"pages denies access .403 {code}.: .*{advice}"):
+            storage(server)
+
+    @pytest.mark.parametrize(
         ("status", "kind", "message"),
         [
             (301, ConfigError, "region: bucket pages is not served there"),
@@ -533,7 +549,6 @@ class TestChecksum:
             assert got(store) == RIGHT.tobytes()
         assert b"x-amz-checksum-crc32: " in server.requests[0].head
         assert b"x-amz-checksum-mode: ENABLED" in server.requests[1].head
-
 
     @pytest.mark.parametrize(
         "headers",
