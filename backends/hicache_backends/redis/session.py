@@ -48,7 +48,7 @@ class Session:
         counters: Counters,
         *,
         is_cluster: bool,
-        is_read_only: bool,
+        is_read_only: bool = False,
     ) -> None:
         self._settings = settings
         self._counters = counters
