@@ -91,21 +91,33 @@ class Index:
         return [*dict.fromkeys([*registered, *opened])]
 
     def unreadable_spaces(self) -> Iterator[UnreadableSpace]:
-        """Yield the key spaces with keys or a manifest, and without a manifest that is theirs."""
+        """Yield the key spaces with keys or a manifest, and without a manifest that is theirs.
+
+        A user who may not walk through the database, whose keys may be of others, is told of none.
+        """
+        try:
+            manifests = self._all_ids_and_manifests()
+        except Refused as refusal:
+            if refusal.reply.code == "NOPERM":
+                return
+            raise
+        for space_id, manifest in sorted(manifests.items()):
+            if decode_manifest(manifest, space_id=space_id) is None:
+                what = "lost" if manifest is None else "damaged"
+                yield UnreadableSpace(space_id, f"its manifest is {what}")
+
+    def _all_ids_and_manifests(self) -> dict[str, bytes | None]:
         of_a_space = key_of_any_space(self._prefix)
         ids: set[str] = set()
         for keys in self._walk_all(f"{self._prefix}{{*"):
             ids |= {found["space"].decode() for found in map(of_a_space.fullmatch, keys) if found}
         (reply,) = self._execute([("HGETALL", self._registry)], Deadline(self._timeout_s))
         items = _items(reply)  # read last: a writer registers a key space before it sets a page
-        manifests = {
-            name.decode(errors="replace"): manifest
-            for name, manifest in zip(items[::2], items[1::2], strict=True)
-        }
-        for space_id in sorted(ids | {name for name in manifests if SPACE_ID.fullmatch(name)}):
-            if decode_manifest(manifests.get(space_id), space_id=space_id) is None:
-                what = "damaged" if space_id in manifests else "lost"
-                yield UnreadableSpace(space_id, f"its manifest is {what}")
+        found: dict[str, bytes | None] = dict.fromkeys(ids)
+        for name, manifest in zip(items[::2], items[1::2], strict=False):
+            if SPACE_ID.fullmatch(space_id := name.decode(errors="replace")):
+                found[space_id] = manifest
+        return found
 
     def remove_space(self, space_id: str) -> int:
         """Remove pages, members and manifest of a key space. Return the number of pages.

@@ -132,6 +132,17 @@ def test_looking_is_no_use_where_the_server_can_tell(each: RedisServer) -> None:
         assert min(idle_s(admin).values()) >= 2
 
 
+def test_a_user_who_may_not_walk_is_told_of_no_unreadable_key_space(server: RedisServer) -> None:
+    with client_of_one(server) as admin, open_on(server) as storage:
+        fill(storage, admin)
+        admin.execute_command("ACL", "SETUSER", "bank", "on", ">pw", "~*", "+@all", "-scan")
+        config = {**config_of(server), "prefix": PREFIX, "username": "bank", "password": "pw"}
+
+        with open_storage("redis", config, read_only=True) as opened:
+            assert [] == list(opened.unreadable_spaces())
+            assert {SPACE} == set(opened.spaces())
+
+
 class TestRemoveSpace:
     @pytest.mark.parametrize("policy", POLICIES)
     @pytest.mark.parametrize("removed", [SPACE, LOST, DAMAGED], ids=["whole", "lost", "damaged"])
