@@ -339,7 +339,8 @@ class TestDeadlines:
             def passed(_: float) -> Deadline:
                 return Deadline(-1.0)
 
-            monkeypatch.setattr("hicache_backends.file.storage.Deadline", passed)
+            for module in ("storage", "reader"):
+                monkeypatch.setattr(f"hicache_backends.file.{module}.Deadline", passed)
             method = storage.batch_exists if call == "exists" else storage.batch_delete
             with pytest.raises(StorageTimeout):
                 method(SPACE, HASHES[:1])
