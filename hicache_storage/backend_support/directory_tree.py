@@ -219,18 +219,17 @@ class DirectoryTree:
             if reason:
                 yield UnreadableSpace(entry.name, reason)
 
-    def remove_space_dir(self, space_id: str, aside: str) -> bool:
+    def remove_space_dir(self, space_id: str, temp_path: str | None = None) -> bool:
         """Remove the directory of a key space whose pages are gone. Return False where new ones came.
 
         The directory goes only if it is empty, so that a writer that comes first keeps it, and one that
-        comes later makes it anew. The manifest lies at `aside` for that moment.
+        comes later makes it anew. `temp_path` is that of `make_space`, which puts the manifest back.
 
         Raises:
             StorageUnavailable: Something of another program is left.
             OSError: The file system refuses one of the steps.
         """
         directory, pages = self.space_dir(space_id), _KINDS[self.backend].pages
-        manifest = f"{directory}/{_MANIFEST}"
         try:
             names = os.listdir(directory)
         except FileNotFoundError:
@@ -240,24 +239,20 @@ class DirectoryTree:
                 raise self.left(f"{directory}/{name}")
         if any(pages.fullmatch(name) for name in names):
             return False
-        readable = self.key_space(space_id) is not None
-        with suppress(FileNotFoundError):
-            os.unlink(f"{manifest}.new")
-        with suppress(FileNotFoundError):
-            os.rename(manifest, aside)
+        space = self.key_space(space_id)
+        for name in names:
+            with suppress(FileNotFoundError):
+                os.unlink(f"{directory}/{name}")
         try:
             os.rmdir(directory)
         except FileNotFoundError:
-            pass
+            return True
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-            if readable:  # equal key spaces have equal manifests: a newer one is the same
-                os.rename(aside, manifest)
+            if space is not None:
+                self.make_space(space, temp_path)
             return False
-        finally:
-            with suppress(FileNotFoundError):
-                os.unlink(aside)
         return True
 
     def make_space(self, space: KeySpace, temp_path: str | None = None) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 import stat
 import subprocess
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ def snapshot(root: Path) -> dict[str, tuple[int, int, Any]]:
         status = path.lstat()
         content: Any = None
         if stat.S_ISLNK(status.st_mode):
-            content = os.readlink(path)
+            content = str(path.readlink())
         elif stat.S_ISREG(status.st_mode):
             content = path.read_bytes()
         found[str(path.relative_to(root))] = status.st_mode, status.st_mtime_ns, content
@@ -54,10 +54,15 @@ def look(storage: HiCacheStorage, space: KeySpace, hashes: Sequence[str]) -> lis
 def read_only_mount(root: Path, place: Path) -> Generator[Path]:
     """Mount a directory read-only, or skip the test where this user may not."""
     place.mkdir()
-    if subprocess.run(["mount", "--bind", root, place], capture_output=True).returncode:
+    mount, unmount = shutil.which("mount"), shutil.which("umount")
+    if mount is None or unmount is None or _fails(mount, "--bind", root, place):
         pytest.skip("this user may not mount")
     try:
-        subprocess.run(["mount", "-o", "remount,ro,bind", place], check=True)
+        assert not _fails(mount, "-o", "remount,ro,bind", place)
         yield place
     finally:
-        subprocess.run(["umount", place], check=True)
+        assert not _fails(unmount, place)
+
+
+def _fails(*command: str | Path) -> int:
+    return subprocess.run(command, check=False, capture_output=True).returncode
