@@ -73,6 +73,8 @@ class PageFiles:
         self._directory = os.fsencode(self.directory)
         self._prefix = _PREFIX.pack(_MAGIC, _VERSION, 0, bytes.fromhex(space.id))
         self._checked_shards: set[str] = set()
+        self.next_look_s = 0.0
+        """The time of `time.monotonic` from which the manifest is looked for again."""
 
     def path(self, page_hash: str) -> str:
         """Return the path of the page's file, whether the file is there or not.

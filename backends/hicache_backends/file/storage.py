@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from hicache_backends.file.batch_writer import BatchWriter
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from hicache_backends.file.page_file import PageFiles
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
+
+_LOOK_INTERVAL_S = 5.0
+"""The interval at which a storage that writes looks for the manifest of its key space."""
 
 
 class FileStorage(FileReader):
@@ -73,11 +76,7 @@ class FileStorage(FileReader):
         super().open_space(space)
         process = self._process.get()
         with self._translate_errors():
-            try:
-                self._make_space(space, process)
-            except FileNotFoundError:
-                process.restore_writer(Deadline(self._settings.timeout_s))
-                self._make_space(space, process)
+            self._make_space(space, process)
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
@@ -101,7 +100,13 @@ class FileStorage(FileReader):
             self.ensure_open()
             files = self._files_of(space)
             writer = BatchWriter(process, files, synced=self._synced, deadline=deadline)
-            return writer.run(hashes, pages)
+            verdicts = writer.run(hashes, pages)
+        if any(verdicts) and time.monotonic() >= files.next_look_s:
+            # A program that removes the directory meanwhile may leave pages without a manifest.
+            files.next_look_s = time.monotonic() + _LOOK_INTERVAL_S
+            with suppress(OSError):
+                self._make_space(space, process)
+        return verdicts
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self.ensure_open()
@@ -206,7 +211,11 @@ class FileStorage(FileReader):
         return removed
 
     def _make_space(self, space: KeySpace, process: ProcessState) -> None:
-        made = self._layout.make_space(space, process.writer.temp_path())
+        try:
+            made = self._layout.make_space(space, process.writer.temp_path())
+        except FileNotFoundError:
+            process.restore_writer(Deadline(self._settings.timeout_s))
+            made = self._layout.make_space(space, process.writer.temp_path())
         if made and self._synced:
             for path in (self._layout.space_dir(space.id), self._layout.spaces):
                 sync_directory(path)
