@@ -1,41 +1,52 @@
-"""A walk through every call that only looks, and a record of a directory before and after it."""
+"""What a look at a store may not change, and every call that only looks."""
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import TYPE_CHECKING
+import shutil
+import stat
+import subprocess
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
+import pytest
 from pages import blank
 
 from hicache_storage.errors import UnsupportedOperation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
     from pathlib import Path
 
-    from hicache_storage.keys import KeySpace
+    from hicache_storage import KeySpace
     from hicache_storage.storage import HiCacheStorage
 
 
-def recorded(root: Path) -> dict[str, tuple[bytes, int] | None]:
-    """Return contents and write time of each file below `root` by its path. None: a directory."""
-    return {
-        str(path.relative_to(root)): (
-            (path.read_bytes(), path.stat().st_mtime_ns) if path.is_file() else None
-        )
-        for path in root.rglob("*")
-    }
+def snapshot(root: Path) -> dict[str, tuple[int, int, Any]]:
+    """Return mode, modification time and content of everything under a directory."""
+    found: dict[str, tuple[int, int, Any]] = {}
+    for path in [root, *root.rglob("*")]:
+        status = path.lstat()
+        content: Any = None
+        if stat.S_ISLNK(status.st_mode):
+            content = str(path.readlink())
+        elif stat.S_ISREG(status.st_mode):
+            content = path.read_bytes()
+        found[str(path.relative_to(root))] = status.st_mode, status.st_mtime_ns, content
+    return found
 
 
-def look_everywhere(storage: HiCacheStorage, space: KeySpace, hashes: Sequence[str]) -> None:
-    """Call all that a verb may call that only looks, and all that a read-only storage refuses."""
+def look(storage: HiCacheStorage, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+    """Make every call that only looks, and those that a read-only storage refuses.
+
+    Return the hits of a get of `hashes`.
+    """
     storage.open_space(space)
     for found in {space, *storage.spaces()}:
         listed = [info.page_hash for info in storage.scan(found)]
         for some in (hashes, listed):
             storage.batch_exists(found, some)
-            storage.batch_get(found, some, [blank(found.stored_nbytes) for _ in some])
             storage.page_times(found, some)
+            storage.batch_get(found, some, [blank(found.stored_nbytes) for _ in some])
             list(storage.faults(found, some))
         list(storage.faults(found))
         with suppress(UnsupportedOperation):
@@ -47,3 +58,22 @@ def look_everywhere(storage: HiCacheStorage, space: KeySpace, hashes: Sequence[s
             storage.remove_space(unreadable.space_id)
     storage.diagnose()
     storage.stats()
+    return storage.batch_get(space, hashes, [blank(space.stored_nbytes) for _ in hashes])
+
+
+@contextmanager
+def read_only_mount(root: Path, place: Path) -> Generator[Path]:
+    """Mount a directory read-only, or skip the test where this user may not."""
+    place.mkdir()
+    mount, unmount = shutil.which("mount"), shutil.which("umount")
+    if mount is None or unmount is None or _fails(mount, "--bind", root, place):
+        pytest.skip("this user may not mount")
+    try:
+        assert not _fails(mount, "-o", "remount,ro,bind", place)
+        yield place
+    finally:
+        assert not _fails(unmount, place)
+
+
+def _fails(*command: str | Path) -> int:
+    return subprocess.run(command, check=False, capture_output=True).returncode

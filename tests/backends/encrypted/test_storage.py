@@ -10,7 +10,7 @@ from hicache_backends.encrypted import EncryptedStorage
 from hicache_backends.encrypted.layout import HEADER_NBYTES
 from hicache_backends.file import FileStorage
 from hicache_backends.memory import MemoryStorage
-from looks import look_everywhere, recorded
+from looks import look, snapshot
 from pages import blank, hash_of, page, space
 from processes import in_a_fork
 from sealed_stores import (
@@ -365,12 +365,12 @@ class TestLooking:
                 put(other, C)
             cut = root / stored_under(SPACE, C)[0].id / stored_under(SPACE, C)[1]
             cut.write_bytes(cut.read_bytes()[:-1])
-        before = recorded(root)
+        before = snapshot(root)
         config = {"backend": "fsspec", "config": below, **key_files(tmp_path, keys)}
         with open_storage("encrypted", config, read_only=True) as storage:
-            look_everywhere(storage, SPACE, [A, B, C, hash_of(4)])
+            look(storage, SPACE, [A, B, C, hash_of(4)])
 
-        assert before == recorded(root)
+        assert before == snapshot(root)
 
     def test_the_backend_is_opened_read_only(self, tmp_path: Path) -> None:
         config = {

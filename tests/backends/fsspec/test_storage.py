@@ -22,7 +22,7 @@ from fsspec_stores import (
 )
 from hicache_backends.fsspec import FsspecStorage
 from hicache_backends.fsspec.layout import TRAILER_NBYTES, file_nbytes
-from looks import look_everywhere, recorded
+from looks import look, snapshot
 from pages import blank, hash_of, page, space
 
 from hicache_storage.errors import (
@@ -92,12 +92,12 @@ class TestLooking:
         for path in strangers:
             path.write_text("mine")
             os.utime(path, (0, 0))
-        before = recorded(root)
+        before = snapshot(root)
         with open_storage("fsspec", config, read_only=True) as store:
-            look_everywhere(store, SPACE, [A, B, C, hash_of(9)])
-            look_everywhere(store, space(pool="draft"), [A])
+            look(store, SPACE, [A, B, C, hash_of(9)])
+            look(store, space(pool="draft"), [A])
 
-        assert before == recorded(root)
+        assert before == snapshot(root)
 
     def test_a_read_only_directory_is_read(self, tmp_path: Path) -> None:
         """The `writing` directory is neither needed nor made."""
@@ -120,11 +120,11 @@ class TestLooking:
             (tmp_path / "kv" / name).mkdir(parents=True)
         if names == []:
             (tmp_path / "kv").mkdir()
-        before = recorded(tmp_path)
+        before = snapshot(tmp_path)
         with pytest.raises(ConfigError, match=f"there is no store at file://{tmp_path}/kv"):
             open_storage("fsspec", {"url": f"file://{tmp_path}/kv"}, read_only=True)
 
-        assert before == recorded(tmp_path)
+        assert before == snapshot(tmp_path)
 
     def test_a_store_that_goes_meanwhile_is_unavailable(self, tmp_path: Path) -> None:
         open_store(f"file://{tmp_path}/kv").close()
@@ -219,10 +219,10 @@ class TestRemoveSpace:
         (tmp_path / "kv" / "notes").mkdir()
         (tmp_path / "kv" / "notes" / A).touch()
         (tmp_path / A).touch()
-        before = recorded(tmp_path)
+        before = snapshot(tmp_path)
 
         assert local.remove_space(space_id) == 0
-        assert before == recorded(tmp_path)
+        assert before == snapshot(tmp_path)
 
     def test_files_of_others_stay_and_are_told(self, local: FsspecStorage, tmp_path: Path) -> None:
         notes = tmp_path / "kv" / SPACE.id / "notes.txt"

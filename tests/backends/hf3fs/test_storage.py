@@ -186,7 +186,7 @@ class TestPages:
         def known(_: str) -> bool:
             return local
 
-        monkeypatch.setattr("hicache_backends.hf3fs.storage.is_local", known)
+        monkeypatch.setattr("hicache_backends.hf3fs.reader.is_local", known)
 
         with opened(root) as storage:
             assert storage.capabilities.alignment == alignment
@@ -370,7 +370,7 @@ class TestWritesInDoubt:
             late.append((os.dup(descriptor), [bytes(buffer) for buffer in buffers], offset))
             raise OSError(number, os.strerror(number))
 
-        monkeypatch.setattr("hicache_backends.hf3fs.storage.is_local", _is_remote)
+        monkeypatch.setattr("hicache_backends.hf3fs.reader.is_local", _is_remote)
         with opened(root, direct=False) as storage:
             with monkeypatch.context() as patched:
                 patched.setattr(os, "pwritev", failing)
@@ -392,7 +392,7 @@ class TestWritesInDoubt:
         def failing(*_: object) -> int:
             raise OSError(number, os.strerror(number))
 
-        monkeypatch.setattr("hicache_backends.hf3fs.storage.is_local", _is_remote)
+        monkeypatch.setattr("hicache_backends.hf3fs.reader.is_local", _is_remote)
         with opened(root, direct=False) as storage:
             with monkeypatch.context() as patched:
                 patched.setattr(os, "pwritev", failing)
@@ -507,7 +507,7 @@ class TestCapacity:
         said = [record.getMessage() for record in caplog.records]
 
         assert warns == any(
-            f"{slots * SLOT_NBYTES} bytes" in each and f"{10 * SLOT_NBYTES} bytes" in each
+            format_nbytes(slots * SLOT_NBYTES) in each and format_nbytes(10 * SLOT_NBYTES) in each
             for each in said
         )
 
