@@ -14,15 +14,15 @@ from __future__ import annotations
 import errno
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from hicache_storage import native
-from hicache_storage.backend_support.directory_tree import DirectoryTree
+from hicache_storage.backend_support.directory_tree import DirectoryTree, TreeKind
 from hicache_storage.backend_support.manifest import PAGE_HASH
 from hicache_storage.errors import StorageUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _PAGES_A_LISTING = 4096
 _SHARD = re.compile(r"[0-9a-f]{2}")
@@ -37,6 +37,13 @@ class Layout(DirectoryTree):
 
     backend = "file"
     own_names = re.compile(r"usage|survey")
+    kind = TreeKind(frozenset({"usage", "survey"}), _SHARD)
+    others: ClassVar[Mapping[str, TreeKind]] = {
+        "hf3fs": TreeKind(
+            frozenset({"index.sqlite", "index.redis", "root-id", "lock"}),
+            re.compile(r"slots-[0-9]{4,}"),
+        )
+    }
 
     def __init__(self, root: str) -> None:
         super().__init__(root)

@@ -93,7 +93,7 @@ class SlotReader(Reader, Generic[_MountT]):
 
     def spaces(self) -> Iterator[KeySpace]:
         with self._call():
-            return iter(list(self._layout.key_spaces(skip_unreadable=False)))
+            return iter(list(self._layout.key_spaces(skip_unreadable=True)))
 
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
         self.ensure_open()

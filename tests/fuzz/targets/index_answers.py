@@ -10,7 +10,7 @@ from typing import Any
 
 import hiredis
 from fuzz.choices import Choices
-from hicache_backends.hf3fs.index.redis import _place
+from hicache_backends.hf3fs.index.redis_reader import place_of
 from hicache_backends.redis.access import Access, Address
 from hicache_backends.redis.cluster import Cluster
 from hicache_backends.redis.index import _items, _parse_length, _parse_scan
@@ -155,11 +155,11 @@ def _slot_place(reply: Any) -> None:
     if not isinstance(reply, bytes):
         return
     try:
-        place = _place(reply)
+        place = place_of(reply)
     except ValueError:
         return
     assert 0 <= place.slot
-    assert place == _place(b"%d %b" % (place.slot, place.stamp.hex().encode()))
+    assert place == place_of(b"%d %b" % (place.slot, place.stamp.hex().encode()))
 
 
 _CHECKS = (_members, _walked, _length, _manifests, _facts, _slots, _redirected, _slot_place)
