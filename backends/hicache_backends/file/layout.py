@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _PAGES_A_LISTING = 4096
+_ANY = re.compile(r".*", re.DOTALL)
 _SHARD = re.compile(r"[0-9a-f]{2}")
 SHARDS = [f"{number:02x}" for number in range(256)]
 """The names of the directories of a key space. Hashes spread pages evenly over them."""
@@ -89,10 +90,12 @@ class Layout(DirectoryTree):
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
-                for name in os.listdir(shard.path):
-                    path = f"{shard.path}/{name}"
-                    if not (PAGE_HASH.fullmatch(name) and os.path.isfile(path)):
-                        raise self.left(path) from None
+                for entry in self.entries(shard.path, _ANY):
+                    is_page = PAGE_HASH.fullmatch(entry.name) and not entry.is_dir(
+                        follow_symlinks=False
+                    )
+                    if not is_page or entry.is_symlink():
+                        raise self.left(entry.path) from None
 
     def _pages_in(self, shards: list[str]) -> Iterator[str]:
         for space in self.space_entries():

@@ -252,7 +252,7 @@ class Hf3fsReader(SlotReader[ReadMount[IndexReader]]):
     def __init__(self, settings: Hf3fsSettings, layout: Layout) -> None:
         super().__init__(settings, layout)
         self.narrow(alignment=BLOCK_NBYTES if self._direct else 1, parallelism=settings.parallelism)
-        self._mount = ForkLocal(self._open_root, close=ReadMount.close)
+        self._mount = ForkLocal(self._open_root, close=lambda mount: mount.close())
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
