@@ -26,7 +26,7 @@ from hicache_storage.scalars import format_nbytes
 from hicache_storage.storage import UnreadableSpace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from hicache_storage.keys import KeySpace
 
@@ -42,22 +42,13 @@ _WRITE = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _MAKE_ATTEMPTS = 3
 
 
-class _Kind(NamedTuple):
-    """What tells the trees of one backend from those of the others."""
+class TreeKind(NamedTuple):
+    """The marks by which a tree of one backend is told from those of others."""
 
     signs: frozenset[str]
     """Names in the root, one of which every tree has from the first opening on."""
     pages: re.Pattern[str]
     """Matches the entries of a key space's directory that hold pages."""
-
-
-_KINDS = {
-    "file": _Kind(frozenset({"usage", "survey"}), re.compile(r"[0-9a-f]{2}")),
-    "hf3fs": _Kind(
-        frozenset({"index.sqlite", "index.redis", "root-id", "lock"}),
-        re.compile(r"slots-[0-9]{4,}"),
-    ),
-}
 
 
 class DirectoryTree:
@@ -69,6 +60,10 @@ class DirectoryTree:
     """The name of the backend, for messages."""
     own_names: ClassVar[re.Pattern[str]]
     """The names of the backend's own files in the root, beside those that all backends have."""
+    kind: ClassVar[TreeKind]
+    """The marks of the backend's own trees."""
+    others: ClassVar[Mapping[str, TreeKind]] = {}
+    """The backends whose trees are refused, and the marks of these."""
 
     def __init__(self, root: str) -> None:
         self.root: str = root
@@ -84,13 +79,13 @@ class DirectoryTree:
         """
         try:
             tree = cls(os.path.abspath(os.path.expanduser(path)))
-            kind = tree._kind()
+            kind = tree._kind() if cls.others else None
         except ValueError as error:
             raise ConfigError(f"{cls.backend}: path: {error}") from error
         if kind not in (None, cls.backend):
             raise ConfigError(
-                f"{cls.backend}: path: {tree.root} is {'an' if kind == 'hf3fs' else 'a'} {kind} store:"
-                f" choose the backend {kind}, or name another directory"
+                f"{cls.backend}: path: {tree.root} is a store of the backend {kind}:"
+                " choose that backend, or name another directory"
             )
         return tree
 
@@ -230,7 +225,7 @@ class DirectoryTree:
             StorageUnavailable: Something of another program is left.
             OSError: The file system refuses one of the steps.
         """
-        directory, pages = self.space_dir(space_id), _KINDS[self.backend].pages
+        directory, pages = self.space_dir(space_id), self.kind.pages
         try:
             names = os.listdir(directory)
         except FileNotFoundError:
@@ -375,7 +370,7 @@ class DirectoryTree:
         """Return the backend whose tree the root holds; None where that is open."""
         found = {
             kind
-            for kind, (signs, _) in _KINDS.items()
+            for kind, (signs, _) in self._kinds().items()
             if any(os.path.lexists(f"{self.root}/{sign}") for sign in signs)
         }
         if len(found) != 1:  # files of other programs, or of the wrong backend, by a mistake
@@ -385,10 +380,13 @@ class DirectoryTree:
                 return None
         return found.pop() if len(found) == 1 else None
 
+    def _kinds(self) -> dict[str, TreeKind]:
+        return {self.backend: self.kind, **self.others}
+
     def _kinds_of_pages(self) -> set[str]:
         found: set[str] = set()
         for space in self.directories(self.spaces, SPACE_ID):
-            for kind, (_, pages) in _KINDS.items():
+            for kind, (_, pages) in self._kinds().items():
                 if kind not in found and self.entries(space.path, pages):
                     found.add(kind)
         return found

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from hicache_backends.file.layout import Layout as FileLayout
+from hicache_backends.hf3fs.layout import Layout as Hf3fsLayout
 from looks import snapshot
 from pages import hash_of, page, space
 
@@ -40,7 +42,7 @@ def test_it_is_refused_and_nothing_is_written(root: Path, backend: str) -> None:
     fill(backend, root)
     before = snapshot(root)
     for read_only in (True, False):
-        with pytest.raises(ConfigError, match=rf"is an? {backend} store: choose the backend"):
+        with pytest.raises(ConfigError, match=f"is a store of the backend {backend}: choose"):
             open_storage(OTHER[backend], {"path": str(root)}, read_only=read_only)
 
     assert before == snapshot(root)
@@ -58,7 +60,7 @@ def test_one_that_another_backend_opened_by_mistake_is_known_by_its_pages(
         if (tmp_path / "other" / sign).exists():
             (tmp_path / "other" / sign).rename(root / sign)
 
-    with pytest.raises(ConfigError, match=f"{backend} store"):
+    with pytest.raises(ConfigError, match=f"store of the backend {backend}"):
         open_storage(OTHER[backend], {"path": str(root)})
     if backend == "file":
         assert is_there(backend, root)
@@ -69,7 +71,7 @@ def test_one_without_its_signs_is_known_by_its_pages(root: Path, backend: str) -
     fill(backend, root)
     for sign in SIGNS[backend]:
         (root / sign).unlink(missing_ok=True) if sign != "survey" else None
-    with pytest.raises(ConfigError, match=f"{backend} store"):
+    with pytest.raises(ConfigError, match=f"store of the backend {backend}"):
         open_storage(OTHER[backend], {"path": str(root)})
 
     assert is_there(backend, root)
@@ -84,3 +86,8 @@ def test_a_file_of_another_program_by_that_name_refuses_no_store_with_pages(
         (root / name).write_text("precious")
 
     assert is_there("file", root)
+
+
+def test_both_backends_know_the_same_marks() -> None:
+    assert FileLayout.others["hf3fs"] == Hf3fsLayout.kind
+    assert Hf3fsLayout.others["file"] == FileLayout.kind

@@ -14,17 +14,18 @@ from __future__ import annotations
 import errno
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from hicache_storage import native
-from hicache_storage.backend_support.directory_tree import DirectoryTree
+from hicache_storage.backend_support.directory_tree import DirectoryTree, TreeKind
 from hicache_storage.backend_support.manifest import PAGE_HASH
 from hicache_storage.errors import StorageUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _PAGES_A_LISTING = 4096
+_ANY = re.compile(r".*", re.DOTALL)
 _SHARD = re.compile(r"[0-9a-f]{2}")
 SHARDS = [f"{number:02x}" for number in range(256)]
 """The names of the directories of a key space. Hashes spread pages evenly over them."""
@@ -37,6 +38,13 @@ class Layout(DirectoryTree):
 
     backend = "file"
     own_names = re.compile(r"usage|survey")
+    kind = TreeKind(frozenset({"usage", "survey"}), _SHARD)
+    others: ClassVar[Mapping[str, TreeKind]] = {
+        "hf3fs": TreeKind(
+            frozenset({"index.sqlite", "index.redis", "root-id", "lock"}),
+            re.compile(r"slots-[0-9]{4,}"),
+        )
+    }
 
     def __init__(self, root: str) -> None:
         super().__init__(root)
@@ -82,10 +90,12 @@ class Layout(DirectoryTree):
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
-                for name in os.listdir(shard.path):
-                    path = f"{shard.path}/{name}"
-                    if not (PAGE_HASH.fullmatch(name) and os.path.isfile(path)):
-                        raise self.left(path) from None
+                for entry in self.entries(shard.path, _ANY):
+                    is_page = PAGE_HASH.fullmatch(entry.name) and not entry.is_dir(
+                        follow_symlinks=False
+                    )
+                    if not is_page or entry.is_symlink():
+                        raise self.left(entry.path) from None
 
     def _pages_in(self, shards: list[str]) -> Iterator[str]:
         for space in self.space_entries():

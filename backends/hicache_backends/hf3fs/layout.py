@@ -44,23 +44,25 @@ import secrets
 import struct
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import xxhash
 
-from hicache_storage.backend_support.directory_tree import DirectoryTree
+from hicache_storage.backend_support.directory_tree import DirectoryTree, TreeKind
 from hicache_storage.backend_support.filesystem import read_own
 from hicache_storage.backend_support.writer_lock import TOKEN_NBYTES
 from hicache_storage.errors import ConfigError, StorageUnavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hicache_storage.keys import KeySpace
 
 BLOCK_NBYTES = 4096
 MARK_NBYTES = 128
 STAMP_NBYTES = 24
 
-_SLOT_FILE = re.compile(r"slots-([0-9]{4,})")
+_SLOT_FILE = re.compile(r"slots-[0-9]{4,}")
 _INDEX_FILE = re.compile(r"index-[0-9a-f]{16}\.sqlite")
 _INDEX_NAME = re.compile(rf"{_INDEX_FILE.pattern}(-wal|-shm|-journal)?")
 _ROOT_ID = re.compile(r"[0-9a-f]{16}")
@@ -81,6 +83,10 @@ class Layout(DirectoryTree):
 
     backend = "hf3fs"
     own_names = re.compile(r"root-id.*|lock|index[.-].*")
+    kind = TreeKind(frozenset({"index.sqlite", "index.redis", "root-id", "lock"}), _SLOT_FILE)
+    others: ClassVar[Mapping[str, TreeKind]] = {
+        "file": TreeKind(frozenset({"usage", "survey"}), re.compile(r"[0-9a-f]{2}"))
+    }
 
     def __init__(self, root: str) -> None:
         super().__init__(root)

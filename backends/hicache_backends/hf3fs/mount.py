@@ -301,6 +301,7 @@ class AccessTimes:
             timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
+            timer.join(_OPTIONAL_S)
         self.flush(Deadline(_OPTIONAL_S))
 
     def _set_timer(self) -> None:

@@ -93,7 +93,7 @@ class SlotReader(Reader, Generic[_MountT]):
 
     def spaces(self) -> Iterator[KeySpace]:
         with self._call():
-            return iter(list(self._layout.key_spaces(skip_unreadable=False)))
+            return iter(list(self._layout.key_spaces(skip_unreadable=True)))
 
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
         self.ensure_open()
@@ -252,7 +252,7 @@ class Hf3fsReader(SlotReader[ReadMount[IndexReader]]):
     def __init__(self, settings: Hf3fsSettings, layout: Layout) -> None:
         super().__init__(settings, layout)
         self.narrow(alignment=BLOCK_NBYTES if self._direct else 1, parallelism=settings.parallelism)
-        self._mount = ForkLocal(self._open_root, close=ReadMount.close)
+        self._mount = ForkLocal(self._open_root, close=lambda mount: mount.close())
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:

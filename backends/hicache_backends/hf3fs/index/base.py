@@ -89,7 +89,7 @@ class View(abc.ABC):
 
 
 class Figures(NamedTuple):
-    """What an index says about all key spaces together."""
+    """The figures of all key spaces together."""
 
     used_nbytes: int
     """The bytes of all slots in use."""

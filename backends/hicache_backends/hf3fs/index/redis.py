@@ -46,7 +46,14 @@ class RedisIndex(RedisReader, Index):
         self._lease_ms = int(1000 * lease_s(timeout_s))
         self._unsettled: list[tuple[str, Place]] = []
         self._unsettled_lock = threading.Lock()
-        client, prefix = RedisClient(url, timeout_s), prefix_of(layout.root_id())
+        client = RedisClient(url, timeout_s)
+        try:
+            with client.call(Deadline(timeout_s)) as server:
+                server.ping()  # a root gets the name of an index only if there is a server for it
+            prefix = prefix_of(layout.root_id())
+        except BaseException:
+            client.close()
+            raise
         epoch = Epoch(client, prefix, layout, self._lease_ms, timeout_s)
         super().__init__(client, prefix, epoch, timeout_s)
         try:
