@@ -33,6 +33,7 @@ from hicache_storage import (
     StorageUnavailable,
 )
 from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.settings import format_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -151,7 +151,7 @@ def _redirected(reply: Any) -> None:
     assert 0 < target.port < 65536
 
 
-def _slotplace_of(reply: Any) -> None:
+def _slot_place(reply: Any) -> None:
     if not isinstance(reply, bytes):
         return
     try:
