@@ -18,6 +18,8 @@ class PageStoreSettings:
     timeout_s: float = 10.0
     """The deadline of a call, everything included. A storage call that takes longer has failed, also
     where its caller stopped waiting earlier."""
+    write_timeout_s: float | None = None
+    """The same for saves, deletions and openings of key spaces. None: `timeout_s`."""
     parallelism: int | None = None
     """Concurrent calls to the storage in each direction. None: as many as the storage declares."""
     breaker_failures: int = 3
@@ -31,5 +33,11 @@ class PageStoreSettings:
         for name in ("parallelism", "breaker_failures"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), least=1)
-        for name in ("timeout_s", "breaker_cooldown_s"):
-            check_seconds(name, getattr(self, name))
+        for name in ("timeout_s", "write_timeout_s", "breaker_cooldown_s"):
+            if name != "write_timeout_s" or self.write_timeout_s is not None:
+                check_seconds(name, getattr(self, name))
+
+    @property
+    def writes_s(self) -> float:
+        """The deadline of a call that changes the store."""
+        return self.timeout_s if self.write_timeout_s is None else self.write_timeout_s
