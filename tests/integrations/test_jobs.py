@@ -373,6 +373,7 @@ def test_a_small_load_has_a_thread_beside_large_ones(monkeypatch: pytest.MonkeyP
         jobs.save(batch([0, 1]))
         for number in range(4):
             jobs.runner.submit_load(number, [target([0, 1])])
+        _wait_until(lambda: jobs.storage.calls["batch_get"] == 3)  # type: ignore[attr-defined]
         jobs.runner.submit_load(9, [target([0])])
 
         (small,) = jobs.fetch(jobs.runner.finished_loads)
