@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from hicache_storage.durations import MAX_DURATION_S
 from hicache_storage.errors import StorageTimeout
 
 
@@ -11,15 +12,15 @@ class Deadline:
     """The moment at which a call must end. Each call makes one, and passes it to every step.
 
     A step that waits takes `remaining_s()` as its limit. A wait that a signal interrupts calls it
-    again and gets the time that is left, so that signals never lengthen a call (KV-304). Immutable,
-    and thread-safe.
+    again and gets the time that is left, so that signals never lengthen a call (KV-304). A limit that
+    no lock can wait for, such as infinity, counts as `MAX_DURATION_S`. Immutable, and thread-safe.
     """
 
     __slots__ = ("end_s", "timeout_s")
 
     def __init__(self, timeout_s: float) -> None:
-        self.timeout_s: float = timeout_s
-        self.end_s: float = time.monotonic() + timeout_s
+        self.timeout_s: float = min(timeout_s, MAX_DURATION_S)
+        self.end_s: float = time.monotonic() + self.timeout_s
         """The time of `time.monotonic` at which the call must end."""
 
     def remaining_s(self) -> float:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class DaemonExecutor:
-    """A fixed number of daemon threads behind one queue.
+    """A fixed number of daemon threads. Callers take turns: one with many tasks keeps no other waiting.
 
     The standard library's executor joins its threads when the interpreter exits, so that one
     blocked storage call would block the exit for ever. These threads are daemons, and `close` has a
@@ -28,7 +28,10 @@ class DaemonExecutor:
     def __init__(self, name: str, count: int) -> None:
         self._name = name
         self._owner = os.getpid()
-        self._tasks: OrderedDict[Future[Any], Callable[[], Any]] = OrderedDict()
+        self._tasks: OrderedDict[object, OrderedDict[Future[Any], Callable[[], Any]]] = (
+            OrderedDict()
+        )
+        """The tasks of each caller that wait. The first caller has the next turn."""
         self._changed = threading.Condition()
         self._closed = False
         self._threads = [
@@ -41,19 +44,21 @@ class DaemonExecutor:
     @property
     def waiting_count(self) -> int:
         """The number of tasks that no thread has begun."""
-        return len(self._tasks)
+        return sum(len(tasks) for tasks in tuple(self._tasks.values()))
 
-    def submit(self, task: Callable[[], T]) -> Future[T]:
+    def submit(self, task: Callable[[], T], caller: object = None) -> Future[T]:
         """Run `task` on one of the threads. Cancelling its future before it begins frees the task.
+
+        Tasks of one `caller` begin in their order.
 
         After `close`, and in a forked child, the future has ended with StorageClosed.
         """
         if self._owner != os.getpid():  # a thread of the parent may have held the lock
             return _failed(f"{self._name}: its threads stayed in the process that was forked")
-        future: Future[T] = _Queued(self)
+        future: Future[T] = _Queued(self, caller)
         with self._changed:
             if not self._closed:
-                self._tasks[future] = task
+                self._tasks.setdefault(caller, OrderedDict())[future] = task
                 self._changed.notify()
                 return future
         return _failed(f"{self._name}: its threads have ended, it was closed")
@@ -70,12 +75,16 @@ class DaemonExecutor:
             thread.join(deadline.remaining_s())
         return not any(thread.is_alive() for thread in self._threads)
 
-    def remove(self, future: Future[Any]) -> bool:
-        """Remove a task from the queue. Return False if it is not in the queue any more."""
+    def remove(self, future: Future[Any], caller: object) -> bool:
+        """Remove a caller's task from the queue. Return False if it is not in the queue any more."""
         if self._owner != os.getpid():
             return False
         with self._changed:
-            return self._tasks.pop(future, None) is not None
+            tasks = self._tasks.get(caller, OrderedDict[Future[Any], Any]())
+            is_there = tasks.pop(future, None) is not None
+            if is_there and not tasks:
+                del self._tasks[caller]
+            return is_there
 
     def _work(self) -> None:
         while (item := self._next()) is not None:
@@ -93,19 +102,26 @@ class DaemonExecutor:
     def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
         with self._changed:
             self._changed.wait_for(lambda: self._tasks or self._closed)
-            return self._tasks.popitem(last=False) if self._tasks else None
+            if not self._tasks:
+                return None
+            caller, tasks = self._tasks.popitem(last=False)
+            item = tasks.popitem(last=False)
+            if tasks:
+                self._tasks[caller] = tasks
+            return item
 
 
 class _Queued(Future[T]):
     """A future that removes its task from the queue when it is cancelled, and so frees its memory."""
 
-    def __init__(self, executor: DaemonExecutor) -> None:
+    def __init__(self, executor: DaemonExecutor, caller: object) -> None:
         super().__init__()
         self._executor = executor
+        self._caller = caller
 
     def cancel(self) -> bool:
         cancelled = super().cancel()
-        if cancelled and self._executor.remove(self):
+        if cancelled and self._executor.remove(self, self._caller):
             self.set_running_or_notify_cancel()  # no thread will find the task and notify the waiters
         return cancelled
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.controller.eviction import Entry, EvictingAllocator
 from hicache_storage.controller.pools import PoolSet, pool_numbers
-from hicache_storage.durations import MAX_DURATION_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -100,7 +99,7 @@ class HostCache:
         waits that long for the first page's slots, and for the others' while pages are being evicted.
         It stops waiting where `stop`, called under the lock, is true.
         """
-        deadline = Deadline(min(timeout_s, MAX_DURATION_S))
+        deadline = Deadline(timeout_s)
         got: list[PageSlots] = []
         with self._changed:
             while len(got) < len(wanted):

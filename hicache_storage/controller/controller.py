@@ -23,7 +23,6 @@ from hicache_storage.controller_settings import (
     PartialHits,
     WritePolicy,
 )
-from hicache_storage.durations import MAX_DURATION_S
 from hicache_storage.errors import StorageClosed
 from hicache_storage.keys import check_page_hashes
 
@@ -233,7 +232,7 @@ class CacheController:
         until it returns, the host pools stay registered with that store, and the pages of the call
         pinned. Another `detach` waits for it.
         """
-        deadline = Deadline(min(timeout_s, MAX_DURATION_S))
+        deadline = Deadline(timeout_s)
         with self._attach_lock:
             all_written = self._detach(deadline, drain=drain)
             return self._wait_calls(deadline) and all_written
@@ -262,7 +261,7 @@ class CacheController:
         The result is that of `detach`; it is False also where a prefetch still runs after `timeout_s`.
         Pages of a call that still runs stay pinned until it returns. Another `close` waits for it.
         """
-        deadline = Deadline(min(timeout_s, MAX_DURATION_S))
+        deadline = Deadline(timeout_s)
         with self._attach_lock:
             if not self._closed:
                 self._closed = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hicache_storage.events.messages import (
     AllBlocksCleared,
@@ -22,7 +22,7 @@ from hicache_storage.page_store.observer import Observer
 from hicache_storage.page_store.results import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from hicache_storage.events.messages import BlockHash
     from hicache_storage.events.settings import EventSettings, HashFormat
@@ -37,7 +37,9 @@ class EventObserver(Observer):
     """Publishes the events of the key spaces that are announced. Thread-safe.
 
     A page of several key spaces, such as a target and its draft, is gained when one call has saved it
-    in all of them, and is lost when one of them lacks it.
+    in all of them, and is lost when one of them lacks it. Pages of one hash in key spaces that no call
+    saved together, such as those of two tenants, are different pages: the last one that is lost is
+    announced.
     """
 
     def __init__(
@@ -64,21 +66,24 @@ class EventObserver(Observer):
         self._closed = False
 
     def moved(self, move: Move, began_ns: int) -> None:
-        verdicts: dict[str, set[Verdict]] = {}
-        spaces: list[KeySpace] = []
-        for transfer, of_one in zip(move.transfers, move.outcome.verdicts, strict=True):
+        found: dict[str, dict[KeySpace, Verdict]] = {}
+        for transfer, verdicts in zip(move.transfers, move.outcome.verdicts, strict=True):
             if self._announces(transfer.space):
-                spaces.append(transfer.space)
-                for page_hash, verdict in zip(transfer.hashes, of_one, strict=True):
-                    verdicts.setdefault(page_hash, set()).add(verdict)
+                for page_hash, verdict in zip(transfer.hashes, verdicts, strict=True):
+                    found.setdefault(page_hash, {})[transfer.space] = verdict
         if move.direction == "load":
-            self._lose(page_hash for page_hash, found in verdicts.items() if found & _GONE)
+            self._lose(
+                (space, page_hash)
+                for page_hash, answers in found.items()
+                for space, verdict in answers.items()
+                if verdict in _GONE
+            )
         else:
-            self._gain([page for page, found in verdicts.items() if found == {Verdict.OK}], spaces)
+            self._gain(found)
 
     def looked_up(self, lookup: Lookup, began_ns: int) -> None:
         self._lose(
-            page_hash
+            (space, page_hash)
             for space, answers in zip(lookup.spaces, lookup.answers, strict=True)
             if self._announces(space)
             for page_hash, answer in zip(lookup.hashes, answers, strict=True)
@@ -87,14 +92,17 @@ class EventObserver(Observer):
 
     def deleted(self, deletion: Deletion, began_ns: int) -> None:
         if self._announces(deletion.space):
-            self._lose(deletion.gone)
+            self._lose((deletion.space, page_hash) for page_hash in deletion.gone)
 
     def cleared(self, clearance: Clearance, began_ns: int) -> None:
         if not self._announces(clearance.space):
             return
         with self._order:
-            if self._announced.clear(clearance.space):
+            blocks, is_all = self._announced.clear(clearance.space)
+            if is_all:
                 self._publisher.publish([AllBlocksCleared()])
+            elif blocks:
+                self._publisher.publish([BlockRemoved(blocks, self._settings.medium)])
 
     def stats(self) -> dict[str, int]:
         return self._publisher.stats()
@@ -104,19 +112,33 @@ class EventObserver(Observer):
             self._closed = True
             release_publisher(self._settings, self._rank)
 
-    def _gain(self, hashes: Iterable[str], spaces: Sequence[KeySpace]) -> None:
-        blocks = [block_hash(page_hash, self._form) for page_hash in hashes]
-        if blocks:
+    def _gain(self, found: Mapping[str, Mapping[KeySpace, Verdict]]) -> None:
+        """Announce the pages that are OK in every key space of the call that has them."""
+        groups: dict[tuple[KeySpace, ...], list[BlockHash]] = {}
+        for page_hash, answers in found.items():
+            if set(answers.values()) == {Verdict.OK}:
+                groups.setdefault(tuple(answers), []).append(block_hash(page_hash, self._form))
+        for spaces, blocks in groups.items():
             stored = BlockStored(blocks, spaces[0].page_tokens, self._settings.medium)
             with self._order:
                 self._announced.add(blocks, spaces)
                 self._publisher.publish([stored])
 
-    def _lose(self, hashes: Iterable[str]) -> None:
+    def _lose(self, pages: Iterable[tuple[KeySpace, str]]) -> None:
         with self._order:
-            blocks = self._announced.remove(block_hash(one, self._form) for one in hashes)
+            blocks = self._announced.remove(
+                (space, block_hash(page_hash, self._form)) for space, page_hash in pages
+            )
             if blocks:
                 self._publisher.publish([BlockRemoved(blocks, self._settings.medium)])
+
+
+class _Group(NamedTuple):
+    """Key spaces in which one call has saved a page."""
+
+    spaces: frozenset[KeySpace]
+    left: frozenset[KeySpace]
+    """Those that were not cleared since."""
 
 
 class AnnouncedPages:
@@ -125,36 +147,72 @@ class AnnouncedPages:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._lock = threading.Lock()
-        self._pages: OrderedDict[BlockHash, None] = OrderedDict()
+        self._pages: OrderedDict[BlockHash, tuple[_Group, ...]] = OrderedDict()
         self._spaces: set[KeySpace] = set()
-        """The key spaces that may have announced pages."""
+        """The key spaces that may have announced pages, also those that are forgotten here."""
+        self._has_more_spaces = False
+        """True once there were more key spaces than this set may hold: clients choose their number."""
 
     def add(self, blocks: Iterable[BlockHash], spaces: Iterable[KeySpace]) -> None:
         """Add pages that all these key spaces have."""
         with self._lock:
-            self._spaces.update(spaces)
+            together = frozenset(spaces)
+            added = _Group(together, together)
+            self._note(together)
             for block in blocks:
-                self._pages[block] = None
+                others = (one for one in self._pages.get(block, ()) if one.spaces != together)
+                self._pages[block] = (*others, added)
                 self._pages.move_to_end(block)
             while len(self._pages) > self._limit:
                 self._pages.popitem(last=False)
 
-    def remove(self, blocks: Iterable[BlockHash]) -> list[BlockHash]:
-        """Remove pages. Return those that had been announced, each once."""
+    def remove(self, pages: Iterable[tuple[KeySpace, BlockHash]]) -> list[BlockHash]:
+        """Remove pages that a key space lacks. Return those that no key space has, each once."""
+        removed: list[BlockHash] = []
         with self._lock:
             if not self._pages:
-                return []
-            return [block for block in blocks if self._pages.pop(block, _ABSENT) is not _ABSENT]
+                return removed
+            for space, block in pages:
+                groups = self._pages.get(block, ())
+                left = tuple(group for group in groups if space not in group.spaces)
+                if self._keep(block, groups, left):
+                    removed.append(block)
+        return removed
 
-    def clear(self, space: KeySpace) -> bool:
-        """Note that a key space is empty. Return True if no announced page is left in any of them."""
+    def clear(self, space: KeySpace) -> tuple[list[BlockHash], bool]:
+        """Note that a key space is empty.
+
+        Returns:
+            The pages that no key space has any more, and True if these are all that were announced.
+        """
         with self._lock:
-            if space not in self._spaces:
-                return False
+            if space not in self._spaces and not self._has_more_spaces:
+                return [], False
             self._spaces.discard(space)
-            if not self._spaces:
-                self._pages.clear()
-            return not self._spaces
+            cleared = {space}
+            removed: list[BlockHash] = []
+            for block, groups in [*self._pages.items()]:
+                left = tuple(
+                    group._replace(left=group.left - cleared) if space in group.left else group
+                    for group in groups
+                )
+                if self._keep(block, groups, tuple(group for group in left if group.left)):
+                    removed.append(block)
+            return removed, not self._spaces and not self._has_more_spaces
+
+    def _note(self, spaces: Iterable[KeySpace]) -> None:
+        self._spaces.update(spaces)
+        if len(self._spaces) > _MOST_SPACES:
+            self._spaces.clear()
+            self._has_more_spaces = True
+
+    def _keep(self, block: BlockHash, groups: tuple[_Group, ...], left: tuple[_Group, ...]) -> bool:
+        """Keep the groups of a page that are left. Return True if there were some, and none is left."""
+        if left:
+            self._pages[block] = left
+        elif groups:
+            del self._pages[block]
+        return bool(groups) and not left
 
 
-_ABSENT = object()
+_MOST_SPACES = 4096

@@ -114,3 +114,11 @@ def register_memory(store: PageStore, memory: memoryview) -> bool:
         logger.warning("the store will copy pages once more", exc_info=True)
         return False
     return True
+
+
+def unregister_memory(store: PageStore, memory: memoryview) -> None:
+    """Undo `register_memory`. An error is logged: the store is closed next, whatever it says."""
+    try:
+        store.unregister_buffer(memory)
+    except Exception:
+        logger.warning("the engine's memory is still registered", exc_info=True)

@@ -4,7 +4,7 @@ The engine's thread submits jobs and fetches results. It waits for nothing, and 
 else is done by daemon threads:
 
     hicache-lookup-N    two; each answers all lookups that wait, with one call for each key space
-    hicache-load-N      four; each moves one piece of a load at a time
+    hicache-load-N      four; each moves one piece of a load at a time, the last one of small loads only
     hicache-store-N     two; the same for stores, while no load waits for a thread
     hicache-open-N      two; they open key spaces, and try again after a failure
     hicache-admission   one, if pages are written at their second use; it keeps the sketch in the store
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
 __all__ = ["JobKind", "JobResult", "JobRunner", "JobSettings", "LookupResult", "PageBatch"]
 
-_LOAD_THREADS = 4
+_LOAD_THREADS = 3
+_SPARE_LOAD_THREADS = 1
 _STORE_THREADS = 2
 # A bounded call ends a second after the store's own time limit.
 _GRACE_S = 1.0
@@ -60,8 +61,9 @@ class JobSettings(SwitchIntervalSettings):
     store_timeout_s: PositiveSeconds = 10.0
     """The deadline of a store, from its submission."""
     queued_nbytes: ByteSize = Field(default=256 << 20, gt=0)
-    """The payload bytes of stores that wait. A store that finds no room is dropped and counted. The
-    private memory of loads, and that of stores, has this size at most."""
+    """The payload bytes of stores that wait. A store that finds no room is dropped and counted. Where
+    none waits, a store of any size finds room. The private memory of loads, and that of stores, has this
+    size at most."""
     admission: AdmissionSettings = Field(default_factory=AdmissionSettings)
     """The pages that are written. The verdict of the others is NOT_ADMITTED."""
     tracing: bool = False
@@ -133,14 +135,14 @@ class JobRunner:
             self._load_results,
             mover(JobKind.LOAD),
             self._spaces,
-            TransferLimits(_LOAD_THREADS, load_s, load_begins_s),
+            TransferLimits(_LOAD_THREADS, load_s, load_begins_s, _SPARE_LOAD_THREADS),
             store.begin_activity,
         )
         self._stores = TransferQueue(
             self._store_results,
             mover(JobKind.STORE),
             self._spaces,
-            TransferLimits(_STORE_THREADS, store_s, store_s, settings.queued_nbytes),
+            TransferLimits(_STORE_THREADS, store_s, store_s, queued_nbytes=settings.queued_nbytes),
             store.begin_activity,
             before=self._loads,
             admission=self._admission,

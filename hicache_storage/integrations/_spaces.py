@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import OrderedDict
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 _THREADS = 2
 _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
+_MOST_SPACES = 1024
+"""Clients choose the number of key spaces, by the salts of their requests."""
 
 
 class SpaceOpener:
@@ -28,14 +31,15 @@ class SpaceOpener:
     Two threads open key spaces. A caller of `open` waits for the first attempt only, until its
     deadline. After a failure the key space counts as closed until a later attempt succeeds. The next
     call of `open` begins that attempt once the back-off has passed, which doubles with each failure,
-    up to 30 seconds.
+    up to 30 seconds. Of many key spaces the one that was used least recently is forgotten, and is opened
+    again at its next use.
     """
 
     def __init__(self, store: PageStore) -> None:
         self._store = store
         self._lock = threading.Lock()
         self._executor = DaemonExecutor("hicache-open", _THREADS)
-        self._open: set[KeySpace] = set()
+        self._open: OrderedDict[KeySpace, None] = OrderedDict()
         self._opening: dict[KeySpace, Future[None]] = {}
         self._failures: dict[KeySpace, tuple[int, float]] = {}
         self.failed = 0
@@ -52,9 +56,10 @@ class SpaceOpener:
 
     def begin(self, space: KeySpace) -> Future[None] | None:
         """Begin to open `space`, if it is not open. Return None if it is, and during a back-off."""
-        if space in self._open:
-            return None
         with self._lock:
+            if space in self._open:
+                self._open.move_to_end(space)
+                return None
             opening = self._opening.get(space)
             if opening is None and time.monotonic() >= self._failures.get(space, (0, 0.0))[1]:
                 opening = self._executor.submit(lambda: self._try(space))
@@ -79,7 +84,9 @@ class SpaceOpener:
             self._back_off(space, error)
         else:
             with self._lock:
-                self._open.add(space)
+                self._open[space] = None
+                if len(self._open) > _MOST_SPACES:
+                    self._store.forget_space(self._open.popitem(last=False)[0])
                 self._failures.pop(space, None)
                 self._opening.pop(space, None)
 
@@ -88,6 +95,8 @@ class SpaceOpener:
             failures = self._failures.get(space, (0, 0.0))[0] + 1
             backoff_s = min(_FIRST_BACKOFF_S * 2 ** min(failures - 1, 16), _MAX_BACKOFF_S)
             self._failures[space] = (failures, time.monotonic() + backoff_s)
+            if len(self._failures) > _MOST_SPACES:
+                del self._failures[next(iter(self._failures))]
             self._opening.pop(space, None)
             self.failed += 1
         level = logging.WARNING if failures == 1 else logging.DEBUG

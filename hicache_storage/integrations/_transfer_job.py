@@ -36,7 +36,7 @@ class TransferJob:
         self.batches = batches
         self.deadline = Deadline(timeout_s)
         self.nbytes = 0
-        """The payload bytes that count for the limit of the queue."""
+        """The payload bytes, which count for the limit of the queue."""
         self.failure: Verdict | None = None
         """The verdict of a page that had no answer. The pieces that follow get it too, untried."""
         self._verdicts: list[list[Verdict]] = []
@@ -53,13 +53,13 @@ class TransferJob:
 
     def keep(self, admitted: list[list[bool]]) -> None:
         """Move the `admitted` pages only, for each batch. The others are NOT_ADMITTED."""
-        self._admitted = admitted
         self.batches = [
             PageBatch(
                 batch.space, list(compress(batch.hashes, kept)), list(compress(batch.pages, kept))
             )
             for batch, kept in zip(self.batches, admitted, strict=True)
         ]
+        self._admitted = admitted
 
     def split(self, piece_pages: Callable[[KeySpace], int]) -> list[Piece]:
         """Begin the job. Return its pieces, each of `piece_pages` pages of a key space at most.

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# A piece has as many bytes at most: a small job needs one turn of a thread.
+_SMALL_NBYTES = 32 << 20
+
 
 class TransferLimits(NamedTuple):
     """The limits of one direction."""
@@ -33,8 +36,11 @@ class TransferLimits(NamedTuple):
     """The deadline of a job, from its submission."""
     begin_s: float
     """The time from the submission of a job until which its pieces may begin."""
+    spare_threads: int = 0
+    """Further threads, which take small jobs only: large ones cannot keep them all."""
     queued_nbytes: int | None = None
-    """The payload bytes of the jobs that wait. A job that exceeds them is dropped. None: no limit."""
+    """The payload bytes of the jobs that wait. A job that exceeds them is dropped, unless none waits.
+    None: no limit."""
 
 
 class TransferQueue:
@@ -43,7 +49,8 @@ class TransferQueue:
     Threads `hicache-load-N` or `hicache-store-N` take jobs in their order, split them into pieces, and
     move one piece at a time. No piece of this queue begins while jobs of the queue `before` wait for a
     thread. A thread waits for the store until the deadline of a piece at the longest, and jobs that
-    wait have later deadlines, so each job is taken by its deadline.
+    wait have later deadlines, so each job is taken by its deadline. A spare thread takes the first small
+    job among those that wait.
     """
 
     def __init__(
@@ -74,9 +81,10 @@ class TransferQueue:
         self._closed = self._gives_up = False
         if before is not None:
             before.call_when_empty(self._wake)
-        for number in range(limits.threads):
+        for number in range(limits.threads + limits.spare_threads):
             name = f"hicache-{self._name}-{number}"
-            threading.Thread(target=self._work, name=name, daemon=True).start()
+            takes = self._next if number < limits.threads else self._next_small
+            threading.Thread(target=self._work, args=(takes,), name=name, daemon=True).start()
 
     @property
     def has_waiting(self) -> bool:
@@ -96,15 +104,14 @@ class TransferQueue:
         """
         activity = self._begin_activity(f"{self._name}_job", {})
         job = TransferJob(job_id, batches, self._limits.timeout_s, activity)
-        if self._limits.queued_nbytes is not None:
-            job.nbytes = _payload_nbytes(batches)
+        job.nbytes = _payload_nbytes(batches)
         self._results.begin()
         with self._changed:
             is_admitted = not self._closed and self._has_room(job.nbytes)
             if is_admitted:
                 self.waiting_nbytes += job.nbytes
                 self._waiting.append(job)
-                self._changed.notify()
+                self._changed.notify_all()
         if not is_admitted:
             self._drop(job)
 
@@ -117,7 +124,8 @@ class TransferQueue:
 
     def _has_room(self, nbytes: int) -> bool:
         limit_nbytes = self._limits.queued_nbytes
-        return limit_nbytes is None or self.waiting_nbytes + nbytes <= limit_nbytes
+        is_alone = not self.waiting_nbytes
+        return limit_nbytes is None or is_alone or self.waiting_nbytes + nbytes <= limit_nbytes
 
     def _drop(self, job: TransferJob) -> None:
         if not self._closed:
@@ -126,8 +134,8 @@ class TransferQueue:
 
     # --- the threads ---------------------------------------------------------------------------------
 
-    def _work(self) -> None:
-        while (item := self._next()) is not None:
+    def _work(self, takes: Callable[[], TransferJob | Piece | None]) -> None:
+        while (item := takes()) is not None:
             if isinstance(item, TransferJob):
                 self._begin(item)
             else:
@@ -141,13 +149,34 @@ class TransferQueue:
                     return None
                 first = self._first_job()
                 self._changed.wait(None if first is None else first.deadline.remaining_s())
-            item = self._waiting.popleft()
-            if isinstance(item, TransferJob):
-                self.waiting_nbytes -= item.nbytes
-            is_empty = not self._waiting
-        if is_empty and self._when_empty is not None:
-            self._when_empty()
+            item = self._take(0)
+        self._tell_if_empty()
         return item
+
+    def _next_small(self) -> TransferJob | Piece | None:
+        with self._changed:
+            while (place := self._first_small()) is None:
+                if self._closed:
+                    return None  # the other threads take what waits
+                self._changed.wait()
+            item = self._take(place)
+        self._tell_if_empty()
+        return item
+
+    def _first_small(self) -> int | None:
+        jobs = (item if isinstance(item, TransferJob) else item.job for item in self._waiting)
+        return next((n for n, job in enumerate(jobs) if job.nbytes <= _SMALL_NBYTES), None)
+
+    def _take(self, place: int) -> TransferJob | Piece:
+        item = self._waiting[place]
+        del self._waiting[place]
+        if isinstance(item, TransferJob):
+            self.waiting_nbytes -= item.nbytes
+        return item
+
+    def _tell_if_empty(self) -> None:
+        if not self._waiting and self._when_empty is not None:
+            self._when_empty()
 
     def _wake(self) -> None:
         with self._changed:
@@ -179,7 +208,7 @@ class TransferQueue:
             return
         with self._changed:
             self._waiting.extendleft(reversed(pieces))
-            self._changed.notify(len(pieces))
+            self._changed.notify_all()
 
     def _admit(self, job: TransferJob) -> None:
         """Keep the pages of a store that are admitted."""
@@ -242,9 +271,11 @@ class TransferQueue:
     def _report(self, job: TransferJob) -> None:
         self.counters.add(f"{self._name}_jobs")
         result = job.result()
-        if job.activity is not NO_ACTIVITY:
-            job.activity.end(_attributes(result))
-        self._results.finish(result)
+        try:
+            if job.activity is not NO_ACTIVITY:
+                job.activity.end(_attributes(result))
+        finally:
+            self._results.finish(result)
 
 
 def _attributes(result: JobResult) -> Attributes:

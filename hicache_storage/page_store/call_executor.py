@@ -72,7 +72,7 @@ class CallExecutor:
 
     def submit(self, task: Callable[[], T], permit: Permit | None = None) -> Future[T]:
         """Run one storage call, of a call with a `permit` or of one that needs none."""
-        return self._executor.submit(lambda: self._run(task, permit))
+        return self._executor.submit(lambda: self._run(task, permit), caller=permit)
 
     def wait(self, futures: Sequence[Future[Any]], deadline: Deadline) -> None:
         """Wait for `futures` until the deadline. Cancel calls that have not begun by then."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
     from typing import TypeAlias
 
@@ -78,11 +78,45 @@ class Activity:
 NO_ACTIVITY = Activity()
 
 
+class _GuardedActivity(Activity):
+    """An activity of an observer, whose exceptions are logged: they change no call and no result."""
+
+    def __init__(self, activity: Activity) -> None:
+        self._activity = activity
+
+    @contextmanager
+    def resume(self) -> Generator[None, None, None]:
+        with ExitStack() as outside:
+            with _logged():
+                context = self._activity.resume()
+                context.__enter__()
+                outside.callback(_leave, context)
+            yield
+
+    def end(self, attributes: Attributes) -> None:
+        with _logged():
+            self._activity.end(attributes)
+
+
+def _leave(context: AbstractContextManager[object]) -> None:
+    with _logged():
+        context.__exit__(None, None, None)
+
+
+@contextmanager
+def _logged() -> Generator[None, None, None]:
+    try:
+        yield
+    except Exception:
+        logger.exception("an observer of the page store failed")
+
+
 class Observer:
     """Learns of each call of a page store that has ended. Every method here does nothing.
 
     A page store calls the methods in the threads of its callers, so none may block. It logs their
-    exceptions. `began_ns` is the time of `time.time_ns` at which the call began.
+    exceptions, and those of their activities. `began_ns` is the time of `time.time_ns` at which the
+    call began.
     """
 
     def begin(self, name: str, attributes: Attributes) -> Activity:
@@ -125,23 +159,22 @@ class Observers:
     def begin(self, name: str, attributes: Attributes) -> Activity:
         """Begin an activity of the first observer that has activities."""
         for observer in self._observers:
-            try:
+            with _logged():
                 activity = observer.begin(name, attributes)
-            except Exception:
-                logger.exception("an observer of the page store failed")
-                continue
-            if activity is not NO_ACTIVITY:
-                return activity
+                if activity is not NO_ACTIVITY:
+                    return _GuardedActivity(activity)
         return NO_ACTIVITY
 
     def stats(self) -> dict[str, int]:
         """Return the counters of all observers."""
-        return {name: n for observer in self._observers for name, n in observer.stats().items()}
+        counters: dict[str, int] = {}
+        for observer in self._observers:
+            with _logged():
+                counters |= observer.stats()
+        return counters
 
     def notify(self, report: Callable[[Observer], None]) -> None:
         """Report a call to every observer. Log their exceptions: the call itself has its result."""
         for observer in self._observers:
-            try:
+            with _logged():
                 report(observer)
-            except Exception:
-                logger.exception("an observer of the page store failed")

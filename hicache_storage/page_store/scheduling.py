@@ -49,6 +49,8 @@ logger: logging.Logger = logging.getLogger("hicache_storage.page_store")
 # thread hashes its pages, another's are under way. A small call ends soon after its deadline, and
 # bounds the bounce buffers.
 _MAX_CALL_NBYTES = 32 << 20
+# A call of a slow store is shorter, so that the calls of others soon have their turn.
+_MAX_CALL_S = 0.25
 # Threads without work need a moment to end, also where the other direction used up the time.
 _MIN_CLOSE_S = 0.1
 
@@ -67,6 +69,8 @@ _FIRST_ESTIMATE_S_PER_BYTE = 1e-9
 # The first estimate of an exists query: a look into a table, or the status of a file.
 _FIRST_EXISTS_S = 2e-6
 _WEIGHT = 0.2
+# Clients choose the number of key spaces by their salts. The estimates are soon learned again.
+_MOST_ESTIMATES = 4096
 
 
 class LatencyEstimator:
@@ -84,6 +88,8 @@ class LatencyEstimator:
         """Add the sample of one storage call that took `elapsed_s` for `pages` pages."""
         sample = elapsed_s / pages
         self._s_per_page[space] = sample * _WEIGHT + self.s_per_page(space) * (1 - _WEIGHT)
+        if len(self._s_per_page) > _MOST_ESTIMATES:
+            self._s_per_page.clear()
 
     def s_per_page(self, space: KeySpace) -> float:
         """Return the estimate for one page."""
@@ -140,17 +146,19 @@ class CallScheduler:
         self._storage = storage
         self._io = FramedIO(storage, checksum=settings.checksum == "xxh3")
 
-        def executor(name: str, breaker: CircuitBreaker, label: str) -> CallExecutor:
+        def executor(
+            name: str, timeout_s: float, breaker: CircuitBreaker, label: str
+        ) -> CallExecutor:
             return CallExecutor(
                 name,
                 threads=settings.parallelism or storage.capabilities.parallelism,
-                timeout_s=settings.timeout_s,
+                timeout_s=timeout_s,
                 breaker=breaker,
                 state=StateLog(f"{label} {type(storage).__name__}", logger),
             )
 
-        self.reads: CallExecutor = executor("read", reads, "reads from")
-        self.writes: CallExecutor = executor("write", writes, "writes to")
+        self.reads: CallExecutor = executor("read", settings.timeout_s, reads, "reads from")
+        self.writes: CallExecutor = executor("write", settings.writes_s, writes, "writes to")
         self.exists_latency: LatencyEstimator = LatencyEstimator(first_estimate_s=_FIRST_EXISTS_S)
         self._load = _Operation("load", self.reads, LatencyEstimator(), self._io.load)
         self._save = _Operation("save", self.writes, LatencyEstimator(), self._io.save)
@@ -266,7 +274,12 @@ class CallScheduler:
             len(transfer.hashes),
             threads=self._useful_threads(operation, framed, len(transfer.hashes)),
             least=operation.latency.min_transfer_pages(framed),
-            most=self.max_pages(_MAX_CALL_NBYTES // framed.stored_nbytes),
+            most=self.max_pages(
+                min(
+                    _MAX_CALL_NBYTES // framed.stored_nbytes,
+                    int(_MAX_CALL_S / max(operation.latency.s_per_page(framed), 1e-9)),
+                )
+            ),
         )
         return [
             (part.stop - part.start, operation.executor.submit(partial(call, part), permit))

@@ -22,6 +22,8 @@ class PageStoreSettings:
     """The deadline of a look-up. A store that leaves one without an answer for that long hangs, and the
     breaker opens at once; its probes then cost a look-up a moment only. None: as `timeout_s`, and a
     look-up without an answer is one of `breaker_failures`."""
+    write_timeout_s: float | None = None
+    """The same for saves, deletions and openings of key spaces. None: `timeout_s`."""
     parallelism: int | None = None
     """Concurrent calls to the storage in each direction. None: as many as the storage declares."""
     breaker_failures: int = 3
@@ -35,6 +37,11 @@ class PageStoreSettings:
         for name in ("parallelism", "breaker_failures"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), least=1)
-        for name in ("timeout_s", "lookup_timeout_s", "breaker_cooldown_s"):
+        for name in ("timeout_s", "lookup_timeout_s", "write_timeout_s", "breaker_cooldown_s"):
             if getattr(self, name) is not None:
                 check_seconds(name, getattr(self, name))
+
+    @property
+    def writes_s(self) -> float:
+        """The deadline of a call that changes the store."""
+        return self.timeout_s if self.write_timeout_s is None else self.write_timeout_s

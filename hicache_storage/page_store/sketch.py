@@ -50,6 +50,8 @@ class PageSketch:
         self._filters = [np.zeros(self._nbytes, np.uint8) for _ in range(FILTERS)]
         self._counts = [0] * FILTERS
         self._generation = 1
+        self._restored = [(0, 0)] * FILTERS
+        """The generation of the dumps that each filter took last, and the pages that they counted."""
 
     @property
     def nbytes(self) -> int:
@@ -98,6 +100,8 @@ class PageSketch:
     def restore(self, dumps: Iterable[bytes]) -> int:
         """Add the pages of dumped filters, in any order. Return the number of dumps that fit.
 
+        A dump that is added again changes nothing.
+
         A dump of another size or format does not fit, nor one that is older than both filters are then.
         There may be several dumps of one filter.
         """
@@ -106,13 +110,19 @@ class PageSketch:
         if (generation - self._generation) % FILTERS:
             self._filters.reverse()
             self._counts.reverse()
+            self._restored.reverse()
         self._generation = generation
         fitting = [each for each in found if generation - each[0] < FILTERS]
         for number in range(FILTERS):
             dumped = [each for each in fitting if each[0] % FILTERS == number]
             for _, _, bits in dumped:
                 self._filters[number] |= bits
-            self._counts[number] += max((count for _, count, _ in dumped), default=0)
+            if dumped:
+                taken, counted = self._restored[number]
+                counted = counted if taken == dumped[0][0] else 0
+                pages = max(counted, *(count for _, count, _ in dumped))
+                self._counts[number] += pages - counted
+                self._restored[number] = dumped[0][0], pages
         return len(fitting)
 
     def _parse(self, dump: bytes) -> tuple[int, int, npt.NDArray[np.uint8]] | None:
@@ -130,6 +140,7 @@ class PageSketch:
         self._generation += 1
         self._filters[self.young][:] = 0
         self._counts[self.young] = 0
+        self._restored[self.young] = 0, 0
 
     def _has(self, number: int, places: npt.NDArray[Any], masks: npt.NDArray[Any]) -> Any:
         return ((self._filters[number][places] & masks) != 0).all(axis=1)

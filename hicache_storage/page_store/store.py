@@ -106,13 +106,16 @@ class PageStore:
             )
         writes = self._scheduler.get().writes
         future = writes.submit(lambda: self.storage.open_space(framed))
-        writes.wait([future], Deadline(self.settings.timeout_s))
+        limit_s = self.settings.writes_s
+        writes.wait([future], Deadline(limit_s))
         if future.cancelled() or not future.done():
-            raise StorageTimeout(
-                f"the store did not open a key space within {self.settings.timeout_s} s"
-            )
+            raise StorageTimeout(f"the store did not open a key space within {limit_s} s")
         future.result()
         self._framed[space] = framed
+
+    def forget_space(self, space: KeySpace) -> None:
+        """Forget an open key space, whose pages stay in the store. `open_space` opens it again."""
+        self._framed.pop(space, None)
 
     def framed(self, space: KeySpace) -> KeySpace:
         """Return the framed key space of `space`, for calls to the storage itself.
@@ -230,7 +233,7 @@ class PageStore:
         Raises:
             ValueError: A transfer does not fit its key space, or a hash is malformed.
         """
-        deadline = self._deadline(timeout_s)
+        deadline = self._write_deadline(timeout_s)
         began_ns = self._observers.now_ns()
         outcome = self._scheduler.get().save(self._framed_transfers(transfers), deadline)
         if self._observers:
@@ -249,7 +252,7 @@ class PageStore:
         check_page_hashes(hashes)
         scheduler = self._scheduler.get()
         began_ns = self._observers.now_ns()
-        gone = scheduler.delete({self.framed(space): hashes}, self._deadline(timeout_s))
+        gone = scheduler.delete({self.framed(space): hashes}, self._write_deadline(timeout_s))
         scheduler.counters.add(DELETED_PAGES, len(gone))
         if self._observers:
             deletion = Deletion(space, hashes, gone)
@@ -361,6 +364,9 @@ class PageStore:
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline(self.settings.timeout_s if timeout_s is None else timeout_s)
+
+    def _write_deadline(self, timeout_s: float | None) -> Deadline:
+        return Deadline(self.settings.writes_s if timeout_s is None else timeout_s)
 
     def _framed_transfers(self, transfers: Sequence[Transfer]) -> list[FramedTransfer]:
         for transfer in transfers:

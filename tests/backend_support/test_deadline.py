@@ -4,6 +4,7 @@ import pytest
 from clocks import Clock
 
 from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.durations import MAX_DURATION_S
 from hicache_storage.errors import StorageTimeout
 
 
@@ -36,3 +37,8 @@ def test_a_step_without_time_is_named_in_the_error(monkeypatch: pytest.MonkeyPat
 
     with pytest.raises(StorageTimeout, match=r"the name look-up did not end within 2\.5 s"):
         deadline.check("the name look-up")
+
+
+@pytest.mark.parametrize("timeout_s", [float("inf"), 1e12])
+def test_a_limit_that_no_lock_can_wait_for_is_the_longest_one(timeout_s: float) -> None:
+    assert Deadline(timeout_s).timeout_s == MAX_DURATION_S

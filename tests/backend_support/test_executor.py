@@ -6,6 +6,7 @@ import sys
 import threading
 import weakref
 from concurrent.futures import Future, wait
+from functools import partial
 
 import pytest
 from processes import exit_code
@@ -165,3 +166,19 @@ def test_an_idle_thread_holds_no_result() -> None:
 
     assert thing() is None
     assert executor.close(10)
+
+
+def test_callers_take_turns() -> None:
+    executor = DaemonExecutor("test", 1)
+    began, gate = list[str](), threading.Event()
+    executor.submit(gate.wait)
+    futures = [
+        executor.submit(partial(began.append, name), caller=name[0])
+        for name in ("a1", "a2", "a3", "b1")
+    ]
+    gate.set()
+    for future in futures:
+        future.result(10)
+    executor.close(10)
+
+    assert ["a1", "b1", "a2", "a3"] == began

@@ -229,6 +229,31 @@ class TestLosses:
 
         assert [removed(1)] == publisher.events
 
+    def test_a_page_that_another_space_still_has_is_not_removed(
+        self, open_store: Callable[..., PageStore], publisher: Publisher
+    ) -> None:
+        store = open_store()
+        store.save([transfer(filled(1))])
+        publisher.take()
+
+        store.present(DRAFT, HASHES[:1])
+
+        assert [] == publisher.events
+
+    def test_a_page_that_two_spaces_saved_alone_is_removed_with_the_last(
+        self, open_store: Callable[..., PageStore], publisher: Publisher
+    ) -> None:
+        store = open_store()
+        store.save([transfer(filled(1))])
+        store.save([Transfer(DRAFT, HASHES[:1], [framed(1)])])
+        publisher.take()
+
+        store.delete(TARGET, HASHES[:1])
+        assert [] == publisher.take()
+        store.delete(DRAFT, HASHES[:1])
+
+        assert [removed(0)] == publisher.events
+
     def test_a_page_that_is_stored_again_is_announced_again(
         self, open_store: Callable[..., PageStore], publisher: Publisher
     ) -> None:
@@ -267,6 +292,18 @@ class TestClears:
 
         assert AllBlocksCleared() not in publisher.events
 
+    def test_the_pages_of_a_cleared_space_are_removed_while_another_space_has_pages(
+        self, open_store: Callable[..., PageStore], publisher: Publisher
+    ) -> None:
+        store = open_store()
+        store.save([transfer(filled(2))])
+        store.save([Transfer(DRAFT, HASHES[1:3], [framed(1), framed(2)])])
+        publisher.take()
+
+        store.clear(TARGET)
+
+        assert [removed(0)] == publisher.events
+
     def test_a_clear_of_a_space_without_announced_pages_says_nothing(
         self, open_store: Callable[..., PageStore], publisher: Publisher
     ) -> None:
@@ -291,7 +328,7 @@ def test_the_pages_announced_first_are_forgotten_first() -> None:
     pages.add([1, 2], [TARGET])
     pages.add([1, 3], [TARGET])
 
-    assert [1, 3] == pages.remove([1, 2, 3])
+    assert [1, 3] == pages.remove((TARGET, block) for block in (1, 2, 3))
 
 
 def test_a_loss_beside_a_gain_is_published_after_it(

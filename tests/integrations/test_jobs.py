@@ -17,6 +17,7 @@ from job_runners import OTHER, SPACE, Engine, batch, contents, engine, target
 from pages import blank, hash_of, page
 
 from hicache_storage.errors import ConfigError, StorageUnavailable
+from hicache_storage.integrations import _transfer_queue
 from hicache_storage.integrations._jobs import JobKind, JobRunner, JobSettings, PageBatch
 from hicache_storage.page_store import PageStore
 from hicache_storage.page_store.results import Verdict
@@ -356,6 +357,28 @@ def test_a_store_that_finds_no_room_is_refused_and_counted() -> None:
         assert {REFUSED} == {verdict for result in dropped for (verdict,) in result.verdicts}
         assert jobs.runner.stats()["store_jobs_dropped"] >= 40 - 16 - 2
         assert jobs.runner.stats()["queued_store_nbytes"] <= 64 << 10
+
+
+def test_a_store_of_any_size_finds_room_where_none_waits() -> None:
+    with engine(queued_nbytes="64KiB") as jobs:
+        pages = range((64 << 10) // SPACE.page_nbytes + 1)
+
+        assert {OK} == set(jobs.save(batch(pages)).verdicts[0])
+
+
+def test_a_small_load_has_a_thread_beside_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_transfer_queue, "_SMALL_NBYTES", SPACE.page_nbytes)
+    plan = [Strike("batch_get", number, Fault.HANG) for number in range(3)]
+    with engine(plan, load_timeout_s=30) as jobs:
+        jobs.save(batch([0, 1]))
+        for number in range(4):
+            jobs.runner.submit_load(number, [target([0, 1])])
+        _wait_until(lambda: jobs.storage.calls["batch_get"] == 3)  # type: ignore[attr-defined]
+        jobs.runner.submit_load(9, [target([0])])
+
+        (small,) = jobs.fetch(jobs.runner.finished_loads)
+        assert (9, [[OK]]) == (small.job_id, small.verdicts)
+        jobs.storage.release()  # type: ignore[attr-defined]
 
 
 def test_a_page_larger_than_the_private_memory_is_refused() -> None:

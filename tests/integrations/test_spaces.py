@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,7 @@ from job_runners import OTHER, SPACE
 
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import StorageUnavailable
+from hicache_storage.integrations import _spaces
 from hicache_storage.integrations._spaces import SpaceOpener
 from hicache_storage.page_store import PageStore
 
@@ -156,3 +158,29 @@ def test_close_does_not_wait_for_the_store(store: _Store, spaces: SpaceOpener) -
     spaces.close()
 
     assert time.monotonic() - began_s < 5
+
+
+def test_the_key_space_that_was_used_least_recently_is_forgotten(
+    store: _Store, spaces: SpaceOpener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_spaces, "_MOST_SPACES", 2)
+    third = replace(SPACE, pool="third")
+
+    for each in (SPACE, OTHER, SPACE, third):
+        assert spaces.open(each, Deadline(10))
+
+    assert [True, False, True] == [store.has_space(each) for each in (SPACE, OTHER, third)]
+    assert (2, True) == (spaces.count, spaces.open(OTHER, Deadline(10)))
+
+
+def test_failures_of_many_key_spaces_are_forgotten(
+    store: _Store, spaces: SpaceOpener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_spaces, "_MOST_SPACES", 2)
+    store.error = StorageUnavailable("down")
+
+    for number in range(4):
+        spaces.open(replace(SPACE, pool=f"pool-{number}"), Deadline(10))
+
+    assert spaces.begin(replace(SPACE, pool="pool-0")) is not None
+    assert spaces.begin(replace(SPACE, pool="pool-3")) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hicache_storage.native import HIT, LATE, MISS, REVOKED
+from hicache_storage.native.reference import revocables
 from hicache_storage.native.reference.revocables import CHUNK_NBYTES
 
 if TYPE_CHECKING:
@@ -236,3 +238,15 @@ def test_nothing_is_read_into_revoked_memory_under_load(module: Any, tmp_path: P
 
         assert [REVOKED] == verdicts
         assert NBYTES == page.count(0xFF)
+
+
+def test_a_forked_child_has_a_lock_of_its_own() -> None:
+    state = bytearray(8)
+    with revocables._ACCESSES.changed:  # as by a thread of the parent, which the child has not
+        child = os.fork()
+        if not child:
+            signal.alarm(5)
+            revocables.revoke_access(state)
+            os._exit(0)
+
+    assert 0 == os.waitpid(child, 0)[1]

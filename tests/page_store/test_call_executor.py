@@ -85,6 +85,21 @@ def test_a_slow_call_counts_when_it_ends_though_its_caller_is_gone(
     until(lambda: store.breaker.reads.state == "open")
 
 
+def test_a_write_has_a_time_limit_of_its_own(
+    storage: HookedStorage, open_store: Callable[..., PageStore]
+) -> None:
+    store = open_store(timeout_s=0.05, write_timeout_s=30, breaker_failures=1)
+
+    def slow(answer: Callable[[], Any]) -> Any:
+        time.sleep(0.1)
+        return answer()
+
+    storage.hooks["batch_set"] = slow
+
+    assert [[Verdict.OK]] == store.save([transfer(filled(1))]).verdicts
+    assert store.breaker.writes.state == "closed"
+
+
 def test_a_call_that_ends_in_time_is_a_success_though_its_caller_is_gone(
     storage: HookedStorage, open_store: Callable[..., PageStore]
 ) -> None:

@@ -21,6 +21,7 @@ from hicache_storage.page_store.results import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from hicache_storage.page_store.observer import Attributes
 
@@ -176,9 +177,38 @@ def test_an_activity_is_of_the_first_observer_that_has_one(storage: HookedStorag
         def begin(self, name: str, attributes: Attributes) -> Activity:
             return activity
 
-    activity = Activity()
+    class Ended(Activity):
+        def end(self, attributes: Attributes) -> None:
+            ended.append(attributes)
+
+    activity, ended = Ended(), list[object]()
     with PageStore(storage, observers=[Broken(), Recorder(), Tracer()]) as store:
-        assert activity is store.begin_activity("prefetch", {})
+        store.begin_activity("prefetch", {}).end({"pages": 1})
+
+    assert [{"pages": 1}] == ended
+
+
+def test_an_activity_that_raises_changes_nothing(
+    storage: HookedStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Raising(Activity):
+        def resume(self) -> AbstractContextManager[object]:
+            raise RuntimeError("broken")
+
+        def end(self, attributes: Attributes) -> None:
+            raise RuntimeError("broken")
+
+    class Tracer(Observer):
+        def begin(self, name: str, attributes: Attributes) -> Activity:
+            return Raising()
+
+    with PageStore(storage, observers=[Tracer()]) as store:
+        activity = store.begin_activity("prefetch", {})
+        with activity.resume():
+            store.open_space(TARGET)
+        activity.end({})
+
+    assert caplog.text.count("an observer of the page store failed") == 2
 
 
 def test_without_observers_an_activity_does_nothing(storage: HookedStorage) -> None:

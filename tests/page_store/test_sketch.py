@@ -95,6 +95,17 @@ def test_an_older_dump_of_the_same_filter_adds_nothing(sketch: PageSketch) -> No
     assert (1, 20) == again.state(again.young)
 
 
+def test_a_dump_that_is_added_again_changes_nothing(sketch: PageSketch) -> None:
+    sketch.add(hashes(0, PAGES + 500))
+    dumps = [sketch.dump(number) for number in range(2)]
+    restored = PageSketch(PAGES)
+
+    for _ in range(3):
+        restored.restore(dumps)
+
+    assert dumps == [restored.dump(number) for number in range(2)]
+
+
 def test_a_dump_from_before_both_filters_is_left_out(sketch: PageSketch) -> None:
     sketch.add(hashes(0, 10))
     ancient = sketch.dump(sketch.young)

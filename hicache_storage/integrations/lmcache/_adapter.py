@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from hicache_storage.errors import HiCacheError
@@ -254,9 +255,10 @@ class Adapter:
 
     def close(self) -> None:
         """Close the store. Return after nothing touches LMCache's memory any more. Idempotent."""
-        self._metrics.close()
-        self._attachment.detach()
-        self._queues.close()
+        with ExitStack() as closing:
+            closing.callback(self._queues.close)
+            closing.callback(self._attachment.detach)
+            closing.callback(self._metrics.close)
 
     # --- metrics -------------------------------------------------------------------------------------
 

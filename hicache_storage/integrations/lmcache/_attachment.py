@@ -13,6 +13,7 @@ from hicache_storage.integrations._backend_choice import (
     close_store,
     closed_on_failure,
     register_memory,
+    unregister_memory,
 )
 from hicache_storage.integrations._jobs import JobRunner
 from hicache_storage.integrations.lmcache._identity import Identity, is_of_first_rank
@@ -67,7 +68,8 @@ class Session:
                 choice.open(),
                 PageStoreSettings(
                     checksum=settings.checksum,
-                    timeout_s=settings.store_timeout_s,
+                    timeout_s=settings.load_timeout_s,
+                    write_timeout_s=settings.store_timeout_s,
                     parallelism=settings.parallelism,
                 ),
                 observers=self._observers,
@@ -84,8 +86,7 @@ class Session:
                     owner=self.identity.owner(),
                 )
         except BaseException:
-            self._close_records()
-            self._close_serde()
+            self._close_parts()
             raise
 
     def close(self) -> None:
@@ -93,10 +94,9 @@ class Session:
         while not self.runner.close(_CLOSE_STEP_S):
             logger.error("the store %r still uses LMCache's memory", self.settings.backend)
         if self._buffer is not None:
-            self.store.unregister_buffer(self._buffer)
+            unregister_memory(self.store, self._buffer)
         close_store(self.store)
-        self._close_records()
-        self._close_serde()
+        self._close_parts()
 
     def _register(self, memory: MemoryDesc) -> None:
         """Register LMCache's arena, or the part of it that is sure to stay where it is."""
@@ -106,15 +106,14 @@ class Session:
         if register_memory(self.store, buffer):
             self._buffer = buffer
 
-    def _close_records(self) -> None:
-        for observer in self._observers:
-            observer.close()
-        if self.explain_log is not None:
-            self.explain_log.close()
-
-    def _close_serde(self) -> None:
-        if self._sizes is not None:
-            self._sizes.close()
+    def _close_parts(self) -> None:
+        """Close all that is not the store. An error is logged, and keeps nothing else open."""
+        for part in (*self._observers, self.explain_log, self._sizes):
+            try:
+                if part is not None:
+                    part.close()
+            except Exception:
+                logger.warning("a part of the adapter could not be closed", exc_info=True)
 
 
 class Attachment:
@@ -190,7 +189,9 @@ class Attachment:
             try:
                 session = self._open(settings)
             except Exception as error:  # noqa: BLE001 - a thread without a caller
-                self.failure = str(error)
+                with self._changes:
+                    if not stop.is_set():
+                        self.failure = str(error)
                 continue
             with self._changes:
                 if not stop.is_set():

@@ -12,6 +12,7 @@ from hicache_storage.integrations._backend_choice import (
     close_store,
     closed_on_failure,
     register_memory,
+    unregister_memory,
 )
 from hicache_storage.integrations._jobs import JobRunner
 from hicache_storage.observers import open_observers
@@ -82,7 +83,7 @@ class StoreConnection:
             return True
         unused = runner.close(timeout_s)
         if self._registered and unused:
-            self._unregister(store)
+            unregister_memory(store, self._memory)
         # It waits for calls under way, which an engine that ends need not.
         closing = threading.Thread(
             target=close_store, args=(store,), name="hicache-close", daemon=True
@@ -123,6 +124,7 @@ class StoreConnection:
             PageStoreSettings(
                 checksum=settings.checksum,
                 timeout_s=settings.load_timeout_s,
+                write_timeout_s=settings.store_timeout_s,
                 parallelism=settings.parallelism,
             ),
             observers=self._observers,
@@ -136,9 +138,3 @@ class StoreConnection:
                     self.store = store
                     return
         close_store(store)  # the engine ended meanwhile
-
-    def _unregister(self, store: PageStore) -> None:
-        try:
-            store.unregister_buffer(self._memory)
-        except Exception:
-            logger.warning("the engine's memory is still registered", exc_info=True)

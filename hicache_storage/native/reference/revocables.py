@@ -6,6 +6,7 @@ is set once it is revoked.
 
 from __future__ import annotations
 
+import os
 import struct
 import threading
 from typing import TYPE_CHECKING
@@ -32,7 +33,20 @@ CHUNK_NBYTES = 256 << 10
 
 _STATE = struct.Struct("=Q")
 _REVOKED = 1 << 63
-_changed = threading.Condition()
+
+
+class _Accesses:
+    """The lock of all states, and another one in a forked child: its parent's may have been held."""
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        self.changed = threading.Condition()
+
+
+_ACCESSES = _Accesses()
+os.register_at_fork(after_in_child=_ACCESSES.renew)
 
 
 def begin_access(state: bytearray) -> bool:
@@ -41,7 +55,7 @@ def begin_access(state: bytearray) -> bool:
     The caller ends the access after a moment: it copies a chunk, and calls no system function.
     """
     require(len(state) == _STATE.size)
-    with _changed:
+    with _ACCESSES.changed:
         (value,) = _STATE.unpack(state)
         if value & _REVOKED:
             return False
@@ -52,10 +66,10 @@ def begin_access(state: bytearray) -> bool:
 def end_access(state: bytearray) -> None:
     """End an access that `begin_access` began."""
     require(len(state) == _STATE.size)
-    with _changed:
+    with _ACCESSES.changed:
         (value,) = _STATE.unpack(state)
         _STATE.pack_into(state, 0, value - 1)
-        _changed.notify_all()
+        _ACCESSES.changed.notify_all()
 
 
 def is_revoked(state: bytearray) -> bool:
@@ -66,10 +80,10 @@ def is_revoked(state: bytearray) -> bool:
 def revoke_access(state: bytearray) -> None:
     """Refuse accesses from now on. Return when none is in progress."""
     require(len(state) == _STATE.size)
-    with _changed:
+    with _ACCESSES.changed:
         (value,) = _STATE.unpack(state)
         _STATE.pack_into(state, 0, value | _REVOKED)
-        _changed.wait_for(lambda: _STATE.unpack(state)[0] == _REVOKED)
+        _ACCESSES.changed.wait_for(lambda: _STATE.unpack(state)[0] == _REVOKED)
 
 
 def digests(pages: Sequence[Pieces], states: Sequence[bytearray] = ()) -> list[int | None]:
