@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_MOST_SPACES = 4096
+
 
 class FileStorage(HiCacheStorage):
     """Pages as files. Shared by threads, processes, ranks and models; survives all of them."""
@@ -267,6 +269,8 @@ class FileStorage(HiCacheStorage):
     def _files_of(self, space: KeySpace) -> PageFiles:
         files = self._files.get(space)
         if files is None:
+            if len(self._files) >= _MOST_SPACES:  # tenants and salts are the clients' choice
+                self._files.clear()
             files = self._files[space] = PageFiles(self._layout, space)
         return files
 
