@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_MOST_SPACES = 4096
+
 
 class FileReader(Reader):
     """Pages as files, read only: it has no writer, no ledger and no limits, and removes no file."""
@@ -234,5 +236,7 @@ class FileReader(Reader):
     def _files_of(self, space: KeySpace) -> PageFiles:
         files = self._files.get(space)
         if files is None:
+            if len(self._files) >= _MOST_SPACES:  # tenants and salts are the clients' choice
+                self._files.clear()
             files = self._files[space] = PageFiles(self._layout, space)
         return files
