@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
 
+_LIMITS = {"capacity_nbytes", "min_free_nbytes"}
 _LOOK_INTERVAL_S = 5.0
 """The interval at which a storage that writes looks for the manifest of its key space."""
 
@@ -68,7 +69,10 @@ class FileStorage(FileReader):
 
     @classmethod
     def open_read_only(cls, config: Mapping[str, Any]) -> HiCacheStorage:
-        return FileReader.from_config(config)
+        """Open a `FileReader`. A subclass, which may read in another way, is opened without limits."""
+        if cls is FileStorage:
+            return FileReader.from_config(config)
+        return cls.from_config({name: config[name] for name in config.keys() - _LIMITS})
 
     def open_space(self, space: KeySpace) -> None:
         self.ensure_open()

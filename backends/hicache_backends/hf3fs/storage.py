@@ -46,7 +46,10 @@ class Hf3fsStorage(SlotReader[Mount]):
 
     @classmethod
     def open_read_only(cls, config: Mapping[str, Any]) -> HiCacheStorage:
-        return Hf3fsReader.from_config(config)
+        """Open an `Hf3fsReader`. A subclass, which may read in another way, is opened without limits."""
+        if cls is Hf3fsStorage:
+            return Hf3fsReader.from_config(config)
+        return cls.from_config({name: config[name] for name in config.keys() - {"capacity_nbytes"}})
 
     def open_space(self, space: KeySpace) -> None:
         super().open_space(space)

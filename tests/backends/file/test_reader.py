@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from file_roots import FILE_NBYTES, HASHES, SPACE, file_of, opened, put
+from hicache_backends.file import FileStorage
 from looks import look, read_only_mount, snapshot
 from pages import blank, page
 
 from hicache_storage.registry import open_storage
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from hicache_storage import KeySpace, Page
     from hicache_storage.storage import HiCacheStorage
 
 
@@ -153,3 +156,28 @@ class TestTimes:
 
         assert found.written_at_s is not None
         assert (None, 0.0) == (found.used_at_s, found.used_within_s)
+
+
+class Shouting(FileStorage):
+    """A storage of another program, on the files of this one."""
+
+    reads = 0
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        self.reads += 1
+        return super().batch_get(space, hashes, pages)
+
+
+def test_a_subclass_reads_in_its_own_way_and_evicts_nothing(root: Path) -> None:
+    with opened(root) as storage:
+        put(storage, *range(20))
+    config = {"path": str(root), "capacity_nbytes": 2 * FILE_NBYTES}
+    with Shouting.open_read_only(config) as storage:
+        assert [True] * 20 == look(storage, SPACE, HASHES[:20])
+        assert isinstance(storage, Shouting)
+        assert 1 == storage.reads
+
+    with reader(root) as storage:
+        assert [True] * 20 == storage.batch_exists(SPACE, HASHES[:20])
