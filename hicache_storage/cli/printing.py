@@ -1,23 +1,37 @@
-"""Tables and lines on standard output: as wide as the terminal, or 80 columns in a file."""
+"""Tables and lines on standard output: as wide as the terminal, or 80 columns in a file.
+
+Every text that a verb prints goes through `print_lines` or `write_line`, which escape it.
+"""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+
+from hicache_storage.cli.escapes import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from rich.table import Table
+    from rich.text import Text
 
 _FILE_WIDTH = 80
 
 
+class _EscapingConsole(Console):
+    """A console to which a cell or a paragraph is text, and nothing in it a command."""
+
+    def render_str(self, text: str, **options: Any) -> Text:  # type: ignore[override]
+        """Return what rich makes of each text that it prints or measures. Line breaks stay."""
+        return super().render_str("\n".join(map(escaped, text.split("\n"))), **options)
+
+
 def output_console() -> Console:
     """Return a console of standard output, which prints every text literally."""
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = _EscapingConsole(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = _FILE_WIDTH
     return console
@@ -29,3 +43,8 @@ def print_lines(console: Console, parts: Iterable[Table | str]) -> None:
         for part in parts:
             console.print(part, soft_wrap=isinstance(part, str))
     sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+
+
+def write_line(text: str) -> None:
+    """Print one line at once, as long as it is."""
+    sys.stdout.write(f"{escaped(text)}\n")

@@ -10,9 +10,11 @@ if TYPE_CHECKING:
     from hicache_storage.cli.operations.selection import SpaceSelection
 
 
-def add_selection_arguments(parser: argparse.ArgumentParser) -> None:
+def add_selection_arguments(
+    parser: argparse.ArgumentParser, otherwise: str = "default: all"
+) -> None:
     """Add flags that select key spaces by id, model, revision, tenant and pool."""
-    add = parser.add_argument_group("key spaces (default: all)").add_argument
+    add = parser.add_argument_group(f"key spaces ({otherwise})").add_argument
     add(
         "--space",
         action="append",

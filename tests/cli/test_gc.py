@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 OLD = space(model="old-model")
+LONG_AGO_S = time.time() - 2 * 86_400
 
 
 def _bounded(store: CliStore) -> CliStore:
@@ -115,9 +116,9 @@ def test_a_key_space_that_was_used_meanwhile_is_kept(
     used, unused = store.fill(range(3)), store.fill(range(2), OLD)
     files = [*Path(store.config["path"]).glob("spaces/*/??/*")]
     for path in files:
-        os.utime(path, (0, 0))
+        os.utime(path, (LONG_AGO_S, LONG_AGO_S))
 
-    def use_and_print(found: Any) -> None:
+    def use_and_print(*_found: Any) -> None:
         with store.open() as storage:
             assert storage.batch_get(used, [hash_of(1)], [page(used.stored_nbytes)]) == [True]
 
@@ -140,7 +141,7 @@ def test_one_used_page_keeps_its_key_space(
     target = store.fill(range(3))
     files = [*Path(store.config["path"]).glob(f"spaces/{target.id}/??/*")]
     for path in files[:2]:
-        os.utime(path, (0, 0))
+        os.utime(path, (LONG_AGO_S, LONG_AGO_S))
 
     code, _ = run_json(capsys, "gc", "--unused-for", "1d", "--yes", *store.flags)
 

@@ -84,7 +84,7 @@ def test_a_page_without_a_checksum_is_not_proved_and_stays() -> None:
 
     assert result.proofs[Proof.NO_CHECKSUM] == 2
     assert not result.is_clean
-    assert delete_wrong(storage, result.findings) == 0
+    assert delete_wrong(storage, storage, result.findings) == 0
 
 
 def test_pages_without_frames_cannot_be_proved() -> None:
@@ -105,7 +105,7 @@ def test_a_page_that_was_replaced_meanwhile_is_not_deleted() -> None:
     storage.batch_delete(target, [hash_of(1)])
     save(storage, [1])
 
-    assert delete_wrong(storage, result.findings) == 0
+    assert delete_wrong(storage, storage, result.findings) == 0
     assert storage.batch_exists(target, [hash_of(1)]) == [True]
 
 
@@ -153,7 +153,7 @@ def test_a_terminal_is_asked_before_a_page_is_deleted(file_store: CliStore, tmp_
     assert file_store.numbers(target) == [0, 1, 2]
 
     code, output = on_terminal(tmp_path, "yes\n", "verify", "--delete-wrong", *file_store.flags)
-    assert (1, True) == (code, "1 wrong pages were deleted." in output)
+    assert (1, True) == (code, "1 of 1 wrong pages were deleted." in output)
     assert file_store.numbers(target) == [0, 2]
 
 
