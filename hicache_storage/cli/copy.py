@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
             is_done = False
             try:
                 with meter("copying") as shown:
-                    copy(source, target, selected.spaces, shown, limit, result)
+                    copy(source, target, selected.spaces, shown, limit, result=result)
                 is_done = True
             finally:
                 names = {"from": choice.backend, "to": target_choice.backend, "is_done": is_done}

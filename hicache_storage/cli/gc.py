@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
             _print(found, selected.unreadable)
         if arguments.yes and (found or goes):
             with open_to_change(choice) as storage, meter("removing") as shown:
-                removed = remove(look, storage, found, wanted, shown, _tell)
+                removed = remove(look, storage, found, wanted, meter=shown, tell=_tell)
                 removal.kept += removed.kept
                 removal.pages = removed.pages + remove_unreadable(storage, goes)
     stays = [] if arguments.yes else [*found, *goes]

@@ -24,7 +24,7 @@ _FILE_WIDTH = 80
 class _EscapingConsole(Console):
     """A console to which a cell or a paragraph is text, and nothing in it a command."""
 
-    def render_str(self, text: str, **options: Any) -> Text:  # type: ignore[override]
+    def render_str(self, text: str, **options: Any) -> Text:
         """Return what rich makes of each text that it prints or measures. Line breaks stay."""
         return super().render_str("\n".join(map(escaped, text.split("\n"))), **options)
 

@@ -33,8 +33,10 @@ def space_parts(usages: Sequence[SpaceUsage], width: int) -> Iterator[Table | st
         yield heading
         table = Table(box=None, show_header=False, padding=(0, 0, 0, _GAP))
         for number, column in enumerate(widths):
-            justify = "right" if number >= len(widths) - 2 else "left"
-            table.add_column(width=column, justify=justify, overflow="fold")
+            is_figure = number >= len(widths) - 2
+            table.add_column(
+                width=column, justify="right" if is_figure else "left", overflow="fold"
+            )
         for _, cells in group:
             table.add_row(*cells)
         yield table

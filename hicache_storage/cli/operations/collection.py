@@ -47,7 +47,7 @@ class Kept:
 
     space: KeySpace
     reason: str
-    """What it is or was, for people."""
+    """The reason for people: "it was used meanwhile"."""
     is_doubt: bool = False
     """True if the store's times are impossible, so that nobody knows when it was used."""
 
@@ -64,7 +64,7 @@ class Removal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What else than its fields makes a key space one to remove."""
+    """Conditions beside its fields on which a key space goes."""
 
     used_before_s: float | None = None
     """None: whenever it was used."""
@@ -114,6 +114,7 @@ def remove(
     storage: HiCacheStorage,
     chosen: Sequence[Candidate],
     wanted: Wanted,
+    *,
     meter: Meter,
     tell: Callable[[KeySpace, int], None],
 ) -> Removal:

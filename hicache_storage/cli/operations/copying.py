@@ -120,6 +120,7 @@ def copy(
     spaces: Sequence[KeySpace],
     meter: Meter,
     limit: RateLimit,
+    *,
     result: Copied | None = None,
 ) -> Copied:
     """Copy the pages of `spaces` that the target does not have, and count them in `result`.

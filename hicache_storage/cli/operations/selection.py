@@ -112,9 +112,12 @@ def find_page(storage: HiCacheStorage, space: KeySpace, text: str) -> str:
         is_whole = False
     if is_whole:
         return text
-    listed = chain(storage.scan(space), storage.faults(space))
+    listed = chain(
+        (info.page_hash for info in storage.scan(space)),
+        (fault.page_hash for fault in storage.faults(space)),
+    )
     where = f"`hicache ls {space.id[:SHORT_ID_DIGITS]}` lists them"
-    return _only_one("page", (one.page_hash for one in listed), text, where)
+    return _only_one("page", listed, text, where)
 
 
 def _only_one(kind: str, names: Iterable[str], text: str, where: str) -> str:
