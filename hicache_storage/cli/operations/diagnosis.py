@@ -128,13 +128,14 @@ def store_checks(storage: HiCacheStorage, said: Sequence[Diagnosis]) -> Iterator
         "the store lists its pages" if is_listed else "the store lists no pages",
         "" if is_listed else "ls, verify, gc and copy from it do not work",
     )
+    excess = excess_of(storage)
     keeps = storage.capabilities.retention is Retention.UNTIL_DELETED
     for one in said:
         weight = Status.NOTE if one.advice or one.is_full else Status.OK
-        if one.is_full and keeps:
+        if one.is_full and one.advice and (keeps or excess is not None):
             weight = Status.PROBLEM
         yield Check(one.topic, weight, one.fact, one.advice)
-    if (excess := excess_of(storage)) is not None:
+    if excess is not None and not any(one.topic == "capacity" for one in said):
         advice = "give the capacity of the engines: one with this config would evict the rest"
         yield Check("capacity", Status.PROBLEM, excess, advice)
     if is_listed:
