@@ -14,13 +14,15 @@ import errno
 import logging
 import os
 import re
+import stat
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 from hicache_storage.backend_support.filesystem import read_own
 from hicache_storage.backend_support.manifest import SPACE_ID, decode_manifest, encode_manifest
 from hicache_storage.errors import ConfigError, StorageUnavailable
+from hicache_storage.storage import UnreadableSpace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +38,25 @@ _MOST_MANIFEST_NBYTES = 1 << 20
 # A directory, a link or a pipe in the place of a manifest belongs to another program.
 _NO_MANIFEST = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO})
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_MAKE_ATTEMPTS = 3
+
+
+class _Kind(NamedTuple):
+    """What tells the trees of one backend from those of the others."""
+
+    signs: frozenset[str]
+    """Names in the root, one of which every tree has from the first opening on."""
+    pages: re.Pattern[str]
+    """Matches the entries of a key space's directory that hold pages."""
+
+
+_KINDS = {
+    "file": _Kind(frozenset({"usage", "survey"}), re.compile(r"[0-9a-f]{2}")),
+    "hf3fs": _Kind(
+        frozenset({"index.sqlite", "index.redis", "root-id", "lock"}),
+        re.compile(r"slots-[0-9]{4,}"),
+    ),
+}
 
 
 class DirectoryTree:
@@ -54,14 +75,34 @@ class DirectoryTree:
         self.spaces: str = f"{root}/spaces"
 
     @classmethod
+    def at(cls, path: str) -> Self:
+        """Return the tree at `path`, `~` expanded, as it is: nothing is made.
+
+        Raises:
+            ConfigError: `path` holds the store of another backend, or no path has such a name.
+        """
+        try:
+            tree = cls(os.path.abspath(os.path.expanduser(path)))
+            kind = tree._kind()
+        except ValueError as error:
+            raise ConfigError(f"{cls.backend}: path: {error}") from error
+        if kind not in (None, cls.backend):
+            raise ConfigError(
+                f"{cls.backend}: path: {tree.root} is {'an' if kind == 'hf3fs' else 'a'} {kind} store:"
+                f" choose the backend {kind}, or name another directory"
+            )
+        return tree
+
+    @classmethod
     def create(cls, path: str) -> Self:
         """Return the tree at `path`, `~` expanded, with its directories made where they are missing.
 
         Raises:
-            ConfigError: `path` is no directory, and cannot become one.
+            ConfigError: `path` is no directory and cannot become one, or holds the store of another
+                backend.
         """
+        tree = cls.at(path)
         try:
-            tree = cls(os.path.abspath(os.path.expanduser(path)))
             os.makedirs(tree.root, exist_ok=True)
             tree.restore()
         except ValueError as error:
@@ -167,6 +208,53 @@ class DirectoryTree:
             if space is not None:
                 yield space
 
+    def unreadable_spaces(self) -> Iterator[UnreadableSpace]:
+        """Yield the directories of key spaces that have no manifest of them, and say what is wrong.
+
+        Raises:
+            StorageUnavailable: The directories cannot be listed.
+        """
+        for entry in self.space_entries():
+            reason = self._manifest_fault(entry.name)
+            if reason:
+                yield UnreadableSpace(entry.name, reason)
+
+    def remove_space_dir(self, space_id: str, temp_path: str | None = None) -> bool:
+        """Remove the directory of a key space whose pages are gone. Return False where new ones came.
+
+        The directory goes only if it is empty, so that a writer that comes first keeps it, and one that
+        comes later makes it anew. `temp_path` is that of `make_space`, which puts the manifest back.
+
+        Raises:
+            StorageUnavailable: Something of another program is left.
+            OSError: The file system refuses one of the steps.
+        """
+        directory, pages = self.space_dir(space_id), _KINDS[self.backend].pages
+        try:
+            names = os.listdir(directory)
+        except FileNotFoundError:
+            return True
+        for name in names:
+            if not pages.fullmatch(name) and not self._is_own_manifest(f"{directory}/{name}"):
+                raise self.left(f"{directory}/{name}")
+        if any(pages.fullmatch(name) for name in names):
+            return False
+        space = self.key_space(space_id)
+        for name in names:
+            with suppress(FileNotFoundError):
+                os.unlink(f"{directory}/{name}")
+        try:
+            os.rmdir(directory)
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            if space is not None:
+                self.make_space(space, temp_path)
+            return False
+        return True
+
     def make_space(self, space: KeySpace, temp_path: str | None = None) -> bool:
         """Make the directory and the manifest of `space`; return False when both were there.
 
@@ -178,27 +266,51 @@ class DirectoryTree:
             OSError: The file system refuses one of the steps.
         """
         directory = self.space_dir(space.id)
-        self._refuse_link(directory)
+        self.refuse_link(directory)
         if self._has_manifest(space):
             return False
         manifest = f"{directory}/{_MANIFEST}"
         if temp_path is None:
-            os.makedirs(directory, exist_ok=True)
-            _write_whole(f"{manifest}.new", encode_manifest(space))
-            with suppress(FileNotFoundError):  # another process has renamed the file
-                os.rename(f"{manifest}.new", manifest)
-            return True
+            for _ in range(_MAKE_ATTEMPTS):
+                with suppress(FileNotFoundError):  # another process makes or removes the key space
+                    os.makedirs(directory, exist_ok=True)
+                    _write_whole(f"{manifest}.new", encode_manifest(space))
+                    os.rename(f"{manifest}.new", manifest)
+                if self._has_manifest(space):
+                    return True
+            raise StorageUnavailable(
+                f"{self.backend}: {manifest} cannot be made: other processes remove the key space"
+            )
         try:
             # The file comes first: a root that is gone is not made again.
             _write_whole(temp_path, encode_manifest(space))
             os.makedirs(directory, exist_ok=True)
-            self._refuse_link(directory)
+            self.refuse_link(directory)
             os.rename(temp_path, manifest)
         except BaseException:
             with suppress(OSError):
                 os.unlink(temp_path)
             raise
         return True
+
+    def refuse_link(self, directory: str) -> None:
+        """Raise where the directory of a key space is a link.
+
+        Raises:
+            StorageUnavailable: It is one.
+        """
+        if os.path.islink(directory):
+            raise StorageUnavailable(
+                f"{self.backend}: {directory} is a symbolic link, and its target belongs to another"
+                " program: remove the link"
+            )
+
+    def left(self, path: str) -> StorageUnavailable:
+        """Return the error of a removal that stops at something of another program."""
+        return StorageUnavailable(
+            f"{self.backend}: {path} belongs to another program, and keeps its key space there: move it"
+            " away, and remove the key space again"
+        )
 
     # --- listing ---------------------------------------------------------------------------------
 
@@ -258,18 +370,56 @@ class DirectoryTree:
                 nbytes,
             )
 
+    def _kind(self) -> str | None:
+        """Return the backend whose tree the root holds; None where that is open."""
+        found = {
+            kind
+            for kind, (signs, _) in _KINDS.items()
+            if any(os.path.lexists(f"{self.root}/{sign}") for sign in signs)
+        }
+        if len(found) != 1:  # files of other programs, or of the wrong backend, by a mistake
+            try:
+                found = self._kinds_of_pages()
+            except StorageUnavailable:
+                return None
+        return found.pop() if len(found) == 1 else None
+
+    def _kinds_of_pages(self) -> set[str]:
+        found: set[str] = set()
+        for space in self.directories(self.spaces, SPACE_ID):
+            for kind, (_, pages) in _KINDS.items():
+                if kind not in found and self.entries(space.path, pages):
+                    found.add(kind)
+        return found
+
+    def _manifest_fault(self, space_id: str) -> str:
+        """Return what is wrong with the manifest of a key space, or an empty text."""
+        path = f"{self.space_dir(space_id)}/{_MANIFEST}"
+        try:
+            data = read_own(path, _MOST_MANIFEST_NBYTES)
+        except FileNotFoundError:
+            return "it has no manifest"
+        except OSError as error:
+            return f"its manifest cannot be read: {error.strerror}"
+        space = decode_manifest(data)
+        if space is None:
+            return "its manifest is damaged"
+        return "" if space.id == space_id else f"its manifest is that of key space {space.id}"
+
+    def _is_own_manifest(self, path: str) -> bool:
+        """Return True for a manifest, whole or half made, that is no link and no directory."""
+        if os.path.basename(path) not in (_MANIFEST, f"{_MANIFEST}.new"):
+            return False
+        try:
+            return stat.S_ISREG(os.lstat(path).st_mode)
+        except FileNotFoundError:
+            return True
+
     def _has_manifest(self, space: KeySpace) -> bool:
         try:
             return self.key_space(space.id) == space
         except OSError:
             return False
-
-    def _refuse_link(self, directory: str) -> None:
-        if os.path.islink(directory):
-            raise StorageUnavailable(
-                f"{self.backend}: {directory} is a symbolic link, and its target belongs to another"
-                " program: remove the link"
-            )
 
 
 def _write_whole(path: str, data: bytes) -> None:

@@ -37,6 +37,16 @@ def is_local(path: str) -> bool:
     return kind & 0xFFFFFFFF in _LOCAL
 
 
+def identity_of(file: str | int) -> tuple[int, int]:
+    """Return device and inode of a path, or of an open file. A link is not followed.
+
+    Raises:
+        OSError: The errors of lstat(2).
+    """
+    status = os.stat(file) if isinstance(file, int) else os.lstat(file)
+    return status.st_dev, status.st_ino
+
+
 def sync_directory(path: str) -> None:
     """Write the entries of a directory to the disk. A missing directory has none."""
     with suppress(FileNotFoundError):

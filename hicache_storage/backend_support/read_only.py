@@ -10,12 +10,29 @@ from typing import TYPE_CHECKING, NoReturn
 
 from hicache_storage.backend_support.wrapper import WrapperStorage
 from hicache_storage.errors import UnsupportedOperation
+from hicache_storage.storage import HiCacheStorage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
+
+
+class Reader(HiCacheStorage):
+    """The base of a backend's storage that only looks, and of its other half, which writes, too."""
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        del space, hashes, pages
+        self.ensure_open()
+        raise _refusal("set", self)
+
+    def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        del space, hashes
+        self.ensure_open()
+        raise _refusal("delete", self)
 
 
 class ReadOnlyStorage(WrapperStorage):
@@ -46,6 +63,10 @@ class ReadOnlyStorage(WrapperStorage):
 
     def _refuse(self, call: str) -> NoReturn:
         self.ensure_open()
-        raise UnsupportedOperation(
-            f"{call}: this {type(self.inner).__name__} was opened read-only: open it without read_only"
-        )
+        raise _refusal(call, self.inner)
+
+
+def _refusal(call: str, storage: HiCacheStorage) -> UnsupportedOperation:
+    return UnsupportedOperation(
+        f"{call}: this {type(storage).__name__} was opened read-only: open it without read_only"
+    )

@@ -100,7 +100,7 @@ def run_python(script: str, *args: object) -> subprocess.Popen[str]:
     """Start a process that runs `script` with the tests' helpers."""
     return subprocess.Popen(
         [sys.executable, "-c", script, *map(str, args)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -60,7 +60,7 @@ def child(script: str, *arguments: object) -> Generator[tuple[int, IO[str]], Non
     """Run `script` in a process with the tests' helpers; yield its id and its output."""
     process = subprocess.Popen(
         [sys.executable, "-c", script, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -11,18 +11,21 @@ spaces/ID/HH/HASH              one page (`page_file`); HH: the first two digits 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from typing import TYPE_CHECKING
 
 from hicache_storage import native
 from hicache_storage.backend_support.directory_tree import DirectoryTree
+from hicache_storage.backend_support.manifest import PAGE_HASH
 from hicache_storage.errors import StorageUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PAGES_A_LISTING = 4096
+_SHARD = re.compile(r"[0-9a-f]{2}")
 SHARDS = [f"{number:02x}" for number in range(256)]
 """The names of the directories of a key space. Hashes spread pages evenly over them."""
 
@@ -63,6 +66,26 @@ class Layout(DirectoryTree):
     def is_new(self) -> bool:
         """Return True while there is no key space, and therefore no page."""
         return not self.space_entries()
+
+    def remove_shards(self, space_id: str) -> None:
+        """Remove the empty directories of a key space.
+
+        Raises:
+            StorageUnavailable: One of them holds something of another program.
+            OSError: The file system refuses one of the steps.
+        """
+        for shard in self.directories(self.space_dir(space_id), _SHARD):
+            try:
+                os.rmdir(shard.path)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                for name in os.listdir(shard.path):
+                    path = f"{shard.path}/{name}"
+                    if not (PAGE_HASH.fullmatch(name) and os.path.isfile(path)):
+                        raise self.left(path) from None
 
     def _pages_in(self, shards: list[str]) -> Iterator[str]:
         for space in self.space_entries():

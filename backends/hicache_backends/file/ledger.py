@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from hicache_storage import native
-from hicache_storage.backend_support.filesystem import open_own
+from hicache_storage.backend_support.filesystem import open_own, read_own
 from hicache_storage.backend_support.writer_lock import lock_file, unlock_file
 
 if TYPE_CHECKING:
@@ -245,10 +245,7 @@ class Ledger:
         except OSError as error:
             logger.debug("the used bytes cannot be read: %s", error)
             return None
-        totals = Totals(*_RECORD.unpack(record)) if len(record) == _RECORD.size else _NOTHING
-        # Zeros prove nothing: a process may have been killed between the two steps of its first write.
-        plausible = totals != _NOTHING and totals.removed <= totals.added <= _MOST_PLAUSIBLE
-        self._stored = totals if plausible else None
+        self._stored = _parse(record)
         return self._stored
 
     def _write(self, totals: Totals) -> None:
@@ -265,6 +262,22 @@ class Ledger:
             self._warned = True
         else:
             self._warned = False
+
+
+def read_used(path: str) -> int | None:
+    """Return the used bytes by the ledger at `path`; None where there is none, or a damaged one."""
+    try:
+        totals = _parse(read_own(path, _RECORD.size + 1))
+    except OSError:
+        return None
+    return None if totals is None else totals.used
+
+
+def _parse(record: bytes) -> Totals | None:
+    totals = Totals(*_RECORD.unpack(record)) if len(record) == _RECORD.size else _NOTHING
+    # Zeros prove nothing: a process may have been killed between the two steps of its first write.
+    plausible = totals != _NOTHING and totals.removed <= totals.added <= _MOST_PLAUSIBLE
+    return totals if plausible else None
 
 
 def _changed(totals: Totals, change: Totals) -> Totals:

@@ -73,6 +73,8 @@ class PageFiles:
         self._directory = os.fsencode(self.directory)
         self._prefix = _PREFIX.pack(_MAGIC, _VERSION, 0, bytes.fromhex(space.id))
         self._checked_shards: set[str] = set()
+        self.next_look_s = 0.0
+        """The time of `time.monotonic` from which the manifest is looked for again."""
 
     def path(self, page_hash: str) -> str:
         """Return the path of the page's file, whether the file is there or not.
@@ -148,19 +150,20 @@ class PageFiles:
 
         return self._each(hashes, read_files)
 
-    def modified_ns(
+    def stat(
         self, hashes: Sequence[str], deadline: Deadline
-    ) -> tuple[list[int], dict[str, int]]:
-        """Return the verdict on each page's file, and by hash the modification time of each HIT."""
-        times: dict[str, int] = {}
+    ) -> tuple[list[int], list[int], list[int]]:
+        """Return the verdict on each page's file, and the modification time and the size of each HIT."""
+        found: dict[str, tuple[int, int]] = {}
 
         def stat_pages(part: Sequence[str], _: Sequence[int]) -> list[int]:
-            verdicts, modified, _sizes = native.stat_files(self.files(part)[0], deadline.end_s)
-            found = zip(part, verdicts, modified, strict=True)
-            times.update({one: at for one, verdict, at in found if verdict == native.HIT})
+            verdicts, modified_ns, sizes = native.stat_files(self.files(part)[0], deadline.end_s)
+            found.update(zip(part, zip(modified_ns, sizes, strict=True), strict=True))
             return verdicts
 
-        return self._each(hashes, stat_pages), times
+        verdicts = self._each(hashes, stat_pages)
+        each = [found.get(page_hash, (0, 0)) for page_hash in hashes]
+        return verdicts, [modified_ns for modified_ns, _ in each], [size for _, size in each]
 
     def check(self, hashes: Sequence[str], touched_ns: int | None, deadline: Deadline) -> list[int]:
         """Read the trailers of pages, which are HIT, UNSYNCED, MISS or WRONG."""

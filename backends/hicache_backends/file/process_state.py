@@ -12,7 +12,9 @@ from hicache_backends.file.ledger import Ledger
 from hicache_backends.file.writer import Writer, collect_dead
 from hicache_storage import native
 from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.backend_support.filesystem import identity_of, open_own
 from hicache_storage.backend_support.shared_resource import CallGate
+from hicache_storage.backend_support.writer_lock import lock_file, unlock_file
 from hicache_storage.errors import StorageUnavailable
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from hicache_storage.backend_support.counters import Counters
 
 _CLOSE_LIMIT_S = 9.0
+# A healer that was stopped is not waited for any longer.
+_TURN_S = 1.0
 
 
 class ProcessState:
@@ -74,22 +78,33 @@ class ProcessState:
     def heal(self, files: PageFiles, page_hash: str, deadline: Deadline) -> None:
         """Remove a file that is not the page of its name, so that the page can be set again.
 
-        The file is renamed and checked once more. If another process has put the right page there
-        meanwhile, that page goes back to its place.
+        Processes that find one file at once take turns by a lock on it. The name is looked at again
+        right before it is taken away: by then it may be that of the right page. A page that comes in
+        between goes back to its place, unless another one is there by then.
         """
         path, aside = files.path(page_hash), self.writer.temp_path()
-        (verdict,) = files.check([page_hash], None, deadline)
-        if verdict < 0:
-            raise OSError(-verdict, os.strerror(-verdict))
-        if verdict != native.WRONG:
-            return
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), _turn_at(path, deadline) as found:
+            (verdict,) = files.check([page_hash], None, deadline)
+            if verdict < 0:
+                raise OSError(-verdict, os.strerror(-verdict))
+            if verdict != native.WRONG or identity_of(path) != found:
+                return
             os.rename(path, aside)
             if files.check_aside(page_hash, aside, deadline) == native.WRONG:
                 self.capacity.remove(aside, files.file_nbytes, deadline)
                 self.counters.add("healed")
             else:
-                os.rename(aside, path)
+                self._give_back(aside, path, files.file_nbytes, deadline)
+
+    def _give_back(self, aside: str, path: str, nbytes: int, deadline: Deadline) -> None:
+        try:
+            os.link(aside, path)
+        except FileExistsError:
+            self.capacity.remove(aside, nbytes, deadline)
+        except OSError:  # no links here, or not to the file of another user
+            os.rename(aside, path)
+        else:
+            os.unlink(aside)
 
     def close(self) -> None:
         """Close everything once the running batches have ended. Idempotent.
@@ -117,3 +132,16 @@ class ProcessState:
         self.capacity.close(deadline)
         self.writer.close()
         self.ledger.close()
+
+
+@contextmanager
+def _turn_at(path: str, deadline: Deadline) -> Generator[tuple[int, int]]:
+    """Lock a file against other healers, and yield its identity."""
+    fd = open_own(path, os.O_RDONLY)
+    try:
+        locked = lock_file(fd, min(_TURN_S, deadline.remaining_s()))
+        yield identity_of(fd)
+        if locked:
+            unlock_file(fd)
+    finally:
+        os.close(fd)

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import logging
+import math
 import os
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from hicache_backends.file.batch_writer import BatchWriter
 from hicache_backends.file.capacity import Limits
 from hicache_backends.file.layout import Layout
 from hicache_backends.file.ledger import NotALedger
-from hicache_backends.file.page_file import (
-    TRAILER_NBYTES,
-    PageFiles,
-    takes_direct_files,
-)
+from hicache_backends.file.page_file import TRAILER_NBYTES, takes_direct_files
 from hicache_backends.file.process_state import ProcessState
-from hicache_backends.file.settings import DEFAULT_PARALLELISM, FileSettings
+from hicache_backends.file.reader import FileReader
+from hicache_backends.file.settings import FileSettings
 from hicache_storage import native
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.filesystem import is_local, sync_directory
 from hicache_storage.backend_support.fork_local import ForkLocal
+from hicache_storage.backend_support.manifest import SPACE_ID
 from hicache_storage.backend_support.vectored_io import DIRECT_ALIGNMENT
 from hicache_storage.errors import (
     ConfigError,
@@ -31,43 +29,24 @@ from hicache_storage.errors import (
     StorageUnavailable,
     UnsupportedOperation,
 )
-from hicache_storage.storage import (
-    Capabilities,
-    Durability,
-    HiCacheStorage,
-    PageInfo,
-    PageTimes,
-    Retention,
-    StorageStats,
-)
+from hicache_storage.storage import Durability, HiCacheStorage, Retention, StorageStats
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
+    from hicache_backends.file.page_file import PageFiles
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
 
-logger = logging.getLogger(__name__)
+_LOOK_INTERVAL_S = 5.0
+"""The interval at which a storage that writes looks for the manifest of its key space."""
 
 
-class FileStorage(HiCacheStorage):
+class FileStorage(FileReader):
     """Pages as files. Shared by threads, processes, ranks and models; survives all of them."""
 
-    capabilities = Capabilities(
-        retention=Retention.UNTIL_DELETED,
-        durability=Durability.POWER,
-        shared=True,
-        enumerable=True,
-        overwrites=False,
-        parallelism=DEFAULT_PARALLELISM,
-        revocable=True,
-    )
-    usable_after_fork = True
-
     def __init__(self, settings: FileSettings) -> None:
-        self._settings = settings
-        self._files: dict[KeySpace, PageFiles] = {}
-        self._layout = Layout.create(settings.path)
+        super().__init__(settings, Layout.create(settings.path))
         self._synced = settings.durability == "power"
         self._limits = Limits(
             capacity_nbytes=settings.capacity_nbytes,
@@ -88,8 +67,8 @@ class FileStorage(HiCacheStorage):
         return cls(FileSettings.parse("file", config))
 
     @classmethod
-    def would_create(cls, config: Mapping[str, Any]) -> str | None:
-        return Layout.missing_root(FileSettings.parse("file", config).path)
+    def open_read_only(cls, config: Mapping[str, Any]) -> HiCacheStorage:
+        return FileReader.from_config(config)
 
     def open_space(self, space: KeySpace) -> None:
         self.ensure_open()
@@ -97,45 +76,19 @@ class FileStorage(HiCacheStorage):
         super().open_space(space)
         process = self._process.get()
         with self._translate_errors():
-            try:
-                self._make_space(space, process)
-            except FileNotFoundError:
-                process.restore_writer(Deadline(self._settings.timeout_s))
-                self._make_space(space, process)
-
-    def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        self.ensure_open()
-        deadline = Deadline(self._settings.timeout_s)
-        files = self._files_of(space)
-        found = files.exists(hashes, deadline)
-        if native.LATE in found:
-            deadline.check(f"file: looking for {len(hashes)} pages")
-        self._note_errors(found)
-        return [verdict == native.HIT for verdict in found]
+            self._make_space(space, process)
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         self.ensure_open()
         deadline = Deadline(self._settings.timeout_s)
-        files = self._files_of(space)
-        fitting = [index for index, page in enumerate(pages) if page.nbytes == files.nbytes]
-        found = files.read(
-            [hashes[index] for index in fitting],
-            [pages[index] for index in fitting],
-            time.time_ns() if self._limits.evict else None,
-            self._settings.touch_interval_s,
-            deadline,
-        )
-        self._note_errors(found)
-        if late := found.count(native.LATE):
-            self._counters.add("timeouts", late)
-        verdicts = [False] * len(hashes)
-        for index, verdict in zip(fitting, found, strict=True):
-            verdicts[index] = verdict == native.HIT
+        touched_ns = time.time_ns() if self._limits.evict else None
+        found = self._read(space, hashes, pages, touched_ns, deadline)
+        for page_hash, verdict in zip(hashes, found, strict=True):
             if verdict == native.WRONG:
-                self._heal(files, hashes[index], deadline)
-        return verdicts
+                self._heal(self._files_of(space), page_hash, deadline)
+        return [verdict == native.HIT for verdict in found]
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
@@ -147,7 +100,13 @@ class FileStorage(HiCacheStorage):
             self.ensure_open()
             files = self._files_of(space)
             writer = BatchWriter(process, files, synced=self._synced, deadline=deadline)
-            return writer.run(hashes, pages)
+            verdicts = writer.run(hashes, pages)
+        if any(verdicts) and time.monotonic() >= files.next_look_s:
+            # A program that removes the directory meanwhile may leave pages without a manifest.
+            files.next_look_s = time.monotonic() + _LOOK_INTERVAL_S
+            with suppress(OSError):
+                self._make_space(space, process)
+        return verdicts
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self.ensure_open()
@@ -162,34 +121,6 @@ class FileStorage(HiCacheStorage):
             self._layout.check_exists()
         return verdicts
 
-    def spaces(self) -> Iterator[KeySpace]:
-        self.ensure_open()
-        return self._layout.key_spaces(skip_unreadable=True)
-
-    def scan(self, space: KeySpace) -> Iterator[PageInfo]:
-        self.ensure_open()
-        files = self._files_of(space)
-        return (
-            PageInfo(page_hash, files.nbytes)
-            for hashes in self._layout.pages(space.id)
-            for page_hash in hashes
-            if self._is_there(files, page_hash)
-        )
-
-    def page_times(self, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
-        """Return the times of the files. With a capacity they are those of the last use."""
-        self.ensure_open()
-        deadline = Deadline(self._settings.timeout_s)
-        verdicts, modified_ns = self._files_of(space).modified_ns(hashes, deadline)
-        if native.LATE in verdicts:
-            deadline.check(f"file: looking at the times of {len(hashes)} pages")
-        self._note_errors(verdicts)
-        field = "used_at_s" if self._limits.evict else "written_at_s"
-        return [
-            PageTimes(**{field: modified_ns[one] / 1e9}) if one in modified_ns else PageTimes()
-            for one in hashes
-        ]
-
     def clear(self, space: KeySpace) -> int:
         """Remove all pages of `space`, and return the number of the whole pages among them.
 
@@ -197,23 +128,21 @@ class FileStorage(HiCacheStorage):
             StorageUnavailable: Some pages could not be removed. The others are gone.
         """
         self.ensure_open()
-        files = self._files_of(space)
-        removed = failed = 0
-        cause: OSError | None = None
-        for hashes in self._layout.pages(space.id):
-            for page_hash in hashes:
-                whole = self._is_there(files, page_hash)
-                error = self._delete(files, page_hash, Deadline(self._settings.timeout_s))
-                if error is not None:
-                    failed, cause = failed + 1, cause or error
-                elif whole:
-                    removed += 1
+        removed = self._remove_pages(space.id, space.stored_nbytes + TRAILER_NBYTES)
         self._layout.check_exists()
-        if cause is not None:
-            raise StorageUnavailable(
-                f"file: {failed} pages of {files.directory} could not be removed"
-                f" ({cause.strerror}); {removed} were: clear it again"
-            ) from cause
+        return removed
+
+    def remove_space(self, space_id: str) -> int:
+        self.ensure_open()
+        if not SPACE_ID.fullmatch(space_id):
+            return 0
+        self._layout.refuse_link(self._layout.space_dir(space_id))
+        with self._translate_errors():
+            space = self._layout.key_space(space_id)
+            page_nbytes = None if space is None else space.stored_nbytes + TRAILER_NBYTES
+            removed = self._remove_pages(space_id, page_nbytes)
+            self._layout.remove_shards(space_id)
+            self._layout.remove_space_dir(space_id, self._process.get().writer.temp_path())
         return removed
 
     def stats(self) -> StorageStats:
@@ -234,44 +163,59 @@ class FileStorage(HiCacheStorage):
     def _counters(self) -> Counters:
         return self._process.get().counters
 
-    def _is_there(self, files: PageFiles, page_hash: str) -> bool:
-        (verdict,) = files.exists([page_hash], Deadline(self._settings.timeout_s))
-        self._note_errors([verdict])
-        return verdict == native.HIT
-
     def _heal(self, files: PageFiles, page_hash: str, deadline: Deadline) -> None:
         try:
             self._process.get().heal(files, page_hash, deadline)
         except OSError as error:
             self._note(error)
 
-    def _note_errors(self, verdicts: Sequence[int]) -> None:
-        for verdict in verdicts:
-            if verdict < 0:
-                self._note(OSError(-verdict, os.strerror(-verdict)))
-
     def _delete(self, files: PageFiles, page_hash: str, deadline: Deadline) -> OSError | None:
         """Delete a page; return the error after which the page may still be there."""
         try:
-            path = files.path(page_hash)
-            self._process.get().capacity.remove(path, files.file_nbytes, deadline)
+            return self._unlink(files.path(page_hash), files.file_nbytes, deadline)
+        except OSError as error:
+            self._note(error)
+            return error
+
+    def _unlink(self, path: str, nbytes: int, deadline: Deadline) -> OSError | None:
+        try:
+            self._process.get().capacity.remove(path, nbytes, deadline)
         except OSError as error:
             self._note(error)
             return error
         return None
 
-    def _note(self, error: OSError) -> None:
-        self._counters.add("io_errors")
-        logger.debug("a page's file cannot be used: %s", error)
+    def _remove_pages(self, space_id: str, page_nbytes: int | None) -> int:
+        """Remove the page files of a key space, and return the number of the whole ones.
 
-    def _files_of(self, space: KeySpace) -> PageFiles:
-        files = self._files.get(space)
-        if files is None:
-            files = self._files[space] = PageFiles(self._layout, space)
-        return files
+        Without `page_nbytes` the size of a page is not known, and every one counts as whole.
+        """
+        removed = failed = 0
+        cause: OSError | None = None
+        directory = self._layout.space_dir(space_id)
+        for hashes in self._layout.pages(space_id):
+            paths = [f"{directory}/{page_hash[:2]}/{page_hash}" for page_hash in hashes]
+            found, _, sizes = native.stat_files([os.fsencode(path) for path in paths], math.inf)
+            for path, verdict, nbytes in zip(paths, found, sizes, strict=True):
+                deadline = Deadline(self._settings.timeout_s)
+                error = self._unlink(path, page_nbytes or nbytes, deadline)
+                if error is not None:
+                    failed, cause = failed + 1, cause or error
+                elif verdict == native.HIT and page_nbytes in (None, nbytes):
+                    removed += 1
+        if cause is not None:
+            raise StorageUnavailable(
+                f"file: {failed} pages of {directory} could not be removed"
+                f" ({cause.strerror}); {removed} were: try again"
+            ) from cause
+        return removed
 
     def _make_space(self, space: KeySpace, process: ProcessState) -> None:
-        made = self._layout.make_space(space, process.writer.temp_path())
+        try:
+            made = self._layout.make_space(space, process.writer.temp_path())
+        except FileNotFoundError:
+            process.restore_writer(Deadline(self._settings.timeout_s))
+            made = self._layout.make_space(space, process.writer.temp_path())
         if made and self._synced:
             for path in (self._layout.space_dir(space.id), self._layout.spaces):
                 sync_directory(path)
@@ -310,7 +254,6 @@ class FileStorage(HiCacheStorage):
         )
 
     def _declare(self) -> None:
-        self.narrow(parallelism=self._settings.parallelism)
         if self._limits.evict:
             self.narrow(retention=Retention.UNTIL_PRESSURE)
         if self._limits.capacity_nbytes is not None:

@@ -4,6 +4,7 @@ root-id                        the name of this root in a Redis index
 lock                           held shared by calls that write, exclusively to make an index anew
 index.sqlite                   a symbolic link to the index of one host (`index.sqlite_database`)
 index-TOKEN.sqlite             that index
+index.redis                    the place of a Redis index, and the token of the process that made it
 writers/TOKEN                  held locked as long as the writer lives (`writer`)
 spaces/ID/manifest.json        the key space ID, as JSON
 spaces/ID/slots-0000           its slots (`slots`)
@@ -48,6 +49,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import xxhash
 
 from hicache_storage.backend_support.directory_tree import DirectoryTree
+from hicache_storage.backend_support.filesystem import read_own
 from hicache_storage.backend_support.writer_lock import TOKEN_NBYTES
 from hicache_storage.errors import ConfigError, StorageUnavailable
 
@@ -58,11 +60,12 @@ BLOCK_NBYTES = 4096
 MARK_NBYTES = 128
 STAMP_NBYTES = 24
 
+_SLOT_FILE = re.compile(r"slots-([0-9]{4,})")
 _INDEX_FILE = re.compile(r"index-[0-9a-f]{16}\.sqlite")
 _INDEX_NAME = re.compile(rf"{_INDEX_FILE.pattern}(-wal|-shm|-journal)?")
 _ROOT_ID = re.compile(r"[0-9a-f]{16}")
 
-_FILE_NBYTES = 1 << 30
+FILE_NBYTES = 1 << 30
 _MAGIC = b"HiSl"
 _VERSION = 1
 _PREFIX = struct.Struct("<4sHBx16s")
@@ -74,7 +77,7 @@ _STAMP = struct.Struct(f">Q{TOKEN_NBYTES}sQ")
 class Layout(DirectoryTree):
     """The paths under one root. Immutable."""
 
-    __slots__ = ("_root_id", "index", "lock")
+    __slots__ = ("_root_id", "_server", "index", "lock")
 
     backend = "hf3fs"
     own_names = re.compile(r"root-id.*|lock|index[.-].*")
@@ -82,19 +85,84 @@ class Layout(DirectoryTree):
     def __init__(self, root: str) -> None:
         super().__init__(root)
         self._root_id = f"{root}/root-id"
+        self._server = f"{root}/index.redis"
         self.lock = f"{root}/lock"
         self.index = f"{root}/index.sqlite"
 
-    def root_id(self) -> str:
+    def require_index(self, *, redis: bool) -> None:
+        """Refuse the other kind of index: two indexes would give one slot to two pages.
+
+        Raises:
+            ConfigError: The pages are in an index of the other kind, or in both.
+        """
+        has_redis = os.path.lexists(self._server)
+        has_sqlite = not has_redis and (os.path.lexists(self.index) or os.path.lexists(self.lock))
+        has_redis = has_redis or os.path.lexists(self._root_id)
+        if has_redis and has_sqlite:
+            raise ConfigError(
+                f"hf3fs: path: {self.root} has two indexes: end all engines; then remove index.sqlite"
+                " and lock to go on with Redis, or root-id to go on with sqlite"
+            )
+        if has_sqlite if redis else has_redis:
+            kind, names = ("sqlite", "index.sqlite and lock")
+            if not redis:
+                kind, names = "a Redis server", "index.redis and root-id"
+            raise ConfigError(
+                f"hf3fs: index: the index of {self.root} is {kind}: name that one; or end all"
+                f" engines and remove {names}, and the new index is made from the pages"
+            )
+
+    def index_server(self) -> tuple[str, str] | None:
+        """Return the place of the Redis index, and the token of its maker; None: not written down."""
+        try:
+            place, _, maker = (
+                read_own(self._server, 1024).decode("utf-8", "replace").partition("\n")
+            )
+        except OSError:
+            return None
+        return place, maker
+
+    def note_index_server(self, place: str, maker: str) -> None:
+        """Write down where the Redis index is. A file system that refuses leaves it open."""
+        temporary = f"{self._server}-{secrets.token_hex(8)}"
+        with suppress(OSError):
+            try:
+                with open(temporary, "x", encoding="utf-8") as file:
+                    file.write(f"{place}\n{maker}")
+                os.rename(temporary, self._server)
+            finally:
+                with suppress(FileNotFoundError):
+                    os.unlink(temporary)
+
+    def remove_slots(self, space_id: str, below: int | None = None) -> None:
+        """Remove the slot files of a key space, only those with numbers `below` if that is given.
+
+        Raises:
+            StorageUnavailable: One of them belongs to another program.
+            OSError: The file system refuses one of the steps.
+        """
+        for entry in self.entries(self.space_dir(space_id), _SLOT_FILE):
+            if not entry.is_file(follow_symlinks=False):
+                raise self.left(entry.path)
+            if below is None or int(entry.name.partition("-")[2]) < below:
+                with suppress(FileNotFoundError):
+                    os.unlink(entry.path)
+
+    def root_id(self, *, make: bool = True) -> str:
         """Return the name of this root, the same on every host; make it where it is missing.
 
         Raises:
-            ConfigError: The file holds something else.
+            ConfigError: The file holds something else, or is missing and not to be made.
         """
         try:
             with open(self._root_id, encoding="latin-1") as file:
                 found = file.read(1024)
         except FileNotFoundError:
+            if not make:
+                raise ConfigError(
+                    f"hf3fs: index: {self._root_id} is missing: no engine has opened {self.root} with a"
+                    " Redis index"
+                ) from None
             self._make_root_id()
             return self.root_id()
         if not _ROOT_ID.fullmatch(found):
@@ -204,7 +272,7 @@ class Geometry:
         self.lead_nbytes = BLOCK_NBYTES if self.is_blocks else MARK_NBYTES
         bare_nbytes = self.lead_nbytes + self.nbytes + MARK_NBYTES
         self.slot_nbytes = -(-bare_nbytes // BLOCK_NBYTES) * BLOCK_NBYTES
-        self.slots_per_file = max(1, _FILE_NBYTES // self.slot_nbytes)
+        self.slots_per_file = max(1, FILE_NBYTES // self.slot_nbytes)
         self.tail_nbytes = self.slot_nbytes - self.lead_nbytes - self.nbytes
         """The bytes from the end of the page to the end of the slot."""
         self.shape = self.lead_nbytes, self.nbytes, self.tail_nbytes

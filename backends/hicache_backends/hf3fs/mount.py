@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from hicache_backends.hf3fs.index.base import Entry, lease_s
+from hicache_backends.hf3fs.index.base import Entry, Index, IndexReader, lease_s
 from hicache_backends.hf3fs.index.sqlite import SqliteIndex
+from hicache_backends.hf3fs.index.sqlite_reader import LookedAtDatabase, SqliteReader
+from hicache_backends.hf3fs.layout import Geometry
 from hicache_backends.hf3fs.settings import SQLITE
+from hicache_backends.hf3fs.slots import SlotFiles
 from hicache_backends.hf3fs.transfer import SlotPages, Transfers
 from hicache_backends.hf3fs.usrbio import connect_usrbio
 from hicache_backends.hf3fs.writer import Writer
@@ -19,16 +22,16 @@ from hicache_storage.errors import BackendNotInstalled, HiCacheError
 from hicache_storage.native import HIT, LATE, WRONG
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from hicache_backends.hf3fs.index.base import Index, Limits, View
+    from hicache_backends.hf3fs.index.base import Limits, View
     from hicache_backends.hf3fs.layout import Layout, Place
     from hicache_backends.hf3fs.settings import Hf3fsSettings
-    from hicache_backends.hf3fs.slots import SlotFiles
     from hicache_storage.backend_support.counters import Counters
     from hicache_storage.page import Page
 
+_IndexT = TypeVar("_IndexT", bound=IndexReader)
 _OPTIONAL_S = 1.0
 """The longest wait of a call for a step that it can do without: healing, and flushed access times."""
 _GRACE_S = 0.5
@@ -39,33 +42,13 @@ _APART_NS = 1000
 _MOST_IN_DOUBT = 1024
 
 
-class Mount:
-    """The open root of one process. Thread-safe; belongs to the process that made it."""
+class ReadMount(Generic[_IndexT]):
+    """The index and the transfers of one process that reads. Thread-safe."""
 
-    def __init__(
-        self,
-        layout: Layout,
-        limits: Limits,
-        counters: Counters,
-        settings: Hf3fsSettings,
-        *,
-        direct: bool,
-        local: bool,
-    ) -> None:
+    def __init__(self, index: _IndexT, transfers: Transfers, counters: Counters) -> None:
+        self.index = index
         self.counters = counters
-        self._evicts = limits.capacity_nbytes is not None
-        timeout_s = settings.timeout_s
-        usrbio = connect_usrbio(layout.root, wanted=settings.usrbio)
-        self._writer = Writer(layout.writers)
-        try:
-            url = settings.index.get_secret_value()
-            self.index = _open_index(url, layout, limits, self._writer, timeout_s)
-        except BaseException:
-            self._writer.close()
-            raise
-        self._access_times = AccessTimes(self.index, settings.touch_interval_s)
-        self._transfers = Transfers(counters, usrbio, direct=direct, local=local)
-        self._in_doubt = WritesInDoubt(self.index.reclaim, lease_s(timeout_s))
+        self._transfers = transfers
 
     def load(
         self, files: SlotFiles, hashes: Sequence[str], pages: Sequence[Page], deadline: Deadline
@@ -88,13 +71,65 @@ class Mount:
             still = view.still(whole, _with_grace(deadline)) if whole else frozenset[str]()
         if WRONG in verdicts:
             wrong = {h: places[h] for h, v in zip(found, verdicts, strict=True) if v == WRONG}
-            with suppress(HiCacheError):
-                self._heal(files, wrong, _optional(deadline))
+            self._note_wrong(files, wrong, deadline)
         self._note_access(files, hashes, still, deadline)
         hits = [False] * len(hashes)
         for number, page_hash, verdict in zip(wanted, found, verdicts, strict=True):
             hits[number] = verdict == HIT and page_hash in still
         return hits
+
+    def close(self) -> None:
+        """Close everything. A file system that hangs is left to a daemon thread in time."""
+        thread = threading.Thread(target=self._close, name="hf3fs-close", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is exiting, and starts no thread any more
+            self._close()
+        else:
+            thread.join(_CLOSE_S)
+
+    # --- parts ---------------------------------------------------------------------------------------
+
+    def _close(self) -> None:
+        self._transfers.close()
+        self.index.close()
+
+    def _note_wrong(self, files: SlotFiles, wrong: Mapping[str, Place], deadline: Deadline) -> None:
+        """Note pages that their slots do not hold."""
+
+    def _note_access(
+        self, files: SlotFiles, hashes: Sequence[str], hits: AbstractSet[str], deadline: Deadline
+    ) -> None:
+        """Note that the pages in `hits` were used just now."""
+
+
+class Mount(ReadMount[Index]):
+    """The open root of one process. Thread-safe; belongs to the process that made it."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        limits: Limits,
+        counters: Counters,
+        settings: Hf3fsSettings,
+        *,
+        direct: bool,
+        local: bool,
+    ) -> None:
+        self._layout = layout
+        self._evicts = limits.capacity_nbytes is not None
+        timeout_s = settings.timeout_s
+        usrbio = connect_usrbio(layout.root, wanted=settings.usrbio)
+        self._writer = Writer(layout.writers)
+        try:
+            url = settings.index.get_secret_value()
+            index = _open_index(url, layout, limits, self._writer, timeout_s)
+        except BaseException:
+            self._writer.close()
+            raise
+        super().__init__(index, Transfers(counters, usrbio, direct=direct, local=local), counters)
+        self._access_times = AccessTimes(self.index, settings.touch_interval_s)
+        self._in_doubt = WritesInDoubt(self.index.reclaim, lease_s(timeout_s))
 
     def save(
         self, files: SlotFiles, hashes: Sequence[str], pages: Sequence[Page], deadline: Deadline
@@ -122,23 +157,24 @@ class Mount:
         with self.index.writing(files, deadline):
             return self.index.clear(files)
 
-    def close(self) -> None:
-        """Close everything. A file system that hangs is left to a daemon thread in time."""
-        thread = threading.Thread(target=self._close, name="hf3fs-close", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # the interpreter is exiting, and starts no thread any more
-            self._close()
-        else:
-            thread.join(_CLOSE_S)
+    def remove_space(self, space_id: str, deadline: Deadline) -> int:
+        """Remove a key space, readable or not, and return the number of its pages."""
+        space = self._layout.key_space(space_id)
+        removed = 0
+        if space is not None:
+            removed = self.clear(SlotFiles(self._layout, Geometry(space)), deadline)
+        return removed + self.index.drop(space_id, deadline, keep_pages=space is not None)
 
     # --- parts ---------------------------------------------------------------------------------------
 
     def _close(self) -> None:
-        self._access_times.flush(Deadline(_OPTIONAL_S))
-        self._transfers.close()
-        self.index.close()
+        self._access_times.close()
+        super()._close()
         self._writer.close()
+
+    def _note_wrong(self, files: SlotFiles, wrong: Mapping[str, Place], deadline: Deadline) -> None:
+        with suppress(HiCacheError):
+            self._heal(files, wrong, _optional(deadline))
 
     def _present(
         self, view: View, files: SlotFiles, hashes: Sequence[str], deadline: Deadline
@@ -222,7 +258,10 @@ class Mount:
 
 
 class AccessTimes:
-    """The access times that this process has noted, and that are not in the index yet. Thread-safe."""
+    """The access times that this process has noted, and that are not in the index yet. Thread-safe.
+
+    A timer sends them after `interval_s`, also where no other call comes.
+    """
 
     def __init__(self, index: Index, interval_s: float) -> None:
         self._index = index
@@ -230,6 +269,8 @@ class AccessTimes:
         self._lock = threading.Lock()
         self._used: dict[tuple[str, str], int] = {}
         self._flushed_s = time.monotonic()
+        self._timer: threading.Timer | None = None
+        self._closed = False
 
     def note(self, space_id: str, hashes: Iterable[str], deadline: Deadline) -> None:
         """Note an access just now. The first page counts as the latest: a prefix loses its tail."""
@@ -239,6 +280,8 @@ class AccessTimes:
                 self._used[space_id, page_hash] = now_ns - index * _APART_NS
             is_late = time.monotonic() > self._flushed_s + self._interval_s
             is_due = is_late or len(self._used) >= _MOST_ACCESS_TIMES
+            if not is_due:
+                self._set_timer()
         if is_due:
             self.flush(deadline)
 
@@ -250,6 +293,28 @@ class AccessTimes:
         if used:
             with suppress(HiCacheError):
                 self._index.touch(used, deadline)
+
+    def close(self) -> None:
+        """Send the rest, and end the timer."""
+        with self._lock:
+            self._closed = True
+            timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        self.flush(Deadline(_OPTIONAL_S))
+
+    def _set_timer(self) -> None:
+        if self._timer is None and not self._closed:
+            timer = threading.Timer(min(self._interval_s, threading.TIMEOUT_MAX), self._on_time)
+            timer.daemon = True
+            with suppress(RuntimeError):  # no thread can be started just now
+                timer.start()
+                self._timer = timer
+
+    def _on_time(self) -> None:
+        with self._lock:
+            self._timer = None
+        self.flush(Deadline(_OPTIONAL_S))
 
 
 class WritesInDoubt:
@@ -308,11 +373,26 @@ def _open_index(
     """Open the index that the config names."""
     if url == SQLITE:
         return SqliteIndex(layout, limits, writer, timeout_s)
-    try:
+    with _needs_redis():
         from hicache_backends.hf3fs.index.redis import RedisIndex  # noqa: PLC0415 - an extra
+    return RedisIndex(url, layout, limits, writer, timeout_s)
+
+
+def open_index_reader(url: str, layout: Layout, timeout_s: float) -> IndexReader:
+    """Open the index that the config names, to read it."""
+    if url == SQLITE:
+        return SqliteReader(LookedAtDatabase(layout), timeout_s)
+    with _needs_redis():
+        from hicache_backends.hf3fs.index.redis_reader import open_reader  # noqa: PLC0415 - an extra
+    return open_reader(url, layout, timeout_s)
+
+
+@contextmanager
+def _needs_redis() -> Generator[None]:
+    try:
+        yield
     except ImportError as error:
         raise BackendNotInstalled(
             "backend 'hf3fs' needs redis for an index in Redis, which is not installed:"
             ' pip install "hicache-storage[redis]"'
         ) from error
-    return RedisIndex(url, layout, limits, writer, timeout_s)

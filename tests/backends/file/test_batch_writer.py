@@ -29,7 +29,12 @@ class TestFullFileSystem:
         done = subprocess.run(
             [unshare, "-Urm", "sh", "-c", command],
             input=_FULL.replace("ROOT", str(tmp_path)),
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "support")},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(
+                    [str(Path(__file__).parents[2] / "support"), *sys.path]
+                ),
+            },
             capture_output=True,
             text=True,
             check=False,

@@ -11,6 +11,7 @@ import shutil
 import threading
 import time
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -92,6 +93,51 @@ class TestVanishedDirectory:
             with opened(root) as other:
                 assert "dead_writers" not in other.stats().counters
             assert [True] == put(storage, 0)
+
+    def test_pages_that_a_removal_under_writers_leaves_get_their_manifest_back(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The removal ends at a directory to which a page came meanwhile."""
+        monkeypatch.setattr("hicache_backends.file.storage._LOOK_INTERVAL_S", 0.0)
+        with opened(root) as storage:
+            put(storage, 0)
+            for name in ("usage", f"spaces/{SPACE.id}/manifest.json"):
+                (root / name).unlink()
+            shutil.rmtree(root / "writers")
+            assert [True] == put(storage, 0)
+
+            assert [SPACE] == list(storage.spaces())
+            assert [] == list(storage.unreadable_spaces())
+
+    @pytest.mark.parametrize("pages", [None, 400], ids=["unlimited", "capacity"])
+    def test_engines_go_on_after_a_removal_under_their_writes(
+        self, root: Path, pages: int | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("hicache_backends.file.storage._LOOK_INTERVAL_S", 0.0)
+        ended = threading.Event()
+
+        def write(storage: FileStorage) -> None:
+            while not ended.is_set():
+                with suppress(StorageUnavailable):
+                    put(storage, *range(50))
+
+        engines = [opened(root, pages) for _ in range(3)]
+        threads = [threading.Thread(target=write, args=(engine,)) for engine in engines]
+        for thread in threads:
+            thread.start()
+        for _ in range(5):
+            shutil.rmtree(root, ignore_errors=True)
+            root.mkdir(exist_ok=True)
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+        for number, engine in enumerate(engines):
+            assert [True] * 2 == put(engine, 60 + 2 * number, 61 + 2 * number)
+            assert [SPACE] == list(engine.spaces())
+        assert set(range(60, 66)) <= set(there(engines[0]))
+        for engine in engines:
+            engine.close()
 
     def test_clear_delete_and_scan_do_not_take_it_for_empty(self, root: Path) -> None:
         away = root.with_name(root.name + "-away")
@@ -339,7 +385,8 @@ class TestDeadlines:
             def passed(_: float) -> Deadline:
                 return Deadline(-1.0)
 
-            monkeypatch.setattr("hicache_backends.file.storage.Deadline", passed)
+            for module in ("storage", "reader"):
+                monkeypatch.setattr(f"hicache_backends.file.{module}.Deadline", passed)
             method = storage.batch_exists if call == "exists" else storage.batch_delete
             with pytest.raises(StorageTimeout):
                 method(SPACE, HASHES[:1])

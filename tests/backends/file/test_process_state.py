@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from file_roots import opened, run_python, within
+import pytest
+from file_roots import (
+    HASHES,
+    SPACE,
+    failing,
+    file_of,
+    is_right,
+    opened,
+    put,
+    run_python,
+    used_nbytes,
+    within,
+)
+from hicache_backends.file.page_file import PageFiles
 from hicache_backends.file.writer import total_pending_nbytes
 
 from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.backend_support.writer_lock import try_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from hicache_backends.file import FileStorage
 
 LIMIT_S = 60.0
 
@@ -85,3 +107,87 @@ def test_a_forked_child_has_files_of_its_own(root: Path) -> None:
     child = run_python(_FORK, root)
     output, _ = child.communicate()
     assert ("fine\n", 0) == (output, child.returncode)
+
+
+@contextmanager
+def filled(root: Path) -> Generator[FileStorage]:
+    """Open a storage with page 0. A root with pages is not scanned by those that open it later."""
+    with opened(root) as storage:
+        put(storage, 0)
+        yield storage
+
+
+class TestHeal:
+    """A damaged page that another process replaces with the right one while this one heals it."""
+
+    @pytest.fixture
+    def pages(self, root: Path) -> Generator[tuple[FileStorage, FileStorage]]:
+        with filled(root) as healer, opened(root) as other:
+            with file_of(root, 0).open("r+b") as file:
+                file.seek(-10, os.SEEK_END)
+                file.write(b"\xff\xff")
+            yield healer, other
+
+    def test_the_right_page_is_not_taken_away(
+        self, pages: tuple[FileStorage, FileStorage], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        healer, other = pages
+        real = PageFiles.check
+
+        def check(*args: Any) -> list[int]:
+            found = real(*args)
+            monkeypatch.setattr(PageFiles, "check", real)
+            other.batch_delete(SPACE, HASHES[:1])
+            put(other, 0)
+            monkeypatch.setattr(os, "rename", failing("rename", errno.EIO))
+            return found
+
+        monkeypatch.setattr(PageFiles, "check", check)
+        is_right(healer, 0)
+
+        assert is_right(other, 0)
+
+    def test_healers_of_one_page_take_turns(
+        self, pages: tuple[FileStorage, FileStorage], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        healer, other = pages
+        real, seen = PageFiles.check, list[bool]()
+
+        def check(*args: Any) -> list[int]:
+            monkeypatch.setattr(PageFiles, "check", real)
+            fd = os.open(args[0].path(args[1][0]), os.O_RDONLY)
+            seen.append(try_lock(fd))
+            os.close(fd)
+            return real(*args)
+
+        monkeypatch.setattr(PageFiles, "check", check)
+        is_right(healer, 0)
+
+        assert [False] == seen
+        assert [True] == put(other, 0)
+        assert is_right(other, 0)
+
+    @pytest.mark.parametrize("call", ["nothing", "set"])
+    def test_one_that_was_taken_away_all_the_same_goes_back_unless_another_is_there(
+        self,
+        root: Path,
+        pages: tuple[FileStorage, FileStorage],
+        monkeypatch: pytest.MonkeyPatch,
+        call: str,
+    ) -> None:
+        healer, other = pages
+        real = os.rename
+
+        def rename(*args: Any) -> None:
+            monkeypatch.setattr(os, "rename", real)
+            other.batch_delete(SPACE, HASHES[:1])
+            put(other, 0)
+            real(*args)
+            if call == "set":
+                put(other, 0)
+
+        monkeypatch.setattr(os, "rename", rename)
+        is_right(healer, 0)
+
+        assert is_right(other, 0)
+        assert used_nbytes(root) == other._process.get().ledger.totals(Deadline(1)).used

@@ -174,7 +174,8 @@ class TestFailedOpens:
     def test_they_leave_nothing_behind(self, tmp_path: Path, config: dict[str, Any]) -> None:
         root = tmp_path / "root"
         root.mkdir()
-        a_file(root)  # a SQLite index can be neither opened nor made
+        if "index" not in config:
+            a_file(root)  # a SQLite index can be neither opened nor made
 
         def fail() -> None:
             with pytest.raises((HiCacheError, ImportError)):

@@ -307,7 +307,12 @@ class TestFullFileSystem:
                 *("unshare", "-Urm", "sh", "-c", command, "sh"),
                 *(sys.executable, "-c", _FILL, str(tmp_path)),
             ],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "support")},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(
+                    [str(Path(__file__).parents[2] / "support"), *sys.path]
+                ),
+            },
             capture_output=True,
             text=True,
             check=False,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hf3fs_roots import HASHES, NBYTES, SPACE, counted, opened, stored
-from hicache_backends.hf3fs import storage as hf3fs_storage
+from hicache_backends.hf3fs import reader as hf3fs_reader
 from lent_pages import lent_page, revoked
 from pages import blank, page
 
@@ -37,7 +37,7 @@ def storage(
     request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Hf3fsStorage]:
     if request.param == "mount":  # a failed write may be carried out later there
-        monkeypatch.setattr(hf3fs_storage, "is_local", _is_not_local)
+        monkeypatch.setattr(hf3fs_reader, "is_local", _is_not_local)
     with opened(root, direct=request.param == "direct") as storage:
         yield storage
 

@@ -186,7 +186,7 @@ class TestPages:
         def known(_: str) -> bool:
             return local
 
-        monkeypatch.setattr("hicache_backends.hf3fs.storage.is_local", known)
+        monkeypatch.setattr("hicache_backends.hf3fs.reader.is_local", known)
 
         with opened(root) as storage:
             assert storage.capabilities.alignment == alignment
@@ -370,7 +370,7 @@ class TestWritesInDoubt:
             late.append((os.dup(descriptor), [bytes(buffer) for buffer in buffers], offset))
             raise OSError(number, os.strerror(number))
 
-        monkeypatch.setattr("hicache_backends.hf3fs.storage.is_local", _is_remote)
+        monkeypatch.setattr("hicache_backends.hf3fs.reader.is_local", _is_remote)
         with opened(root, direct=False) as storage:
             with monkeypatch.context() as patched:
                 patched.setattr(os, "pwritev", failing)
@@ -392,7 +392,7 @@ class TestWritesInDoubt:
         def failing(*_: object) -> int:
             raise OSError(number, os.strerror(number))
 
-        monkeypatch.setattr("hicache_backends.hf3fs.storage.is_local", _is_remote)
+        monkeypatch.setattr("hicache_backends.hf3fs.reader.is_local", _is_remote)
         with opened(root, direct=False) as storage:
             with monkeypatch.context() as patched:
                 patched.setattr(os, "pwritev", failing)

@@ -88,8 +88,20 @@ class View(abc.ABC):
         """Return the pages that have been in their places since `find`."""
 
 
-class Index(abc.ABC):
-    """Thread-safe. Raises StorageUnavailable and StorageTimeout only; the latter by the deadline."""
+class Figures(NamedTuple):
+    """What an index says about all key spaces together."""
+
+    used_nbytes: int
+    """The bytes of all slots in use."""
+    from_future: int
+    """The number of pages whose time of use has not come yet."""
+
+
+class IndexReader(abc.ABC):
+    """The half of an index that only reads.
+
+    Thread-safe. Raises StorageUnavailable and StorageTimeout only; the latter by the deadline.
+    """
 
     used_nbytes: int = 0
     """The bytes of all slots in use, as this process last saw them."""
@@ -99,6 +111,31 @@ class Index(abc.ABC):
     @abc.abstractmethod
     def view(self, files: SlotFiles, deadline: Deadline) -> AbstractContextManager[View]:
         """Open the index for one call that reads."""
+
+    @abc.abstractmethod
+    def used_ns(
+        self, files: SlotFiles, hashes: Sequence[str], deadline: Deadline
+    ) -> dict[str, int]:
+        """Return the access times of the pages that are there, as they were last stored."""
+
+    @abc.abstractmethod
+    def pages(self, files: SlotFiles) -> Iterator[str]:
+        """Yield every page of the key space. No lock is held between two steps.
+
+        Each step has a deadline of its own.
+        """
+
+    @abc.abstractmethod
+    def figures(self, now_ns: int, deadline: Deadline) -> Figures:
+        """Return the figures as they are now."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Close everything. Idempotent."""
+
+
+class Index(IndexReader):
+    """An index as a storage uses it that writes, too."""
 
     @abc.abstractmethod
     def writing(self, files: SlotFiles, deadline: Deadline) -> AbstractContextManager[View]:
@@ -145,21 +182,11 @@ class Index(abc.ABC):
         """Store the access times of pages, by (key-space id, page hash)."""
 
     @abc.abstractmethod
-    def used_ns(
-        self, files: SlotFiles, hashes: Sequence[str], deadline: Deadline
-    ) -> dict[str, int]:
-        """Return the access times of the pages that are there, as they were last stored."""
+    def drop(self, space_id: str, deadline: Deadline, *, keep_pages: bool) -> int:
+        """Remove a key space with its files; return the number of its pages.
 
-    @abc.abstractmethod
-    def pages(self, files: SlotFiles) -> Iterator[str]:
-        """Yield every page of the key space. No lock is held between two steps.
-
-        Each step has a deadline of its own.
+        It stays, and the result is 0, while a writer has slots there, or with `keep_pages` pages are.
         """
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Close everything. Idempotent."""
 
 
 class Rebuild:

@@ -7,32 +7,34 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hicache_backends.hf3fs.index import redis_scripts as scripts
-from hicache_backends.hf3fs.index.base import Index, View, lease_s
+from hicache_backends.hf3fs.index.base import Index, lease_s
 from hicache_backends.hf3fs.index.redis_client import RedisClient
 from hicache_backends.hf3fs.index.redis_epoch import Epoch
-from hicache_backends.hf3fs.layout import STAMP_NBYTES, Place
+from hicache_backends.hf3fs.index.redis_reader import (
+    RedisReader,
+    place_of,
+    prefix_of,
+    replaced,
+    require_same,
+)
+from hicache_backends.hf3fs.layout import FILE_NBYTES, Place
 from hicache_backends.hf3fs.writer import is_dead, tokens
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.backend_support.manifest import PAGE_HASH
 from hicache_storage.errors import StorageUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
-    from hicache_backends.hf3fs.index.base import Entry, Limits
+    from hicache_backends.hf3fs.index.base import Entry, Limits, View
     from hicache_backends.hf3fs.index.redis_epoch import IndexId
     from hicache_backends.hf3fs.layout import Layout
     from hicache_backends.hf3fs.slots import SlotFiles
     from hicache_backends.hf3fs.writer import Writer
 
 _STEP = 500
-_MOST_SLOTS = 1 << 40
-_MOST_US = 2**63 // 1000
-"""No clock has a time whose nanoseconds exceed 64 bits."""
 
 
-class RedisIndex(Index):
+class RedisIndex(RedisReader, Index):
     """An index that all hosts with the root share. Slots of dead writers are free when a lease ends."""
 
     def __init__(
@@ -40,28 +42,22 @@ class RedisIndex(Index):
     ) -> None:
         self._limits = limits
         self._writer = writer
-        self._timeout_s = timeout_s
+        self._layout = layout
         self._lease_ms = int(1000 * lease_s(timeout_s))
-        self._prefix = f"hicache:hf3fs:{{{layout.root_id()}}}"
         self._unsettled: list[tuple[str, Place]] = []
         self._unsettled_lock = threading.Lock()
-        self._client = RedisClient(url, timeout_s)
-        self._epoch = Epoch(self._client, self._prefix, layout, self._lease_ms, timeout_s)
-        deadline = Deadline(timeout_s)
+        client, prefix = RedisClient(url, timeout_s), prefix_of(layout.root_id())
+        epoch = Epoch(client, prefix, layout, self._lease_ms, timeout_s)
+        super().__init__(client, prefix, epoch, timeout_s)
         try:
-            self._epoch.require(deadline, at_open=True)
+            epoch.require_own(Deadline(timeout_s))
+            epoch.require(Deadline(timeout_s), at_open=True)
             self.used_nbytes = self._run(Deadline(timeout_s), scripts.USED, parse=int)
             for token in tokens(layout.writers) - {writer.token}:
                 is_dead(layout.writers, token, 0)
         except BaseException:
             self.close()
             raise
-
-    @contextmanager
-    def view(self, files: SlotFiles, deadline: Deadline) -> Generator[View, None, None]:
-        index = self._epoch.require(deadline)
-        name = f"{self._prefix}:pages:{files.geometry.space.id}"
-        yield _RedisView(self._client, name, index, deadline)
 
     @contextmanager
     def writing(self, files: SlotFiles, deadline: Deadline) -> Generator[View, None, None]:
@@ -86,7 +82,7 @@ class RedisIndex(Index):
             pipe.eval(scripts.RESERVE, 1, self._prefix, *arguments)
             pipe.info("server")
             (slots, before, fresh, evicted, used), info = pipe.execute()
-            _require_same(info["run_id"], index.run)
+            require_same(info["run_id"], index.run)
             places = [Place(slot, stamp) for slot, stamp in zip(slots, stamps, strict=False)]
         self.evicted += evicted
         self.used_nbytes = used
@@ -151,76 +147,33 @@ class RedisIndex(Index):
                 removed += self._remove(files, hashes, files.deallocate, index, None)
         self._deallocate_free_slots(files)
         if self._epoch.require(Deadline(self._timeout_s)) != index:
-            raise _replaced()
+            raise replaced()
         return removed
+
+    def drop(self, space_id: str, deadline: Deadline, *, keep_pages: bool) -> int:
+        """Remove a key space. A writer that comes meanwhile gets slots in files of other numbers."""
+        arguments = (space_id, int(keep_pages), FILE_NBYTES)
+        dropped: tuple[int, int, int] = self._run(
+            deadline, scripts.DROP, *arguments, parse=_numbers
+        )
+        pages, files, slots = dropped
+        if pages < 0:
+            return 0
+        self._layout.remove_slots(space_id, files)
+        if self._layout.remove_space_dir(space_id):
+            self._run(deadline, scripts.DROPPED, space_id, slots)
+        return pages
 
     def touch(self, used: Mapping[tuple[str, str], int], deadline: Deadline) -> None:
         times = {f"{space} {page_hash}": ns // 1000 for (space, page_hash), ns in used.items()}
         with self._client.call(deadline) as client:
             client.zadd(f"{self._prefix}:lru", times, xx=True, gt=True)
 
-    def used_ns(
-        self, files: SlotFiles, hashes: Sequence[str], deadline: Deadline
-    ) -> dict[str, int]:
-        space_id = files.geometry.space.id
-        with (
-            self._client.call(deadline) as client,
-            client.pipeline(transaction=False) as pipe,
-        ):
-            for page_hash in hashes:
-                pipe.zscore(f"{self._prefix}:lru", f"{space_id} {page_hash}")
-            times = pipe.execute()
-        return {
-            page_hash: int(used_us) * 1000
-            for page_hash, used_us in zip(hashes, times, strict=True)
-            if used_us is not None and abs(used_us) < _MOST_US
-        }
-
-    def pages(self, files: SlotFiles) -> Iterator[str]:
-        for part in self._page_lists(files):
-            yield from part
-
-    def close(self) -> None:
-        self._epoch.close()
-        self._client.close()
-
     # --- parts ---------------------------------------------------------------------------------------
-
-    def _run(
-        self,
-        deadline: Deadline,
-        script: str,
-        *arguments: object,
-        parse: Callable[[Any], Any] | None = None,
-    ) -> Any:
-        return self._client.run(deadline, script, self._prefix, *arguments, parse=parse)
 
     def _renewal_deadline(self) -> Deadline:
         """Return the deadline by which a lease that is taken now must be renewed or given up."""
         return Deadline(self._lease_ms / 2000)
-
-    def _page_lists(self, files: SlotFiles) -> Iterator[list[str]]:
-        """Yield every page of the key space once, in one list a step."""
-        name = f"{self._prefix}:pages:{files.geometry.space.id}"
-        index = self._epoch.require(Deadline(self._timeout_s))
-        seen: set[str] = set()
-        cursor = 0
-        while True:
-            with (
-                self._client.call(Deadline(self._timeout_s)) as client,
-                client.pipeline(transaction=True) as pipe,
-            ):
-                pipe.hscan(name, cursor, count=_STEP)
-                pipe.info("server")
-                pipe.hget(f"{self._prefix}:state", "maker")
-                (cursor, found), info, maker = pipe.execute()
-                _require_same((info["run_id"], maker or b""), index)
-                names = (each.decode(errors="replace") for each in found)
-                fresh = [h for h in names if PAGE_HASH.fullmatch(h) and h not in seen]
-            yield fresh
-            seen.update(fresh)
-            if not cursor:
-                return
 
     def _remove(
         self,
@@ -239,7 +192,7 @@ class RedisIndex(Index):
         step = deadline or Deadline(self._timeout_s)
         places: list[Place] | None = self._run(step, scripts.DETACH, *arguments, parse=_detached)
         if places is None:
-            raise _replaced()
+            raise replaced()
         self._relinquish(files, places, act, until, deadline)
         return len(places)
 
@@ -315,71 +268,22 @@ class RedisIndex(Index):
             unsettled.pop()
 
 
-class _RedisView(View):
-    def __init__(self, client: RedisClient, name: str, index: IndexId, deadline: Deadline) -> None:
-        self._client = client
-        self._name = name
-        self._index = index
-        self._deadline = deadline
-
-    def find(self, hashes: Sequence[str]) -> dict[str, Place]:
-        return self._find(hashes, self._deadline)
-
-    def still(self, places: Mapping[str, Place], deadline: Deadline) -> AbstractSet[str]:
-        now = self._find(list(places), deadline)
-        return {page_hash for page_hash, place in places.items() if now.get(page_hash) == place}
-
-    def _find(self, hashes: Sequence[str], deadline: Deadline) -> dict[str, Place]:
-        if not hashes:
-            return {}
-        with (
-            self._client.call(deadline) as client,
-            client.pipeline(transaction=True) as pipe,
-        ):
-            pipe.hmget(self._name, hashes)
-            pipe.info("server")
-            found, info = pipe.execute()
-            _require_same(info["run_id"], self._index.run)
-            return {
-                page_hash: _place(place)
-                for page_hash, place in zip(hashes, found, strict=True)
-                if place is not None
-            }
-
-
-def _require_same(now: object, before: object) -> None:
-    if now != before:
-        raise StorageUnavailable("hf3fs: the Redis server of the index was restarted")
-
-
-def _replaced() -> StorageUnavailable:
-    return StorageUnavailable("hf3fs: the index was lost and made anew meanwhile: try again")
-
-
 # --- results of scripts ------------------------------------------------------------------------------
 
 
 def _settled(result: Any) -> tuple[list[Place], int]:
     doubles, lost = result
-    return [_place(value) for value in doubles], int(lost)
+    return [place_of(value) for value in doubles], int(lost)
 
 
 def _detached(result: Any) -> list[Place] | None:
-    return None if result is None else [_place(value) for value in result]
+    return None if result is None else [place_of(value) for value in result]
+
+
+def _numbers(result: Any) -> tuple[int, int, int]:
+    pages, files, slots = result
+    return int(pages), int(files), int(slots)
 
 
 def _slots(result: Any) -> list[int]:
     return [int(slot) for slot in result]
-
-
-def _place(value: bytes) -> Place:
-    """Return the place that `value` names.
-
-    Raises:
-        ValueError: `value` names no place.
-    """
-    slot, _, stamp = value.decode("ascii").partition(" ")
-    place = Place(int(slot), bytes.fromhex(stamp))
-    if not 0 <= place.slot < _MOST_SLOTS or len(place.stamp) != STAMP_NBYTES:
-        raise ValueError("an index of another program")
-    return place

@@ -37,6 +37,13 @@ class RedisClient:
         self._client: Any = client_class(connection_pool=self._pool)
         self._scripts: dict[str, Any] = {}
 
+    @property
+    def place(self) -> str:
+        """The server and its database, without user and password."""
+        options: dict[str, Any] = self._pool.connection_kwargs
+        server = options.get("path") or f"{options.get('host')}:{options.get('port', 6379)}"
+        return f"{server}/{options.get('db') or 0}"
+
     @contextlib.contextmanager
     def call(self, deadline: Deadline) -> Generator[Any, None, None]:
         """Lend the client of redis-py to a step that ends by the deadline.

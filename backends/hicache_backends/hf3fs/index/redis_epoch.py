@@ -16,7 +16,7 @@ from hicache_backends.hf3fs.index.base import AT_OPEN_S, Rebuild
 from hicache_backends.hf3fs.layout import Geometry, written_ns
 from hicache_backends.hf3fs.slots import SlotFiles
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.errors import StorageUnavailable
+from hicache_storage.errors import ConfigError, StorageUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -39,15 +39,81 @@ class IndexId(NamedTuple):
     """The token of the process that made the index."""
 
 
-class Epoch:
-    """The identity of a Redis server's run and of the index in it, and the rebuild of a lost index."""
+class KnownEpoch:
+    """The identity of a Redis server's run and of the index in it, as engines have left it."""
+
+    def __init__(self, client: RedisClient, prefix: str, layout: Layout) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._layout = layout
+
+    def require(self, deadline: Deadline) -> IndexId:
+        """Return the identity of the index.
+
+        Raises:
+            StorageUnavailable: The index may not be used now.
+        """
+        is_known, is_made, index = self._look(deadline)
+        if is_known and is_made:
+            return index
+        raise StorageUnavailable(
+            "hf3fs: the Redis server of the index was restarted, or has lost the index: an engine must"
+            " open the store first"
+        )
+
+    def require_own(self, deadline: Deadline) -> None:
+        """Refuse another server than the one that the root names, unless both names lead to one.
+
+        Raises:
+            ConfigError: The index is in another server.
+        """
+        noted, place = self._layout.index_server(), self._client.place
+        if noted is None or noted[0] == place:
+            return
+        with self._client.call(deadline) as client:
+            maker = client.hget(f"{self._prefix}:state", "maker")
+        if not maker or maker.decode("latin-1") != noted[1]:
+            raise ConfigError(
+                f"hf3fs: index: the index of {self._layout.root} is in the Redis server {noted[0]}, and"
+                f" {place} does not hold it: name that server; if the index has moved, end all engines"
+                " and remove index.redis"
+            )
+
+    def close(self) -> None:
+        """End everything that runs. Idempotent."""
+
+    def _look(self, deadline: Deadline) -> tuple[bool, bool, IndexId]:
+        """Return whether the server's run is known, whether there is an index, and its identity.
+
+        Raises:
+            StorageUnavailable: Earlier writers may be at work.
+        """
+        with (
+            self._client.call(deadline) as client,
+            client.pipeline(transaction=True) as pipe,
+        ):
+            pipe.info("server")
+            pipe.hmget(f"{self._prefix}:state", "made", "run", "until_ms", "maker")
+            pipe.time()
+            info, (made, run, until_ms, maker), (seconds, micros) = pipe.execute()
+            current: str = info["run_id"]
+            is_known = run == current.encode()
+            left_ms = int(until_ms or 0) - (seconds * 1000 + micros // 1000)
+        if is_known and left_ms > 0:
+            raise StorageUnavailable(
+                "hf3fs: the Redis server of the index was restarted: earlier writers may be at"
+                f" work for another {left_ms / 1000:.0f} s"
+            )
+        return is_known, bool(made), IndexId(current, maker or b"")
+
+
+class Epoch(KnownEpoch):
+    """The same for a process that writes: it tells of restarts, and rebuilds a lost index."""
 
     def __init__(
         self, client: RedisClient, prefix: str, layout: Layout, lease_ms: int, timeout_s: float
     ) -> None:
-        self._client = client
-        self._prefix = prefix
-        self._layout = layout
+        super().__init__(client, prefix, layout)
         self._lease_ms = lease_ms
         self._timeout_s = timeout_s
         self._rebuild = Rebuild(self._make)
@@ -61,27 +127,14 @@ class Epoch:
             StorageUnavailable: The index may not be used yet.
         """
         for _ in range(_ATTEMPTS):
-            with (
-                self._client.call(deadline) as client,
-                client.pipeline(transaction=True) as pipe,
-            ):
-                pipe.info("server")
-                pipe.hmget(f"{self._prefix}:state", "made", "run", "until_ms", "maker")
-                pipe.time()
-                info, (made, run, until_ms, maker), (seconds, micros) = pipe.execute()
-                current: str = info["run_id"]
-                is_known = run == current.encode()
-                left_ms = int(until_ms or 0) - (seconds * 1000 + micros // 1000)
+            is_known, is_made, index = self._look(deadline)
             if not is_known:
                 self._interrupt(deadline)
                 continue
-            if left_ms > 0:
-                raise StorageUnavailable(
-                    "hf3fs: the Redis server of the index was restarted: earlier writers may be at"
-                    f" work for another {left_ms / 1000:.0f} s"
-                )
-            if made:
-                return IndexId(current, maker or b"")
+            if is_made:
+                if at_open:
+                    self._note(index.maker.decode("latin-1"))
+                return index
             self._rebuild.run(Deadline(AT_OPEN_S) if at_open else deadline)
             if at_open:
                 deadline = Deadline(deadline.timeout_s)
@@ -94,6 +147,12 @@ class Epoch:
         self._rebuild.close()
 
     # --- parts ---------------------------------------------------------------------------------------
+
+    def _note(self, maker: str) -> None:
+        """Write down where the index is, unless another name of its server is written down."""
+        noted, place = self._layout.index_server(), self._client.place
+        if maker and noted != (place, maker) and (noted is None or noted[0] == place):
+            self._layout.note_index_server(place, maker)
 
     def _interrupt(self, deadline: Deadline) -> None:
         """Let no process use the index for a lease, if the server was restarted."""
@@ -116,6 +175,7 @@ class Epoch:
         for space in spaces:
             maker.fill(self._files(Geometry(space)))
         maker.finish()
+        self._note(token)
 
     def _files(self, geometry: Geometry) -> SlotFiles:
         return SlotFiles(self._layout, geometry)

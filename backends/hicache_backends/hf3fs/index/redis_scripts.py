@@ -194,6 +194,59 @@ return slots
 """key space, lease in ms, greatest number of slots, stamp, a slot
 -> slots behind it that were free and are leased now"""
 
+_DROP = (
+    _COMMON
+    + """
+local space, size = ARGV[1], size_of(ARGV[1])
+for _, lease in ipairs(redis.call('ZRANGEBYSCORE', P .. ':leases', '-inf', now_ms())) do
+  redis.call('ZREM', P .. ':leases', lease)
+  local owner, slot = string.match(lease, '^(%x+) (%d+) ')
+  release(owner, slot)
+end
+for _, lease in ipairs(redis.call('ZRANGE', P .. ':leases', 0, -1)) do
+  if string.match(lease, '^%x+') == space then return {-1, 0, 0} end
+end
+local name = P .. ':pages:' .. space
+"""
+)
+
+DROP = (
+    _DROP
+    + """
+local pages = redis.call('HLEN', name)
+if pages > 0 and ARGV[2] == '1' then return {-1, 0, 0} end
+for _, hash in ipairs(redis.call('HKEYS', name)) do
+  redis.call('ZREM', P .. ':lru', space .. ' ' .. hash)
+end
+redis.call('DEL', name, P .. ':free:' .. space)
+if pages > 0 then redis.call('HINCRBY', P .. ':state', 'used', -pages * size) end
+local files = 0
+if size > 0 then
+  local each = math.max(1, math.floor(tonumber(ARGV[3]) / size))
+  local allocated = tonumber(redis.call('HGET', P .. ':allocated', space) or 0)
+  files = math.ceil(allocated / each)
+  redis.call('HSET', P .. ':allocated', space, files * each)
+end
+return {pages, files, tonumber(redis.call('HGET', P .. ':allocated', space) or 0)}
+"""
+)
+"""key space, 1 to keep pages, bytes of a file
+-> number of pages, of files in which no writer has a slot or will get one, and of slots; -1 first where
+a writer has slots there"""
+
+DROPPED = (
+    _DROP
+    + """
+if redis.call('HLEN', name) == 0 and redis.call('HGET', P .. ':allocated', space) == ARGV[2] then
+  redis.call('HDEL', P .. ':allocated', space)
+  redis.call('HDEL', P .. ':spaces', space)
+  redis.call('DEL', P .. ':free:' .. space)
+end
+return {0, 0, 0}
+"""
+)
+"""key space whose directory is gone, number of its slots then"""
+
 INTERRUPT = (
     _COMMON
     + """

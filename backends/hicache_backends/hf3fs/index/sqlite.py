@@ -9,43 +9,39 @@ from typing import TYPE_CHECKING
 
 from hicache_backends.hf3fs.index import sqlite_statements as statements
 from hicache_backends.hf3fs.index import sqlite_tables as tables
-from hicache_backends.hf3fs.index.base import Index, View
+from hicache_backends.hf3fs.index.base import Index
 from hicache_backends.hf3fs.index.sqlite_database import Database, NoSpaceForIndex
+from hicache_backends.hf3fs.index.sqlite_reader import PAGES_AFTER, SqliteReader, SqliteView
 from hicache_backends.hf3fs.layout import Geometry, Place, written_ns
 from hicache_backends.hf3fs.slots import SlotFiles
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.errors import HiCacheError
+from hicache_storage.errors import HiCacheError, StorageUnavailable
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
-    from hicache_backends.hf3fs.index.base import Entry, Limits
-    from hicache_backends.hf3fs.index.sqlite_session import Session
+    from hicache_backends.hf3fs.index.base import Entry, Limits, View
     from hicache_backends.hf3fs.layout import Layout
     from hicache_backends.hf3fs.writer import Writer
 
 _STEP = 500
-_PAGES_AFTER = (
-    "SELECT page_hash, slot FROM pages WHERE space = ? AND page_hash > ? ORDER BY page_hash LIMIT ?"
-)
 _FREE_AFTER = "SELECT slot FROM free WHERE space = ? AND slot > ? ORDER BY slot LIMIT ?"
 
 
-class SqliteIndex(Index):
+class SqliteIndex(SqliteReader, Index):
     """An index that the processes of one host share through SQLite's own locks."""
 
     def __init__(self, layout: Layout, limits: Limits, writer: Writer, timeout_s: float) -> None:
         self._layout = layout
         self._limits = limits
         self._writer = writer
-        self._timeout_s = timeout_s
         self._unsettled: list[tuple[bytes, Place]] = []
         """Reserved slots whose `settle` failed. The next `reserve` frees them."""
         self._unsettled_lock = threading.Lock()
         deadline = Deadline(timeout_s)
         self._database = Database(layout, deadline, self._fill)
+        super().__init__(self._database, timeout_s)
         deadline = Deadline(timeout_s)  # making the database may have taken long
         try:
             with (
@@ -60,17 +56,12 @@ class SqliteIndex(Index):
             raise
 
     @contextmanager
-    def view(self, files: SlotFiles, deadline: Deadline) -> Generator[View, None, None]:
-        with self._database.session(deadline) as session:
-            yield _SqliteView(session, tables.id_of(files), deadline)
-
-    @contextmanager
     def writing(self, files: SlotFiles, deadline: Deadline) -> Generator[View, None, None]:
         with (
             self._database.held(deadline),
             self._database.session(deadline, make=False) as session,
         ):
-            yield _SqliteView(session, tables.id_of(files), deadline)
+            yield SqliteView(session, tables.id_of(files), deadline)
 
     def reserve(self, files: SlotFiles, count: int, deadline: Deadline) -> list[Place]:
         try:
@@ -134,7 +125,7 @@ class SqliteIndex(Index):
         space, last, removed = tables.id_of(files), b"", 0
         while True:
             with self._database.transaction(Deadline(self._timeout_s)) as db:
-                found = db.execute(_PAGES_AFTER, (space, last, _STEP)).fetchall()
+                found = db.execute(PAGES_AFTER, (space, last, _STEP)).fetchall()
                 tables.remove(db, space, [row[0] for row in found])
                 tables.free(db, space, [row[1] for row in found])
                 files.invalidate([row[1] for row in found])
@@ -155,28 +146,23 @@ class SqliteIndex(Index):
             for space, pages in spaces.items():
                 tables.touch(db, space, pages)
 
-    def used_ns(
-        self, files: SlotFiles, hashes: Sequence[str], deadline: Deadline
-    ) -> dict[str, int]:
-        with self._database.session(deadline) as session, session.step(deadline) as connection:
-            return tables.used_ns(connection, tables.id_of(files), hashes)
-
-    def pages(self, files: SlotFiles) -> Iterator[str]:
-        space, last = tables.id_of(files), b""
-        while True:
-            deadline = Deadline(self._timeout_s)
-            with (
-                self._database.session(deadline) as session,
-                session.step(deadline) as connection,
-            ):
-                found = connection.execute(_PAGES_AFTER, (space, last, _STEP)).fetchall()
-            yield from (row[0].hex() for row in found)
-            if len(found) < _STEP:
-                return
-            last = found[-1][0]
-
-    def close(self) -> None:
-        self._database.close()
+    def drop(self, space_id: str, deadline: Deadline, *, keep_pages: bool) -> int:
+        """Remove a key space while no other process can reserve a slot there."""
+        left: StorageUnavailable | None = None
+        with self._database.held(deadline), self._database.transaction(deadline) as db:
+            tables.collect_dead(db, self._layout, self._writer)
+            removed = tables.drop(db, bytes.fromhex(space_id), keep_pages=keep_pages)
+            if removed is None:
+                return 0
+            try:
+                self._layout.remove_slots(space_id)
+                self._layout.remove_space_dir(space_id)
+            except StorageUnavailable as error:
+                left = error
+            self._update_used(db)
+        if left is not None:
+            raise left
+        return removed
 
     # --- parts ---------------------------------------------------------------------------------------
 
@@ -276,34 +262,6 @@ class SqliteIndex(Index):
             "UPDATE spaces SET allocated = ?, taken = ? WHERE space = ?",
             (allocated, len(taken), space),
         )
-
-
-class _SqliteView(View):
-    def __init__(self, session: Session, space: bytes, deadline: Deadline) -> None:
-        self._session = session
-        self._space = space
-        self._deadline = deadline
-        self._seen: tuple[int, int] | None = None
-
-    def find(self, hashes: Sequence[str]) -> dict[str, Place]:
-        with self._session.step(self._deadline) as connection:
-            version, found = tables.find_at_version(connection, self._space, hashes)
-            self._seen = self._session.openings, version
-            return found
-
-    def still(self, places: Mapping[str, Place], deadline: Deadline) -> AbstractSet[str]:
-        if not self._session.is_current():
-            return set()
-        with self._session.step(deadline) as connection:
-            if self._state(connection) == self._seen:
-                return places.keys()
-            now = tables.find(connection, self._space, list(places))
-        return {page_hash for page_hash, place in places.items() if now.get(page_hash) == place}
-
-    def _state(self, connection: sqlite3.Connection) -> tuple[int, int]:
-        """Return values that change with a write of another connection, or with a new connection."""
-        (version,) = connection.execute("PRAGMA data_version").fetchone()
-        return self._session.openings, int(version)
 
 
 def _free_reserved(db: sqlite3.Connection, reserved: Iterable[tuple[bytes, Place]]) -> None:

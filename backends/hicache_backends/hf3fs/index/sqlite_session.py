@@ -80,18 +80,10 @@ class Session:
             FORKS.disconnected(self)
 
     def _connect(self, deadline: Deadline) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            f"file:{quote(self._file)}?mode=rw",
-            uri=True,
-            timeout=deadline.remaining_s(),
-            isolation_level=None,
-            check_same_thread=False,
-        )
+        connection = self._open(deadline.remaining_s())
         try:
             self._require_same_file()
-            connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
-            connection.execute("PRAGMA synchronous = NORMAL")
-            sqlite_statements.prepare(connection)
+            self._prepare(connection)
         except BaseException:
             connection.close()
             raise
@@ -101,9 +93,28 @@ class Session:
         FORKS.connected(self)
         return connection
 
+    def _open(self, timeout_s: float) -> sqlite3.Connection:
+        return open_index(self._file, "rw", timeout_s)
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        sqlite_statements.prepare(connection)
+
     def _require_same_file(self) -> None:
         if identity_of(self._file) != self.identity:
             raise FileNotFoundError(self._file)
+
+
+def open_index(path: str, mode: str, timeout_s: float) -> sqlite3.Connection:
+    """Connect to a file by the `mode` of its URI."""
+    return sqlite3.connect(
+        f"file:{quote(path)}?mode={mode}",
+        uri=True,
+        timeout=timeout_s,
+        isolation_level=None,
+        check_same_thread=False,
+    )
 
 
 def identity_of(path: str) -> tuple[int, int] | None:

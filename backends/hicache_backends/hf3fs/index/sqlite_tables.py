@@ -166,6 +166,22 @@ def free(db: sqlite3.Connection, space: bytes, slots: Sequence[int]) -> None:
         db.execute("UPDATE spaces SET taken = taken - ? WHERE space = ?", (len(slots), space))
 
 
+def drop(db: sqlite3.Connection, space: bytes, *, keep_pages: bool) -> int | None:
+    """Remove all rows of a key space, and return the number of its pages.
+
+    Return None, with nothing changed, while a writer has slots there, or with `keep_pages` pages are.
+    """
+    reserved, pages = (
+        db.execute(f"SELECT count(*) FROM {table} WHERE space = ?", (space,)).fetchone()[0]  # noqa: S608 - constants
+        for table in ("reserved", "pages")
+    )
+    if reserved or (pages and keep_pages):
+        return None
+    for table in ("pages", "free", "spaces"):
+        db.execute(f"DELETE FROM {table} WHERE space = ?", (space,))  # noqa: S608 - constants
+    return int(pages)
+
+
 def used_nbytes(db: sqlite3.Connection) -> int:
     """Return the bytes of all slots in use."""
     (nbytes,) = db.execute("SELECT coalesce(sum(taken * slot_nbytes), 0) FROM spaces").fetchone()

@@ -1,0 +1,277 @@
+"""The reading half of `hf3fs`: a storage that looks at a root and changes nothing there."""
+
+from __future__ import annotations
+
+import abc
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from hicache_backends.hf3fs.index.base import IndexReader, Limits
+from hicache_backends.hf3fs.layout import BLOCK_NBYTES, Geometry, Layout, written_ns
+from hicache_backends.hf3fs.mount import ReadMount, open_index_reader
+from hicache_backends.hf3fs.settings import DEFAULT_PARALLELISM, SQLITE, Hf3fsSettings
+from hicache_backends.hf3fs.slots import SlotFiles
+from hicache_backends.hf3fs.transfer import Transfers
+from hicache_storage import native
+from hicache_storage.backend_support.counters import Counters
+from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.backend_support.filesystem import is_local
+from hicache_storage.backend_support.fork_local import ForkLocal
+from hicache_storage.backend_support.read_only import Reader
+from hicache_storage.backend_support.shared_resource import CallGate
+from hicache_storage.errors import HiCacheError, StorageUnavailable
+from hicache_storage.storage import (
+    Capabilities,
+    Diagnosis,
+    Durability,
+    PageFault,
+    PageInfo,
+    PageTimes,
+    Retention,
+    StorageStats,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Mapping, Sequence
+
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+    from hicache_storage.storage import UnreadableSpace
+
+_MountT = TypeVar("_MountT", bound=ReadMount[Any])
+_FUTURE_NS = 60 * 10**9
+"""The clocks of two hosts may differ by so much."""
+
+
+class SlotReader(Reader, Generic[_MountT]):
+    """The calls that read, for storages of any mount."""
+
+    capabilities = Capabilities(
+        retention=Retention.UNTIL_DELETED,
+        durability=Durability.CRASH,
+        shared=True,
+        enumerable=True,
+        overwrites=False,
+        alignment=BLOCK_NBYTES,
+        revocable=True,
+        parallelism=DEFAULT_PARALLELISM,
+    )
+    usable_after_fork = True
+
+    def __init__(self, settings: Hf3fsSettings, layout: Layout) -> None:
+        self._settings = settings
+        self._layout = layout
+        self._gate = ForkLocal(CallGate, close=lambda _: None)
+        self._files: dict[KeySpace, SlotFiles] = {}
+        self._limits = Limits(
+            capacity_nbytes=settings.capacity_nbytes,
+            high_watermark=settings.high_watermark,
+            low_watermark=settings.low_watermark,
+        )
+        self._local = is_local(layout.root)
+        self._direct = not self._local if settings.direct is None else settings.direct
+        self._mount: ForkLocal[_MountT]
+
+    @classmethod
+    def would_create(cls, config: Mapping[str, Any]) -> str | None:
+        return Layout.missing_root(Hf3fsSettings.parse("hf3fs", config).path)
+
+    def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        with (
+            self._call() as (mount, deadline),
+            mount.index.view(self._files_of(space), deadline) as view,
+        ):
+            places = view.find(hashes)
+            return [page_hash in places for page_hash in hashes]
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        with self._call() as (mount, deadline):
+            return mount.load(self._files_of(space), hashes, pages, deadline)
+
+    def spaces(self) -> Iterator[KeySpace]:
+        with self._call():
+            return iter(list(self._layout.key_spaces(skip_unreadable=False)))
+
+    def scan(self, space: KeySpace) -> Iterator[PageInfo]:
+        self.ensure_open()
+        return self._scan(space)
+
+    def page_times(self, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
+        """Return the times of the writes by the stamps and, with a capacity, the access times."""
+        files = self._files_of(space)
+        with self._call() as (mount, deadline):
+            used_ns = mount.index.used_ns(files, hashes, deadline)
+            with mount.index.view(files, deadline) as view:
+                places = view.find(hashes)
+        evicts = self._settings.capacity_nbytes is not None
+        return [
+            PageTimes(
+                written_at_s=written_ns(places[page_hash].stamp) / 1e9,
+                used_at_s=used_ns[page_hash] / 1e9 if evicts and page_hash in used_ns else None,
+                used_within_s=self._settings.touch_interval_s if evicts else 0.0,
+            )
+            if page_hash in places
+            else PageTimes()
+            for page_hash in hashes
+        ]
+
+    def faults(self, space: KeySpace, hashes: Sequence[str] | None = None) -> Iterator[PageFault]:
+        """Yield the pages among `hashes` that their slots do not hold. All slots have one length."""
+        self.ensure_open()
+        return iter(()) if hashes is None else self._faults_of(space, hashes)
+
+    def unreadable_spaces(self) -> Iterator[UnreadableSpace]:
+        with self._call():
+            return iter(list(self._layout.unreadable_spaces()))
+
+    def diagnose(self) -> list[Diagnosis]:
+        with self._call() as (mount, deadline):
+            figures = mount.index.figures(time.time_ns() + _FUTURE_NS, deadline)
+            largest = max(
+                (
+                    Geometry(space).slot_nbytes
+                    for space in self._layout.key_spaces(skip_unreadable=True)
+                ),
+                default=0,
+            )
+        found: list[Diagnosis] = []
+        capacity, used = self._settings.capacity_nbytes, figures.used_nbytes
+        if capacity is not None and used > capacity:
+            nbytes = self._limits.to_evict(used, 0)
+            found.append(
+                Diagnosis(
+                    "capacity",
+                    f"the store holds {used} bytes, more than capacity_nbytes ({capacity}): an engine"
+                    f" with this config would evict {nbytes} bytes",
+                    "raise capacity_nbytes, or start no engine with this config",
+                    is_full=True,
+                )
+            )
+        elif self._limits.to_evict(used, largest):
+            fact = (
+                "the store is at its high watermark: a new page evicts the least recently used ones"
+            )
+            found.append(Diagnosis("capacity", fact, is_full=True))
+        if figures.from_future:
+            found.append(
+                Diagnosis(
+                    "clock",
+                    f"{figures.from_future} pages have a time of use in the future",
+                    "set the clocks of all hosts; until then these pages stay, and others go first",
+                )
+            )
+        return found
+
+    def stats(self) -> StorageStats:
+        self.ensure_open()
+        mount = self._mount.get()
+        counters = mount.counters.snapshot()
+        if mount.index.evicted:
+            counters["evicted"] = mount.index.evicted
+        return StorageStats(
+            nbytes=mount.index.used_nbytes,
+            capacity_nbytes=self._settings.capacity_nbytes,
+            counters=counters,
+        )
+
+    def close(self) -> None:
+        super().close()
+        if self._gate.get().close():
+            self._mount.close()
+
+    # --- parts ---------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _open_root(self) -> _MountT:
+        """Open the root in this process."""
+
+    @contextmanager
+    def _call(self) -> Generator[tuple[_MountT, Deadline], None, None]:
+        """Lend the mount to one call. After a `close` the last call closes the mount."""
+        deadline = Deadline(self._settings.timeout_s)
+        self.ensure_open()
+        gate = self._gate.get()
+        if not gate.begin():
+            self.ensure_open()  # raises: the storage was closed meanwhile
+        try:
+            with self._translate_errors():
+                yield self._mount.get(), deadline
+        finally:
+            if gate.end():
+                self._mount.close()
+
+    def _scan(self, space: KeySpace) -> Iterator[PageInfo]:
+        pages = self._mount.get().index.pages(self._files_of(space))
+        while True:
+            with self._call():
+                page_hash = next(pages, None)
+            if page_hash is None:
+                return
+            yield PageInfo(page_hash, space.stored_nbytes)
+
+    def _faults_of(self, space: KeySpace, hashes: Sequence[str]) -> Iterator[PageFault]:
+        files = self._files_of(space)
+        with (
+            self._call() as (mount, deadline),
+            mount.index.view(files, deadline) as view,
+        ):
+            places = view.find(hashes)
+            verdicts = files.check(places, deadline) if places else {}
+            if native.LATE in verdicts.values():
+                deadline.check(f"hf3fs: looking at {len(hashes)} pages")
+            wrong = {one: places[one] for one, verdict in verdicts.items() if verdict != native.HIT}
+            still = view.still(wrong, deadline) if wrong else frozenset[str]()
+        for page_hash in wrong:
+            if page_hash in still:
+                yield PageFault(page_hash, "corrupt", "its slot does not hold its marks")
+
+    def _files_of(self, space: KeySpace) -> SlotFiles:
+        files = self._files.get(space)
+        if files is None:
+            files = self._files[space] = SlotFiles(self._layout, Geometry(space))
+        return files
+
+    @contextmanager
+    def _translate_errors(self) -> Generator[None, None, None]:
+        try:
+            yield
+        except HiCacheError:
+            raise
+        except OSError as error:
+            raise StorageUnavailable(
+                f"hf3fs: {self._layout.root} cannot be used: {error.strerror}"
+            ) from error
+
+
+class Hf3fsReader(SlotReader[ReadMount[IndexReader]]):
+    """Pages in slots, read only: without a writer, leases, locks and access times."""
+
+    def __init__(self, settings: Hf3fsSettings, layout: Layout) -> None:
+        super().__init__(settings, layout)
+        self.narrow(alignment=BLOCK_NBYTES if self._direct else 1, parallelism=settings.parallelism)
+        self._mount = ForkLocal(self._open_root, close=ReadMount.close)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        settings = Hf3fsSettings.parse("hf3fs", config)
+        return cls(settings, layout_at(settings))
+
+    def _open_root(self) -> ReadMount[IndexReader]:
+        settings, counters = self._settings, Counters()
+        with self._translate_errors():
+            url = settings.index.get_secret_value()
+            index = open_index_reader(url, self._layout, settings.timeout_s)
+            figures = index.figures(time.time_ns(), Deadline(settings.timeout_s))
+            index.used_nbytes = figures.used_nbytes
+        transfers = Transfers(counters, None, direct=self._direct, local=self._local)
+        return ReadMount(index, transfers, counters)
+
+
+def layout_at(settings: Hf3fsSettings) -> Layout:
+    """Return the layout of the root that a config names, with the index that it names."""
+    layout = Layout.at(settings.path)
+    layout.require_index(redis=settings.index.get_secret_value() != SQLITE)
+    return layout

@@ -1,0 +1,155 @@
+"""The reading half of `file`: it changes nothing, and says what a listing leaves out."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from file_roots import FILE_NBYTES, HASHES, SPACE, file_of, opened, put
+from looks import look, read_only_mount, snapshot
+from pages import blank, page
+
+from hicache_storage.registry import open_storage
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hicache_storage.storage import HiCacheStorage
+
+
+def reader(root: Path, **config: Any) -> HiCacheStorage:
+    return open_storage("file", {"path": str(root), **config}, read_only=True)
+
+
+def a_store(root: Path, pages: int = 20) -> None:
+    """Make a store with pages, a damaged and a cut one, files of strangers and a dead writer."""
+    with opened(root) as storage:
+        put(storage, *range(pages))
+    with file_of(root, 0).open("r+b") as file:
+        file.seek(-10, os.SEEK_END)
+        file.write(b"\xff\xff")
+    os.truncate(file_of(root, 1), 100)
+    (root / "novel.txt").write_text("precious")
+    (file_of(root, 2).parent / "notes").write_text("precious")
+    dead = root / "writers" / ("0" * 16)
+    dead.mkdir()
+    (dead / "lock").touch()
+    (dead / "0").write_bytes(b"half a page")
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {},
+        {"capacity_nbytes": 20 * FILE_NBYTES},
+        {"capacity_nbytes": 2 * FILE_NBYTES},
+        {"min_free_nbytes": 1 << 60},
+    ],
+    ids=["no-limit", "at-capacity", "stale-capacity", "no-free-space"],
+)
+class TestLooking:
+    def test_it_changes_nothing(self, root: Path, limits: dict[str, int]) -> None:
+        a_store(root)
+        before = snapshot(root)
+        with reader(root, **limits) as storage:
+            assert [False] * 2 + [True] * 18 == look(storage, SPACE, HASHES[:20])
+
+        assert before == snapshot(root)
+
+    def test_it_works_on_a_read_only_mount(
+        self, root: Path, tmp_path: Path, limits: dict[str, int]
+    ) -> None:
+        a_store(root)
+        with read_only_mount(root, tmp_path / "mount") as mount, reader(mount, **limits) as storage:
+            assert [False] * 2 + [True] * 18 == look(storage, SPACE, HASHES[:20])
+
+
+def test_pages_have_their_bytes(root: Path) -> None:
+    a_store(root)
+    got = blank()
+    with reader(root) as storage:
+        assert [True] == storage.batch_get(SPACE, HASHES[5:6], [got])
+
+    assert page(seed=5).tobytes() == got.tobytes()
+
+
+def test_the_used_bytes_are_those_of_the_ledger(root: Path) -> None:
+    with opened(root) as storage:
+        put(storage, *range(3))
+    with reader(root, capacity_nbytes="1GiB") as storage:
+        stats = storage.stats()
+
+    assert (3 * FILE_NBYTES, 1 << 30) == (stats.nbytes, stats.capacity_nbytes)
+
+
+def test_without_a_ledger_the_used_bytes_are_unknown(root: Path) -> None:
+    a_store(root)
+    (root / "usage").unlink()
+    with reader(root) as storage:
+        assert storage.stats().nbytes is None
+
+
+class TestFaults:
+    def test_a_listing_shows_pages_of_a_wrong_length(self, root: Path) -> None:
+        a_store(root)
+        with reader(root) as storage:
+            found = [(fault.page_hash, fault.reason) for fault in storage.faults(SPACE)]
+
+        assert [(HASHES[1], "wrong_size")] == found
+
+    def test_a_closer_look_shows_damaged_trailers_too(self, root: Path) -> None:
+        a_store(root)
+        with reader(root) as storage:
+            found = {fault.page_hash: fault for fault in storage.faults(SPACE, HASHES[:30])}
+
+        assert {HASHES[0]: "corrupt", HASHES[1]: "wrong_size"} == {
+            page_hash: fault.reason for page_hash, fault in found.items()
+        }
+        assert f"100 bytes, where a page has {FILE_NBYTES}" in found[HASHES[1]].detail
+
+    def test_the_storage_that_writes_removes_none_by_it(self, root: Path) -> None:
+        a_store(root)
+        with opened(root) as storage:
+            assert 2 == len(list(storage.faults(SPACE, HASHES)))
+            assert 2 == len(list(storage.faults(SPACE, HASHES)))
+
+
+class TestDiagnosis:
+    @pytest.mark.parametrize(
+        ("pages", "fact"),
+        [(22, None), (20, "at its limit"), (5, f"would evict {15 * FILE_NBYTES} bytes")],
+    )
+    def test_it_compares_the_used_bytes_with_the_capacity(
+        self, root: Path, pages: int, fact: str | None
+    ) -> None:
+        with opened(root) as storage:
+            put(storage, *range(20))
+        with reader(root, capacity_nbytes=pages * FILE_NBYTES) as storage:
+            found = storage.diagnose()
+
+        assert [True] * bool(fact) == [one.is_full for one in found]
+        assert all((fact or "") in one.fact for one in found)
+
+    def test_a_file_system_below_its_limit_is_full(self, root: Path) -> None:
+        a_store(root)
+        with reader(root, min_free_nbytes=1 << 60) as storage:
+            assert [True] == [one.is_full for one in storage.diagnose()]
+
+
+class TestTimes:
+    def test_a_use_may_be_later_by_the_touch_interval(self, root: Path) -> None:
+        a_store(root)
+        with reader(root, capacity_nbytes="1GiB", touch_interval_s="1h") as storage:
+            (found,) = storage.page_times(SPACE, HASHES[5:6])
+
+        assert found.used_at_s is not None
+        assert 3600 == found.used_within_s
+
+    def test_without_limits_a_time_is_that_of_the_write(self, root: Path) -> None:
+        a_store(root)
+        with reader(root) as storage:
+            (found,) = storage.page_times(SPACE, HASHES[5:6])
+
+        assert found.written_at_s is not None
+        assert (None, 0.0) == (found.used_at_s, found.used_within_s)

@@ -1,0 +1,68 @@
+"""What a look at a store may not change, and every call that only looks."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import subprocess
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pages import blank
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+    from pathlib import Path
+
+    from hicache_storage import KeySpace
+    from hicache_storage.storage import HiCacheStorage
+
+
+def snapshot(root: Path) -> dict[str, tuple[int, int, Any]]:
+    """Return mode, modification time and content of everything under a directory."""
+    found: dict[str, tuple[int, int, Any]] = {}
+    for path in [root, *root.rglob("*")]:
+        status = path.lstat()
+        content: Any = None
+        if stat.S_ISLNK(status.st_mode):
+            content = str(path.readlink())
+        elif stat.S_ISREG(status.st_mode):
+            content = path.read_bytes()
+        found[str(path.relative_to(root))] = status.st_mode, status.st_mtime_ns, content
+    return found
+
+
+def look(storage: HiCacheStorage, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+    """Make every call that only looks; return the hits of the get."""
+    pages = [blank(space.page_nbytes) for _ in hashes]
+    storage.open_space(space)
+    for one in list(storage.spaces()):
+        list(storage.scan(one))
+        list(storage.faults(one))
+    list(storage.unreadable_spaces())
+    storage.batch_exists(space, hashes)
+    storage.page_times(space, hashes)
+    hits = storage.batch_get(space, hashes, pages)
+    list(storage.faults(space, hashes))
+    storage.diagnose()
+    storage.stats()
+    return hits
+
+
+@contextmanager
+def read_only_mount(root: Path, place: Path) -> Generator[Path]:
+    """Mount a directory read-only, or skip the test where this user may not."""
+    place.mkdir()
+    mount, unmount = shutil.which("mount"), shutil.which("umount")
+    if mount is None or unmount is None or _fails(mount, "--bind", root, place):
+        pytest.skip("this user may not mount")
+    try:
+        assert not _fails(mount, "-o", "remount,ro,bind", place)
+        yield place
+    finally:
+        assert not _fails(unmount, place)
+
+
+def _fails(*command: str | Path) -> int:
+    return subprocess.run(command, check=False, capture_output=True).returncode
