@@ -76,7 +76,7 @@ def names_of(prefix: str, space: KeySpace, page_hash: str) -> dict[str, str]:
         "redis": SpaceKeys(prefix, space).page(page_hash).decode(),
         "s3": S3Layout(slashed).pages(space.id, [page_hash])[0],
         "mooncake": MooncakeLayout(prefix).page(space.id, page_hash),
-        "fsspec": f"{slashed}{page_name(space, page_hash)}",
+        "fsspec": f"{slashed}{page_name(space.id, page_hash)}",
         "file": f"{slashed}spaces/{space.id}/{page_hash[:2]}/{page_hash}",
     }
 

@@ -6,8 +6,8 @@ import os
 import re
 from pathlib import Path
 
-_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
-"""Matches a name that is no secret, so that messages may show it."""
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
+"""Matches a name that is no secret, so that messages may show it. Hex and base32 have no underscore."""
 
 
 def read_secret_file(field: str, path: str) -> str:
@@ -15,9 +15,13 @@ def read_secret_file(field: str, path: str) -> str:
 
     Raises:
         ValueError: The file cannot be read, or is empty. The message names `field`, and never the
-            text. A path without a separator may be the secret itself, and is not shown.
+            text. A path that leads nowhere may be the secret itself, and is not shown.
     """
-    shown = repr(path) if os.sep in path else "the file (a name without a path is not shown)"
+    directory = str(Path(path).parent)
+    is_path = os.path.lexists(path) or (
+        directory.strip("./") and os.path.isdir(directory)  # noqa: PTH112 - it takes any text
+    )
+    shown = repr(path) if is_path else "the file (a path into no known directory is not shown)"
     try:
         secret = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
@@ -35,7 +39,8 @@ def read_secret_variable(field: str, name: str) -> str:
         ValueError: There is no such variable, or it is empty. The message names `field`. A name that
             may be the secret itself is not shown.
     """
-    shown = repr(name) if _VARIABLE.fullmatch(name) else "of the name that is given"
+    is_name = name in os.environ or _VARIABLE.fullmatch(name)
+    shown = repr(name) if is_name else "of the name that is given"
     if not os.environ.get(name):
         raise ValueError(f"{field}: there is no environment variable {shown}, or it is empty")
     return os.environ[name]

@@ -29,11 +29,20 @@ def test_a_file_without_a_secret_is_refused_by_name(
         read_secret_file("key", f"{tmp_path}/secret")
 
 
-def test_a_path_that_may_be_the_secret_is_not_shown() -> None:
+@pytest.mark.parametrize(
+    "path", ["open sesame", "open/sesame", "/open+sesame=", "//sesame", "/open/sesame", "sesame\0"]
+)
+def test_a_path_that_may_be_the_secret_is_not_shown(path: str) -> None:
+    """A base64 text may have separators anywhere, also as its first letter only."""
     with pytest.raises(ValueError, match="not shown") as caught:
-        read_secret_file("key", "open sesame")
+        read_secret_file("key", path)
 
     assert "sesame" not in str(caught.value)
+
+
+def test_a_missing_file_of_a_directory_that_is_there_is_shown(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"'{tmp_path}/secret' cannot be read: No such")):
+        read_secret_file("key", f"{tmp_path}/secret")
 
 
 def test_the_secret_of_a_variable_is_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +51,16 @@ def test_the_secret_of_a_variable_is_its_value(monkeypatch: pytest.MonkeyPatch) 
     assert read_secret_variable("password_env", "A_SECRET") == "open sesame"
 
 
-@pytest.mark.parametrize(("name", "shown"), [("NO_SUCH_VARIABLE", True), ("open sesame", False)])
+def test_an_empty_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EMPTY", "")
+
+    with pytest.raises(ValueError, match="variable 'EMPTY', or it is empty"):
+        read_secret_variable("key", "EMPTY")
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [("NO_SUCH_VARIABLE", True), ("open sesame", False), ("A1B2C3D4", False)]
+)
 def test_a_missing_variable_is_named_unless_its_name_may_be_the_secret(
     name: str, *, shown: bool
 ) -> None:

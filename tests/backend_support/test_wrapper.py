@@ -60,6 +60,8 @@ def test_calls_reach_the_inner_storage() -> None:
         assert set(HASHES[1:]) == {info.page_hash for info in storage.scan(SPACE)}
         assert inner.stats() == storage.stats()
         assert storage.clear(SPACE) == 3
+        assert storage.remove_space(SPACE.id) == 0
+        assert [] == list(inner.spaces())
 
     assert [each.tobytes() for each in pages()] == [each.tobytes() for each in got]
 

@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
 from hicache_backends.encrypted.cipher import NONCE_NBYTES, TAG_NBYTES, derive
+from hicache_backends.encrypted.settings import KEY_ID
 from hicache_storage.keys import KeySpace, Shard
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ _HEAD = struct.Struct("<4sHH")
 _NONCE = slice(_HEAD.size, _HEAD.size + NONCE_NBYTES)
 _TAG = slice(_NONCE.stop, _NONCE.stop + TAG_NBYTES)
 _KEY_ID = slice(_TAG.stop, HEADER_NBYTES)
-_SEALED_MODEL = "sealed:"
+_SEALED = "sealed"
+_SEALED_MODEL = f"{_SEALED}:"
 _LEAST_NAME_NBYTES = 16
 
 
@@ -57,11 +59,12 @@ class Header:
     def read(cls, header: memoryview) -> Header | None:
         """Return the header of a sealed page, or None if there is none of this version."""
         head = bytes(header[:HEADER_NBYTES])
-        length = head[_KEY_ID.start]
-        key_id = head[_KEY_ID.start + 1 : _KEY_ID.start + 1 + length]
-        if head[: _HEAD.size] != _HEAD.pack(_MAGIC, _VERSION, 0) or not key_id.isascii():
+        end = _KEY_ID.start + 1 + head[_KEY_ID.start]
+        key_id = head[_KEY_ID.start + 1 : end].decode("latin-1")
+        is_whole = head[: _HEAD.size] == _HEAD.pack(_MAGIC, _VERSION, 0) and not any(head[end:])
+        if not is_whole or not KEY_ID.fullmatch(key_id):
             return None
-        return cls(key_id.decode(), head[_NONCE], head[_TAG])
+        return cls(key_id, head[_NONCE], head[_TAG])
 
 
 def write_header(header: memoryview, key_id: str, nonce: bytes) -> None:
@@ -89,6 +92,12 @@ def header_nbytes(alignment: int) -> int:
     return -(-HEADER_NBYTES // alignment) * alignment
 
 
+def is_sealed(inner: KeySpace) -> bool:
+    """Return True if a key space of the backend is the sealed form of another, whatever its key."""
+    forms = inner.dtype, inner.layout, inner.pool
+    return inner.model.startswith(_SEALED_MODEL) and forms == (_SEALED,) * 3
+
+
 class Names:
     """The names of pages and key spaces in the backend. Thread-safe."""
 
@@ -104,12 +113,12 @@ class Names:
         return SealedSpace(
             KeySpace(
                 model=_SEALED_MODEL + sealed,
-                dtype="sealed",
-                layout="sealed",
+                dtype=_SEALED,
+                layout=_SEALED,
                 page_tokens=1,
                 page_nbytes=self._header_nbytes + space.stored_nbytes,
                 shard=Shard(layers=(0, 1)),
-                pool="sealed",
+                pool=_SEALED,
             ),
             space,
             self._page_key,

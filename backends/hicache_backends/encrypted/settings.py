@@ -12,7 +12,7 @@ from hicache_storage.settings import Field, PositiveSeconds, Settings
 
 _KEY = re.compile(r"[0-9a-fA-F]{64}")
 
-_KEY_ID = re.compile(r"[A-Za-z0-9_.-]{1,47}")
+KEY_ID = re.compile(r"[A-Za-z0-9_.-]{1,47}")
 """Matches the name of a key. Each sealed page holds the name of its key in plain text."""
 
 
@@ -68,7 +68,7 @@ class EncryptedSettings(Settings):
         """Refuse a wrong id before any other error can name it: it may be a key in the wrong place."""
         given = cast("dict[object, object]", keys)
         for key_id in given if isinstance(keys, dict) else ():
-            if not isinstance(key_id, str) or not _KEY_ID.fullmatch(key_id):
+            if not isinstance(key_id, str) or not KEY_ID.fullmatch(key_id):
                 raise ValueError("the id of a key has 1 to 47 letters, digits, '_', '.' or '-'")
         return given
 

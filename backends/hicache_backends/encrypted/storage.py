@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import stat
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from hicache_backends.encrypted.buffers import SealedBuffers
 from hicache_backends.encrypted.cipher import (
@@ -22,23 +23,28 @@ from hicache_backends.encrypted.layout import (
     Names,
     authenticated,
     header_nbytes,
+    is_sealed,
     write_header,
     write_tag,
 )
+from hicache_backends.encrypted.other_keys import OtherKeys
 from hicache_backends.encrypted.settings import EncryptedSettings
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.wrapper import WrapperStorage
-from hicache_storage.errors import ConfigError, HiCacheError
+from hicache_storage.errors import ConfigError, HiCacheError, StorageTimeout
+from hicache_storage.page import Page
 from hicache_storage.registry import resolve
 from hicache_storage.storage import (
     Capabilities,
     Diagnosis,
     Durability,
     HiCacheStorage,
+    PageFault,
     PageInfo,
     Retention,
     StorageStats,
+    UnreadableSpace,
 )
 
 if TYPE_CHECKING:
@@ -46,20 +52,30 @@ if TYPE_CHECKING:
 
     from hicache_backends.encrypted.layout import SealedSpace
     from hicache_storage.keys import KeySpace
-    from hicache_storage.page import HostBuffer, Page
+    from hicache_storage.page import HostBuffer
     from hicache_storage.storage import PageTimes
 
 logger: logging.Logger = logging.getLogger(__name__)
 
+_Verdict: TypeAlias = "bool | PageFault | None"
+"""True: the page was opened. False: it is not there. None: there was no time, or no room, for it."""
+
+_NOT_AUTHENTIC = "not_authentic"
+_UNKNOWN_KEY = "unknown_key"
+
 _MOST_SPACES = 1024
 _BUFFERS_PER_CALL = 2
+_MOST_REMEMBERED = 1 << 16
+_LOOKED_AT_ONCE = 1024
+_LOOKED_AT_ONCE_NBYTES = 32 << 20
 
 
 class EncryptedStorage(WrapperStorage):
     """A storage around the storage of another backend, which gets nothing that it can read. Thread-safe.
 
-    A page that does not open is a miss: it was damaged, moved from another name or key space, forged,
-    or sealed with a key that is not listed. A get deletes it, so that the next set stores it again.
+    A page that does not open is a miss. If it was damaged, forged, or moved from another name or key
+    space, a get deletes it, so that the next set stores it again. If only its key is not listed, it
+    stays, because others may open it; here it counts as absent from then on, until a set replaces it.
     """
 
     # The widest claims. An instance has those of the backend that it wraps.
@@ -72,7 +88,12 @@ class EncryptedStorage(WrapperStorage):
     )
 
     def __init__(
-        self, inner: HiCacheStorage, settings: EncryptedSettings, keys: Mapping[str, bytes]
+        self,
+        inner: HiCacheStorage,
+        settings: EncryptedSettings,
+        keys: Mapping[str, bytes],
+        *,
+        read_only: bool = False,
     ) -> None:
         """Wrap `inner`, which this storage owns from now on. `keys` are those that `settings` names."""
         super().__init__(inner)
@@ -83,22 +104,37 @@ class EncryptedStorage(WrapperStorage):
         if most is not None:
             self.narrow(max_page_nbytes=max(1, most - self._header_nbytes))
         self._keys = {key_id: PageKey(derive(key, b"pages", 32)) for key_id, key in keys.items()}
-        self._names = Names(keys[settings.name_key or settings.current_key], self._header_nbytes)
+        names = {key_id: Names(key, self._header_nbytes) for key_id, key in keys.items()}
+        name_key = settings.name_key or settings.current_key
+        self._names = names[name_key]
+        self._other_keys = OtherKeys(names, name_key)
         self._sealed_space = lru_cache(_MOST_SPACES)(self._names.sealed_space)
         self._counters = Counters()
+        self._read_only = read_only
+        self._unknown: set[str] = set()
+        """Names of pages whose keys are not listed, as far as gets have met them."""
         self._buffers = SealedBuffers(
             inner, most_kept=_BUFFERS_PER_CALL * inner.capabilities.parallelism
         )
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
+        return cls._open(config, read_only=False)
+
+    @classmethod
+    def open_read_only(cls, config: Mapping[str, Any]) -> Self:
+        return cls._open(config, read_only=True)
+
+    @classmethod
+    def _open(cls, config: Mapping[str, Any], *, read_only: bool) -> Self:
         settings = EncryptedSettings.parse("encrypted", config)
         try:
             keys = settings.read_keys()
         except ValueError as error:
             raise ConfigError(f"encrypted: {error}") from None
         inner_class, fields = _inner(settings)
-        return cls(inner_class.from_config(fields), settings, keys)
+        open_inner = inner_class.open_read_only if read_only else inner_class.from_config
+        return cls(open_inner(fields), settings, keys, read_only=read_only)
 
     @classmethod
     def would_create(cls, config: Mapping[str, Any]) -> str | None:
@@ -110,33 +146,29 @@ class EncryptedStorage(WrapperStorage):
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self.ensure_open()
         sealed = self._sealed_space(space)
-        return self.inner.batch_exists(sealed.inner, sealed.names(hashes))
+        names = sealed.names(hashes)
+        found = self.inner.batch_exists(sealed.inner, names)
+        return [hit and name not in self._unknown for name, hit in zip(names, found, strict=True)]
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
-        """Read sealed pages and open them. A page that does not open is deleted if there is time."""
+        """Read sealed pages and open them. A damaged page is deleted if there is time."""
         self.ensure_open()
         if not hashes:
             return []
         deadline = Deadline(self._settings.timeout_s)
         sealed = self._sealed_space(space)
         names = sealed.names(hashes)
-        with self._buffers.lend(len(hashes), sealed.inner.stored_nbytes) as sources:
-            found = self.inner.batch_get(sealed.inner, names, sources)
-            wanted = [n for n, hit in enumerate(found) if hit]
-            opened = self._open_pages(
-                sealed,
-                [hashes[n] for n in wanted],
-                [sources[n].segments[0] for n in wanted],
-                [pages[n] for n in wanted],
-                deadline,
-            )
-        verdicts = dict(zip(wanted, opened, strict=True))
-        wrong = [names[n] for n, verdict in verdicts.items() if verdict is False]
-        if wrong and deadline.remaining_s() >= self._settings.timeout_s / 2:
-            self._delete_wrong(sealed.inner, wrong)
-        return [verdicts.get(n) is True for n in range(len(hashes))]
+        verdicts = self._read_pages(sealed, hashes, names, pages, deadline)
+        self._counters.add("unopened", verdicts.count(None))
+        for verdict in verdicts:
+            if isinstance(verdict, PageFault):
+                self._counters.add(verdict.reason)
+                logger.warning("page %s does not open: %s", verdict.page_hash, verdict.detail)
+        if not self._read_only:
+            self._learn(sealed, names, verdicts, deadline)
+        return [verdict is True for verdict in verdicts]
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
@@ -147,13 +179,22 @@ class EncryptedStorage(WrapperStorage):
             return []
         deadline = Deadline(self._settings.timeout_s / 2)
         sealed = self._sealed_space(space)
+        names = sealed.names(hashes)
+        refused = self._remove_unknown(sealed, names)
+        fitting = [
+            n
+            for n, (name, page) in enumerate(zip(names, pages, strict=True))
+            if page.nbytes == space.stored_nbytes and name not in refused
+        ]
         with self._buffers.lend(len(hashes), sealed.inner.stored_nbytes) as targets:
-            done = self._seal_pages(sealed, hashes, pages, targets, deadline)
-            answers = self.inner.batch_set(
-                sealed.inner, sealed.names([hashes[n] for n in done]), [targets[n] for n in done]
+            count = self._seal_pages(
+                sealed, [hashes[n] for n in fitting], [pages[n] for n in fitting], targets, deadline
             )
+            done = fitting[:count]
+            answers = self.inner.batch_set(sealed.inner, [names[n] for n in done], targets[:count])
         verdicts = dict(zip(done, answers, strict=True))
         self._counters.add("refused_unsealed", len(hashes) - len(done))
+        self._unknown.difference_update(names[n] for n, stored in verdicts.items() if stored)
         return [verdicts.get(n, False) for n in range(len(hashes))]
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
@@ -177,6 +218,37 @@ class EncryptedStorage(WrapperStorage):
         sealed = self._sealed_space(space)
         return self._opened_names(sealed, self.inner.scan(sealed.inner))
 
+    def faults(self, space: KeySpace, hashes: Sequence[str] | None = None) -> Iterator[PageFault]:
+        """Yield pages that do not open, and those that the backend finds damaged.
+
+        With `hashes` it reads the pages, which counts as a use in a backend that was not opened
+        read-only.
+
+        Raises:
+            StorageTimeout: A page could not be opened within `timeout_s`.
+        """
+        self.ensure_open()
+        sealed = self._sealed_space(space)
+        if hashes is None:
+            return self._opened_faults(sealed, self.inner.faults(sealed.inner))
+        return self._faults_among(sealed, hashes)
+
+    def unreadable_spaces(self) -> Iterator[UnreadableSpace]:
+        """Yield sealed key spaces whose names do not open, and those that the backend cannot name."""
+        self.ensure_open()
+        return self._unreadable(self._inner_spaces(), self.inner.unreadable_spaces())
+
+    def remove_space(self, space_id: str) -> int:
+        """Remove a key space. One whose name does not open has the id of its sealed form."""
+        self.ensure_open()
+        for inner in self.inner.spaces():
+            opened = self._names.opened_space(inner)
+            if space_id == (opened or inner).id and is_sealed(inner):
+                return self.inner.remove_space(inner.id)
+        if any(space_id == one.space_id for one in self.inner.unreadable_spaces()):
+            return self.inner.remove_space(space_id)
+        return 0
+
     def page_times(self, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
         self.ensure_open()
         sealed = self._sealed_space(space)
@@ -197,11 +269,16 @@ class EncryptedStorage(WrapperStorage):
         self.ensure_open()
 
     def diagnose(self) -> list[Diagnosis]:
-        """Return what the backend says, and which keys are in use."""
+        """Return what the backend says, which keys are in use, and which key spaces they do not open."""
         settings = self._settings
         fact = f"{len(self._keys)} listed; {settings.current_key!r} seals new pages"
         keys = Diagnosis("keys", f"{fact}, {settings.name_key or settings.current_key!r} names")
-        return [*self.inner.diagnose(), keys, *self._readable_key_files()]
+        return [
+            *self.inner.diagnose(),
+            keys,
+            *self._other_keys.diagnoses(self._inner_spaces()),
+            *self._readable_key_files(),
+        ]
 
     def stats(self) -> StorageStats:
         """Return the backend's figures: its bytes are those of sealed pages. Counters are added."""
@@ -227,20 +304,43 @@ class EncryptedStorage(WrapperStorage):
         pages: Sequence[Page],
         targets: Sequence[Page],
         deadline: Deadline,
-    ) -> list[int]:
-        """Seal pages until the deadline. Return the places of the sealed ones: others have no room."""
+    ) -> int:
+        """Seal pages into the first targets until the deadline. Return how many there was time for."""
         key_id = self._settings.current_key
-        fitting = [n for n, page in enumerate(pages) if page.nbytes == sealed.space.stored_nbytes]
-        nonces = random_nonces(len(fitting))
+        nonces = random_nonces(len(hashes))
         messages = self._keys[key_id].message_keys(nonces)
-        for count, (n, nonce, message) in enumerate(zip(fitting, nonces, messages, strict=True)):
+        for n, (page_hash, nonce, message) in enumerate(zip(hashes, nonces, messages, strict=True)):
             if deadline.passed():
-                return fitting[:count]
+                return n
             header, body = self._split(targets[n].segments[0])
             write_header(header, key_id, nonce)
-            about = authenticated(header, sealed.identity(hashes[n]))
+            about = authenticated(header, sealed.identity(page_hash))
             write_tag(header, seal(message, about, pages[n].segments, body))
-        return fitting
+        return len(hashes)
+
+    def _read_pages(
+        self,
+        sealed: SealedSpace,
+        hashes: Sequence[str],
+        names: Sequence[str],
+        pages: Sequence[Page],
+        deadline: Deadline,
+    ) -> list[_Verdict]:
+        """Read sealed pages and open them, until the deadline."""
+        verdicts: list[_Verdict] = [False] * len(hashes)
+        with self._buffers.lend(len(hashes), sealed.inner.stored_nbytes) as sources:
+            found = self.inner.batch_get(sealed.inner, names, sources)
+            wanted = [n for n, hit in enumerate(found) if hit]
+            opened = self._open_pages(
+                sealed,
+                [hashes[n] for n in wanted],
+                [sources[n].segments[0] for n in wanted],
+                [pages[n] for n in wanted],
+                deadline,
+            )
+        for n, verdict in zip(wanted, opened, strict=True):
+            verdicts[n] = verdict
+        return verdicts
 
     def _open_pages(
         self,
@@ -249,11 +349,11 @@ class EncryptedStorage(WrapperStorage):
         sources: Sequence[memoryview],
         pages: Sequence[Page],
         deadline: Deadline,
-    ) -> list[bool | None]:
-        """Open sealed pages until the deadline. None: there was no time, or no room, for a page."""
+    ) -> list[_Verdict]:
+        """Open sealed pages until the deadline."""
         headers = [Header.read(source[: self._header_nbytes]) for source in sources]
         messages = self._message_keys(headers)
-        verdicts: list[bool | None] = []
+        verdicts: list[_Verdict] = []
         for page_hash, source, page, header, message in zip(
             hashes, sources, pages, headers, messages, strict=True
         ):
@@ -261,15 +361,24 @@ class EncryptedStorage(WrapperStorage):
             head, body = self._split(source)
             if page.nbytes != body.nbytes or deadline.passed():
                 verdicts.append(None)
-                continue
-            verdict = False
-            if header is not None and message is not None:
-                about = authenticated(head, sealed.identity(page_hash))
-                verdict = unseal(message, about, header.tag, body, page.segments)
-            if not verdict:
-                self._count_wrong(page_hash, header, is_known=message is not None)
-            verdicts.append(verdict)
-        self._counters.add("unopened", verdicts.count(None))
+            elif header is not None and message is None:
+                why = f"its key {header.key_id!r} is not listed"
+                verdicts.append(PageFault(page_hash, _UNKNOWN_KEY, why))
+            elif (
+                header is not None
+                and message is not None
+                and unseal(
+                    message,
+                    authenticated(head, sealed.identity(page_hash)),
+                    header.tag,
+                    body,
+                    page.segments,
+                )
+            ):
+                verdicts.append(True)
+            else:
+                why = "it is no page that was sealed under this name"
+                verdicts.append(PageFault(page_hash, _NOT_AUTHENTIC, why))
         return verdicts
 
     def _message_keys(self, headers: Sequence[Header | None]) -> list[MessageKey | None]:
@@ -286,14 +395,37 @@ class EncryptedStorage(WrapperStorage):
         """Return header and body of a sealed page."""
         return memory[: self._header_nbytes], memory[self._header_nbytes :]
 
-    def _count_wrong(self, page_hash: str, header: Header | None, *, is_known: bool) -> None:
-        if header is None or is_known:
-            self._counters.add("not_authentic")
-            why = "it is no page that was sealed under this name"
-        else:
-            self._counters.add("unknown_key")
-            why = f"its key {header.key_id!r} is not listed"
-        logger.warning("page %s does not open: %s", page_hash, why)
+    def _learn(
+        self,
+        sealed: SealedSpace,
+        names: Sequence[str],
+        verdicts: Sequence[_Verdict],
+        deadline: Deadline,
+    ) -> None:
+        """Remember pages whose keys are not listed. Delete damaged ones if there is time."""
+        wrong: list[str] = []
+        for name, verdict in zip(names, verdicts, strict=True):
+            if not isinstance(verdict, PageFault):
+                if verdict:
+                    self._unknown.discard(name)
+            elif verdict.reason == _NOT_AUTHENTIC:
+                wrong.append(name)
+            else:
+                if len(self._unknown) >= _MOST_REMEMBERED:
+                    self._unknown.clear()
+                self._unknown.add(name)
+        if wrong and deadline.remaining_s() >= self._settings.timeout_s / 2:
+            self._delete_wrong(sealed.inner, wrong)
+
+    def _remove_unknown(self, sealed: SealedSpace, names: Sequence[str]) -> frozenset[str]:
+        """Delete pages of unlisted keys that a set would not replace. Return those that are left."""
+        unknown = [name for name in names if name in self._unknown]
+        if not unknown or self.capabilities.overwrites:
+            return frozenset()
+        gone = self.inner.batch_delete(sealed.inner, unknown)
+        left = frozenset(name for name, done in zip(unknown, gone, strict=True) if not done)
+        self._unknown.difference_update(set(unknown) - left)
+        return left
 
     def _delete_wrong(self, inner_space: KeySpace, names: Sequence[str]) -> None:
         """Delete pages that do not open. A store that refuses keeps them, as misses."""
@@ -313,6 +445,59 @@ class EncryptedStorage(WrapperStorage):
             page_hash = sealed.page_hash(info.page_hash)
             if page_hash is not None:
                 yield PageInfo(page_hash, max(0, info.nbytes - self._header_nbytes))
+
+    def _faults_among(self, sealed: SealedSpace, hashes: Sequence[str]) -> Iterator[PageFault]:
+        most = min(
+            self.capabilities.max_batch or _LOOKED_AT_ONCE,
+            max(1, _LOOKED_AT_ONCE_NBYTES // sealed.inner.stored_nbytes),
+        )
+        room = Page(bytearray(sealed.space.stored_nbytes))
+        for start in range(0, len(hashes), most):
+            part = hashes[start : start + most]
+            below = self.inner.faults(sealed.inner, sealed.names(part))
+            damaged = {fault.page_hash: fault for fault in self._opened_faults(sealed, below)}
+            yield from damaged.values()
+            rest = [page_hash for page_hash in part if page_hash not in damaged]
+            deadline = Deadline(self._settings.timeout_s)
+            rooms = [room] * len(rest)
+            for verdict in self._read_pages(sealed, rest, sealed.names(rest), rooms, deadline):
+                if verdict is None:
+                    raise StorageTimeout(
+                        f"encrypted: pages could not be opened within {self._settings.timeout_s:g} s"
+                    )
+                if isinstance(verdict, PageFault):
+                    yield verdict
+
+    def _opened_faults(
+        self, sealed: SealedSpace, found: Iterator[PageFault]
+    ) -> Iterator[PageFault]:
+        """Yield faults of the backend under the pages' own hashes, without those of others' objects."""
+        for fault in found:
+            page_hash = sealed.page_hash(fault.page_hash)
+            if page_hash is not None:
+                yield PageFault(page_hash, fault.reason, fault.detail)
+
+    def _inner_spaces(self) -> Iterator[KeySpace]:
+        return self.inner.spaces() if self.capabilities.enumerable else iter(())
+
+    def _unreadable(
+        self, spaces: Iterator[KeySpace], below: Iterator[UnreadableSpace]
+    ) -> Iterator[UnreadableSpace]:
+        for inner in self._other_keys.sealed(spaces):
+            reason = self._other_keys.reason(inner, self._key_of_a_page(inner))
+            yield UnreadableSpace(inner.id, reason)
+        yield from below
+
+    def _key_of_a_page(self, inner: KeySpace) -> str | None:
+        """Return the key id in some page, if one tells it. A store is read only if it is read-only."""
+        if not self._read_only:
+            return None
+        for info in islice(self.inner.scan(inner), 1):
+            with self._buffers.lend(1, inner.stored_nbytes) as sources:
+                if self.inner.batch_get(inner, [info.page_hash], sources) == [True]:
+                    header = Header.read(sources[0].segments[0][: self._header_nbytes])
+                    return None if header is None else header.key_id
+        return None
 
     def _readable_key_files(self) -> Iterator[Diagnosis]:
         for key_id, source in self._settings.keys.items():

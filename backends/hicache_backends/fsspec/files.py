@@ -6,7 +6,6 @@ Every operation is a coroutine. It waits on an asynchronous filesystem, and neve
 from __future__ import annotations
 
 import itertools
-import secrets
 import threading
 import time
 from contextlib import suppress
@@ -14,8 +13,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from hicache_backends.fsspec.layout import WRITING
+from hicache_backends.fsspec.layout import UNPUBLISHED, WRITING
 from hicache_backends.fsspec.protocols import Publishing
+from hicache_storage.backend_support.writer_lock import new_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,10 +33,11 @@ _BLOCKING_CONNECTIONS = ("client", "ftp")  # of sftp, of ftp
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One file of a directory."""
+    """One entry of a directory."""
 
     name: str
     nbytes: int
+    is_file: bool
     modified_s: float | None
     """Seconds since the epoch. None: the filesystem does not report them."""
 
@@ -61,7 +62,7 @@ class Files:
         self._blocking = blocking
         self._lock = threading.Lock()
         self._opened: tuple[Any, str] | None = None
-        self._token = secrets.token_hex(8)
+        self._token = new_token()
         self._serials = itertools.count()
 
     async def read(self, name: str) -> bytes:
@@ -69,8 +70,11 @@ class Files:
         data: bytes = await self._call("cat_file", self._path(name))
         return data
 
-    async def write(self, name: str, data: bytes) -> None:
-        """Publish `data` as the file: all of it or nothing, as far as the filesystem allows."""
+    async def write(self, name: str, data: bytes) -> bool:
+        """Publish `data` as the file: all of it or nothing, as far as the filesystem allows.
+
+        Return True if its directory was there, and False if it was made.
+        """
         try:
             await self._publish(name, data)
         except FileNotFoundError:
@@ -79,10 +83,18 @@ class Files:
             for directory in {name.rpartition("/")[0], WRITING}:
                 await self._call("makedirs", self._path(directory), exist_ok=True)
             await self._publish(name, data)
+            return False
+        return True
 
     async def remove(self, name: str) -> None:
         """Remove a file."""
         await self._call("rm_file", self._path(name))
+
+    async def remove_directory(self, name: str) -> None:
+        """Remove an empty directory, where a filesystem is known to refuse it for another one."""
+        if self._protocol.publishing is Publishing.RENAME:
+            with suppress(OSError):
+                await self._call("rmdir", self._path(name))
 
     async def size(self, name: str) -> int | None:
         """Return the size of a file, or None for anything but a file."""
@@ -104,7 +116,12 @@ class Files:
         except FileNotFoundError:
             return []
         return [
-            Entry(one["name"].rstrip("/").rpartition("/")[2], one["size"] or 0, _modified_s(one))
+            Entry(
+                one["name"].rstrip("/").rpartition("/")[2],
+                one["size"] or 0,
+                one["type"] == "file",
+                _modified_s(one),
+            )
             for one in found
         ]
 
@@ -115,17 +132,20 @@ class Files:
             await set_session()
 
     async def check(self, _: None = None) -> None:
-        """Raise if the root is missing and cannot be made. Remove the files of dead writers.
+        """Raise if the store does not answer. A missing directory is an answer.
 
         Raises:
             FileNotFoundError: There is no such bucket.
         """
-        if not self._protocol.has_directories:
-            await self._info(self._filesystem()[1].partition("/")[0])
-            return
+        if await self.is_root_missing() and not self._protocol.has_directories:
+            raise FileNotFoundError
+
+    async def collect(self, _: None = None) -> None:
+        """Remove the files of dead writers."""
         oldest_s = time.time() - _STALE_S
-        for entry in await self.entries(WRITING):
-            if entry.modified_s is not None and entry.modified_s < oldest_s:
+        for entry in await self.entries(WRITING) if self._protocol.has_directories else ():
+            is_stale = entry.modified_s is not None and entry.modified_s < oldest_s
+            if is_stale and UNPUBLISHED.fullmatch(entry.name):
                 with suppress(OSError):
                     await self.remove(f"{WRITING}/{entry.name}")
 

@@ -17,10 +17,13 @@ digest of the bytes before it, and is a miss.
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import TYPE_CHECKING
 
 import xxhash
+
+from hicache_storage.backend_support.writer_lock import WRITER_TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 WRITING = "writing"
 """The directory of files that are not published yet."""
+UNPUBLISHED = re.compile(rf"{WRITER_TOKEN.pattern}-[0-9]+")
+"""Matches the name of a file that is not published yet. Files of other names belong to others."""
 TRAILER_NBYTES = 32
 
 _HEAD = struct.Struct("<4sHH16s")
@@ -42,8 +47,8 @@ def manifest_name(space_id: str) -> str:
     return f"{space_id}/{MANIFEST}"
 
 
-def page_name(space: KeySpace, page_hash: str) -> str:
-    return f"{space.id}/{page_hash}"
+def page_name(space_id: str, page_hash: str) -> str:
+    return f"{space_id}/{page_hash}"
 
 
 def file_nbytes(space: KeySpace) -> int:

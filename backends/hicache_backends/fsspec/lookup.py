@@ -46,7 +46,7 @@ class Lookup:
         nbytes = file_nbytes(space)
 
         async def has_size(page_hash: str) -> bool:
-            return await mount.files.size(page_name(space, page_hash)) == nbytes
+            return await mount.files.size(page_name(space.id, page_hash)) == nbytes
 
         began_s = time.monotonic()
         results = mount.each(has_size, hashes, deadline)
@@ -82,12 +82,10 @@ class Lookup:
         self.note_listing(space.id, time.monotonic() - began_s, done=result.error is None)
         if result.value is None:
             return None
-        return {name for name, is_whole in pages_among(result.value, space) if is_whole}
+        nbytes = file_nbytes(space)
+        return {entry.name for entry in pages_among(result.value) if entry.nbytes == nbytes}
 
 
-def pages_among(entries: Sequence[Entry], space: KeySpace) -> list[tuple[str, bool]]:
-    """Return the entries that are named like pages, each with True if it has the size of a page."""
-    nbytes = file_nbytes(space)
-    return [
-        (entry.name, entry.nbytes == nbytes) for entry in entries if PAGE_HASH.fullmatch(entry.name)
-    ]
+def pages_among(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries that are named like pages."""
+    return [entry for entry in entries if PAGE_HASH.fullmatch(entry.name)]

@@ -53,8 +53,8 @@ class Mount:
 
         self.files = Files(protocol, publishing, open_filesystem, blocking=self._blocking)
 
-    def connect(self, timeout_s: float) -> None:
-        """Make the client, and check that the store answers.
+    def connect(self, timeout_s: float, *, collect: bool) -> None:
+        """Make the client, and check that the store answers. Remove the files of dead writers if told.
 
         Raises:
             Exception: Any exception of the filesystem.
@@ -63,7 +63,10 @@ class Mount:
             _check_success(
                 self._executor.each(self.files.connect, [None], Deadline(_CLIENT_LIMIT_S))
             )
-        _check_success(self.each(self.files.check, [None], Deadline(timeout_s)))
+        deadline = Deadline(timeout_s)
+        _check_success(self.each(self.files.check, [None], deadline))
+        if collect:
+            _check_success(self.each(self.files.collect, [None], deadline))
 
     def each(
         self,

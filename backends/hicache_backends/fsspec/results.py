@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hicache_backends.fsspec.executors import Result
     from hicache_storage.backend_support.counters import Counters
 
-_MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -97,7 +97,7 @@ class ResultMapper:
 
 def is_missing(error: Exception) -> bool:
     """Return True if there is no such file."""
-    return isinstance(error, _MISSING)
+    return isinstance(error, MISSING)
 
 
 def is_no_space(error: Exception) -> bool:

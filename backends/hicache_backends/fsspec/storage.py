@@ -7,6 +7,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from hicache_backends.fsspec.layout import (
+    MANIFEST,
+    WRITING,
+    file_nbytes,
     manifest_name,
     pack_page,
     page_name,
@@ -15,20 +18,27 @@ from hicache_backends.fsspec.layout import (
 from hicache_backends.fsspec.lookup import Lookup, pages_among
 from hicache_backends.fsspec.mount import Mount
 from hicache_backends.fsspec.protocols import Publishing, protocol_of
-from hicache_backends.fsspec.results import ResultMapper, is_timeout
+from hicache_backends.fsspec.results import MISSING, ResultMapper, is_missing, is_timeout
 from hicache_backends.fsspec.settings import FsspecSettings
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.fork_local import ForkLocal
-from hicache_storage.backend_support.manifest import SPACE_ID, decode_manifest, encode_manifest
+from hicache_storage.backend_support.manifest import (
+    PAGE_HASH,
+    SPACE_ID,
+    decode_manifest,
+    encode_manifest,
+)
 from hicache_storage.errors import ConfigError, StorageTimeout, StorageUnavailable
 from hicache_storage.storage import (
     Capabilities,
     Durability,
     HiCacheStorage,
+    PageFault,
     PageInfo,
     Retention,
     StorageStats,
+    UnreadableSpace,
 )
 
 if TYPE_CHECKING:
@@ -43,6 +53,8 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 
 _CLEARED_AT_ONCE = 1000
+_READ_AT_ONCE_NBYTES = 32 << 20
+_NAMED_FOREIGN = 3
 _SILENCE_LIMIT_S = 0.5
 """The time in which a store that is only slow to list answers a short request."""
 _MAX_PREFIX_DIGITS = 4
@@ -61,8 +73,9 @@ class FsspecStorage(HiCacheStorage):
     )
     usable_after_fork = True
 
-    def __init__(self, settings: FsspecSettings) -> None:
+    def __init__(self, settings: FsspecSettings, *, read_only: bool = False) -> None:
         self._settings = settings
+        self._read_only = read_only
         self._protocol = protocol_of(settings.protocol_name)
         self._publishing = (
             self._protocol.publishing if settings.atomic == "auto" else Publishing(settings.atomic)
@@ -80,6 +93,21 @@ class FsspecStorage(HiCacheStorage):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         return cls(FsspecSettings.parse("fsspec", config))
+
+    @classmethod
+    def open_read_only(cls, config: Mapping[str, Any]) -> Self:
+        """Open a store that is there: nothing is written or removed, not even files of dead writers.
+
+        Raises:
+            ConfigError: As `from_config`; also, the directory holds no key space.
+        """
+        storage = cls(FsspecSettings.parse("fsspec", config), read_only=True)
+        try:
+            storage._check_there()
+        except BaseException:
+            storage.close()
+            raise
+        return storage
 
     def open_space(self, space: KeySpace) -> None:
         super().open_space(space)
@@ -107,7 +135,7 @@ class FsspecStorage(HiCacheStorage):
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         self.ensure_open()
-        names = [page_name(space, page_hash) for page_hash in hashes]
+        names = [page_name(space.id, page_hash) for page_hash in hashes]
         deadline = self._deadline()
         results = self._each(self._mounts.get().files.read, names, deadline)
         self._results.check_any_answered(results)
@@ -124,12 +152,13 @@ class FsspecStorage(HiCacheStorage):
         self.ensure_open()
         files = self._mounts.get().files
         named = [
-            (page_name(space, page_hash), pack_page(page, space.id, page_hash))
+            (page_name(space.id, page_hash), pack_page(page, space.id, page_hash))
             for page_hash, page in zip(hashes, pages, strict=True)
         ]
 
         async def write(item: tuple[str, bytes]) -> None:
-            await files.write(*item)
+            if not await files.write(*item):  # the manifest went with the directory
+                await files.write(manifest_name(space.id), encode_manifest(space))
 
         verdicts = self._results.stored(self._each(write, named, self._deadline()))
         self._root_was_present = self._root_was_present or True in verdicts
@@ -137,36 +166,50 @@ class FsspecStorage(HiCacheStorage):
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self.ensure_open()
-        return self._results.removed(self._remove(space, hashes, self._deadline()))
+        return self._results.removed(self._remove(space.id, hashes, self._deadline()))
 
     def spaces(self) -> Iterator[KeySpace]:
         self.ensure_open()
-        deadline = self._deadline()
-        names = [entry.name for entry in self._entries("", "", deadline)]
-        space_ids = [name for name in names if SPACE_ID.fullmatch(name)]
-        results = self._each(self._read_manifest, space_ids, deadline)
-        self._results.check_all_succeeded(results)
-        return iter([result.value for result in results if result.value is not None])
+        return iter([space for space in self._manifests().values() if space is not None])
+
+    def unreadable_spaces(self) -> Iterator[UnreadableSpace]:
+        self.ensure_open()
+        unnamed = [space_id for space_id, space in self._manifests().items() if space is None]
+        return iter(
+            [
+                UnreadableSpace(space_id, "its manifest is missing or damaged")
+                for space_id in unnamed
+                if self._entries(space_id, "", self._deadline())
+            ]
+        )
 
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
         self.ensure_open()
-        names = [name for part in self._list(space) for name, is_whole in part if is_whole]
-        return iter([PageInfo(name, space.stored_nbytes) for name in names])
+        nbytes = file_nbytes(space)
+        whole = [page for part in self._list(space.id) for page in part if page.nbytes == nbytes]
+        return iter([PageInfo(page.name, space.stored_nbytes) for page in whole])
+
+    def faults(self, space: KeySpace, hashes: Sequence[str] | None = None) -> Iterator[PageFault]:
+        self.ensure_open()
+        if hashes is not None:
+            return self._faults_among(space, hashes)
+        listed = [page for part in self._list(space.id) for page in part]
+        return iter(
+            [fault for page in listed for fault in _size_fault(page.name, page.nbytes, space)]
+        )
 
     def clear(self, space: KeySpace) -> int:
         self.ensure_open()
-        removed, errors = 0, list[Exception]()
-        try:
-            for part in self._list(space):
-                for start in range(0, len(part), _CLEARED_AT_ONCE):
-                    removed += self._clear(space, part[start : start + _CLEARED_AT_ONCE], errors)
-                    if any(map(is_timeout, errors)):
-                        raise self._results.failure(errors)
-        except (StorageTimeout, StorageUnavailable) as error:
-            raise type(error)(f"{error}; {removed} pages were cleared: call it again") from None
-        if errors:
-            reason = self._results.failure(errors)
-            raise type(reason)(f"{reason}; {len(errors)} pages are left, {removed} were cleared")
+        return self._clear(space.id, file_nbytes(space))
+
+    def remove_space(self, space_id: str) -> int:
+        """Remove a key space. Files of other names stay, and so does the directory that holds them."""
+        self.ensure_open()
+        if not SPACE_ID.fullmatch(space_id):
+            return 0
+        removed = self._clear(space_id, None)
+        if not pages_among(self._entries(space_id, "", self._deadline())):
+            self._remove_manifest(space_id)
         return removed
 
     def stats(self) -> StorageStats:
@@ -205,7 +248,7 @@ class FsspecStorage(HiCacheStorage):
         except OSError as error:  # no descriptor is left
             raise self._results.failure([error]) from None
         try:
-            mount.connect(self._settings.timeout_s)
+            mount.connect(self._settings.timeout_s, collect=not self._read_only)
         except FileNotFoundError:
             mount.close()
             raise ConfigError(f"fsspec: url: {shown_url} is in no bucket: make it first") from None
@@ -242,9 +285,9 @@ class FsspecStorage(HiCacheStorage):
         return cast("T", result.value)
 
     def _remove(
-        self, space: KeySpace, hashes: Sequence[str], deadline: Deadline
+        self, space_id: str, hashes: Sequence[str], deadline: Deadline
     ) -> list[Result[None]]:
-        names = [page_name(space, page_hash) for page_hash in hashes]
+        names = [page_name(space_id, page_hash) for page_hash in hashes]
         return self._each(self._mounts.get().files.remove, names, deadline)
 
     def _entries(self, directory: str, prefix: str, deadline: Deadline) -> list[Entry]:
@@ -252,22 +295,22 @@ class FsspecStorage(HiCacheStorage):
         self._check_root([bool(entries)], deadline)
         return entries
 
-    def _list(self, space: KeySpace, prefix: str = "") -> Iterator[list[tuple[str, bool]]]:
-        """Yield every file that is named like a page, with True if it has the size of a page.
+    def _list(self, space_id: str, prefix: str = "") -> Iterator[list[Entry]]:
+        """Yield every entry that is named like a page, of whatever size.
 
         A listing that exceeds the deadline is split by the first digits of the hashes, if the filesystem
         supports that. Each part has a deadline of its own. A silent store is not asked for parts.
         """
         try:
-            entries = self._entries(space.id, prefix, self._deadline())
+            entries = self._entries(space_id, prefix, self._deadline())
         except StorageTimeout:
             is_unsplittable = not self._protocol.lists_by_prefix
             if is_unsplittable or len(prefix) == _MAX_PREFIX_DIGITS or self._is_silent():
                 raise
             for digit in "0123456789abcdef":
-                yield from self._list(space, prefix + digit)
+                yield from self._list(space_id, prefix + digit)
         else:
-            yield pages_among(entries, space)
+            yield pages_among(entries)
 
     def _is_silent(self) -> bool:
         """Return True if the store does not answer a short request either."""
@@ -275,21 +318,83 @@ class FsspecStorage(HiCacheStorage):
         (result,) = self._each(self._mounts.get().files.is_root_missing, [None], deadline)
         return result.error is not None and is_timeout(result.error)
 
-    def _clear(
-        self, space: KeySpace, found: Sequence[tuple[str, bool]], errors: list[Exception]
+    def _clear(self, space_id: str, nbytes: int | None) -> int:
+        """Remove all pages. Return the number of those of `nbytes` bytes. None: of all.
+
+        Raises:
+            StorageTimeout, StorageUnavailable: Pages are left. The message has their number.
+        """
+        removed, errors = 0, list[Exception]()
+        try:
+            for part in self._list(space_id):
+                for start in range(0, len(part), _CLEARED_AT_ONCE):
+                    pages = part[start : start + _CLEARED_AT_ONCE]
+                    removed += self._clear_step(space_id, pages, nbytes, errors)
+                    if any(map(is_timeout, errors)):
+                        raise self._results.failure(errors)
+        except (StorageTimeout, StorageUnavailable) as error:
+            raise type(error)(f"{error}; {removed} pages were cleared: call it again") from None
+        if errors:
+            reason = self._results.failure(errors)
+            raise type(reason)(f"{reason}; {len(errors)} pages are left, {removed} were cleared")
+        return removed
+
+    def _clear_step(
+        self, space_id: str, pages: Sequence[Entry], nbytes: int | None, errors: list[Exception]
     ) -> int:
         """Remove some pages within one deadline. Append the error of each page that is left.
 
-        Return the number of removed pages, without damaged ones.
+        Return the number of removed pages of `nbytes` bytes. None: of all.
         """
-        results = self._remove(space, [name for name, _ in found], self._deadline())
+        results = self._remove(space_id, [page.name for page in pages], self._deadline())
         removed = self._results.removed(results)
         errors.extend(
             result.error
             for result, is_removed in zip(results, removed, strict=True)
             if result.error is not None and not is_removed
         )
-        return sum(done and is_whole for done, (_, is_whole) in zip(removed, found, strict=True))
+        return sum(
+            done and nbytes in (None, page.nbytes)
+            for done, page in zip(removed, pages, strict=True)
+        )
+
+    def _remove_manifest(self, space_id: str) -> None:
+        """Remove the manifest and the directory of a key space, unless somebody writes to it meanwhile.
+
+        Raises:
+            StorageUnavailable: Files of other names are left in the directory.
+        """
+        files, name = self._mounts.get().files, manifest_name(space_id)
+
+        async def remove(_: None) -> bytes | None:
+            try:
+                manifest = await files.read(name)
+                await files.remove(name)
+            except FileNotFoundError:
+                manifest = None
+            await files.remove_directory(space_id)
+            return manifest
+
+        manifest = self._run(remove, self._deadline())
+        left = [entry.name for entry in self._entries(space_id, "", self._deadline())]
+        if any(map(PAGE_HASH.fullmatch, left)):  # they were written meanwhile
+            if manifest is not None and MANIFEST not in left:
+                self._run(lambda _: files.write(name, manifest), self._deadline())
+        elif left and left != [MANIFEST]:
+            shown = ", ".join(map(repr, sorted(left)[:_NAMED_FOREIGN]))
+            raise StorageUnavailable(
+                f"fsspec: {space_id} of {self._settings.shown_url} also holds files of other programs"
+                f" ({shown}), which stay: move them"
+            )
+
+    def _check_there(self) -> None:
+        names = [entry.name for entry in self._entries("", "", self._deadline())]
+        if not any(name == WRITING or SPACE_ID.fullmatch(name) for name in names):
+            raise ConfigError(
+                f"fsspec: url: there is no store at {self._settings.shown_url}: correct it; engines"
+                " make a store there when they write"
+            )
+        self._root_was_present = True
 
     def _check_root(self, verdicts: list[bool], deadline: Deadline) -> list[bool]:
         """Return the verdicts. If nothing was found, check that the root still exists.
@@ -306,13 +411,38 @@ class FsspecStorage(HiCacheStorage):
                 )
         return verdicts
 
+    def _manifests(self) -> dict[str, KeySpace | None]:
+        """Return the key spaces by their directories. None: the manifest is missing or damaged."""
+        deadline = self._deadline()
+        space_ids = [
+            entry.name
+            for entry in self._entries("", "", deadline)
+            if not entry.is_file and SPACE_ID.fullmatch(entry.name)
+        ]
+        results = self._each(self._read_manifest, space_ids, deadline)
+        self._results.check_all_succeeded(results)
+        return {space_id: result.value for space_id, result in zip(space_ids, results, strict=True)}
+
     async def _read_manifest(self, space_id: str) -> KeySpace | None:
         """Return the key space that a manifest describes, or None if there is no valid manifest."""
         try:
             data = await self._mounts.get().files.read(manifest_name(space_id))
-        except FileNotFoundError:
+        except MISSING:
             return None
         return decode_manifest(data, space_id=space_id)
+
+    def _faults_among(self, space: KeySpace, hashes: Sequence[str]) -> Iterator[PageFault]:
+        most = max(1, _READ_AT_ONCE_NBYTES // file_nbytes(space))
+        for start in range(0, len(hashes), most):
+            part = hashes[start : start + most]
+            names = [page_name(space.id, page_hash) for page_hash in part]
+            results = self._each(self._mounts.get().files.read, names, self._deadline())
+            self._results.check_all_succeeded(
+                [one for one in results if one.error is None or not is_missing(one.error)]
+            )
+            for page_hash, result in zip(part, results, strict=True):
+                if result.value is not None:
+                    yield from _fault(page_hash, result.value, space)
 
     def _copy(
         self, data: bytes, space: KeySpace, page_hash: str, page: Page, deadline: Deadline
@@ -323,6 +453,20 @@ class FsspecStorage(HiCacheStorage):
             page.copy_from(payload)
             return True
         self._counters.add("wrong_pages")
-        if self._publishing is Publishing.DIRECT:
-            self._remove(space, [page_hash], deadline)
+        if self._publishing is Publishing.DIRECT and not self._read_only:
+            self._remove(space.id, [page_hash], deadline)
         return False
+
+
+def _fault(page_hash: str, data: bytes, space: KeySpace) -> Iterator[PageFault]:
+    """Yield what is wrong with the file of a page, if something is."""
+    if len(data) != file_nbytes(space):
+        yield from _size_fault(page_hash, len(data), space)
+    elif unpack_page(data, space.id, page_hash) is None:
+        yield PageFault(page_hash, "corrupt", "its trailer does not fit its bytes and its name")
+
+
+def _size_fault(page_hash: str, nbytes: int, space: KeySpace) -> Iterator[PageFault]:
+    if nbytes != file_nbytes(space):
+        detail = f"its file has {nbytes} bytes, not {file_nbytes(space)}"
+        yield PageFault(page_hash, "wrong_size", detail)

@@ -107,6 +107,14 @@ class MemoryStorage(HiCacheStorage):
             stored = list(self._spaces.get(space, {}).items())
         return iter([PageInfo(page_hash, len(data)) for page_hash, data in stored])
 
+    def remove_space(self, space_id: str) -> int:
+        self.ensure_open()
+        with self._lock:
+            found = [space for space in self._spaces if space.id == space_id]
+            removed = [data for space in found for data in self._spaces.pop(space).values()]
+            self._nbytes -= sum(map(len, removed))
+        return len(removed)
+
     def stats(self) -> StorageStats:
         self.ensure_open()
         with self._lock:

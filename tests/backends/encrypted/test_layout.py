@@ -10,6 +10,7 @@ from hicache_backends.encrypted.layout import (
     Names,
     authenticated,
     header_nbytes,
+    is_sealed,
     write_header,
     write_tag,
 )
@@ -49,6 +50,15 @@ def test_another_magic_or_version_is_no_header(place: int) -> None:
 def test_a_key_id_that_is_not_ascii_is_no_header() -> None:
     memory = header("a")
     memory[49] = 0xC3
+
+    assert Header.read(memory) is None
+
+
+@pytest.mark.parametrize(("place", "value"), [(48, 0), (48, 3), (48, 80), (49, ord("/")), (127, 1)])
+def test_a_key_id_that_no_config_can_have_is_no_header(place: int, value: int) -> None:
+    """It was damaged: it is not the id of a key that another config lists."""
+    memory = header("ab")
+    memory[place] = value
 
     assert Header.read(memory) is None
 
@@ -103,6 +113,14 @@ def test_a_key_space_that_is_no_sealed_one_is_none(changes: dict[str, str | int]
     inner = NAMES.sealed_space(SPACE).inner
 
     assert NAMES.opened_space(KeySpace.from_manifest({**inner.manifest(), **changes})) is None
+
+
+def test_a_sealed_key_space_is_told_from_a_plain_one() -> None:
+    plain = replace(SPACE, model="sealed:a name of somebody's")
+
+    assert [True, False, False] == [
+        is_sealed(each) for each in (NAMES.sealed_space(SPACE).inner, SPACE, plain)
+    ]
 
 
 def test_a_sealed_key_space_has_room_for_header_and_frame() -> None:

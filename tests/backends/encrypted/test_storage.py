@@ -8,16 +8,32 @@ import framed
 import pytest
 from hicache_backends.encrypted import EncryptedStorage
 from hicache_backends.encrypted.layout import HEADER_NBYTES
+from hicache_backends.file import FileStorage
 from hicache_backends.memory import MemoryStorage
+from looks import look_everywhere, recorded
 from pages import blank, hash_of, page, space
 from processes import in_a_fork
-from sealed_stores import KEYS, key_files, over_files, page_file, sealed_over, stored_under
+from sealed_stores import (
+    KEYS,
+    key_files,
+    over_files,
+    page_file,
+    sealed_over,
+    settings,
+    stored_under,
+)
 
-from hicache_storage.errors import StorageClosed, StorageUnavailable, UnsupportedOperation
+from hicache_storage.errors import (
+    ConfigError,
+    StorageClosed,
+    StorageTimeout,
+    StorageUnavailable,
+    UnsupportedOperation,
+)
 from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.registry import open_storage
-from hicache_storage.storage import Durability, PageInfo
+from hicache_storage.storage import Durability, PageFault, PageInfo, PageTimes, UnreadableSpace
 from hicache_storage.testing import Fault, FaultyStorage, Odds, WrapperStorage
 
 if TYPE_CHECKING:
@@ -266,6 +282,56 @@ class TestRotation:
         assert [True, True, False] == both.batch_get(SPACE, [A, B, C], targets)
         assert both.stats().counters["unknown_key"] == 1
 
+    @pytest.mark.parametrize("over", ["memory", "file"])
+    def test_a_page_of_a_key_that_is_not_listed_is_a_miss_and_stays(
+        self, tmp_path: Path, over: str
+    ) -> None:
+        """Who lists the key still opens it. Here it counts as absent, so that it is set again."""
+        inner = (
+            MemoryStorage()
+            if over == "memory"
+            else FileStorage.from_config({"path": str(tmp_path)})
+        )
+        old, new = sealed_over(inner, "a"), sealed_over(inner, "ab", current_key="b")
+        new.open_space(SPACE)
+        sent = put(new)
+
+        assert got(old) is None
+        assert [False] == old.batch_exists(SPACE, [A])
+        assert sent == got(new)
+
+    def test_a_page_that_was_set_again_by_others_is_found_again(self, inner: MemoryStorage) -> None:
+        storage = sealed_over(inner, "a")
+        put(sealed_over(inner, "ab", current_key="b"))
+        assert got(storage) is None
+        sent = put(sealed_over(inner, "a"))
+
+        assert sent == got(storage)
+        assert [True] == storage.batch_exists(SPACE, [A])
+
+    def test_as_many_pages_of_other_keys_are_remembered_as_there_is_room_for(
+        self, inner: MemoryStorage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("hicache_backends.encrypted.storage._MOST_REMEMBERED", 2)
+        hashes = [hash_of(number) for number in range(5)]
+        sealed_over(inner, "ab", current_key="b").batch_set(SPACE, hashes, [page()] * 5)
+        storage = sealed_over(inner, "a")
+
+        assert [False] * 5 == storage.batch_get(SPACE, hashes, [blank() for _ in hashes])
+        assert storage.batch_exists(SPACE, hashes).count(False) in {1, 2}
+
+    def test_a_page_that_cannot_be_replaced_is_refused(self, tmp_path: Path) -> None:
+        """The backend would keep the first bytes, which do not open here."""
+        inner = FileStorage.from_config({"path": str(tmp_path)})
+        faulty = FaultyStorage(inner, [Odds("batch_delete", Fault.MISS, 1.0)])
+        other, storage = sealed_over(inner, "ab", current_key="b"), sealed_over(faulty, "a")
+        other.open_space(SPACE)
+        put(other)
+
+        assert got(storage) is None
+        assert [False, True] == storage.batch_set(SPACE, [A, B], [page(), page()])
+        assert got(other) is not None
+
     def test_a_page_of_a_key_that_is_gone_is_a_miss_and_the_next_set_heals_it(
         self, tmp_path: Path
     ) -> None:
@@ -275,6 +341,182 @@ class TestRotation:
         with over_files(tmp_path, "a") as storage:
             assert got(storage) is None
             assert put(storage) == got(storage)
+
+
+class TestLooking:
+    """A store that is opened read-only stays as it is, whatever is called."""
+
+    @pytest.mark.parametrize("atomic", ["auto", "none"])
+    @pytest.mark.parametrize("keys", ["a", "b", "ac"])
+    def test_nothing_changes_below(self, tmp_path: Path, keys: str, atomic: str) -> None:
+        """With damaged pages, pages of other keys, key spaces of other keys, and plain ones."""
+        root = tmp_path / "kv"
+        below = {"url": f"file://{root}", "atomic": atomic}
+        with open_storage("fsspec", below) as inner, sealed_over(inner, "ab") as storage:
+            storage.open_space(SPACE)
+            storage.batch_set(SPACE, [A, B], [page(), page()])
+            plant(inner, SPACE, B, bytes(4096 + HEADER_NBYTES))
+            for other in (
+                sealed_over(inner, "ab", current_key="b"),
+                sealed_over(inner, "c"),
+                inner,
+            ):
+                other.open_space(SPACE)
+                put(other, C)
+            cut = root / stored_under(SPACE, C)[0].id / stored_under(SPACE, C)[1]
+            cut.write_bytes(cut.read_bytes()[:-1])
+        before = recorded(root)
+        config = {"backend": "fsspec", "config": below, **key_files(tmp_path, keys)}
+        with open_storage("encrypted", config, read_only=True) as storage:
+            look_everywhere(storage, SPACE, [A, B, C, hash_of(4)])
+
+        assert before == recorded(root)
+
+    def test_the_backend_is_opened_read_only(self, tmp_path: Path) -> None:
+        config = {
+            "backend": "fsspec",
+            "config": {"url": f"file://{tmp_path}/kv"},
+            **key_files(tmp_path),
+        }
+        with pytest.raises(ConfigError, match="there is no store at"):
+            open_storage("encrypted", config, read_only=True)
+
+        assert not (tmp_path / "kv").exists()
+
+
+class TestFaults:
+    def test_damage_and_other_keys_are_told_apart(self, inner: MemoryStorage) -> None:
+        both, storage = sealed_over(inner, "ab", current_key="b"), sealed_over(inner, "a")
+        put(storage, A)
+        put(both, B)
+        plant(inner, SPACE, C, bytes(4096 + HEADER_NBYTES))
+
+        assert [
+            PageFault(B, "unknown_key", "its key 'b' is not listed"),
+            PageFault(C, "not_authentic", "it is no page that was sealed under this name"),
+        ] == list(storage.faults(SPACE, [A, B, C, hash_of(4)]))
+        assert [True] * 3 == storage.batch_exists(SPACE, [A, B, C])
+        assert not storage.stats().counters.get("unknown_key")
+
+    def test_those_of_the_backend_have_the_hashes_of_pages(self, tmp_path: Path) -> None:
+        with (
+            open_storage("fsspec", {"url": f"file://{tmp_path}/kv"}) as inner,
+            sealed_over(inner) as storage,
+        ):
+            storage.open_space(SPACE)
+            storage.batch_set(SPACE, [A, B], [page(), page()])
+            inner_space, name = stored_under(SPACE, B)
+            (tmp_path / "kv" / inner_space.id / name).write_bytes(b"cut")
+            (tmp_path / "kv" / inner_space.id / ("ab" * 16)).touch()
+
+            for found in (list(storage.faults(SPACE)), list(storage.faults(SPACE, [A, B]))):
+                assert (B, "wrong_size") in {(one.page_hash, one.reason) for one in found}
+                assert A not in {one.page_hash for one in found}
+
+    def test_an_object_that_is_named_like_no_page_is_none_of_a_page(self) -> None:
+        class Odd(MemoryStorage):
+            def faults(
+                self, space: KeySpace, hashes: Sequence[str] | None = None
+            ) -> Iterator[PageFault]:
+                del space, hashes
+                return iter([PageFault("ab" * 8, "wrong_size")])
+
+        assert [] == list(sealed_over(Odd()).faults(SPACE))
+
+    def test_any_number_of_pages_is_looked_at(
+        self, inner: MemoryStorage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("hicache_backends.encrypted.storage._LOOKED_AT_ONCE", 3)
+        hashes = [hash_of(number) for number in range(10)]
+        sealed_over(inner, "ab", current_key="b").batch_set(SPACE, hashes, [page()] * 10)
+
+        assert hashes == [one.page_hash for one in sealed_over(inner).faults(SPACE, hashes)]
+
+    def test_no_verdict_in_time_is_no_good_verdict(self, inner: MemoryStorage) -> None:
+        put(sealed_over(inner))
+        with pytest.raises(StorageTimeout):
+            list(sealed_over(inner, timeout_s=1e-9).faults(SPACE, [A]))
+
+
+class TestOtherKeys:
+    """Key spaces below whose names do not open."""
+
+    @pytest.fixture
+    def shared(self, inner: MemoryStorage) -> MemoryStorage:
+        """Return a backend with a key space of key `c`, and one that is not sealed."""
+        put(sealed_over(inner, "c"))
+        inner.batch_set(SPACE, [A], [page()])
+        return inner
+
+    def test_a_key_space_that_no_key_opens_is_unreadable(self, shared: MemoryStorage) -> None:
+        told = UnreadableSpace(stored_under(SPACE, A, "c")[0].id, "none of the keys opens its name")
+
+        assert [told] == list(sealed_over(shared, "ab").unreadable_spaces())
+
+    def test_a_read_only_storage_tells_the_key_of_its_pages(self, shared: MemoryStorage) -> None:
+        own = {key_id: KEYS[key_id] for key_id in "ab"}
+        storage = EncryptedStorage(shared, settings("ab"), own, read_only=True)
+        (told,) = storage.unreadable_spaces()
+
+        assert told.reason == "none of the keys opens its name; it has pages of the key 'c'"
+
+    @pytest.mark.parametrize("left", ["no page", "pages that cannot be read"])
+    def test_a_key_space_whose_pages_tell_nothing(self, inner: MemoryStorage, left: str) -> None:
+        sealed_over(inner, "c").open_space(SPACE)
+        if left != "no page":
+            put(sealed_over(inner, "c"))
+        unread = FaultyStorage(inner, [Odds("batch_get", Fault.MISS, 1.0)])
+        storage = EncryptedStorage(unread, settings(), {"a": KEYS["a"]}, read_only=True)
+        (told,) = storage.unreadable_spaces()
+
+        assert told.reason == "none of the keys opens its name"
+
+    def test_a_wrong_name_key_is_told(self, shared: MemoryStorage) -> None:
+        (told,) = sealed_over(shared, "ac").unreadable_spaces()
+
+        assert told.reason == "the key 'c' opens its name, and name_key is 'a'"
+
+    def test_those_of_the_backend_are_passed_on(self, tmp_path: Path) -> None:
+        with (
+            open_storage("fsspec", {"url": f"file://{tmp_path}/kv"}) as inner,
+            sealed_over(inner) as storage,
+        ):
+            storage.open_space(SPACE)
+            put(storage)
+            space_id = stored_under(SPACE, A)[0].id
+            (tmp_path / "kv" / space_id / "manifest.json").write_text("{}")
+
+            assert [space_id] == [one.space_id for one in storage.unreadable_spaces()]
+            assert storage.remove_space(space_id) == 1
+            assert [] == list(storage.unreadable_spaces())
+
+    def test_removal_knows_a_sealed_key_space_by_either_id(self, shared: MemoryStorage) -> None:
+        storage = sealed_over(shared, "a")
+        put(storage)
+
+        assert storage.remove_space(stored_under(SPACE, A, "c")[0].id) == 1
+        assert got(storage) is not None
+        assert storage.remove_space(storage_id := SPACE.id) == 1
+        assert storage.remove_space(storage_id) == 0
+        assert [SPACE] == list(shared.spaces())  # it is not sealed, and has the same id
+
+    def test_diagnose_tells_of_other_keys_and_of_plain_key_spaces(
+        self, shared: MemoryStorage
+    ) -> None:
+        put(sealed_over(shared, "a"))
+        found = {one.topic: one for one in sealed_over(shared, "a").diagnose()}
+
+        assert "that the name key 'a' does not open: 1" in found["other keys"].fact
+        assert found["other keys"].advice
+        assert found["not sealed"].fact.endswith(": 1")
+        assert not found["not sealed"].advice
+
+    def test_a_backend_that_lists_nothing_has_nothing_to_tell(self, inner: MemoryStorage) -> None:
+        inner.narrow(enumerable=False)
+        storage = sealed_over(inner)
+
+        assert [] == list(storage.unreadable_spaces())
+        assert ["keys"] == [one.topic for one in storage.diagnose()]
 
 
 class TestTimeLimit:
@@ -314,6 +556,25 @@ class TestTimeLimit:
                 "hicache_storage.backend_support.deadline.time.monotonic", lambda: clock[0]
             )
             assert got(storage) is None
+
+    def test_a_slow_replacement_leaves_no_time_to_seal(self, inner: MemoryStorage) -> None:
+        """A set makes at most two calls of the backend, each of which has half of the time."""
+        clock = [0.0]
+
+        class Slow(WrapperStorage):
+            def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+                clock[0] += 11.0
+                return super().batch_delete(space, hashes)
+
+        inner.narrow(overwrites=False)
+        put(sealed_over(inner, "ab", current_key="b"))
+        with pytest.MonkeyPatch.context() as patches, sealed_over(Slow(inner)) as storage:
+            patches.setattr(
+                "hicache_storage.backend_support.deadline.time.monotonic", lambda: clock[0]
+            )
+            assert got(storage) is None
+            assert [False] == storage.batch_set(SPACE, [A], [page()])
+            put(storage)
 
 
 class TestDelegation:
@@ -377,6 +638,16 @@ class TestDelegation:
 
         assert times.written_at_s is not None
         assert missing.written_at_s is None
+
+    def test_the_interval_of_noted_uses_is_the_backends(self) -> None:
+        class Noting(MemoryStorage):
+            def page_times(self, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
+                del space
+                return [PageTimes(used_at_s=1.0, used_within_s=30.0)] * len(hashes)
+
+        (times,) = sealed_over(Noting()).page_times(SPACE, [A])
+
+        assert times.used_within_s == 30.0
 
     def test_figures_are_the_backends_with_counters_added(self, storage: EncryptedStorage) -> None:
         put(storage)

@@ -37,23 +37,29 @@ class TestPublishing:
         assert list((tmp_path / "kv" / "writing").iterdir()) == []
 
     def test_files_of_writers_that_died_long_ago_go_when_it_is_opened(self, tmp_path: Path) -> None:
+        """Files of other names are of other programs, however old they are."""
         open_store(f"file://{tmp_path}/kv").close()
-        old, young = (tmp_path / "kv" / "writing" / name for name in ("old", "young"))
-        for path in (old, young):
-            path.touch()
+        token, writing = "0123456789abcdef", tmp_path / "kv" / "writing"
+        old, young = f"{token}-0", f"{token}-12"
+        foreign = ["novel.txt", f"{token}-x", f"{token}-1.txt", f"{token[1:]}-1", f"{token}0-1"]
         two_days_ago_s = time.time() - 2 * 86_400
-        os.utime(old, (two_days_ago_s, two_days_ago_s))
+        for name in (old, young, *foreign):
+            (writing / name).touch()
+            if name != young:
+                os.utime(writing / name, (two_days_ago_s, two_days_ago_s))
         open_store(f"file://{tmp_path}/kv").close()
 
-        assert (False, True) == (old.exists(), young.exists())
+        assert {young, *foreign} == {path.name for path in writing.iterdir()}
 
     def test_a_directory_that_has_vanished_is_made_again(
         self, local: FsspecStorage, tmp_path: Path
     ) -> None:
+        """It gets a manifest again, too, so that its pages can be listed."""
         (tmp_path / "kv" / SPACE.id / "manifest.json").unlink()
         (tmp_path / "kv" / SPACE.id).rmdir()
 
         assert local.batch_set(SPACE, [A], [page()]) == [True]
+        assert list(local.spaces()) == [SPACE]
 
     def test_in_place_a_page_that_is_there_is_left_alone(self, tmp_path: Path) -> None:
         with open_store(f"file://{tmp_path}/kv", atomic="none") as store:

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hicache_backends.fsspec import FsspecStorage
+from hicache_backends.fsspec.layout import manifest_name
 from hicache_conformance import FaultProxy, Scratch, StorageConformance
 from pages import blank, hash_of, page, space
 from servers import Ministack, Rclone, S3Server
 
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import ConfigError, StorageUnavailable
+from hicache_storage.registry import open_storage
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -102,6 +104,22 @@ def test_signatures_are_right(tmp_path: Path) -> None:
             store.batch_get(SPACE, [A], [found := blank()])
 
     assert page(seed=1).tobytes() == found.tobytes()
+
+
+def test_a_key_space_without_its_manifest_is_told_and_removed(
+    ministack: Ministack, store: FsspecStorage, request: pytest.FixtureRequest
+) -> None:
+    store.batch_set(SPACE, [A], [page()])
+    store._run(
+        lambda _: store._mounts.get().files.remove(manifest_name(SPACE.id)), store._deadline()
+    )
+    with open_storage("fsspec", config(ministack, request.node.name), read_only=True) as looking:
+        assert [SPACE.id] == [one.space_id for one in looking.unreadable_spaces()]
+        assert [] == list(looking.spaces())
+
+    assert store.remove_space(SPACE.id) == 1
+    with pytest.raises(ConfigError, match="there is no store"):
+        open_storage("fsspec", config(ministack, request.node.name), read_only=True)
 
 
 def test_a_get_is_one_request(ministack: Ministack) -> None:

@@ -93,6 +93,16 @@ def test_listings_deletes_and_clear(server: SftpServer) -> None:
         assert store.clear(SPACE) == 1
 
 
+def test_a_key_space_is_removed_with_its_directory(server: SftpServer) -> None:
+    with opened(server.port) as store:
+        store.batch_set(SPACE, [A, B], [page(), page()])
+
+        assert store.remove_space(SPACE.id) == 2
+        assert [] == list(store.spaces())
+        assert [] == list(store.unreadable_spaces())
+        assert not (server.directory / "data" / "kv" / SPACE.id).exists()
+
+
 def test_it_connects_again_when_the_server_is_back(server: SftpServer) -> None:
     with opened(server.port) as store:
         store.batch_set(SPACE, [A], [page()])

@@ -18,18 +18,25 @@ from fsspec_stores import (
     Hooks,
     ObjectStore,
     open_store,
+    page_file,
 )
 from hicache_backends.fsspec import FsspecStorage
+from hicache_backends.fsspec.layout import TRAILER_NBYTES, file_nbytes
+from looks import look_everywhere, recorded
 from pages import blank, hash_of, page, space
 
 from hicache_storage.errors import (
+    ConfigError,
     StorageTimeout,
     StorageUnavailable,
 )
-from hicache_storage.storage import Durability, Retention
+from hicache_storage.registry import open_storage
+from hicache_storage.storage import Durability, PageFault, Retention, UnreadableSpace
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+C = hash_of(3)
 
 
 class TestClaims:
@@ -62,6 +69,187 @@ class TestClaims:
     def test_the_parallelism_is_the_configured_one(self, tmp_path: Path) -> None:
         with open_store(f"file://{tmp_path}/kv", parallelism=3) as store:
             assert store.capabilities.parallelism == 3
+
+
+class TestLooking:
+    """A store that is opened read-only stays as it is, whatever is called."""
+
+    @pytest.mark.parametrize("atomic", ["auto", "none"])
+    def test_nothing_is_made_removed_or_healed(self, tmp_path: Path, atomic: str) -> None:
+        root, config = tmp_path / "kv", {"url": f"file://{tmp_path}/kv", "atomic": atomic}
+        with open_store(**config) as store:
+            store.batch_set(SPACE, [A, B, C], [page(), page(), page()])
+        page_file(tmp_path, A).write_bytes(bytes(file_nbytes(SPACE)))
+        page_file(tmp_path, B).write_bytes(b"cut")
+        (root / "writing").mkdir(exist_ok=True)
+        (root / ("0" * 32)).mkdir()
+        strangers = [
+            root / "notes.txt",
+            root / "writing" / "novel.txt",
+            root / "writing" / "0123456789abcdef-0",
+            root / ("0" * 32) / "manifest.json",
+        ]
+        for path in strangers:
+            path.write_text("mine")
+            os.utime(path, (0, 0))
+        before = recorded(root)
+        with open_storage("fsspec", config, read_only=True) as store:
+            look_everywhere(store, SPACE, [A, B, C, hash_of(9)])
+            look_everywhere(store, space(pool="draft"), [A])
+
+        assert before == recorded(root)
+
+    def test_a_read_only_directory_is_read(self, tmp_path: Path) -> None:
+        """The `writing` directory is neither needed nor made."""
+        with open_store(f"file://{tmp_path}/kv") as store:
+            store.batch_set(SPACE, [A], [page(seed=1)])
+        (tmp_path / "kv" / "writing").rmdir()
+        with open_storage("fsspec", {"url": f"file://{tmp_path}/kv"}, read_only=True) as store:
+            assert list(store.spaces()) == [SPACE]
+            assert store.batch_get(SPACE, [A], [found := blank()]) == [True]
+
+        assert found.tobytes() == page(seed=1).tobytes()
+        assert not (tmp_path / "kv" / "writing").exists()
+
+    @pytest.mark.parametrize("names", [None, [], ["spaces", "writers", "notes.txt"]])
+    def test_a_place_without_a_store_is_no_empty_store(
+        self, tmp_path: Path, names: list[str] | None
+    ) -> None:
+        """A directory that is missing, an unused mount point, and the store of another backend."""
+        for name in names or ():
+            (tmp_path / "kv" / name).mkdir(parents=True)
+        if names == []:
+            (tmp_path / "kv").mkdir()
+        before = recorded(tmp_path)
+        with pytest.raises(ConfigError, match=f"there is no store at file://{tmp_path}/kv"):
+            open_storage("fsspec", {"url": f"file://{tmp_path}/kv"}, read_only=True)
+
+        assert before == recorded(tmp_path)
+
+    def test_a_store_that_goes_meanwhile_is_unavailable(self, tmp_path: Path) -> None:
+        open_store(f"file://{tmp_path}/kv").close()
+        with open_storage("fsspec", {"url": f"file://{tmp_path}/kv"}, read_only=True) as store:
+            (tmp_path / "kv").rename(tmp_path / "elsewhere")
+            with pytest.raises(StorageUnavailable, match="is gone"):
+                store.spaces()
+
+
+class TestFaults:
+    def test_a_listing_tells_of_wrong_lengths(self, local: FsspecStorage, tmp_path: Path) -> None:
+        local.batch_set(SPACE, [A, B], [page(), page()])
+        page_file(tmp_path, A).write_bytes(b"cut")
+        nbytes = SPACE.stored_nbytes + TRAILER_NBYTES
+        wrong = PageFault(A, "wrong_size", f"its file has 3 bytes, not {nbytes}")
+
+        assert [wrong] == list(local.faults(SPACE))
+        assert [wrong] == list(local.faults(SPACE, [A, B, C]))
+
+    @pytest.mark.parametrize("atomic", ["auto", "none"])
+    def test_a_page_that_does_not_fit_its_trailer_is_told_and_stays(
+        self, tmp_path: Path, atomic: str
+    ) -> None:
+        with open_store(f"file://{tmp_path}/kv", atomic=atomic) as store:
+            store.batch_set(SPACE, [A, B], [page(), page()])
+            page_file(tmp_path, B).write_bytes(page_file(tmp_path, A).read_bytes())
+
+            assert [(B, "corrupt")] == [
+                (f.page_hash, f.reason) for f in store.faults(SPACE, [A, B])
+            ]
+            assert page_file(tmp_path, B).exists()
+
+    def test_a_page_that_cannot_be_read_is_no_verdict(self, scripted: Hooks) -> None:
+        def denied_for_a(path: str) -> None:
+            if path.endswith(A):
+                raise PermissionError(errno.EACCES, SECRET)
+
+        with open_store("scripted://kv") as store:
+            store.batch_set(SPACE, [A, B], [page(), page()])
+            scripted.before_read = denied_for_a
+            with pytest.raises(StorageUnavailable):
+                list(store.faults(SPACE, [A, B]))
+
+
+class TestUnreadableSpaces:
+    @pytest.mark.parametrize("manifest", ["", "{}", "[1]", None])
+    def test_pages_without_a_valid_manifest_are_told(
+        self, local: FsspecStorage, tmp_path: Path, manifest: str | None
+    ) -> None:
+        local.batch_set(SPACE, [A], [page()])
+        path = tmp_path / "kv" / SPACE.id / "manifest.json"
+        if manifest is None:
+            path.unlink()
+        else:
+            path.write_text(manifest)
+
+        told = UnreadableSpace(SPACE.id, "its manifest is missing or damaged")
+        assert [told] == list(local.unreadable_spaces())
+        assert [] == list(local.spaces())
+
+    def test_a_file_and_an_empty_directory_are_no_key_space(
+        self, local: FsspecStorage, tmp_path: Path
+    ) -> None:
+        (tmp_path / "kv" / ("0" * 32)).mkdir()
+        (tmp_path / "kv" / ("1" * 32)).touch()
+
+        assert [] == list(local.unreadable_spaces())
+        assert [SPACE] == list(local.spaces())
+
+
+class TestRemoveSpace:
+    @pytest.mark.parametrize("atomic", ["auto", "put", "none"])
+    @pytest.mark.parametrize("manifest", ["right", "damaged"])
+    def test_the_pages_and_the_manifest_go(
+        self, tmp_path: Path, atomic: str, manifest: str
+    ) -> None:
+        with open_store(f"file://{tmp_path}/kv", atomic=atomic) as store:
+            store.batch_set(SPACE, [A, B], [page(), page()])
+            store.batch_set(other := space(pool="draft"), [A], [page()])
+            if manifest == "damaged":
+                (tmp_path / "kv" / SPACE.id / "manifest.json").write_text("{}")
+
+            assert store.remove_space(SPACE.id) == 2
+            assert not (tmp_path / "kv" / SPACE.id).exists()
+            assert store.batch_exists(other, [A]) == [True]
+            assert store.remove_space(SPACE.id) == 0
+
+    @pytest.mark.parametrize("space_id", ["0" * 32, "..", "writing", "", "notes"])
+    def test_an_unknown_id_is_0_and_touches_nothing(
+        self, local: FsspecStorage, tmp_path: Path, space_id: str
+    ) -> None:
+        (tmp_path / "kv" / "notes").mkdir()
+        (tmp_path / "kv" / "notes" / A).touch()
+        (tmp_path / A).touch()
+        before = recorded(tmp_path)
+
+        assert local.remove_space(space_id) == 0
+        assert before == recorded(tmp_path)
+
+    def test_files_of_others_stay_and_are_told(self, local: FsspecStorage, tmp_path: Path) -> None:
+        notes = tmp_path / "kv" / SPACE.id / "notes.txt"
+        notes.write_text("mine")
+        with pytest.raises(StorageUnavailable, match=r"'notes\.txt'"):
+            local.remove_space(SPACE.id)
+
+        assert notes.read_text() == "mine"
+
+    @pytest.mark.parametrize("moment", [A, "manifest.json"])
+    def test_a_key_space_that_is_written_to_meanwhile_stays(
+        self, scripted: Hooks, moment: str
+    ) -> None:
+        """A page that arrives while the manifest is removed brings it back."""
+        with open_store("scripted://kv") as store, open_store("scripted://kv") as writer:
+            store.batch_set(SPACE, [A], [page()])
+
+            def set_b(path: str) -> None:
+                if path.endswith(moment):
+                    scripted.before_remove = None
+                    writer.batch_set(SPACE, [B], [page(seed=2)])
+
+            scripted.before_remove = set_b
+
+            assert store.remove_space(SPACE.id) == 1
+            assert list(store.spaces()) == [SPACE]
+            assert store.batch_exists(SPACE, [A, B]) == [False, True]
 
 
 class TestListing:

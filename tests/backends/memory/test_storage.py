@@ -146,6 +146,18 @@ def test_scan_and_spaces_list_what_is_there(storage: MemoryStorage) -> None:
     assert [] == list(storage.scan(draft))
 
 
+def test_a_removed_key_space_is_gone_with_its_pages_and_its_bytes(storage: MemoryStorage) -> None:
+    draft = space(pool="draft")
+    storage.batch_set(space(), [A, B], [page(), page()])
+    storage.batch_set(draft, [A], [page()])
+
+    assert 2 == storage.remove_space(space().id)
+    assert 0 == storage.remove_space(space().id)
+    assert [draft] == list(storage.spaces())
+    assert (1, 4096) == (storage.stats().pages, storage.stats().nbytes)
+    assert [True] == storage.batch_set(space(), [A], [page()])
+
+
 def test_a_scan_works_beside_writers(storage: MemoryStorage) -> None:
     storage.batch_set(space(), [A, B], [page(), page()])
     scanned = storage.scan(space())

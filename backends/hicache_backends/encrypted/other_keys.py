@@ -1,0 +1,52 @@
+"""Key spaces of the backend that are sealed, and whose names the name key does not open."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hicache_backends.encrypted.layout import is_sealed
+from hicache_storage.storage import Diagnosis
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from hicache_backends.encrypted.layout import Names
+    from hicache_storage.keys import KeySpace
+
+
+class OtherKeys:
+    """A list of such key spaces, and the reasons, from the names that each listed key gives."""
+
+    def __init__(self, names: Mapping[str, Names], name_key: str) -> None:
+        self._names = names
+        self._name_key = name_key
+
+    def sealed(self, spaces: Iterable[KeySpace]) -> list[KeySpace]:
+        """Return those of the backend's key spaces that other keys have sealed."""
+        own = self._names[self._name_key]
+        return [each for each in spaces if is_sealed(each) and own.opened_space(each) is None]
+
+    def reason(self, inner: KeySpace, page_key: str | None) -> str:
+        """Return why a name does not open. `page_key` is the id of the key of a page, if it is known."""
+        for key_id, names in self._names.items():
+            if names.opened_space(inner) is not None:
+                return f"the key {key_id!r} opens its name, and name_key is {self._name_key!r}"
+        known = "" if page_key is None else f"; it has pages of the key {page_key!r}"
+        return f"none of the keys opens its name{known}"
+
+    def diagnoses(self, spaces: Iterable[KeySpace]) -> Iterator[Diagnosis]:
+        """Yield how many key spaces of the backend this storage does not open, and why."""
+        spaces = list(spaces)
+        others = len(self.sealed(spaces))
+        if others:
+            yield Diagnosis(
+                "other keys",
+                f"key spaces that are sealed, and that the name key {self._name_key!r} does not open:"
+                f" {others}",
+                "if they are yours, correct name_key or the file of the key: engines miss their pages"
+                " until then",
+            )
+        plain = sum(not is_sealed(each) for each in spaces)
+        if plain:
+            fact = f"key spaces of others, who store pages there without sealing them: {plain}"
+            yield Diagnosis("not sealed", fact)
