@@ -21,7 +21,7 @@ GPU_OUT ?= $(or $(OUT),artifacts/gpu)
 EXTRAS := torch,metrics,otel,events,completion,redis,s3,fsspec,encrypted,conformance
 # The storm comes first: it forks, which a process with a native client must not do.
 MOONCAKE_TESTS := tests/storm/over_mooncake.py tests/backends/mooncake/settings.py tests/backends/mooncake/storage.py \
-  tests/backends/mooncake/writers.py tests/backends/mooncake/tenants.py tests/backends/mooncake/outages.py tests/replay/over_mooncake.py \
+  tests/backends/mooncake/read_only.py tests/backends/mooncake/writers.py tests/backends/mooncake/tenants.py tests/backends/mooncake/outages.py tests/replay/over_mooncake.py \
   tests/backends/mooncake/conformance.py
 # Beside the system's: what tests/get_servers.sh fetched for Mooncake's client.
 FETCHED_LIBRARIES = $(subst $() ,:,$(wildcard $(CURDIR)/.servers/usr/lib/*-linux-gnu $(CURDIR)/.servers/lib/*-linux-gnu))

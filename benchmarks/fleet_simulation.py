@@ -172,7 +172,7 @@ def placement(
     """
     placed: list[tuple[float, list[int]]] = []
     for space, nbytes in spaces:
-        keys = SpaceKeys("hicache:", space)
+        keys = SpaceKeys("hicache:", space.id)
         slots = [key_slot(keys.index(bucket)) for bucket in BUCKET_NAMES]
         placed.append((nbytes, [slot * servers // _SLOTS for slot in slots]))
     return placed

@@ -73,7 +73,7 @@ def names_of(prefix: str, space: KeySpace, page_hash: str) -> dict[str, str]:
     """Return the name of a page in each kind of store that gives names."""
     slashed = f"{prefix}/"
     return {
-        "redis": SpaceKeys(prefix, space).page(page_hash).decode(),
+        "redis": SpaceKeys(prefix, space.id).page(page_hash).decode(),
         "s3": S3Layout(slashed).pages(space.id, [page_hash])[0],
         "mooncake": MooncakeLayout(prefix).page(space.id, page_hash),
         "fsspec": f"{slashed}{page_name(space.id, page_hash)}",

@@ -203,7 +203,7 @@ def test_there_are_as_many_buckets_as_redis_has() -> None:
 
 def test_a_page_is_placed_by_the_slot_of_its_key() -> None:
     page_hash = "7f" * 32
-    slot = key_slot(SpaceKeys("hicache:", _SPACE).page(page_hash))
+    slot = key_slot(SpaceKeys("hicache:", _SPACE.id).page(page_hash))
 
     ((_, servers),) = placement([(_SPACE, 1.0)], 16)
 

@@ -88,7 +88,7 @@ def test_a_redis_that_refuses_when_full_is_noted(
     with RedisServer(tmp_path, "--maxmemory", "100mb") as server:
         _, checks = _checked(capsys, CliStore("redis", {"url": server.url}))
 
-    assert "allkeys-lru" in checks["eviction"]["advice"]
+    assert "volatile-ttl" in checks["eviction"]["advice"]
 
 
 def test_a_redis_without_room_is_a_problem(

@@ -98,14 +98,14 @@ def client_of_one(server: RedisServer) -> Any:
 def stored(server: AnyServer, prefix: str, space: KeySpace, page_hash: str) -> bytes | None:
     """Return the value under the key of a page."""
     with client_of(server) as client:
-        return cast("bytes | None", client.get(SpaceKeys(prefix, space).page(page_hash)))
+        return cast("bytes | None", client.get(SpaceKeys(prefix, space.id).page(page_hash)))
 
 
 def put(
     server: AnyServer, prefix: str, space: KeySpace, page_hash: str, data: bytes | None
 ) -> None:
     """Set the value under the key of a page. None: delete it."""
-    key = SpaceKeys(prefix, space).page(page_hash)
+    key = SpaceKeys(prefix, space.id).page(page_hash)
     with client_of(server) as client:
         if data is None:
             client.delete(key)

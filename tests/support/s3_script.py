@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import socket
+import ssl
 import struct
 import threading
 from collections import deque
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 _HEAD = re.compile(rb"(?P<method>[A-Z]+) (?P<target>\S+) HTTP/1\.1\r\n")
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")
@@ -91,9 +93,11 @@ class ScriptedS3:
     """Answers requests for objects from a script, and requests for the bucket with `of_bucket`.
 
     Requests beyond the script get a 404. `bucket_script` takes precedence over `of_bucket`.
+    `certificates` is the directory of `servers.make_certificates`. None: no TLS.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, certificates: Path | None = None) -> None:
+        self._certificates = certificates
         self.requests: list[ReceivedRequest] = []
         self.script: deque[Answer] = deque()
         self.bucket_script: deque[Answer] = deque()
@@ -121,9 +125,11 @@ class ScriptedS3:
 
     def config(self, **fields: Any) -> dict[str, Any]:
         """Return the config of a store on this server."""
+        tls = {"ca_file": str(self._certificates / "ca.crt")} if self._certificates else {}
         return {
             "bucket": "pages",
-            "endpoint_url": f"http://127.0.0.1:{self.port}",
+            "endpoint_url": f"http{'s' if tls else ''}://127.0.0.1:{self.port}",
+            **tls,
             "access_key_id": "AKIDEXAMPLE",
             "secret_access_key": "sesame/sesame/sesame",
             "fan_out": 1,
@@ -159,6 +165,12 @@ class ScriptedS3:
     def _serve(self, connection: socket.socket) -> None:
         data = b""
         try:
+            if self._certificates is not None:
+                context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+                files = (self._certificates / "server.crt", self._certificates / "server.key")
+                context.load_cert_chain(*files)
+                connection = context.wrap_socket(connection, server_side=True)
+                self._open.append(connection)
             while True:
                 while (end := data.find(b"\r\n\r\n") + 4) < 4:
                     more = connection.recv(65536)
@@ -205,7 +217,9 @@ class ScriptedS3:
             return False
         if answer.then == "slow":
             self._ended.wait(SLOW_S)
-        connection.sendall(answer.data)
+        head, end, body = answer.data.partition(b"\r\n\r\n")
+        for part in (head + end, body):  # over TLS each is a record
+            connection.sendall(part)
         if answer.then == "later":
             self.release_rest.wait()
             with suppress(OSError):

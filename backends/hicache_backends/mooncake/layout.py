@@ -36,6 +36,12 @@ class Layout:
         page_hash = key.removeprefix(self.root(space_id))
         return page_hash if PAGE_HASH.fullmatch(page_hash) else None
 
+    def owner(self, key: str) -> str | None:
+        """Return the key-space id in the key of a page or a manifest; None for any other key."""
+        space_id, _, name = key.removeprefix(self.prefix).partition("/")
+        is_ours = name == _MANIFEST or PAGE_HASH.fullmatch(name)
+        return space_id if is_ours and SPACE_ID.fullmatch(space_id) else None
+
     def space_id(self, key: str) -> str | None:
         """Return the key-space id in the key of a manifest; None for any other key."""
         space_id, _, name = key.removeprefix(self.prefix).partition("/")

@@ -25,16 +25,18 @@ from hicache_backends.mooncake.settings import MooncakeSettings, parse_settings
 from hicache_backends.mooncake.transfers import Transfers
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.backend_support.manifest import decode_manifest, encode_manifest
+from hicache_storage.backend_support.manifest import SPACE_ID, decode_manifest, encode_manifest
 from hicache_storage.errors import HiCacheError, StorageClosed, StorageTimeout
 from hicache_storage.page import Page
 from hicache_storage.storage import (
     Capabilities,
     Durability,
     HiCacheStorage,
+    PageFault,
     PageInfo,
     Retention,
     StorageStats,
+    UnreadableSpace,
 )
 
 if TYPE_CHECKING:
@@ -80,6 +82,12 @@ class MooncakeStorage(HiCacheStorage):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         return cls(parse_settings(config))
+
+    @classmethod
+    def open_read_only(cls, config: Mapping[str, Any]) -> Self:
+        """Open it for a program that only looks: it lends the cluster neither memory nor a disk."""
+        lends_nothing = {"global_segment_size": 0, "enable_ssd_offload": False}
+        return cls(parse_settings(config).model_copy(update=lends_nothing))
 
     def ensure_open(self) -> None:
         if self.is_forked_copy:
@@ -153,7 +161,7 @@ class MooncakeStorage(HiCacheStorage):
         for key in self._list_keys(self._layout.prefix, deadline):
             space_id = self._layout.space_id(key)
             if space_id is not None:
-                data = self._client.call(partial(read_small, key), deadline)
+                data = self._read_manifest(space_id, deadline)
                 space = decode_manifest(data, space_id=space_id)
                 if space is not None:
                     found.append(space)
@@ -164,7 +172,7 @@ class MooncakeStorage(HiCacheStorage):
             return super().scan(space)
         self.ensure_open()
         deadline = self._deadline()
-        hashes = self._list_pages(space, deadline)
+        hashes = self._list_pages(space.id, deadline)
         keys = list(hashes)
         sizes = self._client.call(lambda native: object_sizes(native, keys), deadline)
         return iter(
@@ -175,12 +183,71 @@ class MooncakeStorage(HiCacheStorage):
             ]
         )
 
+    def faults(self, space: KeySpace, hashes: Sequence[str] | None = None) -> Iterator[PageFault]:
+        self.ensure_open()
+        deadline = self._deadline()
+        if hashes is not None:
+            named = dict(zip(self._keys(space, hashes), hashes, strict=True))
+        else:
+            named = self._list_pages(space.id, deadline) if self.capabilities.enumerable else {}
+        keys = list(named)
+        sizes = self._client.call(lambda native: object_sizes(native, keys), deadline)
+        return iter(
+            [
+                PageFault(named[key], "wrong_size", _sizes_text(found, space))
+                for key, found in sizes.items()
+                if not may_be_whole(found, space.stored_nbytes)
+            ]
+        )
+
+    def unreadable_spaces(self) -> Iterator[UnreadableSpace]:
+        self.ensure_open()
+        if not self.capabilities.enumerable:
+            return iter(())
+        deadline = self._deadline()
+        listed = self._list_keys(self._layout.prefix, deadline)
+        found: list[UnreadableSpace] = []
+        for space_id in sorted(filter(None, {self._layout.owner(key) for key in listed})):
+            manifest = self._read_manifest(space_id, deadline)
+            if decode_manifest(manifest, space_id=space_id) is None:
+                what = "damaged" if manifest else "lost"
+                found.append(UnreadableSpace(space_id, f"its manifest is {what}"))
+        return iter(found)
+
+    def remove_space(self, space_id: str) -> int:
+        """Remove a key space. Each step of the work has a deadline of its own.
+
+        Raises:
+            StorageTimeout: Pages or the manifest are leased to readers for too long.
+        """
+        if not self.capabilities.enumerable:
+            return super().remove_space(space_id)
+        self.ensure_open()
+        if not SPACE_ID.fullmatch(space_id):
+            return 0
+        removed = self._clear(space_id)
+        if self._list_pages(space_id, self._deadline()):  # others have set them meanwhile
+            return removed
+        manifest = self._read_manifest(space_id, self._deadline())
+        if self._remove({self._layout.manifest(space_id)}, self._deadline()):
+            raise StorageTimeout(
+                f"mooncake: {removed} pages were removed, and the manifest of {space_id} is leased to"
+                f" readers for longer than {self._settings.timeout_s:g} s: remove it again"
+            )
+        space = decode_manifest(manifest, space_id=space_id)
+        if space is not None and self._list_pages(space_id, self._deadline()):
+            self._client.call(lambda native: self._put_manifest(native, space), self._deadline())
+        return removed
+
     def clear(self, space: KeySpace) -> int:
         if not self.capabilities.enumerable:
             return super().clear(space)
         self.ensure_open()
+        return self._clear(space.id)
+
+    def _clear(self, space_id: str) -> int:
         deadline = self._deadline()
-        keys = set(self._list_pages(space, deadline))
+        keys = set(self._list_pages(space_id, deadline))
         leased = self._remove(keys, deadline)
         if leased:
             raise StorageTimeout(
@@ -234,13 +301,17 @@ class MooncakeStorage(HiCacheStorage):
         run_on_thread = self._client.run_on_thread
         return list_keys(self._settings, prefix, deadline, run_on_thread=run_on_thread)
 
-    def _list_pages(self, space: KeySpace, deadline: Deadline) -> dict[str, str]:
+    def _list_pages(self, space_id: str, deadline: Deadline) -> dict[str, str]:
         """Return key and hash of each listed page. The list comes over HTTP, which leases no page."""
-        root = self._layout.root(space.id)
+        root = self._layout.root(space_id)
         hashes = {
-            key: self._layout.page_hash(space.id, key) for key in self._list_keys(root, deadline)
+            key: self._layout.page_hash(space_id, key) for key in self._list_keys(root, deadline)
         }
         return {key: page_hash for key, page_hash in hashes.items() if page_hash is not None}
+
+    def _read_manifest(self, space_id: str, deadline: Deadline) -> bytes:
+        """Return the manifest; b"" where there is none."""
+        return self._client.call(partial(read_small, self._layout.manifest(space_id)), deadline)
 
     def _remove(self, keys: set[str], deadline: Deadline) -> set[str]:
         if not keys:
@@ -268,6 +339,10 @@ class MooncakeStorage(HiCacheStorage):
     def _put_manifest(self, native: Any, space: KeySpace) -> None:
         key = self._layout.manifest(space.id)
         checked([native.put(key, encode_manifest(space), self._replicas)])
+
+
+def _sizes_text(sizes: set[int], space: KeySpace) -> str:
+    return f"it has {' or '.join(map(str, sorted(sizes)))} bytes in place of {space.stored_nbytes}"
 
 
 def _replicas(settings: MooncakeSettings) -> Any:

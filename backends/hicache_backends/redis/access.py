@@ -76,6 +76,8 @@ class Access:
     """Options for redis-py, which sends AUTH, SELECT and CLIENT SETNAME."""
     context: ssl.SSLContext | None
     """None: no TLS."""
+    is_read_only: bool = False
+    """True: the server is asked not to count what is read as used."""
 
 
 def tls_context(

@@ -26,6 +26,8 @@ _cluster: Any = cluster  # untyped in some releases
 _SLOTS = 16384
 _REFRESH_SHARE = 0.4
 """The share of the remaining time that one server may take to report the slots."""
+_EPOCH_FIELD = 6
+"""The place of a server's epoch in its line of CLUSTER NODES. Slots follow it."""
 _UNKNOWN_HOST = "?"
 """A server that does not know its own host reports this."""
 
@@ -45,6 +47,14 @@ class Deployment(Protocol):
         """
         ...
 
+    def placement(self, deadline: Deadline) -> object:
+        """Ask the servers where keys are. The answer differs if one has moved meanwhile.
+
+        Raises:
+            OSError, RedisError: As `all_servers`; also, keys are on their way between two servers.
+        """
+        ...
+
     def invalidate(self) -> None:
         """Look the servers up again at the next call: one failed, or does not have a key."""
         ...
@@ -61,6 +71,9 @@ class SingleServer:
 
     def all_servers(self, deadline: Deadline) -> list[ServerPool]:  # noqa: ARG002
         return [self._server]
+
+    def placement(self, deadline: Deadline) -> object:  # noqa: ARG002 - nothing can move
+        return self._server
 
     def invalidate(self) -> None:
         """Do nothing. If the name leads to another server, the next connections reach that one."""
@@ -90,8 +103,34 @@ class Cluster:
             raise ConnectionError("a part of the slots is without a server")
         return _distinct(owners)
 
+    def placement(self, deadline: Deadline) -> object:
+        """Return each server's slots, with the epoch of its last change.
+
+        A slot that has moved and come back has the same server, and another epoch.
+        """
+        self.invalidate()
+        servers = self.all_servers(deadline)
+        return self._owners, [self._own_slots(server, deadline) for server in servers]
+
     def invalidate(self) -> None:
         self._is_valid = False
+
+    def _own_slots(self, server: ServerPool, deadline: Deadline) -> list[bytes] | None:
+        """Return epoch and slots as `server` has them. None: its user may not ask."""
+        with server.acquire(deadline) as connection:
+            (reply,) = connection.execute([("CLUSTER", "NODES")])
+        if isinstance(reply, ErrorReply) and reply.code == "NOPERM":
+            return None
+        lines = [line.split() for line in reply.splitlines()] if isinstance(reply, bytes) else []
+        own = [line for line in lines if b"myself" in b"".join(line[2:3])]
+        if len(own) != 1:
+            raise WrongReply("the servers of the cluster are listed in another form")
+        slots = own[0][_EPOCH_FIELD:]
+        if any(slot.startswith(b"[") for slot in slots):
+            raise ConnectionError(
+                f"slots are on their way from or to {server.address}: list again when they have moved"
+            )
+        return slots
 
     def _current_owners(self, deadline: Deadline) -> list[ServerPool | None]:
         if self._is_valid:

@@ -126,7 +126,7 @@ class Connection:
     # --- parts -----------------------------------------------------------------------------------
 
     def _greet(self) -> None:
-        """Authenticate, and read the connection's identity."""
+        """Authenticate, and read the connection's identity. Of a program that looks, say so."""
         try:
             self._redis_connection.connect()
         except (exceptions.InvalidResponse, exceptions.ConnectionError) as error:
@@ -159,7 +159,10 @@ class Connection:
             return False
 
     def _read_identity(self) -> tuple[bytes, bytes] | None:
-        (reply,) = self.execute([("CLIENT", "INFO")])
+        commands: list[Command] = [("CLIENT", "INFO")]
+        if self._access.is_read_only:  # Redis before 7.2 refuses it
+            commands.append(("CLIENT", "NO-TOUCH", "ON"))
+        reply, *_ = self.execute(commands)
         if not isinstance(reply, bytes):
             return None
         parts = (part.partition(b"=") for part in reply.split())

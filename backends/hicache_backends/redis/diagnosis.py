@@ -5,17 +5,22 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from hicache_backends.redis.server_pool import parse_info
+from hicache_backends.redis.server_pool import NUMBER, parse_info
 from hicache_storage.storage import Diagnosis
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _CLOCK_SKEW_S = 5.0
+_ONE_ADVICE = "set ttl_s, and maxmemory-policy volatile-ttl,"
+"""What docs/backends/redis.md advises."""
+_ROOM_SHARE = 0.05
+_ROOM_NBYTES = 64 << 20
+"""A server with less room than both is full: one that evicts keeps the room of a few pages."""
 
 
-def diagnoses(info: str) -> Iterator[Diagnosis]:
-    """Yield the facts of one server."""
+def diagnoses(info: str, *, ttl_s: float | None = None) -> Iterator[Diagnosis]:
+    """Yield the facts of one server. `ttl_s` is the life of a page; None: pages do not expire."""
     fields = parse_info(info)
     if not fields:
         yield Diagnosis(
@@ -23,7 +28,7 @@ def diagnoses(info: str) -> Iterator[Diagnosis]:
         )
         return
     yield _server(fields)
-    yield _eviction(fields)
+    yield _eviction(fields, expires=ttl_s is not None)
     yield _persistence(fields)
     yield from _clock(fields)
 
@@ -39,23 +44,24 @@ def _server(fields: Mapping[str, str]) -> Diagnosis:
     )
 
 
-def _eviction(fields: Mapping[str, str]) -> Diagnosis:
-    policy, limit = fields.get("maxmemory_policy", "unknown"), fields.get("maxmemory", "0")
-    if limit == "0":
+def _eviction(fields: Mapping[str, str], *, expires: bool) -> Diagnosis:
+    policy, limit = fields.get("maxmemory_policy", "unknown"), _number(fields, "maxmemory")
+    if limit == 0:
         return Diagnosis(
             "eviction",
             f"maxmemory is not set, the policy is {policy}",
             "set maxmemory: without it the server grows until the system ends it",
         )
-    used = fields.get("used_memory", "0")
-    fact = f"{policy}, {used} of {limit} bytes are used"
+    used = _number(fields, "used_memory") - _number(fields, "mem_not_counted_for_evict")
+    is_full = limit - used < min(_ROOM_NBYTES, limit * _ROOM_SHARE)
+    advice = ""
     if policy == "noeviction":
-        return Diagnosis(
-            "eviction",
-            fact,
-            "a full server refuses pages: set maxmemory-policy allkeys-lru if old pages may go",
-        )
-    return Diagnosis("eviction", fact)
+        advice = f"a full server refuses pages: {_ONE_ADVICE} if old pages may go"
+    elif policy.startswith("volatile") and not expires:
+        advice = "no page expires, so that a full server refuses pages: set ttl_s"
+    elif policy.startswith("allkeys"):
+        advice = f"listings walk through the whole database: {_ONE_ADVICE} if they are too slow"
+    return Diagnosis("eviction", f"{policy}, {used} of {limit} bytes are used", advice, is_full)
 
 
 def _persistence(fields: Mapping[str, str]) -> Diagnosis:
@@ -75,9 +81,15 @@ def _persistence(fields: Mapping[str, str]) -> Diagnosis:
 
 
 def _clock(fields: Mapping[str, str]) -> Iterator[Diagnosis]:
-    text = fields.get("server_time_usec", "")
-    if not text.isdecimal():  # servers before Redis 7 do not tell
+    now_us = _number(fields, "server_time_usec")
+    if not now_us:  # servers before Redis 7 do not tell
         return
-    skew_s = int(text) / 1e6 - time.time()
+    skew_s = now_us / 1e6 - time.time()
     advice = "" if abs(skew_s) < _CLOCK_SKEW_S else "set both clocks by NTP: expiries need them"
     yield Diagnosis("clock", f"the server's is {skew_s:+.1f} s from this machine's", advice)
+
+
+def _number(fields: Mapping[str, str], name: str) -> int:
+    """Return a number of INFO; 0 where it is none."""
+    text = fields.get(name, "")
+    return int(text) if NUMBER.fullmatch(text) else 0

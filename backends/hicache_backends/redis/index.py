@@ -22,16 +22,16 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from hicache_backends.redis.layout import BUCKETS, registry
+from hicache_backends.redis.layout import BUCKETS, SpaceKeys, key_of_any_space, registry
 from hicache_backends.redis.replies import UNANSWERED, ErrorReply, Refused, WrongReply, items_of
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.backend_support.manifest import decode_manifest, encode_manifest
+from hicache_storage.backend_support.manifest import SPACE_ID, decode_manifest, encode_manifest
+from hicache_storage.storage import UnreadableSpace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hicache_backends.redis.batch import Router
-    from hicache_backends.redis.layout import SpaceKeys
     from hicache_backends.redis.replies import Command, Reply
     from hicache_backends.redis.server_pool import ServerPool
     from hicache_storage.keys import KeySpace
@@ -54,9 +54,13 @@ _LAST_MARK = 1 << 52
 class Index:
     """The index as one storage uses it. Thread-safe."""
 
-    def __init__(self, router: Router, prefix: str, timeout_s: float) -> None:
+    def __init__(
+        self, router: Router, prefix: str, timeout_s: float, *, is_read_only: bool = False
+    ) -> None:
         self._router = router
+        self._prefix = prefix
         self._registry = registry(prefix)
+        self._is_read_only = is_read_only
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._opened: dict[KeySpace, float | None] = {}
@@ -86,6 +90,63 @@ class Index:
         registered = [space for space in map(decode_manifest, _items(reply)) if space is not None]
         return [*dict.fromkeys([*registered, *opened])]
 
+    def unreadable_spaces(self) -> Iterator[UnreadableSpace]:
+        """Yield the key spaces with keys or a manifest, and without a manifest that is theirs.
+
+        A user who may not walk through the database, whose keys may be of others, is told of none.
+        """
+        try:
+            manifests = self._all_ids_and_manifests()
+        except Refused as refusal:
+            if refusal.reply.code == "NOPERM":
+                return
+            raise
+        for space_id, manifest in sorted(manifests.items()):
+            if decode_manifest(manifest, space_id=space_id) is None:
+                what = "lost" if manifest is None else "damaged"
+                yield UnreadableSpace(space_id, f"its manifest is {what}")
+
+    def _all_ids_and_manifests(self) -> dict[str, bytes | None]:
+        of_a_space = key_of_any_space(self._prefix)
+        ids: set[str] = set()
+        for keys in self._walk_all(f"{self._prefix}{{*"):
+            ids |= {found["space"].decode() for found in map(of_a_space.fullmatch, keys) if found}
+        (reply,) = self._execute([("HGETALL", self._registry)], Deadline(self._timeout_s))
+        items = _items(reply)  # read last: a writer registers a key space before it sets a page
+        found: dict[str, bytes | None] = dict.fromkeys(ids)
+        for name, manifest in zip(items[::2], items[1::2], strict=False):
+            if SPACE_ID.fullmatch(space_id := name.decode(errors="replace")):
+                found[space_id] = manifest
+        return found
+
+    def remove_space(self, space_id: str) -> int:
+        """Remove pages, members and manifest of a key space. Return the number of pages.
+
+        The manifest stays, or is put back, if there are pages again before or after its removal.
+        """
+        keys = SpaceKeys(self._prefix, space_id)
+        (manifest,) = self._execute([("HGET", self._registry, space_id)], Deadline(self._timeout_s))
+        space = decode_manifest(manifest, space_id=space_id)
+        removed = 0
+        for part in self._everything(keys, walks=space is None):
+            gone = delete_pages(
+                self._router, keys, [one for one, _ in part], Deadline(self._timeout_s)
+            )
+            if not all(gone):
+                raise ConnectionError(
+                    f"{removed} pages are gone, and {gone.count(False)} of the next {len(gone)} are"
+                    " not: remove the key space again when all servers answer"
+                )
+            removed += sum(space is None or nbytes == space.stored_nbytes for _, nbytes in part)
+        if any(self._pages_of_indices(keys)):
+            return removed
+        self._execute([("HDEL", self._registry, space_id)], Deadline(self._timeout_s))
+        with self._lock:
+            self._opened = {one: at_s for one, at_s in self._opened.items() if one.id != space_id}
+        if space is not None and any(self._pages_of_indices(keys)):
+            self._register([space], Deadline(self._timeout_s))
+        return removed
+
     def _register(self, spaces: Sequence[KeySpace], deadline: Deadline) -> None:
         manifests = {space.id: encode_manifest(space) for space in spaces}
         commands = [("HSETNX", self._registry, *item) for item in manifests.items()]
@@ -112,6 +173,14 @@ class Index:
         else:
             yield from self._pages_of_walk(keys)
 
+    def _everything(
+        self, keys: SpaceKeys, *, walks: bool
+    ) -> Iterator[list[tuple[str, int | None]]]:
+        """Yield as `pages` does, after the members without a page have been removed."""
+        yield from self._pages_of_indices(keys)
+        if walks or not self._has_whole_indices():
+            yield from self._pages_of_walk(keys)
+
     def trim(self, keys: SpaceKeys, hashes: Sequence[str], deadline: Deadline) -> None:
         """Remove expired members from the buckets of these pages, once in a while."""
         if random.random() > _TRIM_SHARE:
@@ -134,10 +203,12 @@ class Index:
             for members in self._members(keys, BUCKETS[start : start + _BUCKETS_AT_ONCE]):
                 fresh = [page_hash for page_hash in members if page_hash not in seen]
                 seen.update(fresh)
-                found = self._lengths(keys, fresh)
+                found = self.lengths(keys, fresh)
                 absent = [page_hash for page_hash, nbytes in found if nbytes == 0]
-                prune(self._router, keys, absent, Deadline(self._timeout_s))
-                yield [(page_hash, nbytes) for page_hash, nbytes in found if nbytes != 0]
+                if not self._is_read_only:
+                    prune(self._router, keys, absent, Deadline(self._timeout_s))
+                if pages := [(page_hash, nbytes) for page_hash, nbytes in found if nbytes != 0]:
+                    yield pages
 
     def _members(self, keys: SpaceKeys, buckets: Sequence[str]) -> Iterator[list[str]]:
         """Yield the members of the indices of `buckets`, in parts. Some may appear twice."""
@@ -156,34 +227,37 @@ class Index:
 
     def _pages_of_walk(self, keys: SpaceKeys) -> Iterator[list[tuple[str, int | None]]]:
         seen: set[str] = set()
-        servers = self._all_servers()
-        for server in servers:
-            for page_hashes in self._walk(server, keys):
-                fresh = [page_hash for page_hash in page_hashes if page_hash not in seen]
-                seen.update(fresh)
-                found = self._lengths(keys, fresh)
-                yield [(page_hash, nbytes) for page_hash, nbytes in found if nbytes != 0]
-        self._router.deployment.invalidate()
-        if set(servers) != set(self._all_servers()):
-            raise ConnectionError("servers came or went while they were walked: list again")
+        for page_keys in self._walk_all(keys.pattern):
+            hashes = dict.fromkeys(map(keys.page_hash, page_keys))
+            fresh = [one for one in hashes if one is not None and one not in seen]
+            seen.update(fresh)
+            found = self.lengths(keys, fresh)
+            yield [(page_hash, nbytes) for page_hash, nbytes in found if nbytes != 0]
 
-    def _all_servers(self) -> list[ServerPool]:
-        return self._router.deployment.all_servers(Deadline(self._timeout_s))
+    def _walk_all(self, pattern: str) -> Iterator[list[bytes]]:
+        """Yield the keys that match, in parts. Some may appear twice.
 
-    def _walk(self, server: ServerPool, keys: SpaceKeys) -> Iterator[list[str]]:
-        """Yield the page hashes of the keys on one server, in parts. Some may appear twice."""
+        A key that moves to a server which was walked before is not found. So nothing may move.
+        """
+        deployment = self._router.deployment
+        before = deployment.placement(Deadline(self._timeout_s))
+        for server in deployment.all_servers(Deadline(self._timeout_s)):
+            yield from self._walk(server, pattern)
+        if before != deployment.placement(Deadline(self._timeout_s)):
+            raise ConnectionError("slots moved while the database was walked: list again")
+
+    def _walk(self, server: ServerPool, pattern: str) -> Iterator[list[bytes]]:
         cursor = b"0"
         while True:
-            command = ("SCAN", cursor, "MATCH", keys.pattern, "COUNT", _SCAN_COUNT)
+            command = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT)
             with server.acquire(Deadline(self._timeout_s)) as connection:
                 (reply,) = connection.execute([command])
             cursor, found = _parse_scan(reply)
-            hashes = [keys.page_hash(key) for key in found]
-            yield list(dict.fromkeys(page_hash for page_hash in hashes if page_hash is not None))
+            yield found
             if cursor == b"0":
                 return
 
-    def _lengths(self, keys: SpaceKeys, hashes: Sequence[str]) -> list[tuple[str, int | None]]:
+    def lengths(self, keys: SpaceKeys, hashes: Sequence[str]) -> list[tuple[str, int | None]]:
         """Return the length of each page: 0 where there is none, None where the value is no string."""
         page_keys = [keys.page(page_hash) for page_hash in hashes]
         if not page_keys:

@@ -11,6 +11,7 @@ servers.
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -19,17 +20,14 @@ from hicache_storage.backend_support.manifest import PAGE_HASH
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hicache_storage.keys import KeySpace
-
 BUCKETS = tuple(f"{number:02x}" for number in range(256))
 
 
 class SpaceKeys:
     """The keys of one key space."""
 
-    def __init__(self, prefix: str, space: KeySpace) -> None:
-        self.space = space
-        self._head = f"{prefix}{{{space.id}:"
+    def __init__(self, prefix: str, space_id: str) -> None:
+        self._head = f"{prefix}{{{space_id}:"
 
     def page(self, page_hash: str) -> bytes:
         return f"{self._head}{page_hash[:2]}}}{page_hash}".encode()
@@ -59,6 +57,12 @@ class SpaceKeys:
         """Return the hash of the page that has this key, or None for an index or a foreign key."""
         page_hash = key[self._page_key_offset :].decode(errors="replace")
         return page_hash if PAGE_HASH.fullmatch(page_hash) and self.page(page_hash) == key else None
+
+
+def key_of_any_space(prefix: str) -> re.Pattern[bytes]:
+    """Return what matches the key of a page or an index. The group `space` is the key space's id."""
+    head = rf"{re.escape(prefix)}\{{(?P<space>[0-9a-f]{{32}}):(?P<bucket>[0-9a-f]{{2}})\}}"
+    return re.compile(rf"{head}(?:(?P=bucket)(?:[0-9a-f]{{2}}){{15,63}})?".encode())
 
 
 def registry(prefix: str) -> bytes:

@@ -96,6 +96,7 @@ class Refused(Exception):
 
     def __init__(self, reply: ErrorReply) -> None:
         super().__init__(f"{reply.code} {reply.text}")
+        self.reply = reply
 
 
 class _Unanswered:

@@ -62,6 +62,10 @@ class SentinelMaster:
     def all_servers(self, deadline: Deadline) -> list[ServerPool]:
         return [self.server_of(b"", deadline)]
 
+    def placement(self, deadline: Deadline) -> object:
+        self.invalidate()
+        return self.server_of(b"", deadline)
+
     def invalidate(self) -> None:
         self._master = None
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hicache_backends.redis.access import Access, Address
     from hicache_storage.backend_support.deadline import Deadline
 
-_NUMBER = re.compile(r"[0-9]{1,20}")
+NUMBER = re.compile(r"[0-9]{1,20}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ServerFacts:
         return cls(
             policy=fields.get("maxmemory_policy"),
             # Indices are trusted only if none was evicted, so a malformed number counts as an eviction.
-            evicted_keys=int(evicted) if _NUMBER.fullmatch(evicted) else 1,
+            evicted_keys=int(evicted) if NUMBER.fullmatch(evicted) else 1,
             is_cluster=fields.get("cluster_enabled") == "1",
         )
 

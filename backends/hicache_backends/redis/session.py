@@ -48,6 +48,7 @@ class Session:
         counters: Counters,
         *,
         is_cluster: bool,
+        is_read_only: bool = False,
     ) -> None:
         self._settings = settings
         self._counters = counters
@@ -55,35 +56,40 @@ class Session:
         self._sentinel_pools = ServerPools(sentinels, 1)
         self.deployment = self._new_deployment(is_cluster=is_cluster)
         self._router = Router(self.pools, self.deployment, counters, settings.depth)
-        self.index = Index(self._router, settings.prefix, settings.timeout_s)
+        self.index = Index(
+            self._router, settings.prefix, settings.timeout_s, is_read_only=is_read_only
+        )
 
     def facts(self, deadline: Deadline) -> list[ServerFacts]:
         """Return the facts of each server."""
         return [server.facts(deadline) for server in self.deployment.all_servers(deadline)]
 
     def exists(self, space: KeySpace, hashes: Sequence[str], deadline: Deadline) -> list[bool]:
-        lengths = self._lengths(self._keys(space).pages(hashes), deadline)
+        lengths = self._lengths(self.keys(space).pages(hashes), deadline)
         return [length == space.stored_nbytes for length in lengths]
 
     def get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page], deadline: Deadline
     ) -> list[bool]:
-        replies = self._router.get(self._keys(space).pages(hashes), pages, deadline)
+        replies = self._router.get(self.keys(space).pages(hashes), pages, deadline)
         return [reply is True for reply in replies]
 
     def set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page], deadline: Deadline
     ) -> list[bool]:
-        keys = self._keys(space)
+        keys = self.keys(space)
         self.index.register(space, deadline)
-        verdicts = self._set(keys, hashes, pages, deadline)
+        verdicts = self._set(keys, space.stored_nbytes, hashes, pages, deadline)
         self.index.register(space, deadline)  # a new connection may have reached an empty server
         if self._settings.ttl_s is not None:
             self.index.trim(keys, hashes, deadline)
         return verdicts
 
     def delete(self, space: KeySpace, hashes: Sequence[str], deadline: Deadline) -> list[bool]:
-        return delete_pages(self._router, self._keys(space), hashes, deadline)
+        return delete_pages(self._router, self.keys(space), hashes, deadline)
+
+    def keys(self, space: KeySpace) -> SpaceKeys:
+        return SpaceKeys(self._settings.prefix, space.id)
 
     def close(self) -> None:
         """End all connections, then wait for the calls that used them."""
@@ -102,10 +108,14 @@ class Session:
     # --- parts -----------------------------------------------------------------------------------
 
     def _set(
-        self, keys: SpaceKeys, hashes: Sequence[str], pages: Sequence[Page], deadline: Deadline
+        self,
+        keys: SpaceKeys,
+        nbytes: int,
+        hashes: Sequence[str],
+        pages: Sequence[Page],
+        deadline: Deadline,
     ) -> list[bool]:
         """Send the missing pages. A page of another writer stays; a damaged one is overwritten."""
-        nbytes = keys.space.stored_nbytes
         verdicts = [False] * len(hashes)
         todo = [position for position, page in enumerate(pages) if page.nbytes == nbytes]
         for keep in (True, False):
@@ -115,7 +125,7 @@ class Session:
                 verdicts[position] = length == nbytes
                 if not verdicts[position] and length is not UNANSWERED:
                     kept = keep and length == 0
-                    requests[position] = self._request(keys, hashes[position], keep=kept)
+                    requests[position] = self._request(keys, nbytes, hashes[position], keep=kept)
             sent = [pages[position] for position in requests]
             replies = self._router.set([*requests.values()], sent, deadline)
             todo.clear()
@@ -129,13 +139,13 @@ class Session:
                 break
         return verdicts
 
-    def _request(self, keys: SpaceKeys, page_hash: str, *, keep: bool) -> PageRequest:
+    def _request(self, keys: SpaceKeys, nbytes: int, page_hash: str, *, keep: bool) -> PageRequest:
         index, ttl_s = keys.index(page_hash[:2]), self._settings.ttl_s
         expires_s = b"+inf" if ttl_s is None else b"%.3f" % (time.time() + ttl_s)
         expiry = () if ttl_s is None else (b"PX", b"%d" % (ttl_s * _MS))
         return PageRequest(
             key=keys.page(page_hash),
-            nbytes=keys.space.stored_nbytes,
+            nbytes=nbytes,
             options=(*((b"NX",) if keep else ()), *expiry),
             # GT: another process may have set the page with a later expiry.
             index_command=(b"ZADD", index, b"GT", expires_s, page_hash.encode()),
@@ -145,9 +155,6 @@ class Session:
         """Return the length of each key's value, or None where the value is no string."""
         replies = self._router.execute(page_keys, [("STRLEN", key) for key in page_keys], deadline)
         return [_length(reply) for reply in replies]
-
-    def _keys(self, space: KeySpace) -> SpaceKeys:
-        return SpaceKeys(self._settings.prefix, space)
 
     def _new_deployment(self, *, is_cluster: bool) -> Deployment:
         settings = self._settings

@@ -7,27 +7,30 @@ docs/backends/redis.md.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from redis import exceptions
 
 from hicache_backends.redis.diagnosis import diagnoses
-from hicache_backends.redis.layout import SpaceKeys
 from hicache_backends.redis.replies import FAILURES, TIMEOUTS
 from hicache_backends.redis.session import Session
 from hicache_backends.redis.settings import RedisSettings
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.fork_local import ForkLocal
+from hicache_storage.backend_support.manifest import SPACE_ID
 from hicache_storage.errors import ConfigError, StorageTimeout, StorageUnavailable
 from hicache_storage.storage import (
     Capabilities,
     Diagnosis,
     Durability,
     HiCacheStorage,
+    PageFault,
     PageInfo,
     Retention,
     StorageStats,
+    UnreadableSpace,
 )
 
 if TYPE_CHECKING:
@@ -56,11 +59,12 @@ class RedisStorage(HiCacheStorage):
     )
     usable_after_fork = True
 
-    def __init__(self, settings: RedisSettings) -> None:
+    def __init__(self, settings: RedisSettings, *, is_read_only: bool = False) -> None:
         self._settings = settings
+        self._is_read_only = is_read_only
         self._is_cluster = settings.cluster
         try:  # a forked child does not read the files again
-            self._servers = settings.access()
+            self._servers = replace(settings.access(), is_read_only=is_read_only)
             self._sentinels = settings.sentinel_access(self._servers.context)
         except ValueError as error:
             raise ConfigError(f"redis: {error}") from None
@@ -75,6 +79,11 @@ class RedisStorage(HiCacheStorage):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         return cls(RedisSettings.parse("redis", config))
+
+    @classmethod
+    def open_read_only(cls, config: Mapping[str, Any]) -> Self:
+        """Open it for a program that only looks: listings prune no index, and reads are no use."""
+        return cls(RedisSettings.parse("redis", config), is_read_only=True)
 
     def open_space(self, space: KeySpace) -> None:
         super().open_space(space)
@@ -114,6 +123,30 @@ class RedisStorage(HiCacheStorage):
             if nbytes == space.stored_nbytes
         )
 
+    def faults(self, space: KeySpace, hashes: Sequence[str] | None = None) -> Iterator[PageFault]:
+        self.ensure_open()
+        parts = self._listed(space) if hashes is None else self._looked_up(space, hashes)
+        return (
+            PageFault(page_hash, "wrong_size", _length_text(nbytes, space))
+            for part in parts
+            for page_hash, nbytes in part
+            if nbytes not in (0, space.stored_nbytes)
+        )
+
+    def unreadable_spaces(self) -> Iterator[UnreadableSpace]:
+        """Yield them after a walk through the whole database."""
+        self.ensure_open()
+        return self._unreadable_spaces()
+
+    def remove_space(self, space_id: str) -> int:
+        """Remove a key space. Each step of the work has a deadline of its own.
+
+        Raises:
+            StorageUnavailable, StorageTimeout: A part is not known to be gone.
+        """
+        with self._calling() as (session, _):
+            return session.index.remove_space(space_id) if SPACE_ID.fullmatch(space_id) else 0
+
     def clear(self, space: KeySpace) -> int:
         """Remove everything under the keys of pages of `space`. Damaged pages are not counted.
 
@@ -140,7 +173,11 @@ class RedisStorage(HiCacheStorage):
         """Return version, role, eviction policy, persistence and clock of each server."""
         with self._calling() as (session, deadline):
             servers = session.deployment.all_servers(deadline)
-            return [one for server in servers for one in diagnoses(server.info(deadline))]
+            return [
+                one
+                for server in servers
+                for one in diagnoses(server.info(deadline), ttl_s=self._settings.ttl_s)
+            ]
 
     def stats(self) -> StorageStats:
         self.ensure_open()
@@ -177,7 +214,19 @@ class RedisStorage(HiCacheStorage):
 
     def _listed(self, space: KeySpace) -> Iterator[list[tuple[str, int | None]]]:
         with self._calling() as (session, _):
-            yield from session.index.pages(SpaceKeys(self._settings.prefix, space))
+            yield from session.index.pages(session.keys(space))
+
+    def _looked_up(
+        self, space: KeySpace, hashes: Sequence[str]
+    ) -> Iterator[list[tuple[str, int | None]]]:
+        for start in range(0, len(hashes), self._settings.max_batch):
+            with self._calling() as (session, _):
+                part = hashes[start : start + self._settings.max_batch]
+                yield session.index.lengths(session.keys(space), part)
+
+    def _unreadable_spaces(self) -> Iterator[UnreadableSpace]:
+        with self._calling() as (session, _):
+            yield from session.index.unreadable_spaces()
 
     def _new_session(self) -> Session:
         self._counters = Counters()
@@ -187,6 +236,7 @@ class RedisStorage(HiCacheStorage):
             self._sentinels,
             self._counters,
             is_cluster=bool(self._is_cluster),
+            is_read_only=self._is_read_only,
         )
 
     def _facts(self, deadline: Deadline) -> list[ServerFacts]:
@@ -218,3 +268,9 @@ class RedisStorage(HiCacheStorage):
             self.narrow(retention=Retention.BEST_EFFORT)
         elif any(one.may_evict_anything for one in facts):
             self.narrow(retention=Retention.UNTIL_PRESSURE)
+
+
+def _length_text(nbytes: int | None, space: KeySpace) -> str:
+    if nbytes is None:
+        return "its value is no string"
+    return f"it has {nbytes} bytes in place of {space.stored_nbytes}"

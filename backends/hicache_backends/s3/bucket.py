@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import botocore.exceptions
 from botocore.awsrequest import AWSResponse
 
-from hicache_backends.s3.client import is_denied
+from hicache_backends.s3.client import denial_advice, is_denied
 from hicache_backends.s3.losses import CallFailed
 from hicache_storage.errors import ConfigError, HiCacheError, StorageUnavailable
 
@@ -54,8 +54,8 @@ class Bucket:
         self._threads = threading.local()
         boto.meta.events.register("before-send.s3", self._send)
 
-    def check(self, deadline: Deadline) -> None:
-        """Check that the bucket exists, or create it.
+    def check(self, deadline: Deadline, *, creates: bool) -> None:
+        """Check that the bucket exists. `creates`: create it if it does not.
 
         Raises:
             ConfigError: The bucket does not exist, or denies access; the message says what to do.
@@ -67,9 +67,10 @@ class Bucket:
             except botocore.exceptions.ClientError as error:
                 if _status(error) != 404:
                     raise self._head_error(error) from None
-                if not self._settings.create_bucket:
+                if not creates:
                     raise ConfigError(
-                        f"s3: bucket: {self._name} is not there: create it, or set create_bucket"
+                        f"s3: bucket: {self._name} is not there: create it, or set create_bucket for"
+                        " a program that writes"
                     ) from None
                 self._create()
 
@@ -87,15 +88,29 @@ class Bucket:
 
         The first position is an empty string. The position after the last objects is None.
         """
-        more = {"ContinuationToken": position} if position else {}
         with self._boto_call(deadline):
-            answer = self._boto.list_objects_v2(Bucket=self._name, Prefix=prefix, **more)
-            # `IsTruncated` is required: without it the listing may be incomplete.
-            following = answer["NextContinuationToken"] if answer["IsTruncated"] else None
+            answer, following = self._list(Prefix=prefix, ContinuationToken=position)
             found = [ListedObject(one["Key"], one["Size"]) for one in answer.get("Contents", ())]
-        if following is not None and following in ("", position):
-            raise StorageUnavailable(f"s3: the listing of bucket {self._name} does not go on")
         return found, following
+
+    def list_folders(
+        self, prefix: str, position: str, deadline: Deadline
+    ) -> tuple[list[str], str | None]:
+        """Return what stands between `prefix` and the next slash in names, and the next position."""
+        with self._boto_call(deadline):
+            answer, following = self._list(Prefix=prefix, ContinuationToken=position, Delimiter="/")
+            folders: list[str] = [one["Prefix"] for one in answer.get("CommonPrefixes", ())]
+        return [name.removeprefix(prefix).removesuffix("/") for name in folders], following
+
+    def _list(self, **arguments: str) -> tuple[Any, str | None]:
+        """Return the answer to a listing, and the position of what follows."""
+        given = {name: value for name, value in arguments.items() if value}
+        answer = self._boto.list_objects_v2(Bucket=self._name, **given)
+        # `IsTruncated` is required: without it the listing may be incomplete.
+        following: str | None = answer["NextContinuationToken"] if answer["IsTruncated"] else None
+        if following is not None and following in ("", arguments["ContinuationToken"]):
+            raise StorageUnavailable(f"s3: the listing of bucket {self._name} does not go on")
+        return answer, following
 
     def delete(self, names: Sequence[str], deadline: Deadline) -> dict[str, str]:
         """Delete objects; return the names of those that remain, each with the reason.
@@ -129,6 +144,16 @@ class Bucket:
             if _code(error) not in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
                 raise
 
+    def _denial_code(self) -> str:
+        """Return the name of the error by a GET, because the answer to a HEAD has no body."""
+        try:
+            self._boto.list_objects_v2(Bucket=self._name, MaxKeys=1)
+        except botocore.exceptions.ClientError as error:
+            return code if (code := _code(error)).isalpha() else ""
+        except HiCacheError:
+            return ""
+        return ""
+
     def _head_error(self, error: botocore.exceptions.ClientError) -> HiCacheError:
         status = _status(error)
         there = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
@@ -145,9 +170,10 @@ class Bucket:
                 f" ({status}): give credentials, and leave anonymous false"
             )
         if status in (401, 403):
+            code = self._denial_code()
+            shown = f"{status} {code}".strip()
             return ConfigError(
-                f"s3: bucket: {self._name} denies access ({status}): check the credentials, that their"
-                " policy has s3:ListBucket, and the clock"
+                f"s3: bucket: {self._name} denies access ({shown}): {denial_advice(code)}"
             )
         if status == 400:
             return ConfigError(

@@ -36,6 +36,13 @@ _GATEWAY_ERRORS = frozenset({502, 504})
 _REDIRECTS = frozenset({301, 302, 307, 308})
 _TOKEN_CODES = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
 
+_DENIALS = {
+    "InvalidAccessKeyId": "the store does not know the access key id: check where it comes from",
+    "SignatureDoesNotMatch": "the secret access key is not that of the access key id",
+    "AccessDenied": "the policy of these credentials must allow it: see docs/backends/s3.md",
+    "RequestTimeTooSkewed": "set the clock of this machine by NTP",
+}
+
 
 class Answer(NamedTuple):
     """The final reply to a request."""
@@ -43,6 +50,8 @@ class Answer(NamedTuple):
     reply: Reply
     in_doubt: bool
     """An earlier attempt may have taken effect as well, or may still do so."""
+    was_repeated: bool = False
+    """The server ended an idle connection after the request was sent. It may have carried it out."""
 
 
 class Client:
@@ -149,6 +158,7 @@ class Client:
         """
         in_doubt = False
         pause_s = 0.0
+        was_repeated = False
         refused: ReplyLost | None = None
         for attempt in range(1, self._settings.max_attempts + 1):
             is_last = attempt == self._settings.max_attempts
@@ -156,9 +166,9 @@ class Client:
                 if attempt > 1:
                     self.counters.add("retries")
                     yield Pause(random.uniform(0, pause_s))
-                reply = yield from self._send_once(make)
+                reply, was_sent_before = yield from self._send_once(make)
             except ReplyLost as lost:
-                in_doubt = in_doubt or lost.was_sent
+                in_doubt = in_doubt or was_repeated or lost.was_sent
                 self.counters.add(lost.loss.value)
                 if is_last or lost.loss is Loss.LATE:
                     raise CallFailed(
@@ -167,8 +177,9 @@ class Client:
                 refused = lost if lost.loss is Loss.UNREACHABLE else None
                 pause_s = _pause_s(attempt)
             else:
+                was_repeated = was_repeated or was_sent_before
                 if not self._is_transient(reply) or is_last:
-                    return Answer(reply, in_doubt)
+                    return Answer(reply, in_doubt, was_repeated)
                 in_doubt = in_doubt or reply.status in _GATEWAY_ERRORS
                 pause_s = _pause_s(attempt) * (4 if reply.status in OVERLOADED else 1)
         raise AssertionError("max_attempts is at least 1")
@@ -186,10 +197,7 @@ class Client:
         elif is_denied(status, code):
             self.counters.add("denied")
             self.invalidate_keys()
-            text = (
-                f"s3: bucket {bucket} denies access ({shown}): check the credentials, their policy,"
-                " and the clock"
-            )
+            text = f"s3: bucket {bucket} denies access ({shown}): {denial_advice(code)}"
         elif code == "NoSuchBucket":
             text = f"s3: bucket {bucket} is not there ({shown}): create it"
         else:
@@ -202,18 +210,23 @@ class Client:
         """Have the credentials found again, because the store denies access with these."""
         self._credentials.get().invalidate()
 
-    def _send_once(self, make: Callable[[], Request]) -> Call[Reply]:
-        """Send a request; repeat it at once if the server had closed an idle connection."""
+    def _send_once(self, make: Callable[[], Request]) -> Call[tuple[Reply, bool]]:
+        """Send a request; repeat it at once if the server had closed an idle connection.
+
+        Return the reply, and whether the whole request was sent before. A loss tells it, too.
+        """
+        was_sent_before = False
         while True:
             try:
                 reply = yield make()
             except ReplyLost as lost:
+                was_sent_before = lost.was_sent = was_sent_before or lost.was_sent
                 if not lost.is_stale:
                     raise
                 self.counters.add("reconnects")
             else:
                 assert reply is not None
-                return reply
+                return reply, was_sent_before
 
     def _is_transient(self, reply: Reply) -> bool:
         """Return True where another attempt may help, and count the reason."""
@@ -258,6 +271,11 @@ def open_client(settings: S3Settings, access: Access, counters: Counters) -> Cli
         counters,
         signs_payload=not is_transport_safe if signs is None else signs,
     )
+
+
+def denial_advice(code: str) -> str:
+    """Return what to do about a denial. The answer to a HEAD has no code."""
+    return _DENIALS.get(code, "check the credentials, their policy, and the clock")
 
 
 def is_denied(status: int, code: str) -> bool:

@@ -104,7 +104,7 @@ class Connection:
         """Return True where no byte has come since the last reply, nor the connection's end."""
         poller = select.poll()
         poller.register(self.fd, select.POLLIN)
-        return not poller.poll(0)
+        return not poller.poll(0) and not self._has_pending()
 
     def begin(self, request: Request) -> None:
         """Begin a request, and send as much as the socket takes."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from hicache_backends.s3.client import FAULTS
 from hicache_backends.s3.losses import CallFailed
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
+from hicache_storage.page import Page
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from hicache_backends.s3.exchange import Call
     from hicache_backends.s3.replies import Reply
     from hicache_backends.s3.settings import S3Settings
-    from hicache_storage.page import Page
 
 _NO_SPACE_CODES = frozenset({"QuotaExceeded", "XMinioStorageFull", "EntityTooLarge"})
 _WRITTEN = frozenset({200, 201, 204})
@@ -34,8 +34,9 @@ _CRC32 = "x-amz-checksum-crc32"
 class PageCalls:
     """Makes the calls for single pages, by object name. Thread-safe."""
 
-    def __init__(self, client: Client, settings: S3Settings) -> None:
+    def __init__(self, client: Client, settings: S3Settings, *, heals: bool = True) -> None:
         self._client = client
+        self._heals = heals
         self._counters = client.counters
         self._head_first_nbytes = settings.head_first_nbytes
         self._is_conditional = settings.conditional_puts
@@ -57,15 +58,7 @@ class PageCalls:
 
     def get(self, name: str, page: Page) -> Call[bool]:
         """Read the object into the page."""
-        make = partial(
-            self._client.object_request,
-            "GET",
-            name,
-            self._page_headers,
-            into=page.segments,
-            into_nbytes=page.nbytes,
-        )
-        reply, _ = yield from self._client.send(make)
+        reply = yield from self._read_page(name, page)
         if reply.status == 200:
             if not reply.is_page_filled:
                 self._counters.add("wrong_size")
@@ -75,6 +68,34 @@ class PageCalls:
             self._counters.add("absent")
             return False
         raise self._client.refusal(reply)
+
+    def fault(self, name: str, nbytes: int) -> Call[tuple[str, str] | None]:
+        """Return reason and detail of a damaged object; None for a right one and an absent one."""
+        found = yield from self._size(name)
+        if found is None:
+            return None
+        if found != nbytes:
+            return "wrong_size", f"it has {found} bytes in place of {nbytes}"
+        if not self._has_checksums:
+            return None
+        page = Page(bytearray(nbytes))
+        reply = yield from self._read_page(name, page)
+        if reply.is_page_filled and not _is_crc_right(page, reply):
+            return "corrupt", "its bytes do not have the checksum that the store has of them"
+        if reply.status == 200 or self._is_absent(reply):  # it has changed meanwhile
+            return None
+        raise self._client.refusal(reply)
+
+    def _read_page(self, name: str, page: Page) -> Call[Reply]:
+        make = partial(
+            self._client.object_request,
+            "GET",
+            name,
+            self._page_headers,
+            into=page.segments,
+            into_nbytes=page.nbytes,
+        )
+        return (yield from self._client.send(make)).reply
 
     def set(self, name: str, page: Page) -> Call[bool]:
         """Store the page, unless the object exists."""
@@ -89,7 +110,7 @@ class PageCalls:
     def read(self, name: str) -> Call[bytes | None]:
         """Return the bytes of a small object; None where it is absent."""
         make = partial(self._client.object_request, "GET", name, self._read_headers)
-        reply, _ = yield from self._client.send(make)
+        reply = (yield from self._client.send(make)).reply
         if reply.status == 200:
             return reply.body
         if self._is_absent(reply):
@@ -99,7 +120,7 @@ class PageCalls:
     def written_at_s(self, name: str) -> Call[float | None]:
         """Return the time of an object in seconds since 1970; None where it is absent or unknown."""
         make = partial(self._client.object_request, "HEAD", name, self._read_headers)
-        reply, _ = yield from self._client.send(make)
+        reply = (yield from self._client.send(make)).reply
         if reply.status != 200:
             return None
         try:
@@ -112,7 +133,7 @@ class PageCalls:
         make = partial(
             self._client.object_request, "PUT", name, self._write_headers, body=[memoryview(data)]
         )
-        reply, _ = yield from self._client.send(make)
+        reply = (yield from self._client.send(make)).reply
         if reply.status not in _WRITTEN:
             raise self._client.refusal(reply)
 
@@ -148,7 +169,7 @@ class PageCalls:
         was_conditional: bool,  # noqa: FBT001
     ) -> Call[bool]:
         """Return the result for an answer to a PUT."""
-        reply, in_doubt = answer
+        reply, in_doubt, was_repeated = answer
         if reply.status in _WRITTEN:
             return True
         if reply.status == 412 and was_conditional:
@@ -157,13 +178,15 @@ class PageCalls:
             self._is_conditional = False
             return (yield from self._put(name, page, if_absent=False))
         if not in_doubt and (reply.status == 507 or reply.code in _NO_SPACE_CODES):
+            if was_repeated and (yield from self._is_there(name, page)):
+                return True
             self._counters.add("refused_no_space")
             return False
         refusal = self._client.refusal(reply)
-        if in_doubt or refusal.in_doubt or reply.status in FAULTS or reply.status == 409:
-            failed = CallFailed(refusal.error, in_doubt=in_doubt or refusal.in_doubt)
+        failed = CallFailed(refusal.error, in_doubt=in_doubt or refusal.in_doubt)
+        if failed.in_doubt or was_repeated or reply.status in FAULTS or reply.status == 409:
             return (yield from self._confirm_put(name, page, failed))
-        raise refusal
+        raise failed
 
     def _keep_or_replace(self, name: str, page: Page) -> Call[bool]:
         """Keep the existing object if it has the size of this page; otherwise replace it."""
@@ -175,21 +198,25 @@ class PageCalls:
 
     def _confirm_put(self, name: str, page: Page, failed: CallFailed) -> Call[bool]:
         """Return True if the page exists after all; otherwise raise `failed`."""
-        try:
-            found = yield from self._size(name)
-        except CallFailed:
-            raise failed from None
-        if found == page.nbytes:
-            self._counters.add("confirmed")
+        if (yield from self._is_there(name, page)):
             return True
         raise failed
+
+    def _is_there(self, name: str, page: Page) -> Call[bool]:
+        """Return True if the page exists after a PUT that failed. Without an answer it is in doubt."""
+        try:
+            found = yield from self._size(name)
+        except CallFailed as unknown:
+            raise CallFailed(unknown.error, in_doubt=True) from None
+        self._counters.add("confirmed", int(found == page.nbytes))
+        return found == page.nbytes
 
     # --- reading -------------------------------------------------------------------------------------
 
     def _size(self, name: str) -> Call[int | None]:
         """Return the size of an object; None where it is absent."""
         make = partial(self._client.object_request, "HEAD", name, self._read_headers)
-        reply, _ = yield from self._client.send(make)
+        reply = (yield from self._client.send(make)).reply
         if reply.status == 200:
             if reply.content_length is None:  # the object may be there or absent
                 raise CallFailed(
@@ -205,13 +232,23 @@ class PageCalls:
 
     def _verify_checksum(self, name: str, page: Page, reply: Reply) -> Call[bool]:
         """Compare a page with the store's checksum. Delete a wrong object, so that a set heals it."""
-        expected = reply.headers.get(_CRC32) if self._has_checksums else None
-        if expected is None or expected == _crc32(page.segments):
+        if not self._has_checksums or _is_crc_right(page, reply):
             return True
         self._counters.add("wrong_checksum")
-        make = partial(self._client.object_request, "DELETE", name, self._read_headers)
-        yield from self._client.send(make)
+        if self._heals:
+            make = partial(self._client.object_request, "DELETE", name, self._read_headers)
+            yield from self._client.send(make)
         return False
+
+
+def _is_crc_right(page: Page, reply: Reply) -> bool:
+    """Return False if the reply's checksum of the whole object differs from that of the page.
+
+    An object that was uploaded in parts has a checksum of the checksums of its parts.
+    """
+    expected = reply.headers.get(_CRC32, "-")
+    is_of_parts = reply.headers.get("x-amz-checksum-type", "FULL_OBJECT") != "FULL_OBJECT"
+    return is_of_parts or "-" in expected or expected == _crc32(page.segments)
 
 
 def _crc32(segments: Sequence[memoryview]) -> str:

@@ -8,6 +8,8 @@ an answer to the result of a page.
 from __future__ import annotations
 
 import itertools
+import math
+import time
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from hicache_backends.s3.access import Access
@@ -19,21 +21,23 @@ from hicache_backends.s3.page_calls import PageCalls
 from hicache_backends.s3.settings import S3Settings
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.backend_support.manifest import decode_manifest, encode_manifest
+from hicache_storage.backend_support.manifest import SPACE_ID, decode_manifest, encode_manifest
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
 from hicache_storage.storage import (
     Capabilities,
     Diagnosis,
     Durability,
     HiCacheStorage,
+    PageFault,
     PageInfo,
     PageTimes,
     Retention,
     StorageStats,
+    UnreadableSpace,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from hicache_backends.s3.bucket import ListedObject
     from hicache_backends.s3.exchange import Call
@@ -46,6 +50,8 @@ _LARGEST_PUT_NBYTES = 5 << 30
 # The protocol has no batches, so a large one is fastest when the page store splits it among its threads.
 _MAX_BATCH = 64
 _MANIFEST_BATCH = 256
+_REGISTRATION_S = 60.0
+"""A manifest is assumed to stay for this long. Others may remove it while pages are written."""
 
 
 class S3Storage(HiCacheStorage):
@@ -66,18 +72,19 @@ class S3Storage(HiCacheStorage):
     )
     usable_after_fork = True
 
-    def __init__(self, settings: S3Settings) -> None:
+    def __init__(self, settings: S3Settings, *, is_read_only: bool = False) -> None:
         self._settings = settings
         self._counters = Counters()
         self._layout = Layout(settings.prefix)
         access = Access(settings)  # no request: botocore reads megabytes of its own data
         deadline = self._deadline()
         self._client = open_client(settings, access, self._counters)
-        self._pages = PageCalls(self._client, settings)
+        self._pages = PageCalls(self._client, settings, heals=not is_read_only)
         self._bucket = Bucket(access.client, self._client, settings)
+        self._registered_at_s: dict[KeySpace, float] = {}
         self.narrow(parallelism=settings.parallelism)
         try:
-            self._bucket.check(deadline)
+            self._bucket.check(deadline, creates=settings.create_bucket and not is_read_only)
         except BaseException:
             self.close()
             raise
@@ -86,13 +93,14 @@ class S3Storage(HiCacheStorage):
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         return cls(S3Settings.parse("s3", config))
 
+    @classmethod
+    def open_read_only(cls, config: Mapping[str, Any]) -> Self:
+        """Open it for a program that only looks: no bucket is created, no wrong object is deleted."""
+        return cls(S3Settings.parse("s3", config), is_read_only=True)
+
     def open_space(self, space: KeySpace) -> None:
         super().open_space(space)
-        deadline = self._deadline()
-        name = self._layout.manifest(space.id)
-        stored = self._run_one(self._pages.read(name), deadline)
-        if decode_manifest(stored, space_id=space.id) is None:
-            self._run_one(self._pages.write(name, encode_manifest(space)), deadline)
+        self._run_one(self._register(space), self._deadline())
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         nbytes = space.stored_nbytes
@@ -112,7 +120,12 @@ class S3Storage(HiCacheStorage):
         names = self._page_names(space, hashes)
         unique = dict(zip(names, pages, strict=True))
         calls = [self._pages.set(name, page) for name, page in unique.items()]
-        results = dict(zip(unique, self._results(self._run(calls, self._deadline())), strict=True))
+        if time.monotonic() - self._registered_at_s.get(space, math.inf) > _REGISTRATION_S:
+            calls.append(
+                self._register(space)
+            )  # beside the pages, whose results it does not affect
+        outcomes = self._run(calls, self._deadline())[: len(unique)]
+        results = dict(zip(unique, self._results(outcomes), strict=True))
         return [results[name] for name in names]
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
@@ -135,6 +148,38 @@ class S3Storage(HiCacheStorage):
             and self._layout.is_page(space.id, object_.name)
         )
 
+    def faults(self, space: KeySpace, hashes: Sequence[str] | None = None) -> Iterator[PageFault]:
+        self.ensure_open()
+        return self._faults_among(space, hashes) if hashes is not None else self._sizes_of(space)
+
+    def unreadable_spaces(self) -> Iterator[UnreadableSpace]:
+        self.ensure_open()
+        return self._unreadable_spaces()
+
+    def remove_space(self, space_id: str) -> int:
+        """Remove a key space. Each step of the work has a deadline of its own.
+
+        Raises:
+            StorageUnavailable, StorageTimeout: A part is not known to be gone.
+        """
+        self.ensure_open()
+        if not SPACE_ID.fullmatch(space_id):
+            return 0
+        name = self._layout.manifest(space_id)
+        text = self._run_one(self._pages.read(name), self._deadline())
+        space = decode_manifest(text, space_id=space_id)
+        removed = self._clear(space_id, None if space is None else space.stored_nbytes)
+        if self._has_pages(space_id):  # others have set them meanwhile
+            return removed
+        if self._bucket.delete([name], self._deadline()):
+            raise StorageUnavailable(f"s3: {removed} pages were removed, and {name} was not")
+        for one in list(self._registered_at_s):
+            if one.id == space_id:
+                self._registered_at_s[one] = -math.inf
+        if space is not None and self._has_pages(space_id):
+            self._run_one(self._register(space), self._deadline())
+        return removed
+
     def page_times(self, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
         """Return the times at which the objects were written. The protocol has none of their use."""
         names = self._page_names(space, hashes)
@@ -145,28 +190,7 @@ class S3Storage(HiCacheStorage):
 
     def clear(self, space: KeySpace) -> int:
         self.ensure_open()
-        removed = 0
-        kept: dict[str, str] = {}
-        position: str | None = ""
-        while position is not None:
-            deadline = self._deadline()  # one deadline a step, as in `scan`
-            try:
-                found, position = self._bucket.list_page(
-                    self._layout.root(space.id), position, deadline
-                )
-                pages = [one for one in found if self._layout.is_page(space.id, one.name)]
-                kept |= self._bucket.delete([one.name for one in pages], deadline)
-            except (StorageTimeout, StorageUnavailable) as error:
-                raise type(error)(f"{error}; {removed} pages were cleared: call it again") from None
-            removed += sum(
-                one.nbytes == space.stored_nbytes and one.name not in kept for one in pages
-            )
-        if kept:
-            reasons = ", ".join(sorted(set(kept.values())))
-            raise StorageUnavailable(
-                f"s3: {len(kept)} pages were not deleted ({reasons}); {removed} were"
-            )
-        return removed
+        return self._clear(space.id, space.stored_nbytes)
 
     def diagnose(self) -> list[Diagnosis]:
         """Return the name that the server gives itself."""
@@ -184,6 +208,38 @@ class S3Storage(HiCacheStorage):
 
     # --- parts ---------------------------------------------------------------------------------------
 
+    def _register(self, space: KeySpace) -> Call[bool]:
+        """Write the manifest, unless it is there."""
+        name = self._layout.manifest(space.id)
+        stored = yield from self._pages.read(name)
+        if decode_manifest(stored, space_id=space.id) is None:
+            yield from self._pages.write(name, encode_manifest(space))
+        self._registered_at_s[space] = time.monotonic()
+        return True
+
+    def _clear(self, space_id: str, nbytes: int | None) -> int:
+        """Remove every page. Return the number of those of the right size; None: of any size."""
+        removed = 0
+        kept: dict[str, str] = {}
+        position: str | None = ""
+        while position is not None:
+            deadline = self._deadline()  # one deadline a step, as in `scan`
+            try:
+                found, position = self._bucket.list_page(
+                    self._layout.root(space_id), position, deadline
+                )
+                pages = [one for one in found if self._layout.is_page(space_id, one.name)]
+                kept |= self._bucket.delete([one.name for one in pages], deadline)
+            except (StorageTimeout, StorageUnavailable) as error:
+                raise type(error)(f"{error}; {removed} pages were cleared: call it again") from None
+            removed += sum(nbytes in (None, one.nbytes) and one.name not in kept for one in pages)
+        if kept:
+            reasons = ", ".join(sorted(set(kept.values())))
+            raise StorageUnavailable(
+                f"s3: {len(kept)} pages were not deleted ({reasons}); {removed} were"
+            )
+        return removed
+
     def _page_names(self, space: KeySpace, hashes: Sequence[str]) -> list[str]:
         return self._layout.pages(space.id, hashes)
 
@@ -197,9 +253,7 @@ class S3Storage(HiCacheStorage):
 
     def _run_one(self, call: Call[T], deadline: Deadline) -> T:
         (outcome,) = self._run([call], deadline)
-        if isinstance(outcome, CallFailed):
-            raise outcome.error
-        return outcome
+        return _known(outcome)
 
     def _results(self, outcomes: Sequence[bool | CallFailed]) -> list[bool]:
         """Return the results, unless no page has one or a write is in doubt."""
@@ -221,17 +275,64 @@ class S3Storage(HiCacheStorage):
             found, position = self._bucket.list_page(prefix, position, self._deadline())
             yield from found
 
+    def _has_pages(self, space_id: str) -> bool:
+        listed = self._list_all(self._layout.root(space_id))
+        return any(self._layout.is_page(space_id, object_.name) for object_ in listed)
+
+    def _faults_among(self, space: KeySpace, hashes: Sequence[str]) -> Iterator[PageFault]:
+        nbytes = space.stored_nbytes
+        for batch in _batches(iter(hashes), _MAX_BATCH):
+            calls = [self._pages.fault(name, nbytes) for name in self._page_names(space, batch)]
+            found = map(_known, self._run(calls, self._deadline()))
+            for page_hash, fault in zip(batch, found, strict=True):
+                if fault is not None:
+                    yield PageFault(page_hash, *fault)
+
+    def _sizes_of(self, space: KeySpace) -> Iterator[PageFault]:
+        """Yield the objects that have the name of a page, and another size."""
+        nbytes = space.stored_nbytes
+        for object_ in self._list_all(self._layout.root(space.id)):
+            if object_.nbytes != nbytes and self._layout.is_page(space.id, object_.name):
+                detail = f"it has {object_.nbytes} bytes in place of {nbytes}"
+                yield PageFault(object_.name.rpartition("/")[2], "wrong_size", detail)
+
     def _key_spaces(self) -> Iterator[KeySpace]:
-        listed = (object_.name for object_ in self._list_all(self._layout.manifest_root))
-        names = (name for name in listed if self._layout.space_id(name) is not None)
-        for batch in _batches(names, _MANIFEST_BATCH):
-            texts = self._run([self._pages.read(name) for name in batch], self._deadline())
-            for name, text in zip(batch, texts, strict=True):
-                if isinstance(text, CallFailed):
-                    raise text.error
-                space = decode_manifest(text, space_id=self._layout.space_id(name))
-                if space is not None:
-                    yield space
+        for space_id, text in self._manifests(self._registered_ids()):
+            space = decode_manifest(text, space_id=space_id)
+            if space is not None:
+                yield space
+
+    def _unreadable_spaces(self) -> Iterator[UnreadableSpace]:
+        """Yield them. Manifests are read last: a writer puts one before it sets a page."""
+        ids: set[str] = set()
+        position: str | None = ""
+        while position is not None:
+            folders, position = self._bucket.list_folders(
+                self._layout.prefix, position, self._deadline()
+            )
+            ids.update(filter(SPACE_ID.fullmatch, folders))
+        for space_id, text in self._manifests(sorted({*ids, *self._registered_ids()})):
+            if text is None and self._has_pages(space_id):
+                yield UnreadableSpace(space_id, "its manifest is lost")
+            elif text is not None and decode_manifest(text, space_id=space_id) is None:
+                yield UnreadableSpace(space_id, "its manifest is damaged")
+
+    def _registered_ids(self) -> Iterator[str]:
+        for object_ in self._list_all(self._layout.manifest_root):
+            if (space_id := self._layout.space_id(object_.name)) is not None:
+                yield space_id
+
+    def _manifests(self, space_ids: Iterable[str]) -> Iterator[tuple[str, bytes | None]]:
+        for batch in _batches(iter(space_ids), _MANIFEST_BATCH):
+            calls = [self._pages.read(self._layout.manifest(space_id)) for space_id in batch]
+            yield from zip(batch, map(_known, self._run(calls, self._deadline())), strict=True)
+
+
+def _known(outcome: T | CallFailed) -> T:
+    """Return the result of a call, or raise its failure: half a listing is none."""
+    if isinstance(outcome, CallFailed):
+        raise outcome.error
+    return outcome
 
 
 def _batches(items: Iterator[T], size: int) -> Iterator[list[T]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import copy
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hicache_backends.redis import RedisStorage
+from hicache_backends.redis.index import Index
 from hicache_backends.redis.layout import SpaceKeys
 from pages import blank, hash_of, page, space
 from redis.crc import key_slot
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 HASHES = [hash_of(number) for number in range(60)]
 PREFIX = "test:"
-KEYS = SpaceKeys(PREFIX, space())
+KEYS = SpaceKeys(PREFIX, space().id)
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +36,7 @@ def cluster(shared: RedisCluster) -> RedisCluster:
     """Return an empty cluster."""
     for node in shared.nodes:
         client_of_one(node).flushall()
+        client_of_one(node).config_set("maxmemory-policy", "noeviction")
     return shared
 
 
@@ -65,6 +68,12 @@ class Move:
         }
         self.source = next(node for node in cluster.nodes if self._has_slot(node))
         self.target = next(node for node in cluster.nodes if node is not self.source)
+
+    def back(self) -> Move:
+        """Return the move that undoes this one."""
+        undone = copy.copy(self)
+        undone.source, undone.target = self.target, self.source
+        return undone
 
     def _has_slot(self, node: RedisServer) -> bool:
         for first, last, master, *_ in client_of_one(node).execute_command("CLUSTER", "SLOTS"):
@@ -146,6 +155,36 @@ class TestCluster:
         listed = {info.page_hash for info in storage.scan(space())}
         assert {*HASHES, late} == listed
         assert len(HASHES) + 1 == storage.clear(space())
+
+    @pytest.mark.parametrize("how", ["it moves", "it moves there and back", "it is on its way"])
+    def test_a_walk_in_which_a_slot_moves_is_no_listing(
+        self,
+        cluster: RedisCluster,
+        storage: RedisStorage,
+        monkeypatch: pytest.MonkeyPatch,
+        how: str,
+    ) -> None:
+        """Its pages are on a server that was walked before."""
+        for node in cluster.nodes:
+            client_of_one(node).config_set("maxmemory-policy", "allkeys-lru")
+        set_all(storage)
+        move = Move(cluster, HASHES[0])
+        walk = Index._walk
+
+        def walk_and_move(index: Index, *place: Any) -> Iterator[list[bytes]]:
+            yield from walk(index, *place)
+            monkeypatch.setattr(Index, "_walk", walk)
+            for one in [move, move.back()] if "back" in how else [move]:
+                one.begin()
+                one.migrate()
+                if "moves" in how:
+                    one.end()
+
+        monkeypatch.setattr(Index, "_walk", walk_and_move)
+        with pytest.raises(StorageUnavailable, match="list again"):
+            list(storage.scan(space()))
+        if "way" in how:
+            move.end()
 
     def test_a_server_that_fails_costs_its_own_pages_only(
         self, cluster: RedisCluster, storage: RedisStorage

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from servers import RedisServer
 
 SPACE = space(page_nbytes=64)
-KEYS = SpaceKeys(PREFIX, SPACE)
+KEYS = SpaceKeys(PREFIX, SPACE.id)
 BUCKET_MATES = ["ab" + hash_of(number)[2:] for number in range(2)]
 HASHES = [*BUCKET_MATES, "cd" + hash_of(2)[2:]]
 PAGES = [page(64, seed) for seed in range(3)]

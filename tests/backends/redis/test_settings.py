@@ -26,6 +26,19 @@ def parsed(**config: Any) -> RedisSettings:
     [
         ({"url": "http://here"}, "url"),
         ({"url": "redis://here:port"}, "url"),
+        ({"url": "redis://here/zero"}, "url: must end with the number of a database"),
+        ({"url": "redis://here/0/1"}, "url: must end with the number of a database"),
+        ({"url": "redis://here/-1"}, "url: must end with the number of a database"),
+        ({"url": "redis://here/3?db=5"}, "url: must end with the number of a database"),
+        ({"url": "redis://here?db="}, "url: has an option twice, or db without"),
+        ({"url": "redis://here?db=x"}, "url"),
+        ({"url": "redis://here?db=1&db=2"}, "url: has an option twice"),
+        ({"url": "redis://here:0"}, "url: must have a port"),
+        ({"url": "redis://here:6379/0#1"}, "url: has a '#'"),
+        ({"url": "redis://"}, "url: must name a host"),
+        ({"url": "redis://:6379/0"}, "url: must name a host"),
+        ({"url": "unix://"}, "url: must name a host, or the path"),
+        ({"url": "unix://run/redis.sock"}, "url: must have three slashes"),
         ({"url": "redis://here?socket_timeout=3"}, "socket_timeout"),
         ({"url": "redis://here?protocol=3"}, "protocol"),
         ({"prefix": "a{b}"}, "prefix"),
@@ -52,6 +65,19 @@ def parsed(**config: Any) -> RedisSettings:
 def test_a_wrong_config_is_refused_by_name(config: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         parsed(**config)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://here/", "redis://here?db=3", "redis://u:p%23@here:1/15", "unix:///s?db=3"]
+)
+def test_a_right_url_is_taken(url: str) -> None:
+    assert "here" in str(parsed(url=url).address) or "/s" == parsed(url=url).place
+
+
+def test_a_url_beside_sentinels_names_no_host() -> None:
+    assert (
+        parsed(url="redis:///3", sentinels=["here:1"], sentinel_master="m").url_options["db"] == 3
+    )
 
 
 def test_no_secret_is_repeated() -> None:

@@ -30,7 +30,7 @@ class TestDatabase:
     ) -> None:
         storage.open_space(space())
         storage.batch_set(space(), [hash_of(1)], [page()])
-        keys = SpaceKeys(PREFIX, space())
+        keys = SpaceKeys(PREFIX, space().id)
 
         with client_of_one(server) as admin:
             assert page().tobytes() == admin.get(keys.page(hash_of(1)))
@@ -52,7 +52,7 @@ class TestDatabase:
         self, server: RedisServer, storage: RedisStorage, wrong: bytes
     ) -> None:
         with client_of_one(server) as admin:
-            admin.set(SpaceKeys(PREFIX, space()).page(hash_of(1)), wrong)
+            admin.set(SpaceKeys(PREFIX, space().id).page(hash_of(1)), wrong)
 
         assert [False] == storage.batch_exists(space(), [hash_of(1)])
         assert [True] == storage.batch_set(space(), [hash_of(1)], [page()])
@@ -63,7 +63,7 @@ class TestDatabase:
     ) -> None:
         storage.batch_set(space(), hashes_of(3), pages_of(3))
         with client_of_one(server) as admin:
-            key = SpaceKeys(PREFIX, space()).page(hash_of(1))
+            key = SpaceKeys(PREFIX, space().id).page(hash_of(1))
             admin.delete(key)
             admin.lpush(key, "a list")
 
@@ -79,7 +79,7 @@ class TestDatabase:
         storage.batch_set(space(), hashes_of(40), pages_of(40))
         with client_of_one(server) as admin:
             for number in range(0, 40, 2):
-                admin.append(SpaceKeys(PREFIX, space()).page(hash_of(number)), b"!")
+                admin.append(SpaceKeys(PREFIX, space().id).page(hash_of(number)), b"!")
 
         verdicts = storage.batch_get(space(), hashes_of(40), [blank() for _ in range(40)])
 
@@ -94,13 +94,13 @@ class TestDatabase:
 
             assert [] == list(storage.scan(space()))
             with client_of_one(server) as admin:
-                assert 0 == admin.zcard(SpaceKeys(PREFIX, space()).index(hash_of(1)[:2]))
+                assert 0 == admin.zcard(SpaceKeys(PREFIX, space().id).index(hash_of(1)[:2]))
 
     def test_expired_pages_leave_the_indices_without_a_listing(
         self, server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("hicache_backends.redis.index._TRIM_SHARE", 1.0)
-        keys = SpaceKeys(PREFIX, space())
+        keys = SpaceKeys(PREFIX, space().id)
         with open_on(server, ttl_s=60) as storage, client_of_one(server) as admin:
             index = keys.index(hash_of(1)[:2])
             admin.zadd(index, {"gone long ago": time.time() - 3600})
@@ -140,7 +140,7 @@ class TestListings:
         storage.batch_set(space(), hashes_of(300), pages_of(300))
         with client_of_one(server) as admin:
             admin.config_set("maxmemory-policy", "allkeys-lru")
-            keys = SpaceKeys(PREFIX, space())
+            keys = SpaceKeys(PREFIX, space().id)
             admin.delete(*(keys.index(bucket) for bucket in BUCKETS))
 
         assert sorted(hashes_of(300)) == sorted(info.page_hash for info in storage.scan(space()))
@@ -151,7 +151,7 @@ class TestListings:
         self, server: RedisServer, storage: RedisStorage
     ) -> None:
         storage.batch_set(space(), hashes_of(20), pages_of(20))
-        keys = SpaceKeys(PREFIX, space())
+        keys = SpaceKeys(PREFIX, space().id)
         with client_of_one(server) as admin:
             admin.delete(*(keys.index(bucket) for bucket in BUCKETS))
             admin.config_set("maxmemory-policy", "allkeys-random")
@@ -168,7 +168,7 @@ class TestListings:
     def test_a_page_whose_writer_died_before_it_was_set_is_not_listed(
         self, server: RedisServer, storage: RedisStorage
     ) -> None:
-        index = SpaceKeys(PREFIX, space()).index(hash_of(1)[:2])
+        index = SpaceKeys(PREFIX, space().id).index(hash_of(1)[:2])
         with client_of_one(server) as admin:
             admin.zadd(index, {hash_of(1): "inf"})
 

@@ -9,12 +9,14 @@ from hicache_backends.s3 import S3Storage
 from pages import blank, hash_of, page, space
 from s3_kit import name_of
 from s3_script import END, RESET, Answer, ScriptedS3, deletion, error, listing, reply, size
+from servers import make_certificates
 
 from hicache_storage.errors import ConfigError, StorageTimeout, StorageUnavailable
 from hicache_storage.storage import PageTimes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 NBYTES = 4096
 RIGHT = page(seed=1)
@@ -60,6 +62,22 @@ def test_a_page_with_a_date_that_is_none_has_no_time(server: ScriptedS3, modifie
 
 
 class TestBucket:
+    @pytest.mark.parametrize(
+        ("code", "advice"),
+        [
+            ("InvalidAccessKeyId", "does not know the access key id"),
+            ("SignatureDoesNotMatch", "the secret access key is not that of the access key id"),
+            ("AccessDenied", "the policy of these credentials"),
+            ("RequestTimeTooSkewed", "set the clock"),
+        ],
+    )
+    def test_a_denial_says_what_is_wrong(self, server: ScriptedS3, code: str, advice: str) -> None:
+        """The answer to the HEAD has no body: a GET is asked for the code."""
+        server.bucket_script.extend([Answer(b"HTTP/1.1 403 No\r\n\r\n"), error(403, code)])
+
+        with pytest.raises(ConfigError, match=rf"pages denies access .403 {code}.: .*{advice}"):
+            storage(server)
+
     @pytest.mark.parametrize(
         ("status", "kind", "message"),
         [
@@ -450,6 +468,32 @@ class TestSet:
         with storage(server, *answers) as store, pytest.raises(StorageUnavailable, match="507"):
             set_(store)
 
+    def test_507_to_a_put_that_was_sent_before_is_looked_up(self, server: ScriptedS3) -> None:
+        """The server that ended the idle connection may have carried out the put."""
+        with storage(server, OK, END, error(507, "QuotaExceeded"), size(NBYTES)) as store:
+            store.batch_set(space(), [hash_of(2)], [RIGHT])
+
+            assert set_(store)
+            assert counters(store) == {"reconnects": 1, "confirmed": 1}
+
+    def test_507_to_a_put_that_was_sent_before_and_is_absent_is_a_refusal(
+        self, server: ScriptedS3
+    ) -> None:
+        absent = Answer(b"HTTP/1.1 404 Not Found\r\n\r\n")
+        with storage(server, OK, END, error(507, "QuotaExceeded"), absent) as store:
+            store.batch_set(space(), [hash_of(2)], [RIGHT])
+
+            assert not set_(store)
+            assert counters(store) == {"reconnects": 1, "refused_no_space": 1}
+
+    def test_a_look_up_that_fails_leaves_a_put_in_doubt(self, server: ScriptedS3) -> None:
+        answers = [OK, *[FAULT] * 3, error(403, "AccessDenied")]
+        with (
+            storage(server, *answers) as store,
+            pytest.raises(StorageUnavailable, match="denies access"),
+        ):
+            store.batch_set(space(), [hash_of(1), hash_of(2)], [RIGHT] * 2)
+
     def test_an_exceeded_quota_is_a_refusal_for_lack_of_capacity(self, server: ScriptedS3) -> None:
         with storage(server, error(403, "QuotaExceeded")) as store:
             assert not set_(store)
@@ -505,6 +549,33 @@ class TestChecksum:
             assert got(store) == RIGHT.tobytes()
         assert b"x-amz-checksum-crc32: " in server.requests[0].head
         assert b"x-amz-checksum-mode: ENABLED" in server.requests[1].head
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {"x-amz-checksum-crc32": "AAAAAA==-2"},
+            {"x-amz-checksum-crc32": "AAAAAA==", "x-amz-checksum-type": "COMPOSITE"},
+        ],
+    )
+    def test_one_of_the_parts_of_an_upload_tells_nothing(
+        self, server: ScriptedS3, headers: dict[str, str]
+    ) -> None:
+        answer = reply(200, RIGHT.tobytes(), headers=headers)
+        with storage(server, answer, checksum="crc32") as store:
+            assert got(store) == RIGHT.tobytes()
+        assert ["GET"] == server.methods
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_bytes_behind_a_page_are_not_the_next_reply(tmp_path: Path, is_tls: bool) -> None:  # noqa: FBT001
+    """Over TLS they have left the socket with the page, where no poll of the socket sees them."""
+    if is_tls:
+        make_certificates(tmp_path)
+    foreign = reply(200, page(seed=2).tobytes())
+    with ScriptedS3(tmp_path if is_tls else None) as server:
+        answers = [Answer(HIT.data + foreign.data), HIT]
+        with storage(server, *answers) as store:
+            assert [got(store), got(store)] == [RIGHT.tobytes()] * 2
 
 
 class TestHeaders:

@@ -23,7 +23,7 @@ from hicache_storage.backend_support.manifest import decode_manifest, encode_man
 from hicache_storage.keys import check_page_hashes
 
 _SPACE = space()
-_KEYS = SpaceKeys("hicache:", _SPACE)
+_KEYS = SpaceKeys("hicache:", _SPACE.id)
 _HASH = hash_of(1)
 _REFUSALS = (Refused, WrongReply, ConnectionError)
 
