@@ -1,8 +1,7 @@
-"""To look changes nothing: pages, bytes, times of use and files are the same before and after each verb."""
+"""To look changes nothing: pages, bytes, times of use and files are the same before and after."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import tempfile
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cli_stores import DRAFT, CliStore
+from looks import read_only_mount, snapshot
 from pages import hash_of
 from sealed_stores import key_files
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 PAGES = 40
 _NOBODY = 65_534
 
-type Snapshot = Callable[[], dict[str, Any]]
-
 
 @dataclass(frozen=True)
 class Place:
@@ -35,21 +33,11 @@ class Place:
 
     store: CliStore
     root: Path | None
-    seen: Snapshot
+    seen: Callable[[], dict[str, Any]]
 
 
-def _files(root: Path) -> dict[str, Any]:
-    """Return each file and directory with its mode, time and bytes."""
-    found: dict[str, Any] = {}
-    for path in sorted([root, *root.rglob("*")]):
-        facts = path.lstat()
-        data = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-        found[str(path.relative_to(root))] = (facts.st_mode, facts.st_mtime_ns, data)
-    return found
-
-
-def _on_files(root: Path, backend: str, **fields: Any) -> Place:
-    return Place(CliStore(backend, fields), root, lambda: _files(root))
+def _on_files(root: Path, name: str, /, **fields: Any) -> Place:
+    return Place(CliStore(name, fields), root, lambda: snapshot(root))
 
 
 def _redis(request: pytest.FixtureRequest, store: CliStore) -> Place:
@@ -78,7 +66,7 @@ def _place(backend: str, request: pytest.FixtureRequest, directory: Path) -> Pla
     if backend == "redis":
         return _redis(request, store)
     server: Rclone = request.getfixturevalue("s3_server")
-    return Place(store, None, lambda: _files(server.directory / "data"))
+    return Place(store, None, lambda: snapshot(server.directory / "data"))
 
 
 BACKENDS = ("file", "hf3fs", "encrypted", "fsspec", "redis", "s3")
@@ -206,6 +194,21 @@ def test_a_user_without_rights_can_look(
 
 
 @pytest.mark.parametrize("verb", [*VERBS, "doctor"])
+def test_a_store_on_a_read_only_mount_can_be_looked_at(
+    verb: str, request: pytest.FixtureRequest, directory: Path
+) -> None:
+    place = _place("file", request, directory)
+    space_id = _filled(place)
+    assert place.root is not None
+
+    with read_only_mount(place.root, directory / "mount") as mount:
+        store = CliStore("file", {"path": str(mount)})
+        code = _runs_without_a_change(place, store, VERBS.get(verb, DOCTOR), space_id)
+
+    assert code == {"gc_model": 1, "gc_age": 2, "doctor": 1}.get(verb, 0)
+
+
+@pytest.mark.parametrize("verb", [*VERBS, "doctor"])
 @pytest.mark.parametrize("backend", ["file", "hf3fs", "fsspec"])
 def test_files_of_strangers_stay(
     backend: str, verb: str, request: pytest.FixtureRequest, directory: Path
@@ -219,10 +222,8 @@ def test_files_of_strangers_stay(
         path.write_text("all happy families")
         os.utime(path, (1_700_000_000, 1_700_000_000))
 
-    main(
-        [*(space_id if word == "SPACE" else word for word in VERBS.get(verb, DOCTOR))]
-        + place.store.flags
-    )
+    argv = [space_id if word == "SPACE" else word for word in VERBS.get(verb, DOCTOR)]
+    main([*argv, *place.store.flags])
 
     assert {"all happy families"} == {path.read_text() for path in strange}
 
