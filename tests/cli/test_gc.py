@@ -197,7 +197,7 @@ def test_a_key_space_that_is_read_within_the_interval_of_notes_is_kept(
     store = replace(file_store, config={**file_store.config, **limits})
     target = store.fill(range(3))
     for path in Path(store.config["path"]).glob("spaces/*/??/*"):
-        os.utime(path, (time.time() - 3000,) * 2)
+        os.utime(path, (time.time() - 3000, time.time() - 3000))
 
     code, found = run_json(capsys, "gc", "--unused-for", "30m", "--yes", *store.flags)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import tempfile
@@ -41,12 +42,11 @@ def _on_files(root: Path, name: str, /, **fields: Any) -> Place:
 
 
 def _redis(request: pytest.FixtureRequest, store: CliStore) -> Place:
-    from redis import Redis
-
+    redis: Any = importlib.import_module("redis")  # parts of it have no types
     server: RedisServer = request.getfixturevalue("redis_server")
 
     def seen() -> dict[str, Any]:
-        with Redis.from_url(server.url) as client:
+        with redis.Redis.from_url(server.url) as client:
             keys = [*client.scan_iter(match=f"{store.config['prefix']}*", count=1000)]
             return {repr(key): client.dump(key) for key in keys}
 
