@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hicache_storage import config
 from hicache_storage.cli.progress import meter
@@ -13,8 +13,9 @@ from hicache_storage.cli.sizes import counted, format_nbytes, size
 from hicache_storage.cli.stores import (
     add_store_arguments,
     config_file_choice,
+    is_same_store,
     open_existing_store,
-    open_store,
+    open_to_change,
     require_listing,
     store_choice,
 )
@@ -52,21 +53,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the figures. Return 0 if the target has every page of the source, else 1."""
     choice, target_choice = store_choice(arguments), _target_choice(arguments)
-    from hicache_storage.cli.operations.copying import copy  # noqa: PLC0415 - wrong flags fail fast
+    if is_same_store(choice, target_choice):
+        raise ConfigError("copy: the target is the source: name another store")
+    from hicache_storage.cli.operations.copying import Copied, copy  # noqa: PLC0415 - wrong flags fail fast
     from hicache_storage.cli.operations.rate_limit import RateLimit  # noqa: PLC0415
 
+    limit, result = RateLimit(arguments.bandwidth_limit), Copied()
     with open_existing_store(choice) as source:
         require_listing(source, choice.backend, "copy")
-        spaces = selection_of(arguments).of(source.spaces())
-        with open_store(target_choice) as target, meter("copying") as shown:
-            result = copy(source, target, spaces, shown, RateLimit(arguments.bandwidth_limit))
-    if arguments.json:
-        document = {"from": choice.backend, "to": target_choice.backend, **result.as_json()}
+        selected = selection_of(arguments).of(source)
+        result.unreadable = selected.unreadable
+        with open_to_change(target_choice) as target:
+            is_done = False
+            try:
+                with meter("copying") as shown:
+                    copy(source, target, selected.spaces, shown, limit, result=result)
+                is_done = True
+            finally:
+                names = {"from": choice.backend, "to": target_choice.backend, "is_done": is_done}
+                _print({**names, **result.as_json()} if arguments.json else None, result)
+    return 0 if result.is_whole else _FOUND
+
+
+def _print(document: dict[str, Any] | None, result: Copied) -> None:
+    """Print the figures, also those of a copy that fails or is interrupted: it can go on from there."""
+    from hicache_storage.cli.printing import write_line  # noqa: PLC0415
+
+    if document is not None:
         json.dump(document, sys.stdout, indent=2)
         sys.stdout.write("\n")
-    else:
-        sys.stdout.writelines(f"{line}\n" for line in _lines(result))
-    return 0 if result.is_whole else _FOUND
+        return
+    for line in _lines(result):
+        write_line(line)
 
 
 def _target_choice(arguments: argparse.Namespace) -> config.StorageChoice:
@@ -81,6 +99,8 @@ def _target_choice(arguments: argparse.Namespace) -> config.StorageChoice:
 
 
 def _lines(result: Copied) -> Iterator[str]:
+    from hicache_storage.cli.space_table import unreadable_lines  # noqa: PLC0415
+
     speed = format_nbytes(result.nbytes / max(result.elapsed_s, 1e-9))
     yield (
         f"{counted(result.copied, 'page')} copied, {format_nbytes(result.nbytes)} in"
@@ -90,5 +110,8 @@ def _lines(result: Copied) -> Iterator[str]:
         yield f"{count:,} pages were not copied: {proof.value.replace('_', ' ')}"
     if result.refused:
         yield f"{result.refused:,} pages were refused by the target, which may be full"
+    if result.is_given_up:
+        yield "the copy ended there: the target took none of the last pages"
+    yield from unreadable_lines(result.unreadable)
     for space in result.unframed_spaces:
         yield f"key space {space.id} was not copied: its pages have no frames to prove them"

@@ -7,14 +7,21 @@ import sys
 from typing import TYPE_CHECKING
 
 from hicache_storage import config
+from hicache_storage.cli.escapes import escaped
 from hicache_storage.cli.page_sizes import (
     DEFAULT_PAGE_TOKENS,
     add_model_argument,
     model_page_nbytes,
 )
 from hicache_storage.cli.sizes import size
-from hicache_storage.cli.stores import add_store_arguments, open_store, store_choice
-from hicache_storage.errors import StorageTimeout, StorageUnavailable
+from hicache_storage.cli.stores import (
+    add_store_arguments,
+    open_existing_store,
+    open_store,
+    place_to_create,
+    store_choice,
+)
+from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
     import argparse
@@ -47,47 +54,84 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the checks. Return 1 if one of them found a problem, else 0."""
-    choice = store_choice(arguments)
-    from hicache_storage.cli.operations.diagnosis import Status, worst  # noqa: PLC0415 - wrong flags fail fast
+    from hicache_storage.cli.operations.diagnosis import Check, Status, worst  # noqa: PLC0415 - `--help` stays fast
 
-    checks = list(_checks(arguments, choice))
+    checks: list[Check] = []
+    backend, error = None, None
+    try:
+        choice = store_choice(arguments)
+        backend = choice.backend
+        for check in _checks(arguments, choice):
+            checks.append(check)  # noqa: PERF402 - those before an error count
+    except HiCacheError as failed:  # wrong use: the checks so far are printed, too
+        error = failed
+        checks.append(Check("open", Status.PROBLEM, str(error)))
     status = worst(checks)
     if arguments.json:
         document = {
-            "backend": choice.backend,
+            "backend": backend,
             "status": status.value,
             "checks": [check.as_json() for check in checks],
         }
         json.dump(document, sys.stdout, indent=2)
         sys.stdout.write("\n")
-    else:
+    elif len(checks) > 1:
         _print(checks)
+    if error is not None:
+        raise error
     return _FOUND if status is Status.PROBLEM else 0
 
 
 def _checks(arguments: argparse.Namespace, choice: config.StorageChoice) -> Iterator[Check]:
+    """Look at the store, and write to it only if that shows nothing against it."""
     from hicache_storage.cli.operations import diagnosis  # noqa: PLC0415
     from hicache_storage.cli.operations.probe import probe  # noqa: PLC0415
 
-    yield from diagnosis.machine_checks()
     page_tokens = choice.page_tokens or DEFAULT_PAGE_TOKENS
     page_nbytes = arguments.page_bytes or model_page_nbytes(arguments.model, page_tokens)
+    yield from diagnosis.machine_checks()
     try:
+        place = place_to_create(choice)
+        if place is None:
+            looked = _looked(choice, arguments.pages, page_nbytes)
+            yield from looked
+            if any(check.topic == "write" for check in looked):
+                return
         with open_store(choice) as storage:
-            yield diagnosis.Check("open", diagnosis.Status.OK, f"{choice.backend} answers")
-            yield from diagnosis.path_checks(choice, storage)
-            yield from diagnosis.store_checks(storage)
+            if place is not None:
+                yield diagnosis.Check(
+                    "open",
+                    diagnosis.Status.NOTE,
+                    f"the store at {place} was not there: it was made now",
+                )
+                yield from diagnosis.path_checks(choice, storage)
+                yield from diagnosis.store_checks(storage, storage.diagnose())
             measured = probe(
                 storage, pages=arguments.pages, page_nbytes=page_nbytes, page_tokens=page_tokens
             )
             yield from diagnosis.probe_checks(measured, choice)
     except (StorageUnavailable, StorageTimeout) as error:
-        yield diagnosis.Check(
-            "open",
-            diagnosis.Status.PROBLEM,
-            str(error),
-            "start the store, or correct its address; an engine would run without L3 until then",
-        )
+        yield diagnosis.opening_problem(error)
+
+
+def _looked(choice: config.StorageChoice, pages: int, page_nbytes: int) -> list[Check]:
+    """Return what a look at a store shows. A check of "write" says why no trial may follow."""
+    from hicache_storage.cli.operations import diagnosis  # noqa: PLC0415
+    from hicache_storage.cli.operations.probe import prove  # noqa: PLC0415
+
+    with open_existing_store(choice) as look:
+        said = look.diagnose()
+        checks = [
+            diagnosis.Check("open", diagnosis.Status.OK, f"{choice.backend} answers"),
+            *diagnosis.path_checks(choice, look),
+            *diagnosis.store_checks(look, said),
+        ]
+        reason = diagnosis.why_not_to_write(checks, said, look, pages * page_nbytes)
+        if reason:
+            checks.append(diagnosis.Check("write", diagnosis.Status.NOTE, f"not tried: {reason}"))
+            spaces = look.spaces() if look.capabilities.enumerable else ()
+            checks += diagnosis.proof_checks(prove(look, spaces, pages), choice)
+    return checks
 
 
 def _print(checks: Sequence[Check]) -> None:
@@ -102,5 +146,5 @@ def _print(checks: Sequence[Check]) -> None:
     table.add_column("fact, and what to do", overflow="fold")
     for check in checks:
         advice = f"\n-> {check.advice}" if check.advice else ""
-        table.add_row(check.topic, check.status.value, f"{check.fact}{advice}")
+        table.add_row(check.topic, check.status.value, f"{escaped(check.fact)}{advice}")
     print_lines(output_console(), [table])

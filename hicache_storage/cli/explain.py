@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hicache_storage.cli.ages import age, format_time
+from hicache_storage.cli.escapes import escaped
 from hicache_storage.cli.sizes import counted
-from hicache_storage.cli.stderr_log import escaped
 from hicache_storage.errors import ConfigError
 
 if TYPE_CHECKING:

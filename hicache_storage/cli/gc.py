@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from hicache_storage.cli.ages import age, format_time
@@ -14,6 +15,7 @@ from hicache_storage.cli.sizes import counted, format_nbytes
 from hicache_storage.cli.stores import (
     add_store_arguments,
     open_existing_store,
+    open_to_change,
     require_listing,
     store_choice,
 )
@@ -23,84 +25,130 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from hicache_storage.cli.operations.collection import Candidate
+    from hicache_storage.cli.operations.collection import Candidate, Removal
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.storage import UnreadableSpace
 
 SUMMARY = "Remove key spaces by model, revision, tenant, pool, or time without use."
 
 _FOUND = 1
-_SELECTIONS = ("space", "model", "revision", "tenant", "pool", "unused_for")
+_FIELDS = ("model", "revision", "tenant", "pool", "unused_for")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     add_store_arguments(parser)
-    add_selection_arguments(parser, default="at least one of these, or --unused-for")
+    add_selection_arguments(parser, default="at least one of these or of the next three is needed")
     add = parser.add_argument
     add(
         "--unused-for",
         type=age,
         metavar="AGE",
-        help="only key spaces of which no page was used for so long, such as 1d; file and hf3fs with"
-        " a capacity know it",
+        help="only key spaces of which no page was used for so long, such as 1d; for a store that notes"
+        " uses, as file and hf3fs do with a capacity",
+    )
+    add("--empty", action="store_true", help="only key spaces that hold no pages")
+    add(
+        "--unreadable",
+        action="store_true",
+        help="key spaces whose names cannot be read, with their pages; goes with --space alone",
     )
     add("--yes", action="store_true", help="remove; without it the verb only shows what would go")
     add("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what goes. Return 1 if something would go and stays, for want of `--yes`, else 0."""
+    """Print what goes. Return 1 if something that may be meant stays, else 0."""
     choice = store_choice(arguments)
-    if all(getattr(arguments, name) is None for name in _SELECTIONS):
-        raise ConfigError(
-            "gc: select key spaces: --space, --model, --revision, --tenant, --pool or --unused-for"
-        )
-    from hicache_storage.cli.operations.collection import Removal, candidates, remove  # noqa: PLC0415 - wrong flags fail fast
-    from hicache_storage.cli.operations.selection import SHORT_ID_DIGITS  # noqa: PLC0415
+    _check_selection(arguments)
+    from hicache_storage.cli.operations.collection import (  # noqa: PLC0415 - wrong flags fail fast
+        Candidate,
+        Removal,
+        Wanted,
+        remove,
+        remove_unreadable,
+    )
 
     unused_s: float | None = arguments.unused_for
     used_before_s = None if unused_s is None else time.time() - unused_s
-    with open_existing_store(choice) as storage:
-        require_listing(storage, choice.backend, "gc")
-        spaces = selection_of(arguments).of(storage.spaces())
+    wanted = Wanted(used_before_s=used_before_s, is_empty=arguments.empty)
+    with open_existing_store(choice) as look:
+        require_listing(look, choice.backend, "gc")
+        selected = selection_of(arguments).of(look)
+        spaces = [] if arguments.unreadable else selected.spaces
         with meter("looking") as shown:
-            found = list(candidates(storage, spaces, shown, used_before_s=used_before_s))
+            looked = [*wanted.found(look, spaces, shown)]
+        found = [one for one in looked if isinstance(one, Candidate)]
+        removal = Removal(kept=[one for one in looked if not isinstance(one, Candidate)])
+        goes = selected.unreadable if arguments.unreadable else []
         if not arguments.json:
-            _print(found)
-        removal = Removal()
-        if arguments.yes:
-            with meter("removing") as shown:
-                removal = remove(storage, found, shown, used_before_s=used_before_s)
+            _print(found, selected.unreadable)
+        if arguments.yes and (found or goes):
+            with open_to_change(choice) as storage, meter("removing") as shown:
+                removed = remove(look, storage, found, wanted, meter=shown, tell=_tell)
+                removal.kept += removed.kept
+                removal.pages = removed.pages + remove_unreadable(storage, goes)
+    stays = [] if arguments.yes else [*found, *goes]
     if arguments.json:
         document = {
             "backend": choice.backend,
             "spaces": [candidate.as_json() for candidate in found],
+            "unreadable_spaces": [asdict(one) for one in selected.unreadable],
             "removed_pages": removal.pages,
-            "kept": [space.id for space in removal.kept],
+            "kept": [one.space.id for one in removal.kept],
+            "reasons": {one.space.id: one.reason for one in removal.kept},
         }
         json.dump(document, sys.stdout, indent=2)
         sys.stdout.write("\n")
-    elif arguments.yes:
-        sys.stdout.write(
-            f"{counted(removal.pages, 'page')} {'was' if removal.pages == 1 else 'were'} removed.\n"
-        )
-        sys.stdout.writelines(
-            f"Key space {space.id[:SHORT_ID_DIGITS]} was kept: it was used meanwhile.\n"
-            for space in removal.kept
-        )
-    elif found:
-        sys.stdout.write("Nothing was removed: give --yes to remove them.\n")
-    return _FOUND if found and not arguments.yes else 0
+    else:
+        _print_removal(removal, is_done=arguments.yes, stays=bool(stays))
+    left = [] if arguments.unreadable else selected.unreadable
+    doubts = [one for one in removal.kept if one.is_doubt]
+    return _FOUND if stays or left or doubts else 0
 
 
-def _print(found: Sequence[Candidate]) -> None:
+def _check_selection(arguments: argparse.Namespace) -> None:
+    is_field_given = any(getattr(arguments, name) is not None for name in _FIELDS)
+    if arguments.unreadable and (is_field_given or arguments.empty):
+        raise ConfigError(
+            "gc: --unreadable goes with --space alone: nothing else of it can be read"
+        )
+    if not (is_field_given or arguments.space or arguments.empty or arguments.unreadable):
+        raise ConfigError(
+            "gc: select key spaces: --space, --model, --revision, --tenant, --pool, --unused-for,"
+            " --empty or --unreadable"
+        )
+
+
+def _tell(space: KeySpace, pages: int) -> None:
+    """Say what has gone so far: a removal may take minutes."""
+    sys.stderr.write(f"hicache: key space {space.id} is removed, with {counted(pages, 'page')}\n")
+
+
+def _print(found: Sequence[Candidate], unreadable: Sequence[UnreadableSpace]) -> None:
     from hicache_storage.cli.printing import output_console, print_lines  # noqa: PLC0415
-    from hicache_storage.cli.space_table import space_table  # noqa: PLC0415
+    from hicache_storage.cli.space_table import space_parts, unreadable_lines  # noqa: PLC0415
 
     usages = [candidate.usage for candidate in found]
     used = [candidate.used_at_s for candidate in found if candidate.used_at_s is not None]
     pages = sum(usage.pages or 0 for usage in usages)
     nbytes = sum(usage.nbytes or 0 for usage in usages)
-    last = f"; the last use was {format_time(max(used))}" if used else ""
+    last = f"; none was used after {format_time(max(used))}" if used else ""
     spaces = counted(len(usages), "key space")
     total = f"{spaces}, {counted(pages, 'page')}, {format_nbytes(nbytes)}{last}"
-    print_lines(output_console(), [space_table(usages), total] if usages else [total])
+    console = output_console()
+    parts = [*space_parts(usages, console.width), *unreadable_lines(unreadable), total]
+    print_lines(console, parts)
+
+
+def _print_removal(removal: Removal, *, is_done: bool, stays: bool) -> None:
+    from hicache_storage.cli.operations.selection import SHORT_ID_DIGITS  # noqa: PLC0415
+    from hicache_storage.cli.printing import write_line  # noqa: PLC0415
+
+    if is_done:
+        verb = "was" if removal.pages == 1 else "were"
+        write_line(f"{counted(removal.pages, 'page')} {verb} removed.")
+    elif stays:
+        write_line("Nothing was removed: give --yes to remove them.")
+    for one in removal.kept:
+        write_line(f"Key space {one.space.id[:SHORT_ID_DIGITS]} was kept: {one.reason}.")

@@ -6,6 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
+from hicache_storage.cli.escapes import escaped
 from hicache_storage.cli.sizes import format_nbytes
 from hicache_storage.cli.stores import (
     add_store_arguments,
@@ -13,7 +14,6 @@ from hicache_storage.cli.stores import (
     require_listing,
     store_choice,
 )
-from hicache_storage.errors import ConfigError
 
 if TYPE_CHECKING:
     import argparse
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_store_arguments(parser)
     add = parser.add_argument
     add("space", metavar="SPACE", help="the first digits of a key space's id")
-    add("hash", nargs="?", metavar="HASH", help="the whole hash of a page")
+    add("hash", nargs="?", metavar="HASH", help="the first digits of a page's hash")
     add("--json", action="store_true", help="print JSON instead of a table")
 
 
@@ -37,20 +37,16 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the facts. Return 0, or 1 for a page that is not there or not right."""
     choice = store_choice(arguments)
     from hicache_storage.cli.operations.inspection import page_facts, space_facts  # noqa: PLC0415 - wrong flags fail fast
-    from hicache_storage.cli.operations.selection import find_space  # noqa: PLC0415
-    from hicache_storage.keys import check_page_hashes  # noqa: PLC0415
+    from hicache_storage.cli.operations.selection import find_page, find_space  # noqa: PLC0415
 
     with open_existing_store(choice) as storage:
         require_listing(storage, choice.backend, "inspect")
-        space = find_space(storage.spaces(), arguments.space)
+        space = find_space(storage, arguments.space)
         if arguments.hash is None:
             facts, is_right = space_facts(storage, space), True
         else:
-            try:
-                check_page_hashes([arguments.hash])
-            except ValueError as error:
-                raise ConfigError(f"inspect: HASH: {error}") from None
-            facts, is_right = page_facts(storage, space, arguments.hash)
+            page_hash = find_page(storage, space, arguments.hash)
+            facts, is_right = page_facts(storage, space, page_hash)
     if arguments.json:
         json.dump(facts, sys.stdout, indent=2)
         sys.stdout.write("\n")
@@ -68,7 +64,7 @@ def _print_table(facts: Mapping[str, Any]) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in _rows(facts):
-        table.add_row(name.removesuffix("_nbytes").replace("_", " "), value)
+        table.add_row(escaped(name.removesuffix("_nbytes").replace("_", " ")), escaped(value))
     print_lines(output_console(), [table])
 
 

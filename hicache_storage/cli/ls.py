@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hicache_storage.cli.progress import meter
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
 
     from hicache_storage.cli.operations.listing import SpaceUsage
     from hicache_storage.keys import KeySpace
-    from hicache_storage.storage import HiCacheStorage
+    from hicache_storage.storage import HiCacheStorage, UnreadableSpace
 
 SUMMARY = "List the key spaces of a store, or the pages of one."
+
+_FOUND = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the list and return 0."""
+    """Print the list. Return 1 if there are key spaces that cannot be read, else 0."""
     choice = store_choice(arguments)
     from hicache_storage.cli.operations.selection import (  # noqa: PLC0415 - wrong flags fail fast
         SpaceSelection,
@@ -46,16 +49,21 @@ def run(arguments: argparse.Namespace) -> int:
     with open_existing_store(choice) as storage:
         require_listing(storage, choice.backend, "ls")
         if arguments.space is not None:
-            space = find_space(storage.spaces(), arguments.space)
+            space = find_space(storage, arguments.space)
             _print_pages(storage, space, as_json=arguments.json)
             return 0
-        spaces = SpaceSelection().of(storage.spaces())
-        usages = _usages(storage, spaces, count=not arguments.no_count)
+        selected = SpaceSelection().of(storage)
+        usages = _usages(storage, selected.spaces, count=not arguments.no_count)
     if arguments.json:
-        _print_json({"backend": choice.backend, "spaces": [one.as_json() for one in usages]})
+        document = {
+            "backend": choice.backend,
+            "spaces": [one.as_json() for one in usages],
+            "unreadable_spaces": [asdict(one) for one in selected.unreadable],
+        }
+        _print_json(document)
     else:
-        _print_table(usages)
-    return 0
+        _print_table(usages, selected.unreadable)
+    return _FOUND if selected.unreadable else 0
 
 
 def _usages(
@@ -71,13 +79,15 @@ def _usages(
 
 def _print_pages(storage: HiCacheStorage, space: KeySpace, *, as_json: bool) -> None:
     """Print a line for each page, as the store lists it. JSON: one document."""
+    from hicache_storage.cli.printing import write_line  # noqa: PLC0415
+
     pages = storage.scan(space)
     if as_json:
         found = [{"hash": info.page_hash, "nbytes": info.nbytes} for info in pages]
         _print_json({"id": space.id, **space.manifest(), "page_list": found})
         return
     for info in pages:
-        sys.stdout.write(f"{info.page_hash} {info.nbytes}\n")
+        write_line(f"{info.page_hash} {info.nbytes}")
 
 
 def _print_json(document: dict[str, Any]) -> None:
@@ -85,13 +95,16 @@ def _print_json(document: dict[str, Any]) -> None:
     sys.stdout.write("\n")
 
 
-def _print_table(usages: Sequence[SpaceUsage]) -> None:
+def _print_table(usages: Sequence[SpaceUsage], unreadable: Sequence[UnreadableSpace]) -> None:
     from hicache_storage.cli.printing import output_console, print_lines  # noqa: PLC0415
-    from hicache_storage.cli.space_table import space_table  # noqa: PLC0415
+    from hicache_storage.cli.space_table import space_parts, unreadable_lines  # noqa: PLC0415
 
     pages = sum(one.pages or 0 for one in usages)
     nbytes = sum(one.nbytes or 0 for one in usages)
     is_known = all(one.pages is not None for one in usages)
     figures = f", {counted(pages, 'page')}, {format_nbytes(nbytes)}" if is_known else ""
     total = f"{counted(len(usages), 'key space')}{figures}"
-    print_lines(output_console(), [space_table(usages), total] if usages else [total])
+    console = output_console()
+    print_lines(
+        console, [*space_parts(usages, console.width), *unreadable_lines(unreadable), total]
+    )

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from hicache_storage.cli.stderr_log import StderrHandler, one_line
+from hicache_storage.cli.escapes import one_line
+from hicache_storage.cli.stderr_log import StderrHandler
 from hicache_storage.errors import ConfigError, HiCacheError, did_you_mean, shown
 from hicache_storage.replay.warning_log import warnings_to
 

@@ -1,50 +1,80 @@
-"""A table of key spaces in 80 columns."""
+"""Key spaces below the names of their models, which are never cut."""
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING
 
-from rich import box
+from rich.cells import cell_len
 from rich.table import Table
 
+from hicache_storage.cli.escapes import escaped
 from hicache_storage.cli.operations.selection import SHORT_ID_DIGITS, format_shard
 from hicache_storage.cli.sizes import format_nbytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
 
     from hicache_storage.cli.operations.listing import SpaceUsage
     from hicache_storage.keys import KeySpace
+    from hicache_storage.storage import UnreadableSpace
+
+_GAP = 2
+_WRAPPED = (3, 2, 1)
+"""The columns that wrap where the terminal is narrow, the first one first: format, shard, pool."""
+_LEAST_WIDTH = 10
 
 
-def space_table(usages: Iterable[SpaceUsage]) -> Table:
-    """Return a table with a row for each key space. Long names take several lines."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("space", no_wrap=True)
-    table.add_column("model", overflow="fold", ratio=1)
-    table.add_column("pool", overflow="fold", max_width=10)
-    table.add_column("shard", max_width=9)
-    table.add_column("format", overflow="fold", max_width=13)
-    table.add_column("pages", justify="right", no_wrap=True)
-    table.add_column("bytes", justify="right", no_wrap=True)
-    for usage in usages:
-        space = usage.space
-        table.add_row(
-            space.id[:SHORT_ID_DIGITS],
-            _model_text(space),
-            space.pool,
-            format_shard(space.shard),
-            f"{space.dtype} {space.layout}",
-            "" if usage.pages is None else f"{usage.pages:,}",
-            "" if usage.nbytes is None else format_nbytes(usage.nbytes),
-        )
-    return table
+def space_parts(usages: Sequence[SpaceUsage], width: int) -> Iterator[Table | str]:
+    """Yield each model with its revision and tenant, and a table of its key spaces below."""
+    rows = [(_heading(usage.space), _cells(usage)) for usage in usages]
+    widths = _widths([cells for _, cells in rows], width)
+    for heading, group in groupby(rows, key=lambda row: row[0]):
+        yield heading
+        table = Table(box=None, show_header=False, padding=(0, 0, 0, _GAP))
+        for number, column in enumerate(widths):
+            is_figure = number >= len(widths) - 2
+            table.add_column(
+                width=column, justify="right" if is_figure else "left", overflow="fold"
+            )
+        for _, cells in group:
+            table.add_row(*cells)
+        yield table
 
 
-def _model_text(space: KeySpace) -> str:
+def unreadable_lines(spaces: Iterable[UnreadableSpace]) -> list[str]:
+    """Return a line for each key space that the store cannot name."""
+    return [f"Key space {one.space_id} cannot be read: {one.reason}" for one in spaces]
+
+
+def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Return the widths of the columns. Those that wrap are cut between words, if that suffices."""
+    columns = [*zip(*rows, strict=True)]
+    widths = [max(map(cell_len, column)) for column in columns]
+    for number in _WRAPPED if columns else ():
+        if sum(widths) + _GAP * len(widths) > width:
+            words = (word for cell in columns[number] for word in cell.split())
+            longest = max(map(cell_len, words), default=1)
+            widths[number] = longest if number != _WRAPPED[-1] else min(longest, _LEAST_WIDTH)
+    return widths
+
+
+def _heading(space: KeySpace) -> str:
     parts = [space.model]
     if space.revision:
         parts.append(f"revision {space.revision}")
     if space.tenant:
         parts.append(f"tenant {space.tenant}")
-    return "\n".join(parts)
+    return escaped(", ".join(parts))
+
+
+def _cells(usage: SpaceUsage) -> list[str]:
+    space = usage.space
+    return [
+        space.id[:SHORT_ID_DIGITS],
+        escaped(space.pool),
+        format_shard(space.shard),
+        escaped(f"{space.dtype} {space.layout}"),
+        "" if usage.pages is None else f"{usage.pages:,} pages",
+        "" if usage.nbytes is None else format_nbytes(usage.nbytes),
+    ]

@@ -1,9 +1,11 @@
-"""Log records as lines on stderr, and texts that a terminal does not obey."""
+"""Log records as lines on stderr."""
 
 from __future__ import annotations
 
 import logging
 import sys
+
+from hicache_storage.cli.escapes import one_line
 
 
 class StderrHandler(logging.Handler):
@@ -16,17 +18,3 @@ class StderrHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         text = one_line(record.getMessage())
         sys.stderr.write(f"{self._program}: {record.levelname.lower()}: {text}\n")
-
-
-def one_line(text: str) -> str:
-    """Return a text as one line, which no terminal takes for a command."""
-    return escaped(" ".join(text.split()))
-
-
-def escaped(text: str) -> str:
-    """Return a text with each control and format character escaped, but for line feeds."""
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text
-    )

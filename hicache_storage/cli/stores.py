@@ -10,10 +10,12 @@ engine may be in it, too.
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any, cast
 
 from hicache_storage import config
 from hicache_storage.cli.program import Parser, add_cwd_to_path
+from hicache_storage.cli.sizes import format_nbytes
 from hicache_storage.errors import ConfigError, UnsupportedOperation, did_you_mean, shown
 
 if TYPE_CHECKING:
@@ -91,6 +93,58 @@ def open_existing_store(choice: config.StorageChoice) -> HiCacheStorage:
     """Open the store of a choice for a verb that only looks (`registry.open_storage`, read-only)."""
     add_cwd_to_path(choice.backend, choice.config)
     return choice.open(read_only=True)
+
+
+def open_to_change(choice: config.StorageChoice) -> HiCacheStorage:
+    """Open the store of a choice for writing, once a look at it has shown that this evicts nothing.
+
+    Raises:
+        ConfigError: The store holds more than the capacity of the choice.
+    """
+    if place_to_create(choice) is None:
+        with open_existing_store(choice) as storage:
+            if (excess := excess_of(storage)) is not None:
+                raise ConfigError(
+                    f"{choice.backend}: {excess}: to open the store for writing with this config would"
+                    " evict pages; give the capacity_nbytes of the engines"
+                )
+    return open_store(choice)
+
+
+def place_to_create(choice: config.StorageChoice) -> str | None:
+    """Return where the opening of a choice for writing would make a new store."""
+    from hicache_storage.registry import resolve  # noqa: PLC0415 - keeps `--help` fast
+
+    add_cwd_to_path(choice.backend, choice.config)
+    storage_class, fields = resolve(choice.backend, choice.config)
+    return storage_class.would_create(fields)
+
+
+def excess_of(storage: HiCacheStorage) -> str | None:
+    """Return by what the pages of a store exceed its capacity, for people; None if they fit."""
+    stats = storage.stats()
+    if (
+        stats.nbytes is None
+        or stats.capacity_nbytes is None
+        or stats.nbytes <= stats.capacity_nbytes
+    ):
+        return None
+    return (
+        f"the store holds {format_nbytes(stats.nbytes)}, and capacity_nbytes is"
+        f" {format_nbytes(stats.capacity_nbytes)}"
+    )
+
+
+def is_same_store(one: config.StorageChoice, other: config.StorageChoice) -> bool:
+    """Return True if two choices surely name the same store: one place, or one config."""
+    paths = [choice.config.get("path") for choice in (one, other)]
+    if one.backend != other.backend:
+        return False
+    first, second = (
+        os.path.realpath(os.path.expanduser(path)) if isinstance(path, str) else None  # noqa: PTH111 - as the backends do
+        for path in paths
+    )
+    return first == second if first and second else one.config == other.config
 
 
 def require_listing(storage: HiCacheStorage, backend: str, verb: str) -> None:

@@ -12,6 +12,7 @@ from hicache_storage.cli.sizes import counted, format_nbytes, share
 from hicache_storage.cli.stores import (
     add_store_arguments,
     open_existing_store,
+    open_to_change,
     require_listing,
     store_choice,
 )
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hicache_storage.cli.operations.verification import Verification
+    from hicache_storage.config import StorageChoice
     from hicache_storage.storage import HiCacheStorage
 
 SUMMARY = "Read and prove the pages of a store, and delete the wrong ones."
@@ -31,6 +33,9 @@ SUMMARY = "Read and prove the pages of a store, and delete the wrong ones."
 _FOUND = 1
 _LISTED = 50
 _YES = "yes"
+_WIDE = 96
+_WHOLE_HASH, _SHORT_HASH = 128, 40
+"""The digits of a hash on a wide terminal, and on one of 80 columns: `inspect` takes both."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,13 +63,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     with open_existing_store(choice) as storage:
         require_listing(storage, choice.backend, "verify")
-        spaces = selection_of(arguments).of(storage.spaces())
+        selected = selection_of(arguments).of(storage)
         with meter("verifying") as shown:
-            result = verify(storage, spaces, shown, share=arguments.sample)
+            result = verify(storage, selected.spaces, shown, share=arguments.sample)
+        result.unreadable = selected.unreadable
         if not arguments.json:
             _print(result)
         if arguments.delete_wrong:
-            _delete_wrong(storage, result, asks=asks, quiet=arguments.json)
+            _delete_wrong(choice, storage, result, asks=asks, quiet=arguments.json)
     if arguments.json:
         json.dump({"backend": choice.backend, **result.as_json()}, sys.stdout, indent=2)
         sys.stdout.write("\n")
@@ -72,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _delete_wrong(
-    storage: HiCacheStorage, result: Verification, *, asks: bool, quiet: bool
+    choice: StorageChoice, look: HiCacheStorage, result: Verification, *, asks: bool, quiet: bool
 ) -> None:
     from hicache_storage.cli.operations.proofs import WRONG  # noqa: PLC0415
     from hicache_storage.cli.operations.verification import delete_wrong  # noqa: PLC0415
@@ -84,22 +90,26 @@ def _delete_wrong(
         if sys.stdin.readline().strip() != _YES:
             sys.stdout.write("Nothing was deleted.\n")
             return
-    result.deleted = delete_wrong(storage, wrong)
+    if wrong:
+        with open_to_change(choice) as storage:
+            result.deleted = delete_wrong(look, storage, wrong)
     if not quiet:
-        sys.stdout.write(f"{result.deleted:,} wrong pages were deleted.\n")
+        sys.stdout.write(f"{result.deleted:,} of {len(wrong):,} wrong pages were deleted.\n")
 
 
 def _print(result: Verification) -> None:
     from hicache_storage.cli.printing import output_console, print_lines  # noqa: PLC0415
 
-    print_lines(output_console(), _parts(result))
+    console = output_console()
+    print_lines(console, _parts(result, console.width))
 
 
-def _parts(result: Verification) -> Iterator[Table | str]:
+def _parts(result: Verification, width: int) -> Iterator[Table | str]:
     from hicache_storage.cli.operations.proofs import Proof  # noqa: PLC0415
+    from hicache_storage.cli.space_table import unreadable_lines  # noqa: PLC0415
 
     if result.findings:
-        yield _finding_table(result)
+        yield _finding_table(result, _WHOLE_HASH if width >= _WIDE else _SHORT_HASH)
     if len(result.findings) > _LISTED:
         yield f"{len(result.findings) - _LISTED:,} more are in --json."
     others = [
@@ -107,8 +117,7 @@ def _parts(result: Verification) -> Iterator[Table | str]:
         for proof in Proof
         if proof is not Proof.OK and (count := result.proofs[proof])
     ]
-    if result.healed:
-        others.append(f"{result.healed:,} damaged and removed by the store itself")
+    yield from unreadable_lines(result.unreadable)
     speed = format_nbytes(result.nbytes / max(result.elapsed_s, 1e-9))
     yield (
         f"{counted(result.pages, 'page')}, {format_nbytes(result.nbytes)} in {result.elapsed_s:.1f} s"
@@ -116,7 +125,7 @@ def _parts(result: Verification) -> Iterator[Table | str]:
     )
 
 
-def _finding_table(result: Verification) -> Table:
+def _finding_table(result: Verification, digits: int) -> Table:
     from rich import box  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
@@ -125,11 +134,13 @@ def _finding_table(result: Verification) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("space", no_wrap=True)
     table.add_column("reason", no_wrap=True)
-    table.add_column("page", overflow="fold")
+    table.add_column("page", no_wrap=True)
     ordered = sorted(result.findings, key=lambda one: (one.page.proof.value, one.space.id))
     for finding in ordered[:_LISTED]:
         page = finding.page
         table.add_row(
-            finding.space.id[:SHORT_ID_DIGITS], page.proof.value.replace("_", " "), page.page_hash
+            finding.space.id[:SHORT_ID_DIGITS],
+            page.proof.value.replace("_", " "),
+            page.page_hash[:digits],
         )
     return table

@@ -30,7 +30,10 @@ def test_a_command_of_the_page_runs(
     monkeypatch.chdir(tmp_path)
     Path("engine.yaml").write_text(CONFIG)
     Path("backup.yaml").write_text(CONFIG.replace('"pages"', '"backup"'))
-    key_space = CliStore("file", {"path": "pages"}).fill(range(12), space())
+    store = CliStore("file", {"path": "pages"})
+    key_space = store.fill(range(12), space())
+    store.fill(range(2), space(model="old-model"))
+    store.fill(range(2), space(tenant="acme", revision="r1"))
     write_log(Path("explain.jsonl"))
     known = {"$SPACE": key_space.id[:8], "$HASH": hash_of(3)}
     program, *argv = (known.get(word, word) for word in shlex.split(command))
@@ -40,7 +43,8 @@ def test_a_command_of_the_page_runs(
         assert main([*argv[: argv.index("--compare")], "--json", "before.json"]) == 0
         assert main(argv) in (0, 1)
     else:
-        assert main(argv) == 0
+        shows_what_would_go = argv[0] == "gc" and "--yes" not in argv
+        assert main(argv) == shows_what_would_go
 
 
 def write_log(path: Path) -> None:

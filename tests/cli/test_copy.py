@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from cli_stores import DRAFT, SPACE, CliStore, break_page, run_json, save
-from hicache_backends.memory import MemoryStorage
+from hicache_backends.memory import MemorySettings, MemoryStorage
 from pages import hash_of, page, space
 from servers import free_port, wait_until
 from stores import HookedStorage
@@ -24,7 +27,6 @@ from hicache_storage.storage import Capabilities
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
     from typing import Any
 
     from hicache_storage import HiCacheStorage, KeySpace
@@ -229,3 +231,72 @@ def test_a_broken_page_in_memory_is_found_on_the_way() -> None:
     result = _copy(source, MemoryStorage(), key_space)
 
     assert (1, {Proof.CORRUPT: 1}) == (result.copied, result.not_proved)
+
+
+def test_a_target_that_takes_nothing_ends_the_copy() -> None:
+    source, target = MemoryStorage(), MemoryStorage(MemorySettings(capacity_nbytes=200))
+    key_space = save(source, range(3000), space(page_nbytes=64))
+
+    result = _copy(source, target, key_space)
+
+    assert (True, 1) == (result.is_given_up, result.copied)
+    assert 1024 <= result.refused < 2999
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_copy_of_a_store_onto_itself_is_refused(
+    is_link: bool,  # noqa: FBT001
+    file_store: CliStore,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file_store.fill(range(2))
+    link = tmp_path / "link"
+    link.symlink_to(file_store.config["path"])
+    target = CliStore("file", {"path": str(link)}) if is_link else file_store
+
+    assert main(["copy", *file_store.flags, *target.target_flags]) == 2
+    assert "the target is the source" in capsys.readouterr().err
+
+
+def test_an_interrupted_copy_prints_its_figures(
+    store_of: Callable[[str], CliStore], tmp_path: Path
+) -> None:
+    source, target = store_of("file"), store_of("redis")
+    source.fill(range(200))
+    slow = slow_store(source, tmp_path)
+    limit = ["--bandwidth-limit", "1KB"]
+    argv = ["copy", "--json", *limit, *slow.flags, *target.target_flags]
+    with verb(tmp_path, *argv) as process:
+        wait_until((tmp_path / "slow_store.called").exists)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+
+    document = json.loads(output)
+    assert (130, False) == (process.returncode, document["is_done"])
+    assert len(target.numbers(source.fill([]))) == document["copied_pages"]
+
+
+def test_a_page_of_a_wrong_length_is_counted(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file_store.fill(range(3))
+    path = next(Path(file_store.config["path"]).glob("spaces/*/??/*"))
+    os.truncate(path, 10)
+
+    code, copied = run_json(capsys, "copy", "--to-backend", "memory", *file_store.flags)
+
+    assert (1, {"wrong_size": 1}) == (code, copied["not_proved_pages"])
+
+
+def test_a_target_beyond_the_capacity_of_its_config_is_not_opened(
+    store_of: Callable[[str], CliStore], capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, full = store_of("file"), store_of("file")
+    source.fill(range(2))
+    key_space = full.fill(range(20))
+    target = CliStore("file", {**full.config, "capacity_nbytes": 10_000})
+
+    assert main(["copy", *source.flags, *target.target_flags]) == 2
+    assert "would evict pages" in capsys.readouterr().err
+    assert [*range(20)] == full.numbers(key_space)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,9 +19,12 @@ from hicache_storage import StorageUnavailable
 from hicache_storage.cli import main
 from hicache_storage.cli.operations.diagnosis import Check, Status, mount_of, worst
 from hicache_storage.cli.operations.probe import probe
+from hicache_storage.storage import PageTimes
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
+
+    from hicache_storage import KeySpace
 
 _SMALL = ("--page-bytes", "4KiB", "--pages", "4")
 
@@ -98,7 +104,8 @@ def test_a_redis_without_room_is_a_problem(
         code, checks = _checked(capsys, CliStore("redis", {"url": server.url}))
 
     assert code == 1
-    assert "4 of 4 pages failed: refused" in checks["write"]["fact"]
+    assert "problem" == checks["eviction"]["status"]
+    assert checks["write"]["fact"].startswith("not tried")
 
 
 def test_time_outs_that_cannot_be_met_are_a_problem(
@@ -218,3 +225,108 @@ def test_ctrl_c_ends_it_and_leaves_no_page(file_store: CliStore, tmp_path: Path)
     assert errors.endswith("hicache: interrupted\n")
     with file_store.open() as storage:
         assert [] == [info for space in storage.spaces() for info in storage.scan(space)]
+
+
+def test_a_store_at_its_capacity_is_proved_and_not_written_to(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = file_store.fill(range(20))
+    used = 20 * (target.stored_nbytes + 64)
+    store = replace(file_store, config={**file_store.config, "capacity_nbytes": used})
+
+    code, checks = _checked(capsys, store)
+
+    assert (0, "note") == (code, checks["write"]["status"])
+    assert checks["write"]["fact"].startswith("not tried: the store is full")
+    assert checks["read"]["fact"].startswith("4 pages of")
+
+
+def test_a_store_beyond_its_capacity_is_a_problem(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file_store.fill(range(20))
+    store = replace(file_store, config={**file_store.config, "capacity_nbytes": 10_000})
+
+    code, checks = _checked(capsys, store)
+
+    assert (1, "problem") == (code, checks["capacity"]["status"])
+
+
+def test_no_key_space_is_left_behind(store: CliStore, capsys: pytest.CaptureFixture[str]) -> None:
+    store.fill(range(2))
+    _checked(capsys, store)
+
+    _, found = run_json(capsys, "ls", *store.flags)
+
+    assert [2] == [one["pages"] for one in found["spaces"]]
+
+
+@pytest.mark.parametrize(
+    "store",
+    [CliStore("redis", {"ulr": "redis://"}), CliStore("no-such-store", {})],
+    ids=["config", "backend"],
+)
+def test_wrong_use_is_a_document_too(store: CliStore, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = run_json(capsys, "doctor", *store.flags)
+
+    assert (2, "problem") == (code, found["status"])
+
+
+def test_pages_from_the_future_are_counted(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file_store.fill(range(5))
+    ahead_s = time.time() + 86_400
+    for path in [*Path(file_store.config["path"]).glob("spaces/*/??/*")][:2]:
+        os.utime(path, (ahead_s, ahead_s))
+
+    code, checks = _checked(capsys, file_store)
+
+    assert 1 == code
+    assert checks["times"]["fact"].startswith("2 of 5 pages are from the future")
+
+
+def test_a_get_that_moves_nothing_is_a_failure() -> None:
+    storage = HookedStorage()
+    storage.hooks["batch_get"] = lambda _: [True] * 2
+
+    measured = probe(storage, pages=2, page_nbytes=512, page_tokens=16)
+
+    assert ["read"] == [step for step, _ in measured.failures]
+
+
+def test_the_time_of_a_slow_write_is_no_skew_of_clocks() -> None:
+    class Timed(HookedStorage):
+        def page_times(self, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
+            del space
+            return [PageTimes(written_at_s=time.time() - 0.2)] * len(hashes)
+
+    storage = Timed()
+
+    def slow(answer: Any) -> Any:
+        time.sleep(0.4)
+        return answer()
+
+    storage.hooks["batch_set"] = slow
+
+    measured = probe(storage, pages=1, page_nbytes=512, page_tokens=16)
+
+    assert measured.clock_skew_s == 0
+
+
+def test_a_page_that_comes_after_its_time_out_is_deleted() -> None:
+    storage = HookedStorage()
+    gate = storage.hooks["batch_set"] = Gate()
+    deletions = iter((gate.open, lambda: None))
+
+    def delete(answer: Any) -> Any:
+        done = answer()
+        next(deletions, lambda: None)()  # the write goes on after the first deletion
+        return done
+
+    storage.hooks["batch_delete"] = delete
+
+    measured = probe(storage, pages=2, page_nbytes=512, page_tokens=16, timeout_s=2.0)
+
+    assert measured.is_late
+    assert [[]] == [list(storage.inner.scan(one)) for one in storage.inner.spaces()]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 OLD = space(model="old-model")
+LONG_AGO_S = time.time() - 2 * 86_400
 
 
 def _bounded(store: CliStore) -> CliStore:
@@ -115,9 +116,9 @@ def test_a_key_space_that_was_used_meanwhile_is_kept(
     used, unused = store.fill(range(3)), store.fill(range(2), OLD)
     files = [*Path(store.config["path"]).glob("spaces/*/??/*")]
     for path in files:
-        os.utime(path, (0, 0))
+        os.utime(path, (LONG_AGO_S, LONG_AGO_S))
 
-    def use_and_print(found: Any) -> None:
+    def use_and_print(*_found: Any) -> None:
         with store.open() as storage:
             assert storage.batch_get(used, [hash_of(1)], [page(used.stored_nbytes)]) == [True]
 
@@ -140,7 +141,7 @@ def test_one_used_page_keeps_its_key_space(
     target = store.fill(range(3))
     files = [*Path(store.config["path"]).glob(f"spaces/{target.id}/??/*")]
     for path in files[:2]:
-        os.utime(path, (0, 0))
+        os.utime(path, (LONG_AGO_S, LONG_AGO_S))
 
     code, _ = run_json(capsys, "gc", "--unused-for", "1d", "--yes", *store.flags)
 
@@ -187,3 +188,78 @@ def test_the_table_says_how_much_would_go(
     assert "1 key space, 4 pages, 16.5 KiB" in output
     assert "give --yes" in output
     assert max(map(len, output.splitlines())) <= 80
+
+
+def test_a_key_space_that_is_read_within_the_interval_of_notes_is_kept(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limits = {"capacity_nbytes": 1 << 30, "touch_interval_s": "1h"}
+    store = replace(file_store, config={**file_store.config, **limits})
+    target = store.fill(range(3))
+    for path in Path(store.config["path"]).glob("spaces/*/??/*"):
+        os.utime(path, (time.time() - 3000, time.time() - 3000))
+
+    code, found = run_json(capsys, "gc", "--unused-for", "30m", "--yes", *store.flags)
+
+    assert (0, []) == (code, found["spaces"])
+    assert [0, 1, 2] == store.numbers(target)
+
+
+@pytest.mark.parametrize(
+    ("at_s", "reason"), [(0.0, "which cannot be"), (time.time() + 86_400, "in the future")]
+)
+def test_a_key_space_of_impossible_times_is_kept_and_named(
+    at_s: float, reason: str, file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = _bounded(file_store)
+    target = store.fill(range(3))
+    for path in Path(store.config["path"]).glob("spaces/*/??/*"):
+        os.utime(path, (at_s, at_s))
+
+    code, found = run_json(capsys, "gc", "--unused-for", "1d", "--yes", *store.flags)
+
+    assert (1, [target.id]) == (code, found["kept"])
+    assert reason in found["reasons"][target.id]
+    assert [0, 1, 2] == store.numbers(target)
+
+
+def test_empty_key_spaces_go_and_no_others(
+    store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = store.fill(range(2))
+    empty = store.fill(range(1), OLD)
+    with store.open() as storage:
+        storage.clear(empty)
+
+    code, found = run_json(capsys, "gc", "--empty", "--yes", *store.flags)
+    _, listed = run_json(capsys, "ls", *store.flags)
+
+    assert code == 0
+    assert {one["id"] for one in found["spaces"]} <= {empty.id}
+    assert [kept.id] == [one["id"] for one in listed["spaces"]]
+
+
+def test_a_key_space_that_cannot_be_read_goes_on_demand(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept, lost = file_store.fill(range(2)), file_store.fill(range(3), OLD)
+    root = Path(file_store.config["path"])
+    (root / "spaces" / lost.id / "manifest.json").write_text("{")
+
+    assert main(["gc", "--model", kept.model, *file_store.flags]) == 1
+    assert f"Key space {lost.id} cannot be read" in capsys.readouterr().out
+    code, found = run_json(capsys, "gc", "--unreadable", "--yes", *file_store.flags)
+
+    assert (0, 3) == (code, found["removed_pages"])
+    assert [kept.id] == [path.name for path in (root / "spaces").iterdir()]
+
+
+def test_a_store_beyond_the_capacity_of_the_config_is_not_opened_for_a_removal(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, other = file_store.fill(range(20), OLD), file_store.fill(range(20))
+    store = replace(file_store, config={**file_store.config, "capacity_nbytes": 10_000})
+
+    assert main(["gc", "--model", "old-model", "--yes", *store.flags]) == 2
+    assert "would evict pages" in capsys.readouterr().err
+    assert [*range(20)] == file_store.numbers(old) == file_store.numbers(other)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -103,3 +106,40 @@ def test_the_age_is_shown_where_the_store_knows_it(
 
     assert known == [name for name in ("written", "used") if name in facts]
     assert all(facts[name].endswith("s ago") for name in known)
+
+
+def test_a_page_is_named_by_its_first_digits(
+    store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = store.fill(range(20))
+
+    code, facts = run_json(capsys, "inspect", target.id[:8], hash_of(1)[:12], *store.flags)
+
+    assert (0, hash_of(1)) == (code, facts["hash"])
+    assert main(["inspect", target.id[:8], "ffff", *store.flags]) == 2
+    assert "has no page 'ffff'" in capsys.readouterr().err
+
+
+def test_a_time_in_the_future_is_no_age(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = file_store.fill(range(1))
+    ahead_s = time.time() + 7200
+    for path in Path(file_store.config["path"]).glob("spaces/*/??/*"):
+        os.utime(path, (ahead_s, ahead_s))
+
+    _, facts = run_json(capsys, "inspect", target.id, hash_of(0), *file_store.flags)
+
+    assert facts["written"].endswith("from now: a clock is wrong")
+
+
+def test_a_page_of_a_wrong_length_is_something_found(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = file_store.fill(range(1))
+    for path in Path(file_store.config["path"]).glob("spaces/*/??/*"):
+        os.truncate(path, 100)
+
+    code, facts = run_json(capsys, "inspect", target.id, hash_of(0)[:8], *file_store.flags)
+
+    assert (1, "wrong_size", False) == (code, facts["proof"], "frame" in facts)

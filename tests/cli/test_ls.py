@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import pytest
 from cli_stores import DRAFT, SPACE, CliStore, run_json
 from pages import hash_of, space
 
 from hicache_storage.cli import main
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def test_key_spaces_are_listed_with_pages_and_bytes(
@@ -119,3 +115,29 @@ def test_too_few_digits_of_an_id_are_wrong_use(
 
     assert main(["ls", target.id[:3], *file_store.flags]) == 2
     assert "at least 4 digits" in capsys.readouterr().err
+
+
+def test_a_name_is_never_cut(file_store: CliStore, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "an-organization/A-Model-Of-A-Very-Long-Name-405B-Instruct-FP8-" * 3
+    target = file_store.fill(range(1), space(model=name))
+
+    assert main(["ls", *file_store.flags]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert name in lines
+    assert [target.id[:8]] == [line.split()[0] for line in lines if "1 pages" in line][:1]
+
+
+@pytest.mark.parametrize("verb", [["ls"], ["gc", "--pool", "kv"], ["inspect", "SPACE"]])
+def test_a_name_commands_no_terminal(
+    verb: list[str], file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "m\x1b]52;c;cm0=\x07\x1b[2J\nfake 12345678 row\u202etxt"
+    target = file_store.fill(range(1), space(model=name, tenant="\x1b[8m"))
+
+    main([target.id if word == "SPACE" else word for word in verb] + file_store.flags)
+
+    printed = capsys.readouterr().out
+    assert "\\x1b]52" in printed
+    assert not [char for char in printed if not char.isprintable() and char != "\n"]
+    assert not [line for line in printed.splitlines() if line.startswith("fake")]

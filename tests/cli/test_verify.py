@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from pathlib import Path
 
+import pytest
 from cli_stores import DRAFT, SPACE, CliStore, break_page, run_json, save
 from hicache_backends.memory import MemoryStorage
 from pages import hash_of, page
+from sealed_stores import key_files, page_file
 from verb_processes import interrupted, on_terminal, slow_store
 
+from hicache_storage import open_storage
 from hicache_storage.cli import main
 from hicache_storage.cli.operations.proofs import Proof
 from hicache_storage.cli.operations.verification import delete_wrong, verify
 from hicache_storage.cli.progress import NoMeter
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 
 def test_right_pages_are_proved(store: CliStore, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,7 +83,7 @@ def test_a_page_without_a_checksum_is_not_proved_and_stays() -> None:
 
     assert result.proofs[Proof.NO_CHECKSUM] == 2
     assert not result.is_clean
-    assert delete_wrong(storage, result.findings) == 0
+    assert delete_wrong(storage, storage, result.findings) == 0
 
 
 def test_pages_without_frames_cannot_be_proved() -> None:
@@ -105,7 +104,7 @@ def test_a_page_that_was_replaced_meanwhile_is_not_deleted() -> None:
     storage.batch_delete(target, [hash_of(1)])
     save(storage, [1])
 
-    assert delete_wrong(storage, result.findings) == 0
+    assert delete_wrong(storage, storage, result.findings) == 0
     assert storage.batch_exists(target, [hash_of(1)]) == [True]
 
 
@@ -153,7 +152,7 @@ def test_a_terminal_is_asked_before_a_page_is_deleted(file_store: CliStore, tmp_
     assert file_store.numbers(target) == [0, 1, 2]
 
     code, output = on_terminal(tmp_path, "yes\n", "verify", "--delete-wrong", *file_store.flags)
-    assert (1, True) == (code, "1 wrong pages were deleted." in output)
+    assert (1, True) == (code, "1 of 1 wrong pages were deleted." in output)
     assert file_store.numbers(target) == [0, 2]
 
 
@@ -178,3 +177,58 @@ def test_ctrl_c_ends_it_cleanly(file_store: CliStore, tmp_path: Path) -> None:
     code, errors = interrupted(tmp_path, "verify", *slow_store(file_store, tmp_path).flags)
 
     assert (130, "hicache: interrupted\n") == (code, errors)
+
+
+def test_pages_of_a_wrong_length_are_found_and_deleted_on_demand(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = file_store.fill(range(5))
+    (path,) = Path(file_store.config["path"]).glob(f"spaces/{target.id}/??/{hash_of(3)}")
+    os.truncate(path, 100)
+
+    code, found = run_json(capsys, "verify", "--delete-wrong", "--yes", *file_store.flags)
+
+    assert (1, 1) == (code, found["deleted"])
+    assert [(hash_of(3), "wrong_size")] == [
+        (one["hash"], one["reason"]) for one in found["findings"]
+    ]
+    assert not path.exists()
+
+
+def test_key_spaces_that_cannot_be_read_are_something_found(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = file_store.fill(range(5))
+    (Path(file_store.config["path"]) / "spaces" / target.id / "manifest.json").unlink()
+
+    for verb in ("verify", "ls"):
+        code, found = run_json(capsys, verb, *file_store.flags)
+        assert (1, [target.id]) == (code, [one["space_id"] for one in found["unreadable_spaces"]])
+
+
+@pytest.mark.parametrize("verb", ["verify", "gc", "copy"])
+def test_a_selection_that_matches_nothing_is_wrong_use(
+    verb: str, file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file_store.fill(range(1))
+    target = ["--to-backend", "memory"] if verb == "copy" else []
+
+    assert main([verb, "--model", f"{SPACE.model}x", *target, *file_store.flags]) == 2
+
+    message = capsys.readouterr().err
+    assert f"no key space of model '{SPACE.model}x'; did you mean '{SPACE.model}'?" in message
+
+
+def test_a_damaged_page_is_no_page_that_is_gone(tmp_path: Path) -> None:
+    inner = {"backend": "file", "config": {"path": str(tmp_path / "kv")}}
+    sealed = CliStore("encrypted", {**inner, **key_files(tmp_path)})
+    target = sealed.fill(range(3))
+    file = page_file(tmp_path / "kv", target, hash_of(1))
+    file.write_bytes(bytes([*file.read_bytes()[:-1], file.read_bytes()[-1] ^ 1]))
+
+    with open_storage("encrypted", sealed.config, read_only=True) as storage:
+        result = verify(storage, [target], NoMeter())
+
+    assert {Proof.OK: 2} != result.proofs
+    assert not result.is_clean
+    assert 0 == result.proofs[Proof.GONE]

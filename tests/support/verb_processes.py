@@ -27,12 +27,19 @@ COMMAND = [sys.executable, "-m", "hicache_storage.cli"]
 _SLOW = """
 import pathlib, time
 from hicache_backends.file import FileStorage
+from hicache_backends.file.reader import FileReader
 MARK = pathlib.Path(__file__).with_suffix(".called")
-class Slow(FileStorage):
+class SlowReads:
     def batch_get(self, space, hashes, pages):
         MARK.touch()
         time.sleep(0.3)
         return super().batch_get(space, hashes, pages)
+class SlowReader(SlowReads, FileReader):
+    pass
+class Slow(SlowReads, FileStorage):
+    @classmethod
+    def open_read_only(cls, config):
+        return SlowReader.from_config(config)
 """
 
 

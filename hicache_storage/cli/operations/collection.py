@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +12,19 @@ from hicache_storage.cli.operations.listing import SpaceUsage
 from hicache_storage.errors import UnsupportedOperation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from hicache_storage.cli.progress import Meter
     from hicache_storage.keys import KeySpace
-    from hicache_storage.storage import HiCacheStorage, PageInfo
+    from hicache_storage.storage import HiCacheStorage, PageInfo, PageTimes, UnreadableSpace
 
 _PAGES_AT_ONCE = 256
+_FIRST_USE_S = 1_577_836_800.0
+"""The begin of 2020, before which no page can have been used: this program is younger."""
+_LAST_TIME_S = 253_402_300_799.0
+"""The end of the year 9999, beyond which no time can be printed."""
+_CLOCKS_APART_S = 5.0
+"""The time by which a right clock may be ahead of another one, or of one that counts in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +33,23 @@ class Candidate:
 
     usage: SpaceUsage
     used_at_s: float | None
-    """The last use of any of its pages. None: the store was not asked, or there is no page."""
+    """The time after which none of its pages was used. None: the store was not asked."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the key space and its last use."""
         used = None if self.used_at_s is None else format_time(self.used_at_s)
         return {**self.usage.as_json(), "used_at": used}
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A key space that stays, although it was asked for."""
+
+    space: KeySpace
+    reason: str
+    """The reason for people: "it was used meanwhile"."""
+    is_doubt: bool = False
+    """True if the store's times are impossible, so that nobody knows when it was used."""
 
 
 @dataclass(slots=True)
@@ -40,67 +58,96 @@ class Removal:
 
     pages: int = 0
     """The pages that were removed."""
-    kept: list[KeySpace] = field(default_factory=list["KeySpace"])
+    kept: list[Kept] = field(default_factory=list[Kept])
     """The key spaces that were used after they had been chosen."""
 
 
-def candidates(
-    storage: HiCacheStorage,
-    spaces: Sequence[KeySpace],
-    meter: Meter,
-    *,
-    used_before_s: float | None,
-) -> Iterator[Candidate]:
-    """Yield the key spaces that hold pages, of which none was used after `used_before_s`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Conditions beside its fields on which a key space goes."""
 
-    Raises:
-        UnsupportedOperation: The store does not know when a page was used.
-    """
-    for space in spaces:
+    used_before_s: float | None = None
+    """None: whenever it was used."""
+    is_empty: bool = False
+    """True: only key spaces that hold nothing, neither pages nor damaged ones."""
+
+    def found(
+        self, storage: HiCacheStorage, spaces: Sequence[KeySpace], meter: Meter
+    ) -> Iterator[Candidate | Kept]:
+        """Yield the key spaces to remove, and those of which that cannot be known.
+
+        Raises:
+            UnsupportedOperation: The store does not know when a page was used.
+        """
+        for space in spaces:
+            found = self.look(storage, space, meter)
+            if isinstance(found, Candidate) or found.is_doubt:
+                yield found
+
+    def look(self, storage: HiCacheStorage, space: KeySpace, meter: Meter) -> Candidate | Kept:
+        """Return what becomes of one key space."""
         pages = nbytes = 0
         last_s: float | None = None
         for batch in _batches(storage, space):
+            if self.is_empty:
+                return Kept(space, "it holds pages")
             pages += len(batch)
             nbytes += sum(info.nbytes for info in batch)
             meter.advance(len(batch), 0)
-            if used_before_s is not None:
-                hashes = [info.page_hash for info in batch]
-                last_s = max(last_s or 0.0, _last_use_s(storage, space, hashes))
-                if last_s >= used_before_s:
-                    break
-        if pages and (used_before_s is None or (last_s is not None and last_s < used_before_s)):
-            yield Candidate(SpaceUsage(space, pages, nbytes), last_s)
+            if self.used_before_s is None:
+                continue
+            for page_hash, times in _uses(storage, space, [info.page_hash for info in batch]):
+                if doubt := _doubt(times):
+                    return Kept(space, f"its page {page_hash} {doubt}", is_doubt=True)
+                last_s = max(last_s or 0.0, _latest_use_s(times))
+            if last_s is not None and last_s >= self.used_before_s:
+                return Kept(space, "it was used meanwhile")
+        if self.used_before_s is not None and last_s is None:
+            return Kept(space, "it holds no pages")
+        if self.is_empty and any(True for _ in storage.faults(space)):
+            return Kept(space, "it holds damaged pages")
+        return Candidate(SpaceUsage(space, pages, nbytes), last_s)
 
 
 def remove(
+    look: HiCacheStorage,
     storage: HiCacheStorage,
     chosen: Sequence[Candidate],
-    meter: Meter,
+    wanted: Wanted,
     *,
-    used_before_s: float | None,
+    meter: Meter,
+    tell: Callable[[KeySpace, int], None],
 ) -> Removal:
-    """Remove the pages of the chosen key spaces.
+    """Remove the chosen key spaces from `storage`, and tell of each one with the number of its pages.
 
-    With `used_before_s` each key space is looked at again just before. One that was used meanwhile
-    is kept.
+    `look` sees the same store. Each key space is looked at again just before. One that was used
+    meanwhile is kept.
     """
     removal = Removal()
     for candidate in chosen:
         space = candidate.usage.space
-        if used_before_s is not None and _was_used(storage, space, meter, used_before_s):
-            removal.kept.append(space)
+        again = candidate if wanted == Wanted() else wanted.look(look, space, meter)
+        if isinstance(again, Kept):
+            removal.kept.append(again)
             continue
-        storage.open_space(space)
-        removal.pages += storage.clear(space)
+        pages = _remove(storage, space)
+        removal.pages += pages
+        tell(space, pages)
     return removal
 
 
-def _was_used(storage: HiCacheStorage, space: KeySpace, meter: Meter, after_s: float) -> bool:
-    for batch in _batches(storage, space):
-        meter.advance(len(batch), 0)
-        if _last_use_s(storage, space, [info.page_hash for info in batch]) >= after_s:
-            return True
-    return False
+def remove_unreadable(storage: HiCacheStorage, chosen: Sequence[UnreadableSpace]) -> int:
+    """Remove key spaces that the store cannot name; return the number of their pages."""
+    return sum(storage.remove_space(one.space_id) for one in chosen)
+
+
+def _remove(storage: HiCacheStorage, space: KeySpace) -> int:
+    """Remove a key space, or the pages alone where a store keeps no list of key spaces."""
+    try:
+        return storage.remove_space(space.id)
+    except UnsupportedOperation:
+        storage.open_space(space)
+        return storage.clear(space)
 
 
 def _batches(storage: HiCacheStorage, space: KeySpace) -> Iterator[list[PageInfo]]:
@@ -108,17 +155,40 @@ def _batches(storage: HiCacheStorage, space: KeySpace) -> Iterator[list[PageInfo
     return batches(storage.scan(space), min(_PAGES_AT_ONCE, most))
 
 
-def _last_use_s(storage: HiCacheStorage, space: KeySpace, hashes: Sequence[str]) -> float:
-    """Return the last use of any of the pages that are still there; 0.0 if none is."""
-    last_s, unknown = 0.0, list[str]()
-    for page_hash, times in zip(hashes, storage.page_times(space, hashes), strict=True):
-        if times.used_at_s is None:
-            unknown.append(page_hash)
-        else:
-            last_s = max(last_s, times.used_at_s)
+def _uses(
+    storage: HiCacheStorage, space: KeySpace, hashes: Sequence[str]
+) -> list[tuple[str, PageTimes]]:
+    """Return the times of the pages that are still there."""
+    found = [*zip(hashes, storage.page_times(space, hashes), strict=True)]
+    unknown = [page_hash for page_hash, times in found if times.used_at_s is None]
     if unknown and any(storage.batch_exists(space, unknown)):
         raise UnsupportedOperation(
             "gc: the store does not know when its pages were used: select by model, revision, tenant"
             " or pool instead of --unused-for"
         )
-    return last_s
+    return [(page_hash, times) for page_hash, times in found if times.used_at_s is not None]
+
+
+def _latest_use_s(times: PageTimes) -> float:
+    """Return the time after which a page was not used, if its times are right."""
+    return (times.used_at_s or 0.0) + times.used_within_s
+
+
+def _doubt(times: PageTimes) -> str:
+    """Return what is impossible in the times of a page; nothing if they may be right."""
+    used_s = times.used_at_s or 0.0
+    if used_s < _FIRST_USE_S:
+        return f"was used at {_format(used_s)}, as the store says, which cannot be"
+    if used_s > time.time() + _CLOCKS_APART_S:
+        return f"is used in the future, at {_format(used_s)}, as the store says"
+    written_s = times.written_at_s
+    if written_s is not None and written_s > used_s + times.used_within_s + _CLOCKS_APART_S:
+        return (
+            f"was used at {_format(used_s)}, before it was written at {_format(written_s)},"
+            " as the store says"
+        )
+    return ""
+
+
+def _format(at_s: float) -> str:
+    return format_time(min(max(at_s, 0.0), _LAST_TIME_S))

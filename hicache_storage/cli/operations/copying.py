@@ -11,10 +11,11 @@ alone, and is the one that an engine on the target uses.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hicache_storage.cli.operations.batches import (
@@ -24,7 +25,13 @@ from hicache_storage.cli.operations.batches import (
     run_batches,
     threads_for,
 )
-from hicache_storage.cli.operations.proofs import PageProof, PageProver, Proof, framed_page
+from hicache_storage.cli.operations.proofs import (
+    PageProof,
+    PageProver,
+    Proof,
+    fault_proof,
+    framed_page,
+)
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
 from hicache_storage.keys import KeySpace
 from hicache_storage.native.reference.frames import FRAME_NBYTES
@@ -32,16 +39,19 @@ from hicache_storage.page import Page
 from hicache_storage.page_store.frame import Framing, frame_nbytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     from hicache_storage.cli.operations.rate_limit import RateLimit
     from hicache_storage.cli.progress import Meter
-    from hicache_storage.storage import HiCacheStorage
+    from hicache_storage.storage import HiCacheStorage, UnreadableSpace
 
 T = TypeVar("T")
 
 _TRIES = 4
 _FIRST_DELAY_S = 0.5
+_MOST_REFUSED = 1024
+"""The pages that a target refuses in a row before the copy gives up. One of them may be too large, or
+meet a store that is full for a moment."""
 
 
 @dataclass(slots=True)
@@ -58,21 +68,37 @@ class Copied:
     """The pages that were not copied, by reason."""
     unframed_spaces: list[KeySpace] = field(default_factory=list[KeySpace])
     """The key spaces whose pages have no frames, so that none can be proved."""
+    unreadable: Sequence[UnreadableSpace] = ()
+    """The key spaces of the source of which no page can be read."""
     elapsed_s: float = 0.0
+    refused_in_a_row: int = 0
+    """The pages that the target did not take since it took one."""
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
     def is_whole(self) -> bool:
         """True if the target has every page that the source still has."""
         wrong = sum(self.not_proved.values()) - self.not_proved[Proof.GONE]
-        return not (wrong or self.refused or self.unframed_spaces)
+        return not (wrong or self.refused or self.unframed_spaces or self.unreadable)
 
-    def add(self, other: Copied) -> None:
-        """Add the pages of a batch."""
-        self.copied += other.copied
-        self.skipped += other.skipped
-        self.refused += other.refused
-        self.nbytes += other.nbytes
-        self.not_proved += other.not_proved
+    @property
+    def is_given_up(self) -> bool:
+        """True if the target has refused so many pages in a row that it is full."""
+        return self.refused_in_a_row >= _MOST_REFUSED
+
+    def note(self, *, skipped: int = 0, copied: int = 0, refused: int = 0, nbytes: int = 0) -> None:
+        """Add pages. Thread-safe."""
+        with self.lock:
+            self.skipped += skipped
+            self.copied += copied
+            self.refused += refused
+            self.nbytes += nbytes
+            self.refused_in_a_row = 0 if copied else self.refused_in_a_row + refused
+
+    def note_proofs(self, proofs: Iterable[PageProof]) -> None:
+        """Add the pages that are not right. Thread-safe."""
+        with self.lock:
+            self.not_proved.update(page.proof for page in proofs if page.proof is not Proof.OK)
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures."""
@@ -82,6 +108,7 @@ class Copied:
             "refused_pages": self.refused,
             "not_proved_pages": {proof.value: n for proof, n in self.not_proved.items()},
             "unframed_spaces": [space.id for space in self.unframed_spaces],
+            "unreadable_spaces": [asdict(one) for one in self.unreadable],
             "copied_nbytes": self.nbytes,
             "elapsed_s": self.elapsed_s,
         }
@@ -93,27 +120,34 @@ def copy(
     spaces: Sequence[KeySpace],
     meter: Meter,
     limit: RateLimit,
+    *,
+    result: Copied | None = None,
 ) -> Copied:
-    """Copy the pages of `spaces` that the target does not have.
+    """Copy the pages of `spaces` that the target does not have, and count them in `result`.
+
+    The figures of `result` are right also where the copy raises.
 
     Raises:
         StorageUnavailable, StorageTimeout: A store did not answer, also when it was asked again.
         UnsupportedOperation: The target does not take pages of this size.
     """
-    result = Copied()
+    result = Copied() if result is None else result
     if meter.wants_total:
         meter.begin(sum(info.nbytes for space in spaces for info in source.scan(space)))
     began_s = time.monotonic()
-    for space in spaces:
-        if space.frame_nbytes < FRAME_NBYTES:
-            result.unframed_spaces.append(space)
-            continue
-        one = SpaceCopy(source, target, space, limit)
-        with closing(one.run()) as parts:
-            for pages, part in parts:
-                meter.advance(pages, pages * space.stored_nbytes)
-                result.add(part)
-    result.elapsed_s = time.monotonic() - began_s
+    try:
+        for space in spaces:
+            if space.frame_nbytes < FRAME_NBYTES:
+                result.unframed_spaces.append(space)
+                continue
+            result.note_proofs(fault_proof(fault) for fault in source.faults(space))
+            with closing(SpaceCopy(source, target, space, limit, result).run()) as parts:
+                for pages in parts:
+                    meter.advance(pages, pages * space.stored_nbytes)
+                    if result.is_given_up:
+                        return result
+    finally:
+        result.elapsed_s = time.monotonic() - began_s
     return result
 
 
@@ -126,13 +160,19 @@ class SpaceCopy:
     """The copy of one key space."""
 
     def __init__(
-        self, source: HiCacheStorage, target: HiCacheStorage, space: KeySpace, limit: RateLimit
+        self,
+        source: HiCacheStorage,
+        target: HiCacheStorage,
+        space: KeySpace,
+        limit: RateLimit,
+        result: Copied,
     ) -> None:
         self._source = source
         self._target = target
         self._space = space
         self._target_space = target_space(space, target)
         self._limit = limit
+        self._result = result
         pages = pages_per_batch(space, source, target)
         self._pages = pages
         alignment = max(source.capabilities.alignment, target.capabilities.alignment)
@@ -142,8 +182,8 @@ class SpaceCopy:
         self._framing = Framing(self._target_space, checksum=True)
         target.open_space(self._target_space)
 
-    def run(self) -> Generator[tuple[int, Copied], None, None]:
-        """Yield the number of pages of each batch, and what became of them."""
+    def run(self) -> Generator[int, None, None]:
+        """Yield the number of pages of each batch."""
         hashes = (info.page_hash for info in self._source.scan(self._space))
         return run_batches(
             self._move,
@@ -152,24 +192,21 @@ class SpaceCopy:
             stop=self._limit.stop,
         )
 
-    def _move(self, hashes: list[str]) -> tuple[int, Copied]:
+    def _move(self, hashes: list[str]) -> int:
         there = self._retried(lambda: self._target.batch_exists(self._target_space, hashes))
         todo = [
             page_hash for page_hash, is_there in zip(hashes, there, strict=True) if not is_there
         ]
-        part = Copied(skipped=len(hashes) - len(todo))
-        if not todo:
-            return len(hashes), part
-        self._limit.wait(len(todo) * self._space.stored_nbytes)
-        memory = self._memory.views(len(todo))
-        proofs = self._retried(lambda: self._prover.read(todo, memory))
-        part.not_proved.update(page.proof for page in proofs if page.proof is not Proof.OK)
-        self._write(proofs, memory, part)
-        return len(hashes), part
+        self._result.note(skipped=len(hashes) - len(todo))
+        if todo:
+            self._limit.wait(len(todo) * self._space.stored_nbytes)
+            memory = self._memory.views(len(todo))
+            proofs = self._retried(lambda: self._prover.read(todo, memory))
+            self._result.note_proofs(proofs)
+            self._write(proofs, memory)
+        return len(hashes)
 
-    def _write(
-        self, proofs: Sequence[PageProof], memory: Sequence[memoryview], part: Copied
-    ) -> None:
+    def _write(self, proofs: Sequence[PageProof], memory: Sequence[memoryview]) -> None:
         right = [index for index, page in enumerate(proofs) if page.proof is Proof.OK]
         if not right:
             return
@@ -177,9 +214,12 @@ class SpaceCopy:
         stored = self._reframed(hashes, [memory[index] for index in right])
         pages = [Page(view) for view in stored]
         taken = self._retried(lambda: self._target.batch_set(self._target_space, hashes, pages))
-        part.copied += taken.count(True)
-        part.refused += taken.count(False)
-        part.nbytes += taken.count(True) * self._target_space.stored_nbytes
+        copied = taken.count(True)
+        self._result.note(
+            copied=copied,
+            refused=taken.count(False),
+            nbytes=copied * self._target_space.stored_nbytes,
+        )
 
     def _reframed(self, hashes: Sequence[str], memory: Sequence[memoryview]) -> list[memoryview]:
         """Return the pages with frames of the target. Pages with the same frame are not copied."""

@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import enum
+import errno
 import os
+import time
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hicache_storage import native
+from hicache_storage.cli.ages import format_age
+from hicache_storage.cli.operations.batches import batches
+from hicache_storage.cli.operations.probe import PROBE_MODEL
 from hicache_storage.cli.sizes import format_nbytes
+from hicache_storage.cli.stores import excess_of
+from hicache_storage.errors import StorageTimeout
+from hicache_storage.page_store import Verdict
+from hicache_storage.storage import Retention
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from hicache_storage.cli.operations.probe import Measured
     from hicache_storage.config import StorageChoice
-    from hicache_storage.storage import HiCacheStorage
+    from hicache_storage.errors import HiCacheError
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.storage import Diagnosis, HiCacheStorage, UnreadableSpace
 
 _ENGINES = ("sglang", "vllm", "lmcache")
 _SLOW_ROUND_TRIP_S = 0.02
 _CLOCK_SKEW_S = 5.0
+_TIMES_S = 2.0
+"""The time for which pages of each key space are asked for their times."""
+_MOST_NAMED = 4
 _LEAST_FREE_SHARE = 0.05
 _REQUESTS_TOKENS = (1024, 8192, 32_768, 131_072)
 _KI_TOKENS = 1024
@@ -33,6 +47,11 @@ _ADVICE = {
     "look-up": "look at the store's log; engines miss until then",
     "delete": "let this user delete; wrong pages cannot be replaced until then",
 }
+
+
+_SLOW_ADVICE = (
+    "the store is slow: raise timeout_s in its config, or look at its load and the network"
+)
 
 
 class Status(enum.Enum):
@@ -100,23 +119,124 @@ def path_checks(choice: StorageChoice, storage: HiCacheStorage) -> Iterator[Chec
         yield Check("free space", Status.OK, fact)
 
 
-def store_checks(storage: HiCacheStorage) -> Iterator[Check]:
-    """Yield what the store says about itself."""
-    capabilities = storage.capabilities
+def store_checks(storage: HiCacheStorage, said: Sequence[Diagnosis]) -> Iterator[Check]:
+    """Yield what the store says about itself, and what a look at its key spaces shows."""
+    is_listed = storage.capabilities.enumerable
     yield Check(
         "listing",
-        Status.OK if capabilities.enumerable else Status.NOTE,
-        "the store lists its pages" if capabilities.enumerable else "the store lists no pages",
-        "" if capabilities.enumerable else "ls, verify, gc and copy from it do not work",
+        Status.OK if is_listed else Status.NOTE,
+        "the store lists its pages" if is_listed else "the store lists no pages",
+        "" if is_listed else "ls, verify, gc and copy from it do not work",
     )
-    for one in storage.diagnose():
-        yield Check(one.topic, Status.NOTE if one.advice else Status.OK, one.fact, one.advice)
+    excess = excess_of(storage)
+    keeps = storage.capabilities.retention is Retention.UNTIL_DELETED
+    for one in said:
+        weight = Status.NOTE if one.advice or one.is_full else Status.OK
+        if one.is_full and one.advice and (keeps or excess is not None):
+            weight = Status.PROBLEM
+        yield Check(one.topic, weight, one.fact, one.advice)
+    if excess is not None and not any(one.topic == "capacity" for one in said):
+        advice = "give the capacity of the engines: one with this config would evict the rest"
+        yield Check("capacity", Status.PROBLEM, excess, advice)
+    if is_listed:
+        spaces = [*storage.spaces()]
+        yield _key_spaces(spaces, [*storage.unreadable_spaces()])
+        yield from _times(storage, spaces)
+
+
+def _key_spaces(spaces: Sequence[KeySpace], unreadable: Sequence[UnreadableSpace]) -> Check:
+    if not unreadable:
+        return Check(
+            "key spaces", Status.OK, f"{len(spaces):,}" if spaces else "the store is empty"
+        )
+    named = [f"{one.space_id}: {one.reason}" for one in unreadable[:_MOST_NAMED]]
+    more = [f"{len(unreadable) - _MOST_NAMED:,} more"] if len(unreadable) > _MOST_NAMED else []
+    return Check(
+        "key spaces",
+        Status.PROBLEM,
+        f"{len(unreadable):,} of {len(spaces) + len(unreadable):,} cannot be read: "
+        + "; ".join([*named, *more]),
+        "list the keys that sealed them, if they are sealed; `hicache gc --unreadable` removes them",
+    )
+
+
+def _times(storage: HiCacheStorage, spaces: Iterable[KeySpace]) -> Iterator[Check]:
+    """Look at the times of some pages: one from the future is evicted last, whoever uses it."""
+    looked = ahead = 0
+    most_s, end_s = 0.0, time.monotonic() + _TIMES_S
+    for space in spaces:
+        for batch in batches(storage.scan(space), min(256, storage.capabilities.max_batch or 256)):
+            found = storage.page_times(space, [info.page_hash for info in batch])
+            latest = [max(one.written_at_s or 0.0, one.used_at_s or 0.0) for one in found]
+            now_s = time.time()
+            looked += sum(at_s > 0 for at_s in latest)
+            ahead += sum(at_s > now_s + _CLOCK_SKEW_S for at_s in latest)
+            most_s = max(most_s, *(at_s - now_s for at_s in latest))
+            if not any(latest) or time.monotonic() > end_s:
+                break
+    if ahead:
+        yield Check(
+            "times",
+            Status.PROBLEM,
+            f"{ahead:,} of {looked:,} pages are from the future, by up to {format_age(most_s)}",
+            "set the clocks of all writers by NTP; these pages stay longer than others until then",
+        )
+
+
+def why_not_to_write(
+    checks: Sequence[Check],
+    said: Sequence[Diagnosis],
+    storage: HiCacheStorage,
+    nbytes: int,
+) -> str:
+    """Return why a trial of `nbytes` must not be written; nothing if it may be."""
+    stats = storage.stats()
+    if any(check.status is Status.PROBLEM for check in checks):
+        return "the problems above come first"
+    if any(one.is_full for one in said) or (
+        stats.capacity_nbytes is not None and (stats.nbytes or 0) + nbytes > stats.capacity_nbytes
+    ):
+        return "the store is full, and would evict or refuse pages"
+    return ""
+
+
+def proof_checks(measured: Measured | None, choice: StorageChoice) -> Iterator[Check]:
+    """Yield the checks of pages that were there, in the place of those of a trial."""
+    if measured is None:
+        yield Check("read", Status.NOTE, "not tried: there is no page")
+    else:
+        yield from probe_checks(measured, choice)
+
+
+def opening_problem(error: HiCacheError) -> Check:
+    """Return the check of a store that does not open."""
+    advice = "start the store, or correct its address; an engine would run without L3 until then"
+    cause = error.__cause__
+    if isinstance(cause, OSError) and cause.errno == errno.EROFS:
+        advice = "mount it for writing: an engine writes. ls, verify and copy read it as it is"
+    elif isinstance(cause, OSError) and cause.errno in {errno.EACCES, errno.EPERM}:
+        advice = "let this user write there, or run as the user of the engines"
+    elif isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}:
+        advice = "make room"
+    elif isinstance(error, StorageTimeout):
+        advice = "look at the store's load, or raise timeout_s"
+    elif " wait " in f" {error} " or "again" in str(error):
+        advice = ""  # the message says what to do
+    return Check("open", Status.PROBLEM, str(error), advice)
 
 
 def probe_checks(measured: Measured, choice: StorageChoice) -> Iterator[Check]:
     """Yield the checks of what was measured with pages of the doctor's own."""
     for step, error in measured.failures:
-        yield Check(step, Status.PROBLEM, error, _ADVICE[step])
+        is_late = Verdict.TIMEOUT.value in error
+        yield Check(step, Status.PROBLEM, error, _SLOW_ADVICE if is_late else _ADVICE[step])
+    if measured.is_late:
+        yield Check(
+            "late pages",
+            Status.NOTE,
+            f"the store may still carry out writes that had no answer in time, of model {PROBE_MODEL}",
+            f"`hicache gc --model {PROBE_MODEL} --yes` removes what is left of them",
+        )
     for step, nbytes_per_s in (
         ("write", measured.write_nbytes_s),
         ("read", measured.read_nbytes_s),

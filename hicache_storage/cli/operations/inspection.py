@@ -33,7 +33,7 @@ def page_facts(
     storage: HiCacheStorage, space: KeySpace, page_hash: str
 ) -> tuple[dict[str, Any], bool]:
     """Return the proof and the frame of a page, and True if the page is right."""
-    (times,) = storage.page_times(space, [page_hash])  # before the read, which is a use
+    (times,) = storage.page_times(space, [page_hash])
     (memory,) = PageMemory(space, 1, storage.capabilities.alignment).views(1)
     (found,) = PageProver(storage, space).read([page_hash], [memory])
     facts: dict[str, Any] = {
@@ -45,7 +45,7 @@ def page_facts(
     }
     if found.proof is not Proof.GONE:
         facts |= _times(times)
-    if found.proof not in (Proof.GONE, Proof.UNREADABLE, Proof.NO_FRAME):
+    if found.is_read and found.proof is not Proof.NO_FRAME:
         facts["frame"] = frame_fields(memory)
     return facts, found.proof is Proof.OK
 
@@ -53,11 +53,14 @@ def page_facts(
 def _times(times: PageTimes) -> dict[str, str]:
     """Return the times that the store knows, each with the age."""
     known = {"written": times.written_at_s, "used": times.used_at_s}
-    return {
-        name: f"{format_time(at_s)}, {format_age(time.time() - at_s)} ago"
-        for name, at_s in known.items()
-        if at_s is not None
-    }
+    return {name: _time(at_s) for name, at_s in known.items() if at_s is not None}
+
+
+def _time(at_s: float) -> str:
+    age_s = time.time() - at_s
+    if round(age_s) < 0:
+        return f"{format_time(at_s)}, {format_age(-age_s)} from now: a clock is wrong"
+    return f"{format_time(at_s)}, {format_age(age_s)} ago"
 
 
 def frame_fields(memory: memoryview) -> dict[str, Any]:

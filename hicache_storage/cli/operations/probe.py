@@ -5,23 +5,31 @@ from __future__ import annotations
 import os
 import statistics
 import time
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from hicache_storage.cli.operations.batches import PageMemory
-from hicache_storage.cli.operations.proofs import framed_page
-from hicache_storage.errors import HiCacheError
+from hicache_storage.cli.operations.batches import PageMemory, batches, pages_per_batch
+from hicache_storage.cli.operations.proofs import PageProver, Proof, framed_page
+from hicache_storage.errors import HiCacheError, UnsupportedOperation
 from hicache_storage.keys import KeySpace, Shard
 from hicache_storage.page_store import PageStore, PageStoreSettings, PoolSpec, Transfer, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    from hicache_storage.page_store.frame import FramedPage
     from hicache_storage.storage import HiCacheStorage
 
+PROBE_MODEL = "hicache-doctor"
 _LOOKUPS = 16
 _TIMEOUT_S = 60.0
+_LATE_POLL_S = 0.5
+_MOST_LATE_S = 5.0
+"""The time for which late pages are looked for."""
+_FINE = frozenset({Proof.OK, Proof.GONE, Proof.NO_CHECKSUM, Proof.NO_FRAME})
 _CLOSE_TIMEOUT_S = 10.0
 _UNANSWERED = frozenset({Verdict.TIMEOUT, Verdict.BREAKER_OPEN})
 """The verdicts after which a call to the storage itself may never end."""
@@ -40,12 +48,15 @@ class Measured:
     read_nbytes_s: float | None = None
     round_trip_s: float | None = None
     clock_skew_s: float | None = None
+    """The time by which that of a page lies before the begin of its write, or behind the end."""
+    is_late: bool = False
+    """True if the store did not answer a write in time: it may carry it out later."""
 
 
 def probe_space(page_nbytes: int, page_tokens: int) -> KeySpace:
     """Return the key space of the probe's pages, which no engine uses."""
     return KeySpace(
-        model="hicache-doctor",
+        model=PROBE_MODEL,
         dtype="uint8",
         layout="page_first",
         page_tokens=page_tokens,
@@ -81,12 +92,75 @@ def probe(
         try:
             _Probe(store, space, hashes, measured).run()
         finally:
-            deleted = store.delete(space, hashes)
-            left = store.present(space, hashes)
-        if deleted < pages or left != [False] * pages:
-            count = max(pages - deleted, pages - left.count(False))
-            measured.failures.append(("delete", f"{count} of {pages} pages may be left"))
+            left = _delete(store, space, hashes)
+            if measured.is_late:
+                left = _delete_late(store, space, hashes, min(timeout_s, _MOST_LATE_S))
+        if left:
+            measured.failures.append(("delete", f"{left} of {pages} pages may be left"))
+        elif not measured.is_late:
+            _remove_space(storage, store.framed(space), measured)
     return measured
+
+
+def prove(storage: HiCacheStorage, spaces: Iterable[KeySpace], pages: int) -> Measured | None:
+    """Read and prove pages that are there, of the first key space that has some. None: there are none.
+
+    The store stays as it is if it was opened read-only.
+    """
+    for space in spaces:
+        hashes = [info.page_hash for info in islice(storage.scan(space), pages)]
+        if not hashes:
+            continue
+        measured = Measured(len(hashes), space.stored_nbytes, space.page_tokens)
+        times: list[float] = []
+        for _ in range(_LOOKUPS):
+            began_s = time.monotonic()
+            storage.batch_exists(space, hashes[:1])
+            times.append(time.monotonic() - began_s)
+        measured.round_trip_s = statistics.median(times)
+        memory = PageMemory(space, len(hashes), storage.capabilities.alignment)
+        prover, proofs = PageProver(storage, space), list[Proof]()
+        began_s = time.monotonic()
+        for batch in batches(hashes, pages_per_batch(space, storage)):
+            proofs += [page.proof for page in prover.read(batch, memory.views(len(batch)))]
+        elapsed_s = time.monotonic() - began_s
+        wrong = Counter(proof.value for proof in proofs if proof not in _FINE)
+        if wrong:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(wrong.items()))
+            measured.failures.append(("read", f"of {len(hashes)} pages: {reasons}"))
+        else:
+            measured.read_nbytes_s = len(hashes) * space.stored_nbytes / max(elapsed_s, 1e-9)
+        return measured
+    return None
+
+
+def _delete(store: PageStore, space: KeySpace, hashes: list[str]) -> int:
+    """Delete the probe's pages; return the number of those that may be left."""
+    deleted = store.delete(space, hashes)
+    left = store.present(space, hashes)
+    return max(len(hashes) - deleted, len(hashes) - left.count(False))
+
+
+def _delete_late(store: PageStore, space: KeySpace, hashes: list[str], most_s: float) -> int:
+    """Look again for pages that the store writes after its time-out, and delete them."""
+    end_s = time.monotonic() + most_s
+    while time.monotonic() < end_s:
+        time.sleep(min(_LATE_POLL_S, most_s))
+        there = store.present(space, hashes)
+        if None in there:
+            break
+        if True in there:
+            store.delete(space, hashes)
+    return len(hashes) - store.present(space, hashes).count(False)
+
+
+def _remove_space(storage: HiCacheStorage, space: KeySpace, measured: Measured) -> None:
+    try:
+        storage.remove_space(space.id)
+    except UnsupportedOperation:
+        return
+    except HiCacheError as error:
+        measured.failures.append(("delete", f"the key space of the probe is left: {error}"))
 
 
 class _Probe:
@@ -102,31 +176,36 @@ class _Probe:
         framed = store.framed(space)
         memory = PageMemory(framed, len(hashes), store.storage.capabilities.alignment)
         self._pages = [framed_page(framed, view) for view in memory.views(len(hashes))]
+        memory.replace()  # a read must not find what was written in its memory
+        self._read = [framed_page(framed, view) for view in memory.views(len(hashes))]
 
     def run(self) -> None:
         for page in self._pages:
             for segment in page.payload.segments:
                 segment[:] = os.urandom(segment.nbytes)
         written = [page.payload.tobytes() for page in self._pages]
-        self._measured.write_nbytes_s = self._moved("write")
+        began_s = time.time()
+        self._measured.write_nbytes_s = self._moved("write", self._pages)
         if self._measured.write_nbytes_s is None:
             return
+        ended_s = time.time()
         if not self._look_up():
             return
-        self._compare_clocks()
-        self._measured.read_nbytes_s = self._moved("read")
-        read = [page.payload.tobytes() for page in self._pages]
+        self._compare_clocks(began_s, ended_s)
+        self._measured.read_nbytes_s = self._moved("read", self._read)
+        read = [page.payload.tobytes() for page in self._read]
         if self._measured.read_nbytes_s is not None and written != read:
             self._measured.failures.append(("read", "a page came back with other bytes"))
 
-    def _moved(self, step: str) -> float | None:
+    def _moved(self, step: str, pages: list[FramedPage]) -> float | None:
         """Return the bytes a second of a step; None if it failed."""
-        transfer = Transfer(self._space, self._hashes, self._pages)
+        transfer = Transfer(self._space, self._hashes, pages)
         began_s = time.monotonic()
         outcome = self._store.save([transfer]) if step == "write" else self._store.load([transfer])
         elapsed_s = time.monotonic() - began_s
         (verdicts,) = outcome.verdicts
         wrong = {*verdicts} - {Verdict.OK}
+        self._measured.is_late |= step == "write" and Verdict.TIMEOUT in wrong
         if wrong:
             reasons = ", ".join(sorted(verdict.value for verdict in wrong))
             count = len(verdicts) - verdicts.count(Verdict.OK)
@@ -161,11 +240,11 @@ class _Probe:
         storage, framed = self._store.storage, self._store.framed(self._space)
         if not storage.capabilities.scatter_gather:
             return ""
-        hashes, stored = self._hashes[:1], [self._pages[0].stored]
+        hashes, stored, read = self._hashes[:1], [self._pages[0].stored], [self._read[0].stored]
         calls: dict[str, Callable[[], object]] = {
             "write": lambda: storage.batch_set(framed, hashes, stored),
             "look-up": lambda: storage.batch_exists(framed, hashes),
-            "read": lambda: storage.batch_get(framed, hashes, stored),
+            "read": lambda: storage.batch_get(framed, hashes, read),
         }
         try:
             calls[step]()
@@ -173,7 +252,7 @@ class _Probe:
             return str(error)
         return ""
 
-    def _compare_clocks(self) -> None:
+    def _compare_clocks(self, began_s: float, ended_s: float) -> None:
         framed = self._store.framed(self._space)
         try:
             (times,) = self._store.storage.page_times(framed, self._hashes[:1])
@@ -181,4 +260,4 @@ class _Probe:
             return
         at_s = times.written_at_s or times.used_at_s
         if at_s is not None:
-            self._measured.clock_skew_s = at_s - time.time()
+            self._measured.clock_skew_s = min(at_s - began_s, max(at_s - ended_s, 0.0))

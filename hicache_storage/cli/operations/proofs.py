@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
     from hicache_storage.errors import CorruptPage
     from hicache_storage.keys import KeySpace
-    from hicache_storage.storage import HiCacheStorage
+    from hicache_storage.storage import HiCacheStorage, PageFault
 
 _CHECKSUMMED = 1
+_WORDS = frozenset({"wrong_size", "corrupt", "not_authentic", "unknown_key"})
+"""The reasons of `PageFault`."""
 
 
 class Proof(enum.Enum):
@@ -27,6 +29,10 @@ class Proof(enum.Enum):
     CORRUPT = "corrupt"
     WRONG_KEY = "wrong_key"
     WRONG_SIZE = "wrong_size"
+    NOT_AUTHENTIC = "not_authentic"
+    """The page does not open with the key that it names."""
+    UNKNOWN_KEY = "unknown_key"
+    """The page is sealed with a key that the config does not list."""
     UNREADABLE = "unreadable"
     """The store says that the page is there, and does not read it."""
     NO_CHECKSUM = "no_checksum"
@@ -37,7 +43,7 @@ class Proof(enum.Enum):
     """The page was listed, and is not there any more."""
 
 
-WRONG = frozenset({Proof.CORRUPT, Proof.WRONG_KEY, Proof.WRONG_SIZE})
+WRONG = frozenset({Proof.CORRUPT, Proof.WRONG_KEY, Proof.WRONG_SIZE, Proof.NOT_AUTHENTIC})
 """Pages that no engine can use. It is safe to delete them."""
 
 
@@ -48,6 +54,8 @@ class PageProof:
     page_hash: str
     proof: Proof
     detail: str = ""
+    is_read: bool = False
+    """True if the store has read the page, right or wrong."""
 
 
 class PageProver:
@@ -75,10 +83,15 @@ class PageProver:
         return [proofs[page_hash] for page_hash in hashes]
 
     def _absent(self, hashes: Sequence[str]) -> dict[str, PageProof]:
-        there = self._storage.batch_exists(self._space, hashes) if hashes else []
+        if not hashes:
+            return {}
+        there = self._storage.batch_exists(self._space, hashes)
         return {
             page_hash: PageProof(page_hash, Proof.UNREADABLE if is_there else Proof.GONE)
             for page_hash, is_there in zip(hashes, there, strict=True)
+        } | {
+            fault.page_hash: fault_proof(fault)
+            for fault in self._storage.faults(self._space, hashes)
         }
 
     def _found(
@@ -88,7 +101,10 @@ class PageProver:
         digests: Sequence[int | None],
     ) -> dict[str, PageProof]:
         if self._space.frame_nbytes < FRAME_NBYTES:
-            return {page_hash: PageProof(page_hash, Proof.NO_FRAME) for page_hash in hashes}
+            return {
+                page_hash: PageProof(page_hash, Proof.NO_FRAME, is_read=True)
+                for page_hash in hashes
+            }
         framed = [framed_page(self._space, view) for view in memory]
         errors = self._framing.errors(framed, hashes, digests)
         return {
@@ -98,16 +114,23 @@ class PageProver:
 
     def _proof(self, page_hash: str, page: FramedPage, error: CorruptPage | None) -> PageProof:
         if error is None:
-            return PageProof(page_hash, Proof.OK)
+            return PageProof(page_hash, Proof.OK, is_read=True)
         proof = Proof(error.reason)
         if proof is Proof.CORRUPT and self._lacks_checksum(page, page_hash):
             proof = Proof.NO_CHECKSUM
-        return PageProof(page_hash, proof, error.detail)
+        return PageProof(page_hash, proof, error.detail, is_read=True)
 
     def _lacks_checksum(self, page: FramedPage, page_hash: str) -> bool:
         flags = FRAME_FIELDS.unpack_from(page.header)[2]
         is_right = not Framing(self._space, checksum=False).errors([page], [page_hash])
         return is_right and not flags & _CHECKSUMMED
+
+
+def fault_proof(fault: PageFault) -> PageProof:
+    """Return what the store says of a damaged page. A word that is not known here is `unreadable`."""
+    if fault.reason in _WORDS:
+        return PageProof(fault.page_hash, Proof(fault.reason), fault.detail)
+    return PageProof(fault.page_hash, Proof.UNREADABLE, f"{fault.reason}: {fault.detail}")
 
 
 def framed_page(space: KeySpace, memory: memoryview) -> FramedPage:

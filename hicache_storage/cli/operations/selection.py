@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-from hicache_storage.errors import ConfigError
+from hicache_storage.cli.escapes import escaped
+from hicache_storage.errors import ConfigError, did_you_mean
+from hicache_storage.keys import check_page_hashes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from hicache_storage.keys import KeySpace, Shard
+    from hicache_storage.storage import HiCacheStorage, UnreadableSpace
 
 SHORT_ID_DIGITS = 8
-_LEAST_ID_DIGITS = 4
+_LEAST_DIGITS = 4
+_HASH_DIGITS = 64
+_HEX = re.compile("[0-9a-f]+")
+_MOST_CHOICES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """The key spaces that a selection finds in a store."""
+
+    spaces: list[KeySpace]
+    """Ordered by model and pool."""
+    unreadable: list[UnreadableSpace]
+    """Those that the store cannot name: each may be any key space, unless it was chosen by its id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,45 +45,93 @@ class SpaceSelection:
     tenant: str | None = None
     pool: str | None = None
 
-    def of(self, spaces: Iterable[KeySpace]) -> list[KeySpace]:
-        """Return the selected key spaces, ordered by model and pool.
+    def of(self, storage: HiCacheStorage) -> Selected:
+        """Return the selected key spaces of a store, which may be empty.
 
         Raises:
-            ConfigError: An id is that of no key space, or of several.
+            ConfigError: An id is that of no key space, or of several; or no key space that the store
+                can name has these fields, and it can name some.
         """
-        known = sorted(spaces, key=lambda one: (one.model, one.revision, one.pool, one.id))
-        chosen = {find_space(known, text).id for text in self.ids} if self.ids else None
-        return [
-            space
-            for space in known
-            if (chosen is None or space.id in chosen)
-            and all(
-                wanted is None or getattr(space, name) == wanted
-                for name, wanted in (
-                    ("model", self.model),
-                    ("revision", self.revision),
-                    ("tenant", self.tenant),
-                    ("pool", self.pool),
-                )
-            )
-        ]
+        known = sorted(
+            storage.spaces(),
+            key=lambda one: (one.model, one.revision, one.tenant, one.pool, one.id),
+        )
+        unreadable = [*storage.unreadable_spaces()]
+        if self.ids:
+            all_ids = [*(one.id for one in known), *(one.space_id for one in unreadable)]
+            where = "`hicache ls` lists their ids"
+            chosen = {_only_one("key space", all_ids, text.lower(), where) for text in self.ids}
+            known = [one for one in known if one.id in chosen]
+            unreadable = [one for one in unreadable if one.space_id in chosen]
+        return Selected(self._with_fields(known), unreadable)
+
+    def _with_fields(self, spaces: list[KeySpace]) -> list[KeySpace]:
+        asked: list[str] = []
+        for name in ("model", "revision", "tenant", "pool"):
+            wanted: str | None = getattr(self, name)
+            if wanted is None:
+                continue
+            asked.append(f"{name} {wanted!r}")
+            found = [one for one in spaces if getattr(one, name) == wanted]
+            if spaces and not found:
+                names = sorted({escaped(getattr(one, name)) for one in spaces} - {""})
+                hint = did_you_mean(wanted, names)
+                if "?" not in hint and len(names) > _MOST_CHOICES:
+                    hint = ": `hicache ls` lists them"
+                raise ConfigError(f"the store has no key space of {', '.join(asked)}{hint}")
+            spaces = found
+        return spaces
 
 
-def find_space(spaces: Iterable[KeySpace], text: str) -> KeySpace:
+def find_space(storage: HiCacheStorage, text: str) -> KeySpace:
     """Return the key space whose id begins with `text`.
 
     Raises:
-        ConfigError: There is none, or more than one, or the text has too few digits.
+        ConfigError: There is none, or more than one, or the store cannot name it, or the text has too
+            few digits.
     """
-    if len(text) < _LEAST_ID_DIGITS:
-        raise ConfigError(f"key space {text!r}: give at least {_LEAST_ID_DIGITS} digits of its id")
-    found = [space for space in spaces if space.id.startswith(text.lower())]
+    selected = SpaceSelection(ids=[text]).of(storage)
+    for one in selected.unreadable:
+        raise ConfigError(f"key space {one.space_id} cannot be read: {one.reason}")
+    return selected.spaces[0]
+
+
+def find_page(storage: HiCacheStorage, space: KeySpace, text: str) -> str:
+    """Return the hash of the page of `space` that begins with `text`. A whole hash may be absent.
+
+    Raises:
+        ConfigError: There is none, or more than one, or the text is no beginning of a hash.
+    """
+    text = text.lower()
+    try:
+        check_page_hashes([text])
+        is_whole = len(text) == _HASH_DIGITS or storage.batch_exists(space, [text]) == [True]
+    except ValueError as error:
+        if not _HEX.fullmatch(text):
+            raise ConfigError(f"HASH: {error}") from None
+        is_whole = False
+    if is_whole:
+        return text
+    listed = chain(
+        (info.page_hash for info in storage.scan(space)),
+        (fault.page_hash for fault in storage.faults(space)),
+    )
+    where = f"`hicache ls {space.id[:SHORT_ID_DIGITS]}` lists them"
+    return _only_one("page", listed, text, where)
+
+
+def _only_one(kind: str, names: Iterable[str], text: str, where: str) -> str:
+    """Return the only name that begins with `text`."""
+    if len(text) < _LEAST_DIGITS:
+        raise ConfigError(f"{kind} {text!r}: give at least {_LEAST_DIGITS} digits of it")
+    found = [*islice((name for name in names if name.startswith(text)), _MOST_CHOICES)]
     if len(found) == 1:
         return found[0]
     if not found:
-        raise ConfigError(f"the store has no key space {text!r}: `hicache ls` lists their ids")
-    ids = ", ".join(space.id[:12] for space in found[:4])
-    raise ConfigError(f"{len(found)} key spaces begin with {text!r}: {ids}; give more digits")
+        raise ConfigError(f"the store has no {kind} {text!r}: {where}")
+    digits = len(text) + SHORT_ID_DIGITS
+    several = ", ".join(name[:digits] for name in found)
+    raise ConfigError(f"several {kind}s begin with {text!r}: {several}; give more digits")
 
 
 def format_shard(shard: Shard) -> str:

@@ -6,7 +6,7 @@ import random
 import time
 from collections import Counter
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hicache_storage.cli.operations.batches import (
@@ -16,17 +16,20 @@ from hicache_storage.cli.operations.batches import (
     run_batches,
     threads_for,
 )
-from hicache_storage.cli.operations.proofs import WRONG, PageProof, PageProver, Proof
+from hicache_storage.cli.operations.proofs import (
+    WRONG,
+    PageProof,
+    PageProver,
+    Proof,
+    fault_proof,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from hicache_storage.cli.progress import Meter
     from hicache_storage.keys import KeySpace
-    from hicache_storage.storage import HiCacheStorage
-
-_HEALED = "healed"
-"""The counter of pages that a storage found damaged on its own medium, and removed."""
+    from hicache_storage.storage import HiCacheStorage, UnreadableSpace
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +49,9 @@ class Verification:
     """The pages that are wrong, cannot be read, or cannot be proved."""
     nbytes: int = 0
     elapsed_s: float = 0.0
-    healed: int = 0
-    """The pages that the storage itself found damaged while it read them, and removed."""
     deleted: int = 0
+    unreadable: Sequence[UnreadableSpace] = ()
+    """The key spaces of which no page can be read."""
 
     def add(self, space: KeySpace, proofs: Sequence[PageProof]) -> None:
         """Add the proofs of pages of one key space."""
@@ -67,7 +70,7 @@ class Verification:
     @property
     def is_clean(self) -> bool:
         """True if every page that is there was proved."""
-        return not self.findings and not self.healed
+        return not self.findings and not self.unreadable
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures, and each finding."""
@@ -76,8 +79,8 @@ class Verification:
             "nbytes": self.nbytes,
             "elapsed_s": self.elapsed_s,
             "proofs": {proof.value: self.proofs[proof] for proof in Proof},
-            "healed_by_store": self.healed,
             "deleted": self.deleted,
+            "unreadable_spaces": [asdict(one) for one in self.unreadable],
             "findings": [
                 {
                     "space": finding.space.id,
@@ -98,35 +101,36 @@ def verify(
     share: float = 1.0,
     chance: Callable[[], float] = random.random,
 ) -> Verification:
-    """Read and prove a share of the pages of `spaces`, chosen by chance."""
+    """Read and prove a share of the pages, chosen by chance, and list all pages of a wrong length."""
     result = Verification()
     if meter.wants_total:
         nbytes = sum(info.nbytes for space in spaces for info in storage.scan(space))
         meter.begin(int(nbytes * share))
-    healed, began_s = _healed(storage), time.monotonic()
+    began_s = time.monotonic()
     for space in spaces:
+        result.add(space, [fault_proof(fault) for fault in storage.faults(space)])
         with closing(_proofs(storage, space, share, chance)) as parts:
             for proofs in parts:
                 meter.advance(len(proofs), len(proofs) * space.stored_nbytes)
                 result.add(space, proofs)
     result.elapsed_s = time.monotonic() - began_s
-    result.healed = _healed(storage) - healed
     return result
 
 
-def delete_wrong(storage: HiCacheStorage, findings: Sequence[Finding]) -> int:
-    """Delete the wrong pages among `findings`, and return their number.
+def delete_wrong(look: HiCacheStorage, storage: HiCacheStorage, findings: Sequence[Finding]) -> int:
+    """Delete the wrong pages among `findings` from `storage`, and return their number.
 
-    A page is read again first: an engine may have replaced it. A page that the store does not read,
-    or that cannot be proved, stays.
+    A page is read again first, by `look`, to which a read changes nothing: an engine may have replaced
+    it. A page that the store does not read, or that cannot be proved, stays.
     """
     deleted = 0
     for finding in findings:
         if finding.page.proof not in WRONG:
             continue
         space, page_hash = finding.space, finding.page.page_hash
-        memory = PageMemory(space, 1, storage.capabilities.alignment)
-        (again,) = PageProver(storage, space).read([page_hash], memory.views(1))
+        storage.open_space(space)
+        memory = PageMemory(space, 1, look.capabilities.alignment)
+        (again,) = PageProver(look, space).read([page_hash], memory.views(1))
         if again.proof in WRONG:
             deleted += storage.batch_delete(space, [page_hash]) == [True]
     return deleted
@@ -145,7 +149,3 @@ def _proofs(
         batches(chosen, pages),
         threads_for(storage),
     )
-
-
-def _healed(storage: HiCacheStorage) -> int:
-    return storage.stats().counters.get(_HEALED, 0)

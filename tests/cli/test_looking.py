@@ -1,0 +1,247 @@
+"""To look changes nothing: pages, bytes, times of use and files are the same before and after."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cli_stores import DRAFT, CliStore
+from looks import read_only_mount, snapshot
+from pages import hash_of
+from sealed_stores import key_files
+
+from hicache_storage.cli import main
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+
+    from servers import Rclone, RedisServer
+
+PAGES = 40
+_NOBODY = 65_534
+
+
+@dataclass(frozen=True)
+class Place:
+    """A store, the directory of its files if it has one, and a look at it past the software."""
+
+    store: CliStore
+    root: Path | None
+    seen: Callable[[], dict[str, Any]]
+
+
+def _on_files(root: Path, name: str, /, **fields: Any) -> Place:
+    return Place(CliStore(name, fields), root, lambda: snapshot(root))
+
+
+def _redis(request: pytest.FixtureRequest, store: CliStore) -> Place:
+    redis: Any = importlib.import_module("redis")  # parts of it have no types
+    server: RedisServer = request.getfixturevalue("redis_server")
+
+    def seen() -> dict[str, Any]:
+        with redis.Redis.from_url(server.url) as client:
+            keys = [*client.scan_iter(match=f"{store.config['prefix']}*", count=1000)]
+            return {repr(key): client.dump(key) for key in keys}
+
+    return Place(store, None, seen)
+
+
+def _place(backend: str, request: pytest.FixtureRequest, directory: Path) -> Place:
+    root = directory / "kv"
+    if backend == "encrypted":
+        inner = {"backend": "file", "config": {"path": str(root)}}
+        return _on_files(root, backend, **inner, **key_files(directory, "ab"))
+    if backend == "fsspec":
+        return _on_files(root, backend, url=f"file://{root}")
+    if backend in ("file", "hf3fs"):
+        return _on_files(root, backend, path=str(root))
+    store: CliStore = request.getfixturevalue("store_of")(backend)
+    if backend == "redis":
+        return _redis(request, store)
+    server: Rclone = request.getfixturevalue("s3_server")
+    return Place(store, None, lambda: snapshot(server.directory / "data"))
+
+
+BACKENDS = ("file", "hf3fs", "encrypted", "fsspec", "redis", "s3")
+VERBS: dict[str, list[str]] = {
+    "ls": ["ls"],
+    "ls_space": ["ls", "SPACE"],
+    "inspect_space": ["inspect", "SPACE"],
+    "inspect_page": ["inspect", "SPACE", hash_of(3)],
+    "verify": ["verify"],
+    "gc_model": ["gc", "--model", DRAFT.model],
+    "gc_age": ["gc", "--unused-for", "1w"],
+    "gc_empty": ["gc", "--empty"],
+    "gc_unreadable": ["gc", "--unreadable"],
+    "copy": ["copy", "--to-backend", "memory"],
+}
+DOCTOR = ["doctor", "--page-bytes", "4KiB", "--pages", "4"]
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """Yield a directory that other users may enter."""
+    path = Path(tempfile.mkdtemp(prefix="hicache-looking-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+@contextmanager
+def _user_without_rights(root: Path) -> Generator[None, None, None]:
+    """Let this process be one that may read the files of `root`, and change none."""
+    for path in (root, *root.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    if os.geteuid() != 0:
+        yield
+    else:
+        os.seteuid(_NOBODY)
+        try:
+            yield
+        finally:
+            os.seteuid(0)
+    for path in (root, *root.rglob("*")):
+        if path.is_dir():
+            path.chmod(0o755)
+
+
+def _limited(place: Place, nbytes: int) -> CliStore:
+    """Return the store with a capacity."""
+    config = place.store.config
+    if place.store.backend == "encrypted":
+        inner = {**config["config"], "capacity_nbytes": nbytes}
+        return replace(place.store, config={**config, "config": inner})
+    return replace(place.store, config={**config, "capacity_nbytes": nbytes})
+
+
+def _filled(place: Place) -> str:
+    """Fill a store; return the beginning of the id of a key space."""
+    target = place.store.fill(range(PAGES))
+    place.store.fill(range(PAGES), DRAFT)
+    if place.root is not None:
+        for path in place.root.rglob("*"):
+            if len(path.name) == 64 and path.is_file():  # a page, which was used some time ago
+                os.utime(path, (1_700_000_000, 1_700_000_000))
+    return target.id[:8]
+
+
+def _runs_without_a_change(place: Place, store: CliStore, verb: list[str], space_id: str) -> int:
+    before = place.seen()
+    code = main([*(space_id if word == "SPACE" else word for word in verb), *store.flags])
+    after = place.seen()
+    assert before == after
+    return code
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_verb_that_looks_changes_nothing(
+    backend: str, verb: str, request: pytest.FixtureRequest, directory: Path
+) -> None:
+    place = _place(backend, request, directory)
+    space_id = _filled(place)
+
+    _runs_without_a_change(place, place.store, VERBS[verb], space_id)
+
+
+@pytest.mark.parametrize("nbytes", [10_000, 170_000], ids=["stale", "full"])
+@pytest.mark.parametrize("verb", [*VERBS, "doctor"])
+@pytest.mark.parametrize("backend", ["file", "hf3fs", "encrypted"])
+def test_nothing_changes_in_a_store_at_its_capacity(
+    backend: str, verb: str, nbytes: int, request: pytest.FixtureRequest, directory: Path
+) -> None:
+    place = _place(backend, request, directory)
+    space_id = _filled(place)
+
+    argv = VERBS.get(verb, DOCTOR)
+    assert _runs_without_a_change(place, _limited(place, nbytes), argv, space_id) in (0, 1, 2)
+
+
+@pytest.mark.parametrize("verb", [*VERBS, "doctor"])
+def test_nothing_changes_without_the_key_of_the_pages(
+    verb: str, request: pytest.FixtureRequest, directory: Path
+) -> None:
+    place = _place("encrypted", request, directory)
+    space_id = _filled(place)
+    keys = {"keys": {"b": place.store.config["keys"]["b"]}, "current_key": "b", "name_key": "b"}
+    store = replace(place.store, config={**place.store.config, **keys})
+
+    assert _runs_without_a_change(place, store, VERBS.get(verb, DOCTOR), space_id) in (1, 2)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("backend", ["file", "hf3fs", "encrypted", "fsspec"])
+def test_a_user_without_rights_can_look(
+    backend: str, verb: str, request: pytest.FixtureRequest, directory: Path
+) -> None:
+    place = _place(backend, request, directory)
+    space_id = _filled(place)
+    for path in directory.glob("*.key"):
+        path.chmod(0o444)
+    expected = {"gc_model": {1}, "gc_unreadable": {0}, "gc_age": {0, 1, 2}}
+
+    with _user_without_rights(place.root or directory):
+        code = _runs_without_a_change(place, place.store, VERBS[verb], space_id)
+
+    assert code in expected.get(verb, {0})
+
+
+@pytest.mark.parametrize("verb", [*VERBS, "doctor"])
+def test_a_store_on_a_read_only_mount_can_be_looked_at(
+    verb: str, request: pytest.FixtureRequest, directory: Path
+) -> None:
+    place = _place("file", request, directory)
+    space_id = _filled(place)
+    assert place.root is not None
+
+    with read_only_mount(place.root, directory / "mount") as mount:
+        store = CliStore("file", {"path": str(mount)})
+        code = _runs_without_a_change(place, store, VERBS.get(verb, DOCTOR), space_id)
+
+    assert code == {"gc_model": 1, "gc_age": 2, "doctor": 1}.get(verb, 0)
+
+
+@pytest.mark.parametrize("verb", [*VERBS, "doctor"])
+@pytest.mark.parametrize("backend", ["file", "hf3fs", "fsspec"])
+def test_files_of_strangers_stay(
+    backend: str, verb: str, request: pytest.FixtureRequest, directory: Path
+) -> None:
+    place = _place(backend, request, directory)
+    space_id = _filled(place)
+    assert place.root is not None
+    strange = [place.root / name for name in ("novel.txt", "writing/thesis.tex", "spaces/README")]
+    for path in strange:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("all happy families")
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+
+    argv = [space_id if word == "SPACE" else word for word in VERBS.get(verb, DOCTOR)]
+    main([*argv, *place.store.flags])
+
+    assert {"all happy families"} == {path.read_text() for path in strange}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_doctor_leaves_pages_and_key_spaces_as_they_were(
+    backend: str, request: pytest.FixtureRequest, directory: Path
+) -> None:
+    place = _place(backend, request, directory)
+    _filled(place)
+
+    def listed() -> dict[str, list[str]]:
+        with place.store.open() as storage:
+            return {
+                one.id: sorted(info.page_hash for info in storage.scan(one))
+                for one in storage.spaces()
+            }
+
+    before = listed()
+    assert main([*DOCTOR, *place.store.flags]) == 0
+    assert before == listed()
