@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hf3fs_redis import HASHES, SPACE, hits, opened, stored
+from hicache_backends.hf3fs import Hf3fsStorage
 from pages import blank, hash_of, page
 from redis_servers import client_of_one
 from servers import ROOT, RedisServer
@@ -118,6 +119,12 @@ class TestHf3fs:
             assert [True] == storage.batch_delete(SPACE, HASHES[49:50])
             assert len(list(storage.scan(SPACE))) == 49
             assert storage.clear(SPACE) == 49
+            assert [] == storage.diagnose()
+            assert storage.remove_space(SPACE.id) == 0
+        with Hf3fsStorage.open_read_only(
+            {"path": str(tmp_path / "kv"), "index": url, "timeout_s": 20}
+        ) as storage:
+            assert [] == list(storage.scan(SPACE))
 
 
 class TestFiles:

@@ -7,7 +7,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from hicache_backends.hf3fs.index.base import IndexReader, Limits
+from hicache_backends.hf3fs.index.base import MOST_COUNTED, IndexReader, Limits
 from hicache_backends.hf3fs.layout import BLOCK_NBYTES, Geometry, Layout, written_ns
 from hicache_backends.hf3fs.mount import ReadMount, open_index_reader
 from hicache_backends.hf3fs.settings import DEFAULT_PARALLELISM, SQLITE, Hf3fsSettings
@@ -156,10 +156,11 @@ class SlotReader(Reader, Generic[_MountT]):
             )
             found.append(Diagnosis("capacity", fact, is_full=True))
         if figures.from_future:
+            more = " or more" if figures.from_future == MOST_COUNTED else ""
             found.append(
                 Diagnosis(
                     "clock",
-                    f"{figures.from_future} pages have a time of use in the future",
+                    f"{figures.from_future} pages{more} have a time of use in the future",
                     "set the clocks of all hosts; until then these pages stay, and others go first",
                 )
             )

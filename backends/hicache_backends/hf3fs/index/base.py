@@ -88,13 +88,17 @@ class View(abc.ABC):
         """Return the pages that have been in their places since `find`."""
 
 
+MOST_COUNTED = 1000
+"""The number from which on pages with a wrong time are not counted any more."""
+
+
 class Figures(NamedTuple):
     """The figures of all key spaces together."""
 
     used_nbytes: int
     """The bytes of all slots in use."""
     from_future: int
-    """The number of pages whose time of use has not come yet."""
+    """The number of pages whose time of use has not come yet, up to `MOST_COUNTED`."""
 
 
 class IndexReader(abc.ABC):

@@ -49,7 +49,9 @@ class RedisIndex(RedisReader, Index):
         client = RedisClient(url, timeout_s)
         try:
             with client.call(Deadline(timeout_s)) as server:
-                server.ping()  # a root gets the name of an index only if there is a server for it
+                server.info(
+                    "server"
+                )  # a root gets the name of an index only if there is a server for it
             prefix = prefix_of(layout.root_id())
         except BaseException:
             client.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from hicache_backends.hf3fs.index.base import Figures, IndexReader, View
+from hicache_backends.hf3fs.index.base import MOST_COUNTED, Figures, IndexReader, View
 from hicache_backends.hf3fs.index.redis_client import RedisClient
 from hicache_backends.hf3fs.index.redis_epoch import KnownEpoch
 from hicache_backends.hf3fs.layout import STAMP_NBYTES, Place
@@ -71,9 +71,10 @@ class RedisReader(IndexReader):
             client.pipeline(transaction=True) as pipe,
         ):
             pipe.hget(f"{self._prefix}:state", "used")
-            pipe.zcount(f"{self._prefix}:lru", f"({now_ns // 1000}", "+inf")
+            now_us, times = f"({now_ns // 1000}", f"{self._prefix}:lru"
+            pipe.zrangebyscore(times, now_us, "+inf", start=0, num=MOST_COUNTED)
             used, from_future = pipe.execute()
-            return Figures(int(used or 0), int(from_future))
+            return Figures(int(used or 0), len(from_future))
 
     def close(self) -> None:
         self._epoch.close()

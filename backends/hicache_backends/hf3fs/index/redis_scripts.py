@@ -203,7 +203,7 @@ for _, lease in ipairs(redis.call('ZRANGEBYSCORE', P .. ':leases', '-inf', now_m
   local owner, slot = string.match(lease, '^(%x+) (%d+) ')
   release(owner, slot)
 end
-for _, lease in ipairs(redis.call('ZRANGE', P .. ':leases', 0, -1)) do
+for _, lease in ipairs(redis.call('ZRANGEBYSCORE', P .. ':leases', '-inf', '+inf')) do
   if string.match(lease, '^%x+') == space then return {-1, 0, 0} end
 end
 local name = P .. ':pages:' .. space
@@ -213,7 +213,7 @@ local name = P .. ':pages:' .. space
 DROP = (
     _DROP
     + """
-local pages = redis.call('HLEN', name)
+local pages = #redis.call('HKEYS', name)
 if pages > 0 and ARGV[2] == '1' then return {-1, 0, 0} end
 for _, hash in ipairs(redis.call('HKEYS', name)) do
   redis.call('ZREM', P .. ':lru', space .. ' ' .. hash)
@@ -237,7 +237,7 @@ a writer has slots there"""
 DROPPED = (
     _DROP
     + """
-if redis.call('HLEN', name) == 0 and redis.call('HGET', P .. ':allocated', space) == ARGV[2] then
+if #redis.call('HKEYS', name) == 0 and redis.call('HGET', P .. ':allocated', space) == ARGV[2] then
   redis.call('HDEL', P .. ':allocated', space)
   redis.call('HDEL', P .. ':spaces', space)
   redis.call('DEL', P .. ':free:' .. space)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from hicache_backends.hf3fs.index import sqlite_tables as tables
-from hicache_backends.hf3fs.index.base import Figures, IndexReader, View
+from hicache_backends.hf3fs.index.base import MOST_COUNTED, Figures, IndexReader, View
 from hicache_backends.hf3fs.index.sqlite_session import Session, open_index
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
@@ -25,7 +25,7 @@ _STEP = 500
 PAGES_AFTER = (
     "SELECT page_hash, slot FROM pages WHERE space = ? AND page_hash > ? ORDER BY page_hash LIMIT ?"
 )
-_FROM_FUTURE = "SELECT count(*) FROM pages WHERE used_ns > ?"
+_FROM_FUTURE = "SELECT count(*) FROM (SELECT 1 FROM pages WHERE used_ns > ? LIMIT ?)"
 
 
 class Sessions(Protocol):
@@ -73,7 +73,7 @@ class SqliteReader(IndexReader):
 
     def figures(self, now_ns: int, deadline: Deadline) -> Figures:
         with self._sessions.session(deadline) as session, session.step(deadline) as connection:
-            (from_future,) = connection.execute(_FROM_FUTURE, (now_ns,)).fetchone()
+            (from_future,) = connection.execute(_FROM_FUTURE, (now_ns, MOST_COUNTED)).fetchone()
             return Figures(tables.used_nbytes(connection), int(from_future))
 
     def close(self) -> None:
