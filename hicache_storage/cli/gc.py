@@ -83,8 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
         goes = selected.unreadable if arguments.unreadable else []
         if goes and arguments.yes and not (selected.spaces or arguments.space):
             raise ConfigError(
-                f"gc: none of the {len(goes):,} key spaces can be read, which a wrong key does, too: name"
-                " those that are to go with --space"
+                f"gc: none of the {len(goes):,} key spaces can be read, which a wrong key does, too:"
+                " name those that are to go with --space"
             )
         if not arguments.json:
             _print(found, selected.unreadable)

@@ -26,13 +26,13 @@ from hicache_storage.cli.operations.diagnosis import (
     worst,
 )
 from hicache_storage.cli.operations.probe import probe
-from hicache_storage.errors import HiCacheError
 from hicache_storage.storage import PageTimes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hicache_storage import KeySpace
+    from hicache_storage.errors import HiCacheError
 
 _SMALL = ("--page-bytes", "4KiB", "--pages", "4")
 
