@@ -81,6 +81,11 @@ def run(arguments: argparse.Namespace) -> int:
         found = [one for one in looked if isinstance(one, Candidate)]
         removal = Removal(kept=[one for one in looked if not isinstance(one, Candidate)])
         goes = selected.unreadable if arguments.unreadable else []
+        if goes and arguments.yes and not (selected.spaces or arguments.space):
+            raise ConfigError(
+                f"gc: none of the {len(goes):,} key spaces can be read, which a wrong key does, too:"
+                " name those that are to go with --space"
+            )
         if not arguments.json:
             _print(found, selected.unreadable)
         if arguments.yes and (found or goes):

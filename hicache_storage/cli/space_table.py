@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from hicache_storage.storage import UnreadableSpace
 
 _GAP = 2
-_WRAPPED = (3, 2, 1)
+_POOL = 1
+_WRAPPED = (3, 2, _POOL)
 """The columns that wrap where the terminal is narrow, the first one first: format, shard, pool."""
 _LEAST_WIDTH = 10
 
@@ -55,7 +56,8 @@ def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
         if sum(widths) + _GAP * len(widths) > width:
             words = (word for cell in columns[number] for word in cell.split())
             longest = max(map(cell_len, words), default=1)
-            widths[number] = longest if number != _WRAPPED[-1] else min(longest, _LEAST_WIDTH)
+            left = width - sum(widths) - _GAP * len(widths) + widths[number]
+            widths[number] = longest if number != _POOL else max(_LEAST_WIDTH, min(longest, left))
     return widths
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from dataclasses import replace
@@ -15,9 +16,15 @@ from servers import RedisServer, S3Server, free_port
 from stores import Gate, HookedStorage, failing
 from verb_processes import interrupted, slow_store
 
-from hicache_storage import StorageUnavailable
+from hicache_storage import StorageTimeout, StorageUnavailable
 from hicache_storage.cli import main
-from hicache_storage.cli.operations.diagnosis import Check, Status, mount_of, worst
+from hicache_storage.cli.operations.diagnosis import (
+    Check,
+    Status,
+    mount_of,
+    opening_problem,
+    worst,
+)
 from hicache_storage.cli.operations.probe import probe
 from hicache_storage.storage import PageTimes
 
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hicache_storage import KeySpace
+    from hicache_storage.errors import HiCacheError
 
 _SMALL = ("--page-bytes", "4KiB", "--pages", "4")
 
@@ -330,3 +338,23 @@ def test_a_page_that_comes_after_its_time_out_is_deleted() -> None:
 
     assert measured.is_late
     assert [[]] == [list(storage.inner.scan(one)) for one in storage.inner.spaces()]
+
+
+def _unavailable(message: str, code: int | None = None) -> HiCacheError:
+    error = StorageUnavailable(message)
+    error.__cause__ = None if code is None else OSError(code, os.strerror(code))
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (_unavailable("file: Read-only file system", errno.EROFS), "mount it for writing"),
+        (_unavailable("file: Permission denied", errno.EACCES), "let this user write there"),
+        (_unavailable("hf3fs: earlier writers may be at work for another 65 s"), "wait 65 s"),
+        (StorageTimeout("redis: no answer"), "raise timeout_s"),
+        (_unavailable("redis: refused"), "start the store"),
+    ],
+)
+def test_the_advice_fits_the_reason(error: HiCacheError, advice: str) -> None:
+    assert advice in opening_problem(error).advice

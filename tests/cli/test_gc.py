@@ -254,6 +254,20 @@ def test_a_key_space_that_cannot_be_read_goes_on_demand(
     assert [kept.id] == [path.name for path in (root / "spaces").iterdir()]
 
 
+def test_a_store_of_which_nothing_can_be_read_goes_by_name_only(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = file_store.fill(range(3))
+    manifest = Path(file_store.config["path"]) / "spaces" / lost.id / "manifest.json"
+    manifest.unlink()
+    argv = ["gc", "--unreadable", "--yes", *file_store.flags]
+
+    assert main(argv) == 2
+    assert "which a wrong key does, too" in capsys.readouterr().err
+    assert main([*argv, "--space", lost.id[:8]]) == 0
+    assert not manifest.parent.exists()
+
+
 def test_a_store_beyond_the_capacity_of_the_config_is_not_opened_for_a_removal(
     file_store: CliStore, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import errno
 import os
+import re
 import time
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -36,6 +37,7 @@ _CLOCK_SKEW_S = 5.0
 _TIMES_S = 2.0
 """The time for which pages of each key space are asked for their times."""
 _MOST_NAMED = 4
+_LEFT = re.compile(r"for another ([0-9]+ s)")
 _LEAST_FREE_SHARE = 0.05
 _REQUESTS_TOKENS = (1024, 8192, 32_768, 131_072)
 _KI_TOKENS = 1024
@@ -220,7 +222,9 @@ def opening_problem(error: HiCacheError) -> Check:
         advice = "make room"
     elif isinstance(error, StorageTimeout):
         advice = "look at the store's load, or raise timeout_s"
-    elif " wait " in f" {error} " or "again" in str(error):
+    elif (left := _LEFT.search(str(error))) is not None:
+        advice = f"wait {left[1]}: engines open the store then"
+    elif "again" in str(error):
         advice = ""  # the message says what to do
     return Check("open", Status.PROBLEM, str(error), advice)
 
