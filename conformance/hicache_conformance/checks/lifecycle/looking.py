@@ -94,14 +94,14 @@ def damage_stays_for_others_to_see(case: Case) -> None:
     place = at_rest(case.subject, case.scratch.path, space, pages, damaged)
     if not isinstance(place, OwnObject):
         raise NotDeclared("a page has no object of its own that could be cut")
-    cut = place.read()[:-1]
-    place.write(cut)
+    place.write(place.read()[:-1])
+    lying = place.read()
     with _looking(case) as looker:
         if looker.get(space, [damaged]) != [None]:
             raise looker.violation("batch_get is True for a page whose object was cut")
         list(looker.storage.faults(space))
         list(looker.storage.faults(space, list(pages)))
-    if place.read() != cut:
+    if place.read() != lying:
         raise looker.violation("an object that was damaged is gone or changed after a look at it")
 
 
