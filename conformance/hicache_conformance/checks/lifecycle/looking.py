@@ -32,8 +32,8 @@ def looking_changes_nothing(case: Case) -> None:
     store, space = open_store(case)
     pages = case.stored(store, space, _PAGES)
     case.must_hold(store, space, pages)
-    before = _Shown.of(store, space, list(pages))
     store.close()
+    before = _shown(case, space, list(pages))
     with _looking(case) as looker:
         _look(case, looker, space, pages)
     _must_show(case, space, before)
@@ -71,8 +71,8 @@ def looking_at_a_full_store_evicts_nothing(case: Case) -> None:
     taken, _ = small.fill()
     found = small.probe.get(small.space, list(taken))
     there = [page for page, data in zip(taken, found, strict=True) if data is not None]
-    before = _Shown.of(small.probe, small.space, there)
     small.probe.close()
+    before = _shown(case, small.space, there)
     config = dict(case.config)
     if isinstance(limit := config.get("capacity_nbytes"), int):
         lower = max(small.space.stored_nbytes * 2, limit // 4)
@@ -138,6 +138,15 @@ class _Shown:
         )
 
 
+def _shown(case: Case, space: KeySpace, hashes: Sequence[str]) -> _Shown:
+    """Return what a new handle tells: the last one may have noted its last uses while it closed."""
+    store = case.open()
+    store.open_space(space)
+    shown = _Shown.of(store, space, hashes)
+    store.close()
+    return shown
+
+
 def _require_other_handles(case: Case) -> None:
     claims = case.claims
     if not claims.shared and claims.durability < Durability.CRASH:
@@ -189,9 +198,8 @@ def _look(case: Case, looker: Probe, space: KeySpace, pages: Mapping[str, bytes]
 
 
 def _must_show(case: Case, space: KeySpace, before: _Shown) -> None:
+    after = _shown(case, space, list(before.there))
     again = case.open()
-    again.open_space(space)
-    after = _Shown.of(again, space, list(before.there))
     if after != before and not case.forgets(again):
         raise again.violation(
             "pages or their times are others after a look at the store",
