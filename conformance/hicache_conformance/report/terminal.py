@@ -24,6 +24,8 @@ from hicache_conformance.report.wording import (
     meaning,
     reproduction,
     tally,
+    tone,
+    verdict_words,
     weighed,
 )
 from hicache_conformance.rules import RULES
@@ -43,10 +45,12 @@ _STYLES = {
     Outcome.FAILED: "red",
     Outcome.ERROR: "magenta",
     Outcome.UNKNOWN: "yellow",
+    Outcome.PARTLY: "yellow",
     Outcome.WAIVED: "blue",
 }
 _VERDICT_STYLES = {
     Verdict.CONFORMANT: "bold green",
+    Verdict.INCOMPLETE: "bold blue",
     Verdict.PARTIAL: "bold yellow",
     Verdict.FAILED: "bold red",
     Verdict.INCONCLUSIVE: "bold magenta",
@@ -78,7 +82,10 @@ def show(console: Console | None, *parts: RenderableType) -> None:
 
 def _verdict_lines(record: Record) -> Iterator[RenderableType]:
     yield Text.assemble(
-        (record.verdict.value.upper(), _VERDICT_STYLES[record.verdict]),
+        (
+            verdict_words(record.verdict, record.counts()).upper(),
+            _VERDICT_STYLES[Verdict(tone(record))],
+        ),
         f"  {printable(record.subject.name)}: {meaning(record)}",
     )
     shown = {rule.id for rule in record.rules if rule.outcome in MUST_ACT}
