@@ -110,7 +110,7 @@ def headline(record: Record) -> str:
 
 
 def tone(record: Record) -> str:
-    """Return the verdict for whose colour the report has a name. Green is for a verdict without a gap."""
+    """Return the verdict whose colour the report has. Green is for a verdict without a gap."""
     whole = verdict_words(record.verdict, record.counts()) == record.verdict.value
     return record.verdict.value if whole else Verdict.PARTIAL.value
 
@@ -129,8 +129,8 @@ def meaning(record: Record) -> str:
         case Verdict.INCOMPLETE:
             run = record.run
             return (
-                f"No rule is broken by the {counted(run.ran, 'check')} that ran, of"
-                f" {run.ran + run.left_out:,}: too few for a verdict on the store."
+                f"Of {counted(run.ran + run.left_out, 'check')}, {run.ran:,} ran and none failed: too"
+                " few for a verdict."
             )
         case Verdict.CONFORMANT if judged == 1:
             return f"The one rule that could be tested holds{rest}."
@@ -139,21 +139,27 @@ def meaning(record: Record) -> str:
         case Verdict.FAILED:
             return f"The store breaks {count[Outcome.FAILED]} {of_rules}{rest}."
         case Verdict.PARTIAL:
-            gaps = [
-                f"{count[one]} {'is' if count[one] == 1 else 'are'} {word}"
-                for one, word in _GAPS.items()
-                if count[one]
-            ]
-            if gaps:
-                return f"Not every rule is known to hold: {of_rules}, {' and '.join(gaps)}{rest}."
-            left = [f"{open_rules} could not be verified"] if open_rules or not part else []
-            left += [f"{part} {'was' if part == 1 else 'were'} tried in part"] if part else []
-            return (
-                f"All {judged} rules that could be tested hold, but {' and '.join(left)}, and strict"
-                " mode does not accept that."
-            )
+            return _meaning_of_partial(count, judged, rest)
         case Verdict.INCONCLUSIVE:
             return "This run decides nothing about the store: too little ran, or the means failed."
+
+
+def _meaning_of_partial(count: Mapping[Outcome, int], judged: int, rest: str) -> str:
+    gaps = [
+        f"{count[one]} {'is' if count[one] == 1 else 'are'} {word}"
+        for one, word in _GAPS.items()
+        if count[one]
+    ]
+    if gaps:
+        tested = f"of the {counted(judged, 'rule')} that could be tested"
+        return f"Not every rule is known to hold: {tested}, {' and '.join(gaps)}{rest}."
+    part, untried = count[Outcome.PARTLY], count[Outcome.NOT_VERIFIED]
+    left = [f"{untried} could not be verified"] if untried or not part else []
+    left += [f"{part} {'was' if part == 1 else 'were'} tried in part"] if part else []
+    return (
+        f"All {judged} rules that could be tested hold, but {' and '.join(left)}, and strict mode does"
+        " not accept that."
+    )
 
 
 def limits(record: Record) -> list[str]:
