@@ -177,7 +177,8 @@ def _lines(record: Record, name: str) -> Iterator[str]:
     from hicache_conformance.report.wording import limits, tally, verdict_words  # noqa: PLC0415
 
     counts = record.counts()
-    yield f"{name}: {verdict_words(record.verdict, counts)} ({tally(counts)})"
+    took = f"{record.run.elapsed_s:.0f} s"
+    yield f"{name}: {verdict_words(record.verdict, counts)} ({tally(counts)}; {took})"
     for line in [*record.reasons, *limits(record)]:
         yield f"  {line}"
 

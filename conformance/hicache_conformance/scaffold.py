@@ -246,7 +246,7 @@ The badge, once the workflow has run on the branch `main` (put your own OWNER an
 """
 
 _WORKFLOW = """\
-# The rules of the storage contract: quick on a pull request, whole elsewhere. A verdict takes a whole run.
+# The rules of the storage contract: quick on a pull request, whole elsewhere.
 name: conformance
 on:
   push:

@@ -221,7 +221,8 @@ class Progress:
         self._count[check.outcome] += 1
         self._failures += check.outcome is Outcome.FAILED
         failures = f"{self._failures} failed" if self._failures else ""
-        self._bar.update(self._task, advance=1, description=family, failures=failures)
+        description = f"{family} {rule.id}" if rule else family
+        self._bar.update(self._task, advance=1, description=description, failures=failures)
 
     def _tell_family(self) -> None:
         if self._count and not self._console.is_terminal:
