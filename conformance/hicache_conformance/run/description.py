@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hicache_conformance.case.case import Case
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hicache_conformance.run.subject import Subject
     from hicache_storage.storage import Capabilities, HiCacheStorage
 
@@ -63,7 +65,9 @@ def _named(value: Any, path: str, prefix: str) -> Any:
     if isinstance(value, str):
         return value.replace(path, "{scratch}").replace(prefix, "{prefix}")
     if isinstance(value, dict):
-        return {name: _named(one, path, prefix) for name, one in value.items()}
+        fields = cast("dict[object, object]", value)
+        return {name: _named(one, path, prefix) for name, one in fields.items()}
     if isinstance(value, (list, tuple)):
-        return [_named(one, path, prefix) for one in value]
+        items = cast("Sequence[object]", value)
+        return [_named(one, path, prefix) for one in items]
     return value
