@@ -27,7 +27,7 @@ def record_of(name: str, subject: type[Subject]) -> CheckRecord:
 
 
 def test_a_store_of_one_page_a_call_may_be_forked() -> None:
-    record = record_of("a_forked_child_and_its_parent_can_go_on", OneByOneSubject)
+    record = record_of("a_forked_child_works_or_is_refused", OneByOneSubject)
 
     assert (Outcome.PASSED, "") == (record.outcome, record.message)
 
