@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from hicache_storage.registry import open_storage
     from hicache_storage.storage import (
         Capabilities,
+        Diagnosis,
         Durability,
         HiCacheStorage,
         PageInfo,
+        PageTimes,
         Retention,
         StorageStats,
     )
@@ -53,9 +55,11 @@ _MODULES = {
     "registry": ("open_storage",),
     "storage": (
         "Capabilities",
+        "Diagnosis",
         "Durability",
         "HiCacheStorage",
         "PageInfo",
+        "PageTimes",
         "Retention",
         "StorageStats",
     ),
@@ -67,12 +71,14 @@ __all__ = [
     "Capabilities",
     "ConfigError",
     "CorruptPage",
+    "Diagnosis",
     "Durability",
     "HiCacheError",
     "HiCacheStorage",
     "KeySpace",
     "Page",
     "PageInfo",
+    "PageTimes",
     "Retention",
     "Shard",
     "StorageClosed",

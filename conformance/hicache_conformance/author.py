@@ -11,6 +11,7 @@ import pytest
 
 from hicache_conformance.checks import Check, all_checks
 from hicache_conformance.run import CHECK_PROPERTY
+from hicache_conformance.run.description import StoreDescription, described_in_time
 from hicache_conformance.run.outcomes import Outcome
 from hicache_conformance.run.runner import RunOptions, run_check, unfinished_record
 from hicache_conformance.run.subject import Subject
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from hicache_conformance.report.record import CheckRecord
 
+_DESCRIPTIONS: dict[type[StorageConformance], StoreDescription | None] = {}
 _SKIPPED = {Outcome.NOT_DECLARED, Outcome.NOT_VERIFIED, Outcome.UNKNOWN}
 
 
@@ -51,6 +53,11 @@ class StorageConformance(Subject):
         if cls.waivers is None:
             return {}
         return read_waivers(Path(inspect.getfile(cls)).parent / cls.waivers)
+
+
+def description_of(cls: type[StorageConformance]) -> StoreDescription | None:
+    """Return the words of the store about itself, which it was asked for when a check had passed."""
+    return _DESCRIPTIONS.get(cls)
 
 
 def name_of_test(check: Check) -> str:
@@ -102,6 +109,8 @@ def _test_of(check: Check) -> Callable[..., None]:
             request.node.user_properties.append((CHECK_PROPERTY, record.model_dump_json()))
             raise
         request.node.user_properties.append((CHECK_PROPERTY, record.model_dump_json()))
+        if record.outcome is Outcome.PASSED and type(self) not in _DESCRIPTIONS:
+            _DESCRIPTIONS[type(self)] = described_in_time(copy.copy(self))
         _conclude(record, check, type(self).known_violations())
 
     test.__name__ = name_of_test(check)

@@ -18,6 +18,8 @@ import pytest
 from hicache_conformance.run import CHECK_PROPERTY
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hicache_conformance.author import StorageConformance
     from hicache_conformance.report.record import Record
 
@@ -47,7 +49,6 @@ class _Conformance:
         self.started_s = time.time()
         self.classes: dict[str, type[StorageConformance]] = {}
         """By the node id of the class, as is everything here."""
-        self.left_out: set[str] = set()
         self.checks: dict[str, list[str]] = {}
         self.records: list[tuple[str, Record]] = []
         """By the name of the test class: several may be of one storage."""
@@ -81,13 +82,6 @@ class _Conformance:
             )
         return True
 
-    def pytest_deselected(self, items: list[pytest.Item]) -> None:
-        self.left_out |= {
-            _class_of(item.nodeid)
-            for item in items
-            if _check_of(item) is not None and _check_of(item).quick
-        }
-
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call":
             for name, value in report.user_properties:
@@ -98,11 +92,16 @@ class _Conformance:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self.config.option.collectonly:
             return
-        for name, cls in self.classes.items():
-            record = self._judged(cls, self.checks.get(name, []), deselected=name in self.left_out)
+        chosen: dict[str, set[str]] = {}
+        for item in session.items:
+            if _check_of(item) is not None:
+                chosen.setdefault(_class_of(item.nodeid), set()).add(_check_of(item).name)
+        for name, checks in chosen.items():
+            cls = self.classes[name]
+            record = self._judged(cls, self.checks.get(name, []))
             self.records.append((cls.__name__, record))
             self._write(record, cls.__name__)
-            if self._fails(name, record) and session.exitstatus == pytest.ExitCode.OK:
+            if self._fails(record, checks) and session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _write(self, record: Record, name: str) -> None:
@@ -118,27 +117,31 @@ class _Conformance:
         except ConfigError as error:
             pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
 
-    def _fails(self, name: str, record: Record) -> bool:
+    def _fails(self, record: Record, chosen: set[str]) -> bool:
         """Return True if the verdict fails a run whose tests all passed: an empty run may not pass."""
-        if name in self.left_out:
+        from hicache_conformance.checks import all_checks  # noqa: PLC0415
+
+        if any(check.quick and check.name not in chosen for check in all_checks()):
             return False  # a run of a few tests needs no verdict
         strict: bool = self.config.option.hicache_strict
         return record.verdict in ("failed", "inconclusive") or (
             record.verdict == "partial" and strict
         )
 
-    def _judged(
-        self, cls: type[StorageConformance], checks: list[str], *, deselected: bool
-    ) -> Record:
+    def _judged(self, cls: type[StorageConformance], checks: list[str]) -> Record:
+        from hicache_conformance.author import description_of  # noqa: PLC0415
         from hicache_conformance.report.record import CheckRecord  # noqa: PLC0415
         from hicache_conformance.rules import selected  # noqa: PLC0415
         from hicache_conformance.run.verdict import RunFacts, make_record  # noqa: PLC0415
 
+        told = description_of(cls)
         facts = RunFacts(
             name=cls.storage_class.__name__,
             storage_class=cls.storage_class,
-            claims=cls.storage_class.capabilities,
+            claims=told.claims if told else cls.storage_class.capabilities,
             absent=cls.absent,
+            store_facts=told.facts if told else {},
+            config=told.config if told else {},
             started_at=dt.datetime.fromtimestamp(self.started_s, dt.UTC),
             elapsed_s=time.time() - self.started_s,
             seed=self.config.option.hicache_seed,
@@ -148,23 +151,36 @@ class _Conformance:
         )
         records = [CheckRecord.model_validate_json(text) for text in checks]
         tried = {record.name.partition(":")[0] for record in records}
-        rules = [rule for rule in selected() if not deselected or rule.id in tried]
+        rules = [rule for rule in selected() if not tried or rule.id in tried]
         return make_record(facts, rules, records, cls.known_violations())
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         storages = [record.subject.name for _, record in self.records]
+        if self.config.option.hicache_report and getattr(self.config.option, "numprocesses", None):
+            terminalreporter.write_line(
+                "hicache: no verdict and no report, because no process of pytest-xdist sees all tests:"
+                " leave -n out"
+            )
         for name, record in self.records:
             storage = record.subject.name
             shown = f"{storage} ({name})" if storages.count(storage) > 1 else storage
-            counts = ", ".join(f"{count} {one.value}" for one, count in record.counts().items())
-            terminalreporter.write_line(f"{shown}: {record.verdict} ({counts})")
-            for reason in record.reasons:
-                terminalreporter.write_line(f"  {reason}")
+            for line in _lines(record, shown):
+                terminalreporter.write_line(line)
 
 
 def _check_of(item: pytest.Item) -> Any:
     """Return the check that an item runs, or None for a test that is not the kit's."""
     return getattr(getattr(item, "function", None), "hicache_check", None)
+
+
+def _lines(record: Record, name: str) -> Iterator[str]:
+    from hicache_conformance.report.wording import limits, tally, verdict_words  # noqa: PLC0415
+
+    counts = record.counts()
+    took = f"{record.run.elapsed_s:.0f} s"
+    yield f"{name}: {verdict_words(record.verdict, counts)} ({tally(counts)}; {took})"
+    for line in [*record.reasons, *limits(record)]:
+        yield f"  {line}"
 
 
 def _class_of(nodeid: str) -> str:

@@ -17,7 +17,8 @@ the rules belong to is [contract.md](contract.md); how a store is tested by them
 **Level**: a *core* rule holds for every store; an *extended* one is a must as well, about something that
 a store claims or that takes more than the interface to see; a *provisional* one is on trial and does not
 count in the verdict without `--strict`. **Needs**: a rule about a claim that a store does not make is
-`not_declared`; one whose back door is missing is `not_verified`, never passed. **Checks** are the tests
+`not_declared`; one whose back door is missing is `not_verified`, never passed, and `partly` if some of
+its checks could run without. **Checks** are the tests
 that the kit runs; those marked *stochastic* may pass by luck. **Wrong stores**
 ("mutants") test the kit: each must fail by this rule (`hicache-conformance selftest`). Their whole table
 is [the kill matrix](kill-matrix.md).

@@ -221,18 +221,77 @@ _README = """\
 The storage `@name@` for hicache-storage: one file a page, under the directory `path`.
 
     pip install -e '.[test]'
-    pytest --hicache-quick           # the contract's rules as tests; without the flag all of them
-    hicache-conformance --quick --hicache-storage-backend @name@ \\\\
+    pytest --hicache-quick           # most checks of the contract's rules, in some minutes
+    pytest --hicache-report out      # all of them, in about three times as long: a verdict
+    hicache-conformance --quick --hicache-storage-backend @name@ \\
       --hicache-storage-backend-extra-config '{"path": "{scratch}/pages"}'
 
 | file | content |
 |---|---|
 | `@package@/storage.py` | the class, its settings and its claims (`capabilities`) |
 | `tests/test_conformance.py` | the kit's tests of this class |
+| `.github/workflows/conformance.yml` | the same on each push and each week; it publishes the badge |
 | `pyproject.toml` | the entry point, by which `--hicache-storage-backend @name@` finds the class |
 
 Replace the methods of `storage.py` with those of your own store, one at a time, and run the tests after
-each. The guide for backend authors of hicache-storage explains the rules.
+each. The guide for backend authors of hicache-storage explains the rules, and shows a store behind a
+server.
+
+A store that keeps its pages elsewhere needs back doors in the test class (`peek`, `tamper`, `server`,
+`stall`, `small_config`). The kit says which checks lack one.
+
+The badge, once the workflow has run on the branch `main` (put your own OWNER and REPOSITORY):
+
+    https://img.shields.io/endpoint?url=https://raw.githubusercontent.com/OWNER/REPOSITORY/badges/badge.json
+"""
+
+_WORKFLOW = """\
+# The rules of the storage contract: quick on a pull request, whole elsewhere.
+name: conformance
+on:
+  push:
+    branches: [main]
+  pull_request:
+  schedule:
+    - cron: "17 3 * * 1"
+permissions:
+  contents: read
+
+jobs:
+  conformance:
+    runs-on: ubuntu-latest
+    timeout-minutes: 60
+    steps:
+      - uses: actions/checkout@v4
+      - uses: actions/setup-python@v5
+        with: {python-version: "3.11"}
+      - run: pip install -e '.[test]'
+      - run: pytest --hicache-report out $QUICK
+        env:
+          QUICK: ${{ github.event_name == 'pull_request' && '--hicache-quick' || '' }}
+      - uses: actions/upload-artifact@v4
+        if: always()
+        with: {name: conformance, path: out}
+
+  # The branch `badges` has nothing but badge.json, of the last whole run.
+  badge:
+    needs: conformance
+    if: always() && github.ref == 'refs/heads/main'
+    runs-on: ubuntu-latest
+    permissions:
+      contents: write
+    steps:
+      - uses: actions/download-artifact@v4
+        with: {name: conformance, path: out}
+      - name: publish badge.json
+        env:
+          GH_TOKEN: ${{ github.token }}
+        run: |
+          git init -q badges && cd badges
+          cp ../out/Test@Class@/badge.json .
+          git add badge.json
+          git -c user.name=conformance -c user.email=conformance@localhost commit -qm "badge"
+          git push -qf "https://x-access-token:$GH_TOKEN@github.com/$GITHUB_REPOSITORY" HEAD:badges
 """
 
 _FILES = {
@@ -242,6 +301,7 @@ _FILES = {
     "@package@/py.typed": "",
     "@package@/storage.py": _STORAGE,
     "tests/test_conformance.py": _TEST,
+    ".github/workflows/conformance.yml": _WORKFLOW,
 }
 
 
@@ -260,7 +320,7 @@ def write_package(name: str, parent: Path) -> Path:
         directory.mkdir()
         for path, text in _FILES.items():
             target = directory / path.replace("@package@", package)
-            target.parent.mkdir(exist_ok=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
             for placeholder, value in values.items():
                 text = text.replace(placeholder, value)  # noqa: PLW2901 - as often as there are values
             target.write_text(text, encoding="utf-8")

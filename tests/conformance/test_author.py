@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -202,6 +203,23 @@ def test_the_plugin_imports_nothing_but_pytest_and_the_standard_library() -> Non
     assert done.stdout.strip() == "['hicache_conformance']"
 
 
+def test_the_warnings_of_a_store_are_few(author: Author) -> None:
+    author.writes(
+        extra="""
+    class storage_class(MemoryStorage):
+        def batch_exists(self, space, hashes):
+            import warnings
+            for number in range(1000):
+                warnings.warn_explicit(f"unclosed {number}", ResourceWarning, "acme.py", number)
+            return super().batch_exists(space, hashes)
+"""
+    )
+
+    done = author.runs("-k", "kv_00", "-W", "default", "--hicache-quick")
+
+    assert 1 <= done.stdout.count("ResourceWarning: unclosed") <= 5
+
+
 def test_a_run_without_the_kits_tests_is_left_alone(author: Author) -> None:
     (author.folder / "test_other.py").write_text("def test_other(): pass\n")
 
@@ -216,5 +234,58 @@ def test_several_classes_of_one_storage_have_different_names(author: Author) -> 
 
     done = author.runs("-k", "kv_001")
 
-    assert "MemoryStorage (TestAcme): conformant" in done.stdout
-    assert "MemoryStorage (TestOther): conformant" in done.stdout
+    assert "MemoryStorage (TestAcme): incomplete" in done.stdout
+    assert "MemoryStorage (TestOther): incomplete" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        ["-k", "kv_001"],
+        ["test_acme.py::TestAcme::test_kv_001_a_fresh_key_space_is_empty"],
+        ["-k", "kv_00", "-x"],
+    ],
+)
+def test_a_run_of_some_checks_is_called_conformant_nowhere(
+    author: Author, chosen: list[str]
+) -> None:
+    author.writes()
+
+    done = author.runs(*chosen, "--hicache-report", "out")
+
+    files = (author.folder / "out" / "TestAcme").iterdir()
+    texts = {path.name: path.read_text() for path in files} | {"terminal": done.stdout}
+    said = {name for name, text in texts.items() if re.search(r"(?<!-)\bconformant\b", text)}
+    assert len(texts) == 5
+    assert said == set()
+
+
+def test_a_rule_of_which_a_check_was_deselected_is_not_passed(author: Author) -> None:
+    author.writes()
+
+    author.runs("-k", "kv_001", "--hicache-report", "out")
+    whole = json.loads((author.folder / "out" / "TestAcme" / "result.json").read_text())
+    some = min(check["name"].partition(":")[2] for check in whole["rules"][0]["checks"])
+    author.runs("-k", f"kv_001 and not {some}", "--hicache-report", "out")
+    part = json.loads((author.folder / "out" / "TestAcme" / "result.json").read_text())
+
+    assert ("passed", "partly") == (whole["rules"][0]["outcome"], part["rules"][0]["outcome"])
+    assert [f"KV-001:{some}"] == part["rules"][0]["left_out"]
+
+
+def test_a_report_has_the_version_the_facts_and_the_config_of_the_store(author: Author) -> None:
+    author.writes(
+        extra="""
+    class storage_class(MemoryStorage):
+        def diagnose(self):
+            from hicache_storage.storage import Diagnosis
+            yield Diagnosis("server", "Acme 7")
+""",
+        after="\n__version__ = '2.1'\n",
+    )
+
+    author.runs("-k", "kv_001", "--hicache-report", "out")
+
+    result = json.loads((author.folder / "out" / "TestAcme" / "result.json").read_text())
+    subject = result["subject"]
+    assert ("test_acme 2.1", {"server": "Acme 7"}) == (subject["version"], subject["facts"])

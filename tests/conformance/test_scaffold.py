@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 from hicache_conformance.cli import main
 from hicache_conformance.scaffold import write_package
 
@@ -54,7 +55,7 @@ def test_its_own_tests_pass(package: Path) -> None:
     done = run("pytest", "-q", "-p", "no:cacheprovider", *part, cwd=package)
 
     assert done.returncode == pytest.ExitCode.OK, done.stdout
-    assert "AcmeKvStorage: conformant" in done.stdout
+    assert "AcmeKvStorage: incomplete" in done.stdout
 
 
 def test_installed_it_is_found_by_name_and_conformant(package: Path, tmp_path: Path) -> None:
@@ -65,7 +66,25 @@ def test_installed_it_is_found_by_name_and_conformant(package: Path, tmp_path: P
     done = run("hicache_conformance", *flags, cwd=tmp_path, path=package)
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "CONFORMANT  acme-kv" in done.stdout
+    assert "INCOMPLETE  acme-kv: Of " in done.stdout
+
+
+def test_its_readme_can_be_pasted_into_a_shell(package: Path) -> None:
+    readme = (package / "README.md").read_text(encoding="utf-8")
+
+    assert " \\\n      --hicache" in readme
+    assert "\\\\" not in readme
+
+
+def test_its_workflow_runs_the_kit_and_publishes_the_badge_of_its_class(package: Path) -> None:
+    workflow = (package / ".github" / "workflows" / "conformance.yml").read_text(encoding="utf-8")
+    jobs = yaml.safe_load(workflow)["jobs"]
+
+    [run] = [one for one in jobs["conformance"]["steps"] if "pytest" in one.get("run", "")]
+    [publish] = [one for one in jobs["badge"]["steps"] if "run" in one]
+    assert run["run"].startswith("pytest --hicache-report out ")
+    assert "cp ../out/TestAcmeKv/badge.json ." in publish["run"]
+    assert "class TestAcmeKv(" in (package / "tests" / "test_conformance.py").read_text()
 
 
 def test_its_store_is_short(package: Path) -> None:

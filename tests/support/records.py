@@ -27,7 +27,10 @@ def check_record(
 def record(
     *checks: CheckRecord, waivers: Mapping[str, Waiver] | None = None, **facts: Any
 ) -> Record:
-    """Return the record of a run of those checks, over the rules that they belong to."""
+    """Return the record of a run of those checks, over the rules that they belong to.
+
+    `expected` has the names of the checks of a whole run, where there are more of them.
+    """
     rules = [RULES[rule_id] for rule_id in dict.fromkeys(one.name[:6] for one in checks)]
     given: dict[str, Any] = {
         "name": "acme",
@@ -35,5 +38,6 @@ def record(
         "claims": MemoryStorage.capabilities,
         "started_at": dt.datetime(2026, 11, 21, tzinfo=dt.UTC),
         "elapsed_s": 1.5,
+        "expected": [one.name for one in checks],
     } | facts
     return make_record(RunFacts(**given), rules, checks, waivers or {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from hicache_conformance.report.wording import tone, verdict_words
 from hicache_conformance.run.outcomes import Verdict
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 _COLOURS = {
     Verdict.CONFORMANT: "brightgreen",
+    Verdict.INCOMPLETE: "blue",
     Verdict.PARTIAL: "yellow",
     Verdict.FAILED: "red",
     Verdict.INCONCLUSIVE: "lightgrey",
@@ -19,14 +21,17 @@ _COLOURS = {
 
 
 def badge_json(record: Record) -> str:
-    """Return the badge. It names the selection where only a part of the rules was run."""
+    """Return the badge. It has the gaps of the verdict, and the number of checks if some did not run."""
     run = record.run
-    parts = ["quick"] * run.quick + ["some rules only"] * bool(run.selection)
-    message = f"{record.verdict.value} ({', '.join([f'rules {run.spec}', *parts])})"
+    parts = ["quick"] * run.quick
+    parts += ["some rules only"] * bool(run.selection)
+    parts += [f"{run.ran} of {run.ran + run.left_out} checks"] if run.left_out else []
+    words = verdict_words(record.verdict, record.counts())
+    message = f"{words} ({', '.join([f'rules {run.spec}', *parts])})"
     badge = {
         "schemaVersion": 1,
         "label": "hicache conformance",
         "message": message,
-        "color": _COLOURS[record.verdict],
+        "color": _COLOURS[Verdict(tone(record))],
     }
     return json.dumps(badge, indent=2) + "\n"

@@ -11,16 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from hicache_conformance.report.terminal import show
-from hicache_conformance.report.wording import label
-from hicache_conformance.run.outcomes import Outcome, Verdict
+from hicache_conformance.report.wording import label, verdict_words
+from hicache_conformance.run.outcomes import Outcome, Verdict, combined
 from hicache_storage.markup import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from rich.console import Console
 
-    from hicache_conformance.report.record import Record, RuleRecord
+    from hicache_conformance.report.record import CapabilityRecord, Record, RuleRecord
 
 
 class Direction(enum.StrEnum):
@@ -74,25 +74,79 @@ _GRADES = {
     Outcome.UNKNOWN: 1,
     Outcome.WAIVED: 2,
     Outcome.NOT_VERIFIED: 3,
-    Outcome.PASSED: 4,
+    Outcome.PARTLY: 4,
+    Outcome.PASSED: 5,
 }
 _BELOW_KEPT = (Outcome.FAILED, Outcome.ERROR, Outcome.UNKNOWN, Outcome.WAIVED)
-_VERDICTS = (Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PARTIAL, Verdict.CONFORMANT)
-_CAPABILITIES = ("refuted", "not_verified", "verified")
+_VERDICTS = (
+    Verdict.FAILED,
+    Verdict.INCONCLUSIVE,
+    Verdict.PARTIAL,
+    Verdict.INCOMPLETE,
+    Verdict.CONFORMANT,
+)
+_CAPABILITIES = ("refuted", "not_verified", "partly", "verified")
 
 
 def compare(a: Record, b: Record) -> Comparison:
-    """Return the changes from run `a` to run `b`."""
+    """Return the changes from run `a` to run `b`.
+
+    Where one of them ran some checks only, the comparison is about the checks that both ran.
+    """
+    notes = _notes(a, b)
+    ran = [{check.name for rule in one.rules for check in rule.checks} for one in (a, b)]
+    is_narrowed = ran[0] != ran[1] and not (a.is_whole and b.is_whole)
+    if is_narrowed:
+        only = [len(ran[0] - ran[1]), len(ran[1] - ran[0])]
+        notes.append(
+            f"The checks that ran in both are compared: {len(ran[0] & ran[1])}. {only[0]} ran before"
+            f" only, {only[1]} after only. The verdicts are about different checks: they are not."
+        )
+        differ = {name.partition(":")[0] for name in ran[0] ^ ran[1]}
+        a, b = (_narrowed(one, ran[0] & ran[1], differ) for one in (a, b))
     step = _VERDICTS.index(b.verdict) - _VERDICTS.index(a.verdict)
-    verdict = Change("verdict", "", a.verdict.value, b.verdict.value, _direction(step))
+    words = [verdict_words(one.verdict, one.counts()) for one in (a, b)]
+    verdict = Change("verdict", "", words[0], words[1], _direction(step))
     return Comparison(
-        verdict=verdict if a.verdict is not b.verdict else None,
+        verdict=verdict if words[0] != words[1] and not is_narrowed else None,
         rules=tuple(_rule_changes(a, b)),
         capabilities=tuple(_capability_changes(a, b)),
         same_seed=a.run.seed == b.run.seed,
         same_spec=a.run.spec == b.run.spec,
-        notes=tuple(_notes(a, b)),
+        notes=tuple(notes),
     )
+
+
+def _narrowed(record: Record, checks: Collection[str], differ: Collection[str]) -> Record:
+    """Return the record as if only `checks` had run. Of the rules in `differ` others had run, too."""
+    rules = [
+        _narrowed_rule(rule, checks)
+        for rule in record.rules
+        if any(check.name in checks for check in rule.checks)
+    ]
+    subject = record.subject
+    claims = [_unjudged(one, differ) for one in subject.capabilities]
+    return record.model_copy(
+        update={
+            "rules": tuple(rules),
+            "subject": subject.model_copy(update={"capabilities": tuple(claims)}),
+        }
+    )
+
+
+def _narrowed_rule(rule: RuleRecord, checks: Collection[str]) -> RuleRecord:
+    kept = tuple(check for check in rule.checks if check.name in checks)
+    outcome = combined({check.outcome for check in kept})
+    if rule.outcome is Outcome.WAIVED and outcome is Outcome.FAILED:
+        outcome = Outcome.WAIVED
+    return rule.model_copy(update={"checks": kept, "outcome": outcome})
+
+
+def _unjudged(claim: CapabilityRecord, differ: Collection[str]) -> CapabilityRecord:
+    """Return the claim without its outcome, if not all checks of its rules are compared."""
+    if not set(claim.rules) & set(differ):
+        return claim
+    return claim.model_copy(update={"outcome": "not_verified", "note": ""})
 
 
 def _direction(step: int) -> Direction:
@@ -147,7 +201,10 @@ def _capability_changes(a: Record, b: Record) -> list[Change]:
     changes: list[Change] = []
     for name in dict.fromkeys([*older, *newer]):
         before, after = older.get(name), newer.get(name)
-        words = [f"{one.claimed}, {label(one.outcome)}" if one else "" for one in (before, after)]
+        words = [
+            f"{one.claimed}, {one.note or label(one.outcome)}" if one else ""
+            for one in (before, after)
+        ]
         if words[0] == words[1]:
             continue
         if before is None or after is None:

@@ -16,12 +16,14 @@ from hicache_conformance.report.wording import (
     MUST_ACT,
     SHOWN_ORDER,
     counted,
+    headline,
     label,
     limits,
     meaning,
     remedies,
+    tone,
 )
-from hicache_conformance.run.outcomes import Outcome, Verdict
+from hicache_conformance.run.outcomes import Outcome
 from hicache_storage.markup import element, link, printable, table, text_of
 
 if TYPE_CHECKING:
@@ -31,12 +33,6 @@ if TYPE_CHECKING:
     from hicache_conformance.report.record import Record, RuleRecord
     from hicache_storage.markup import Child
 
-_HEADLINES = {
-    Verdict.CONFORMANT: "is conformant",
-    Verdict.PARTIAL: "is conformant in part",
-    Verdict.FAILED: "is not conformant",
-    Verdict.INCONCLUSIVE: "could not be judged",
-}
 _SCRIPT = """
 const open = () => {
   const one = document.getElementById(location.hash.slice(1));
@@ -55,10 +51,10 @@ def html_report(record: Record) -> str:
     name = printable(record.subject.name)
     template = resources.files("hicache_conformance.report").joinpath("report.html.in")
     return Template(template.read_text(encoding="utf-8")).substitute(
-        title=escape(f"{name} {_HEADLINES[record.verdict]}: conformance report"),
+        title=escape(f"{name} {headline(record)}: conformance report"),
         script=_SCRIPT,
         script_hash=f"sha256-{digest}",
-        verdict=record.verdict.value,
+        verdict=tone(record),
         hero=text_of([_hero(record)]),
         contents=text_of([_contents(sections)]),
         sections=text_of(sections),
@@ -102,8 +98,8 @@ def _hero(record: Record) -> Element:
         ),
         element(
             "div",
-            icon(record.verdict.value),
-            element("h1", f"{record.subject.name} {_HEADLINES[record.verdict]}"),
+            icon(tone(record)),
+            element("h1", f"{record.subject.name} {headline(record)}"),
             class_="headline",
         ),
         element("p", meaning(record), class_="lead"),
@@ -215,7 +211,7 @@ def _capabilities(record: Record) -> Element | None:
         (
             element("span", f"{label(one.name)} ", _rule_links(record, one.rules)),
             one.claimed,
-            pill(one.outcome),
+            element("span", pill(one.outcome), f" {one.note}" if one.note else ""),
         )
         for one in claims
     ]

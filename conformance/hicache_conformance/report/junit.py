@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from hicache_conformance.report.wording import families, is_on_trial, label, weighed
+from hicache_conformance.report.wording import families, is_on_trial, label, verdict_words, weighed
 from hicache_conformance.run.outcomes import Outcome
 from hicache_storage.markup import printable
 
@@ -40,7 +40,8 @@ def _suite(record: Record, family: str, rules: Sequence[RuleRecord]) -> ET.Eleme
     suite.append(_properties(record))
     for rule in rules:
         suite.extend(_case(record, rule, check) for check in rule.checks)
-        if not rule.checks:
+        suite.extend(_left_out_case(record, rule, name) for name in rule.left_out)
+        if not rule.checks and not rule.left_out:
             suite.append(_empty_case(record, rule))
     cases = suite.findall("testcase")
     suite.set("tests", str(len(cases)))
@@ -54,7 +55,8 @@ def _properties(record: Record) -> ET.Element:
     properties = ET.Element("properties")
     run, subject = record.run, record.subject
     for name, value in (
-        ("verdict", record.verdict.value),
+        ("verdict", verdict_words(record.verdict, record.counts())),
+        *(("reason", reason) for reason in record.reasons),
         ("seed", str(run.seed)),
         ("spec", run.spec),
         ("kit", run.kit),
@@ -79,10 +81,18 @@ def _case(record: Record, rule: RuleRecord, check: CheckRecord) -> ET.Element:
 
 
 def _empty_case(record: Record, rule: RuleRecord) -> ET.Element:
+    return _skipped(record, rule, rule.title, f"{label(rule.outcome)}: no check of it ran")
+
+
+def _left_out_case(record: Record, rule: RuleRecord, check: str) -> ET.Element:
+    return _skipped(record, rule, check.partition(":")[2], "it did not run")
+
+
+def _skipped(record: Record, rule: RuleRecord, name: str, message: str) -> ET.Element:
     case = ET.Element("testcase", classname=f"{_name(record)}.{rule.id}")
-    case.set("name", printable(rule.title))
+    case.set("name", printable(name))
     case.set("time", "0.000")
-    ET.SubElement(case, "skipped", message=f"{label(rule.outcome)}: no check of it ran")
+    ET.SubElement(case, "skipped", message=message)
     return case
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hicache_conformance.report.wording import verdict_words
 from hicache_conformance.run.outcomes import Outcome
 from hicache_storage.markup import printable
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 _WORDS = {
     Outcome.PASSED: "kept",
+    Outcome.PARTLY: "kept in part",
     Outcome.FAILED: "**broken**",
     Outcome.WAIVED: "waived",
     Outcome.UNKNOWN: "undecided",
@@ -33,7 +35,7 @@ def matrix(records: Sequence[Summary]) -> str:
         ["", "rule", *(_cell(record.store.name) for record in records)],
         ["---"] * (2 + len(records)),
         ["", "version", *(_cell(record.store.version) for record in records)],
-        ["", "verdict", *(record.verdict.value for record in records)],
+        ["", "verdict", *(verdict_words(record.verdict, record.counts()) for record in records)],
         ["", "rules", *(_counted(record.counts()) for record in records)],
         *(_row(rule_id, records) for rule_id in _rules(records)),
     ]

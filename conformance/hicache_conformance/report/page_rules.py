@@ -76,6 +76,7 @@ def _rule(record: Record, rule: RuleRecord) -> Element:
         element("ul", *(_check(check, rule) for check in rule.checks), class_="checks")
         if rule.checks
         else element("p", "No check of it ran.", class_="remarks"),
+        _left_out(rule),
         _reproduction(record, rule),
         class_="body",
     )
@@ -83,6 +84,14 @@ def _rule(record: Record, rule: RuleRecord) -> Element:
     if rule.outcome in MUST_ACT:
         made.set("open", "")
     return made
+
+
+def _left_out(rule: RuleRecord) -> Element | None:
+    """Yield the names of the checks that did not run."""
+    if not rule.left_out:
+        return None
+    names = ", ".join(name.partition(":")[2] for name in rule.left_out)
+    return element("p", element("b", "Did not run: "), names, class_="remarks")
 
 
 def _consequence(rule: RuleRecord) -> Element | None:

@@ -19,7 +19,7 @@ from hicache_storage.errors import HiCacheError
 if TYPE_CHECKING:
     from pathlib import Path
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class RecordError(HiCacheError, ValueError):
@@ -72,6 +72,8 @@ class RuleRecord(_Part):
     """The harm to a user of a store that breaks the rule."""
     outcome: Outcome
     checks: tuple[CheckRecord, ...] = ()
+    left_out: tuple[str, ...] = ()
+    """The names of its checks that did not run."""
     waiver: WaiverRecord | None = None
 
 
@@ -80,7 +82,9 @@ class CapabilityRecord(_Part):
 
     name: str
     claimed: str
-    outcome: Literal["verified", "refuted", "not_verified"]
+    outcome: Literal["verified", "partly", "refuted", "not_verified"]
+    note: str = ""
+    """The words on what was verified, where that is not the whole claim."""
     rules: tuple[str, ...] = ()
 
 
@@ -108,7 +112,11 @@ class RunRecord(_Part):
     quick: bool
     strict: bool
     selection: tuple[str, ...] = ()
-    """The patterns of `--rules`; empty where every rule ran."""
+    """The patterns of `--rules`; empty where there are none."""
+    ran: int = 0
+    """The number of checks that ran."""
+    left_out: int = 0
+    """The number of checks of the rules' version that did not run, whatever chose the others."""
     spec: str
     """Version of the rules."""
     kit: str
@@ -129,6 +137,12 @@ class Record(_Part):
     reasons: tuple[str, ...] = ()
     """The reasons for a verdict other than `conformant`, a sentence each."""
     rules: tuple[RuleRecord, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """True if every check of the rules' version ran."""
+        run = self.run
+        return not (run.left_out or run.selection or run.quick)  # the last two in older records
 
     def counts(self) -> Counter[Outcome]:
         """Return the number of rules with each outcome."""

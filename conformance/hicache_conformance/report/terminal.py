@@ -24,6 +24,8 @@ from hicache_conformance.report.wording import (
     meaning,
     reproduction,
     tally,
+    tone,
+    verdict_words,
     weighed,
 )
 from hicache_conformance.rules import RULES
@@ -43,10 +45,12 @@ _STYLES = {
     Outcome.FAILED: "red",
     Outcome.ERROR: "magenta",
     Outcome.UNKNOWN: "yellow",
+    Outcome.PARTLY: "yellow",
     Outcome.WAIVED: "blue",
 }
 _VERDICT_STYLES = {
     Verdict.CONFORMANT: "bold green",
+    Verdict.INCOMPLETE: "bold blue",
     Verdict.PARTIAL: "bold yellow",
     Verdict.FAILED: "bold red",
     Verdict.INCONCLUSIVE: "bold magenta",
@@ -78,7 +82,10 @@ def show(console: Console | None, *parts: RenderableType) -> None:
 
 def _verdict_lines(record: Record) -> Iterator[RenderableType]:
     yield Text.assemble(
-        (record.verdict.value.upper(), _VERDICT_STYLES[record.verdict]),
+        (
+            verdict_words(record.verdict, record.counts()).upper(),
+            _VERDICT_STYLES[Verdict(tone(record))],
+        ),
         f"  {printable(record.subject.name)}: {meaning(record)}",
     )
     shown = {rule.id for rule in record.rules if rule.outcome in MUST_ACT}
@@ -214,7 +221,8 @@ class Progress:
         self._count[check.outcome] += 1
         self._failures += check.outcome is Outcome.FAILED
         failures = f"{self._failures} failed" if self._failures else ""
-        self._bar.update(self._task, advance=1, description=family, failures=failures)
+        description = f"{family} {rule.id}" if rule else family
+        self._bar.update(self._task, advance=1, description=description, failures=failures)
 
     def _tell_family(self) -> None:
         if self._count and not self._console.is_terminal:

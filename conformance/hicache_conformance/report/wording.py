@@ -18,6 +18,7 @@ MUST_ACT = (Outcome.FAILED, Outcome.ERROR, Outcome.UNKNOWN)
 """The outcomes that need attention."""
 SHOWN_ORDER = (
     Outcome.PASSED,
+    Outcome.PARTLY,
     Outcome.FAILED,
     Outcome.ERROR,
     Outcome.UNKNOWN,
@@ -41,6 +42,7 @@ REMEDIES = {
 }
 """The advice for each missing need of a rule."""
 
+_NOT_WHOLE = {Outcome.PARTLY: "tried in part", Outcome.NOT_VERIFIED: "not tried"}
 _GAPS = {Outcome.WAIVED: "waived", Outcome.UNKNOWN: "undecided"}
 _PROVISIONAL = "provisional"
 _BACK_DOOR = re.compile(r"back door `([^`]+)`")
@@ -80,14 +82,56 @@ def weighed(check: CheckRecord, rule: RuleRecord) -> Outcome:
     return Outcome.WAIVED if waived else check.outcome
 
 
+def verdict_words(verdict: Verdict, outcomes: Mapping[Outcome, int]) -> str:
+    """Return a verdict that hides no gap: `conformant, 2 rules tried in part, 1 rule not tried`."""
+    gaps = [
+        f"{counted(outcomes[one], 'rule')} {words}"
+        for one, words in _NOT_WHOLE.items()
+        if verdict is Verdict.CONFORMANT and outcomes.get(one)
+    ]
+    return ", ".join([verdict.value, *gaps])
+
+
+def headline(record: Record) -> str:
+    """Return the verdict as the words after the name of the store."""
+    match record.verdict:
+        case Verdict.CONFORMANT if any(record.counts()[one] for one in _NOT_WHOLE):
+            return "is conformant, as far as it was tried"
+        case Verdict.CONFORMANT:
+            return "is conformant"
+        case Verdict.PARTIAL if record.is_whole:
+            return "is conformant in part"
+        case Verdict.PARTIAL | Verdict.INCOMPLETE:
+            return "was tried in part"
+        case Verdict.FAILED:
+            return "is not conformant"
+        case Verdict.INCONCLUSIVE:
+            return "could not be judged"
+
+
+def tone(record: Record) -> str:
+    """Return the verdict whose colour the report has. Green is for a verdict without a gap."""
+    whole = verdict_words(record.verdict, record.counts()) == record.verdict.value
+    return record.verdict.value if whole else Verdict.PARTIAL.value
+
+
 def meaning(record: Record) -> str:
     """Return the meaning of the verdict, in a sentence."""
     count = Counter(rule.outcome for rule in record.rules if not is_on_trial(rule, record))
+    part = count[Outcome.PARTLY]
     judged = sum(count.values()) - count[Outcome.NOT_DECLARED] - count[Outcome.NOT_VERIFIED]
     open_rules = count[Outcome.NOT_VERIFIED]
     rest = f"; {open_rules} more could not be verified" if open_rules else ""
+    if record.verdict is not Verdict.INCOMPLETE and part:
+        rest = f"; {part} of them {'was' if part == 1 else 'were'} tried in part{rest}"
     of_rules = f"of the {counted(judged, 'rule')} that could be tested"
     match record.verdict:
+        case Verdict.INCOMPLETE:
+            run = record.run
+            return (
+                f"Of {counted(run.ran + run.left_out, 'check')}, {run.ran:,} ran and none failed: too"
+                " few for a verdict."
+            )
         case Verdict.CONFORMANT if judged == 1:
             return f"The one rule that could be tested holds{rest}."
         case Verdict.CONFORMANT:
@@ -95,23 +139,31 @@ def meaning(record: Record) -> str:
         case Verdict.FAILED:
             return f"The store breaks {count[Outcome.FAILED]} {of_rules}{rest}."
         case Verdict.PARTIAL:
-            gaps = [
-                f"{count[one]} {'is' if count[one] == 1 else 'are'} {word}"
-                for one, word in _GAPS.items()
-                if count[one]
-            ]
-            if gaps:
-                return f"Not every rule is known to hold: {of_rules}, {' and '.join(gaps)}{rest}."
-            return (
-                f"All {judged} rules that could be tested hold, but {open_rules} could not be"
-                " verified, and strict mode does not accept that."
-            )
+            return _meaning_of_partial(count, judged, rest)
         case Verdict.INCONCLUSIVE:
             return "This run decides nothing about the store: too little ran, or the means failed."
 
 
+def _meaning_of_partial(count: Mapping[Outcome, int], judged: int, rest: str) -> str:
+    gaps = [
+        f"{count[one]} {'is' if count[one] == 1 else 'are'} {word}"
+        for one, word in _GAPS.items()
+        if count[one]
+    ]
+    if gaps:
+        tested = f"of the {counted(judged, 'rule')} that could be tested"
+        return f"Not every rule is known to hold: {tested}, {' and '.join(gaps)}{rest}."
+    part, untried = count[Outcome.PARTLY], count[Outcome.NOT_VERIFIED]
+    left = [f"{untried} could not be verified"] if untried or not part else []
+    left += [f"{part} {'was' if part == 1 else 'were'} tried in part"] if part else []
+    return (
+        f"All {judged} rules that could be tested hold, but {' and '.join(left)}, and strict mode does"
+        " not accept that."
+    )
+
+
 def limits(record: Record) -> list[str]:
-    """Return the limits of the verdict: a selection, a quick run, checks that pass by luck."""
+    """Return the limits of the verdict: checks that did not run, and those that pass by luck."""
     run = record.run
     notes: list[str] = []
     if run.selection:
@@ -119,6 +171,8 @@ def limits(record: Record) -> list[str]:
         notes.append(f"Only the rules {patterns} were run: the verdict is about these alone.")
     if run.quick:
         notes.append("A quick run: checks that take long were left out.")
+    if run.left_out:
+        notes.append(_left_out_words(record))
     if run.strict:
         notes.append("A strict run: a rule that could not be verified counts against the store.")
     trial = sum(is_on_trial(rule, record) for rule in record.rules)
@@ -129,6 +183,16 @@ def limits(record: Record) -> list[str]:
         passes = f"a pass of {'this one' if lucky == 1 else 'these'}"
         notes.append(f"{counted(lucky, 'stochastic check')}: {passes} means not caught this time.")
     return notes
+
+
+def _left_out_words(record: Record) -> str:
+    """Return the number of checks that did not run, and the rules of the record that lack some."""
+    rules = [rule.id for rule in record.rules if rule.left_out]
+    elsewhere = record.run.left_out - sum(len(rule.left_out) for rule in record.rules)
+    places = [f"of {', '.join(rules)}"] if rules else []
+    places += [f"{elsewhere} of rules that are not in this report"] if elsewhere else []
+    total = record.run.ran + record.run.left_out
+    return f"{record.run.left_out} of {counted(total, 'check')} did not run: {', '.join(places)}."
 
 
 def remedies(rule: RuleRecord) -> list[str]:

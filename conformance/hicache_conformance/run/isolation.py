@@ -10,14 +10,13 @@ import signal
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hicache_conformance.case.case import Case
 from hicache_conformance.checks import Check, all_checks
 from hicache_conformance.report.record import CheckRecord
+from hicache_conformance.run.description import StoreDescription, describe_subject
 from hicache_conformance.run.operator import deployed_store
 from hicache_conformance.run.outcomes import Outcome, Unknown
 from hicache_conformance.run.runner import RunOptions, run_check
@@ -26,8 +25,6 @@ from hicache_conformance.tools.processes.child import Child, Link
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-
-    from hicache_storage.storage import Capabilities, HiCacheStorage
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -122,15 +119,6 @@ def worker(actor: Callable[..., None], *arguments: Any) -> Generator[Child, None
         remove_tree(directory)
 
 
-@dataclass(frozen=True, slots=True)
-class StoreDescription:
-    """The words of an open store about itself."""
-
-    claims: Capabilities
-    facts: dict[str, str]
-    """Facts by topic, such as the version of its server: `HiCacheStorage.diagnose`."""
-
-
 def describe_store(name: str, config: Mapping[str, Any]) -> tuple[StoreDescription | None, str]:
     """Return the words of the store, or None and the reason why it could not be opened."""
     with worker(_send_description, name, dict(config)) as process:
@@ -146,22 +134,10 @@ def describe_store(name: str, config: Mapping[str, Any]) -> tuple[StoreDescripti
 def _send_description(link: Link, name: str, config: dict[str, Any]) -> None:
     """Open a store as a test would, and send what it says of itself (the actor of a process)."""
     _, make_subject = deployed_store(name, config)
-    with Case(make_subject()) as case:
-        try:
-            storage = case.open_storage()
-        except Exception as error:  # noqa: BLE001 - the operator reads it
-            link.send(f"it can't be opened: {type(error).__name__}: {error}")
-        else:
-            link.send(StoreDescription(storage.capabilities, _facts(storage)))
-
-
-def _facts(storage: HiCacheStorage) -> dict[str, str]:
-    """Return the facts of each topic, those of several servers together."""
-    facts: dict[str, list[str]] = {}
-    with suppress(Exception):  # a fact that the store can't tell is left out
-        for one in storage.diagnose():
-            facts.setdefault(one.topic, []).append(one.fact)
-    return {topic: "; ".join(dict.fromkeys(told)) for topic, told in facts.items()}
+    try:
+        link.send(describe_subject(make_subject()))
+    except Exception as error:  # noqa: BLE001 - the operator reads it
+        link.send(f"it can't be opened: {type(error).__name__}: {error}")
 
 
 def _record_from(process: CheckProcess, check: Check, limit_s: float) -> CheckRecord:

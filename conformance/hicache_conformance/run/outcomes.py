@@ -27,6 +27,8 @@ class Outcome(enum.StrEnum):
     ERROR = "error"
     UNKNOWN = "unknown"
     WAIVED = "waived"
+    PARTLY = "partly"
+    """Of a rule alone: what was tried of it holds, and some of its checks did not run, or could not."""
     PASSED = "passed"
     NOT_VERIFIED = "not_verified"
     NOT_DECLARED = "not_declared"
@@ -40,6 +42,8 @@ class Verdict(enum.StrEnum):
     """The verdict of a whole run."""
 
     CONFORMANT = "conformant"
+    INCOMPLETE = "incomplete"
+    """Nothing that ran failed, but some of the checks did not run."""
     PARTIAL = "partial"
     FAILED = "failed"
     INCONCLUSIVE = "inconclusive"
@@ -47,12 +51,27 @@ class Verdict(enum.StrEnum):
     @property
     def exit_code(self) -> int:
         """The exit code of a command that reaches this verdict."""
-        return {"conformant": 0, "failed": 1, "partial": 2, "inconclusive": 3}[self.value]
+        return _EXIT_CODES[self]
 
 
-def combined(outcomes: Collection[Outcome]) -> Outcome:
-    """Return the outcome of a rule: the weightiest of its checks, NOT_VERIFIED where it has none."""
-    return next((one for one in _BY_WEIGHT if one in outcomes), Outcome.NOT_VERIFIED)
+_EXIT_CODES = {
+    Verdict.CONFORMANT: 0,
+    Verdict.INCOMPLETE: 0,
+    Verdict.FAILED: 1,
+    Verdict.PARTIAL: 2,
+    Verdict.INCONCLUSIVE: 3,
+}
+
+
+def combined(outcomes: Collection[Outcome], *, is_whole: bool = True) -> Outcome:
+    """Return the outcome of a rule: the weightiest of its checks, NOT_VERIFIED where it has none.
+
+    A rule is passed only if each of its checks ran (`is_whole`), and none lacked the means to.
+    """
+    found = next((one for one in _BY_WEIGHT if one in outcomes), Outcome.NOT_VERIFIED)
+    if found is Outcome.PASSED and not (is_whole and Outcome.NOT_VERIFIED not in outcomes):
+        return Outcome.PARTLY
+    return found
 
 
 @dataclass(eq=False)

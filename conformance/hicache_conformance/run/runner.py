@@ -13,6 +13,7 @@ from hicache_conformance.case.case import Case, Forgot
 from hicache_conformance.report.record import CheckRecord
 from hicache_conformance.run.attribution import blamed
 from hicache_conformance.run.outcomes import NotDeclared, NotVerified, Outcome, Unknown, Violation
+from hicache_conformance.run.warnings_shown import few_warnings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,11 +45,12 @@ def run_check(
     A store that may forget has several tries: a page that it forgets by design is not always forgotten.
     """
     began_s = time.monotonic()
-    case, error = _watched(make_subject, check, options, 0)
-    for attempt in range(1, _FORGETFUL_TRIES):
-        if not isinstance(error, Forgot):
-            break
-        case, error = _watched(make_subject, check, options, attempt)
+    with few_warnings():
+        case, error = _watched(make_subject, check, options, 0)
+        for attempt in range(1, _FORGETFUL_TRIES):
+            if not isinstance(error, Forgot):
+                break
+            case, error = _watched(make_subject, check, options, attempt)
     return _record(check, case, error, time.monotonic() - began_s)
 
 

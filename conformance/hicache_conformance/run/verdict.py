@@ -7,8 +7,9 @@ import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from hicache_conformance.checks import all_checks
 from hicache_conformance.report.record import (
     CapabilityRecord,
     CheckRecord,
@@ -18,18 +19,20 @@ from hicache_conformance.report.record import (
     SubjectRecord,
 )
 from hicache_conformance.report.redact import Redactor
-from hicache_conformance.rules import SPEC, Level, Rule
+from hicache_conformance.rules import SPEC, Level, Rule, selected
 from hicache_conformance.run.outcomes import Outcome, Verdict, combined
 from hicache_conformance.run.waivers import Waiver, apply_waiver
-from hicache_storage.storage import describe
+from hicache_storage.storage import Durability, describe
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from hicache_storage.storage import Capabilities, HiCacheStorage
 
 DISTRIBUTION = "hicache-storage"
+
+_GOOD = (Verdict.CONFORMANT, Verdict.INCOMPLETE, Verdict.PARTIAL)
 
 _EVIDENCE = {
     "retention": ("KV-002", "KV-901"),
@@ -71,6 +74,8 @@ class RunFacts:
     selection: tuple[str, ...] = ()
     spec: str = SPEC
     command: str = ""
+    expected: Collection[str] | None = None
+    """The names of the checks of a whole run. Without them: all checks of the rules of `spec`."""
 
 
 def make_record(
@@ -83,18 +88,21 @@ def make_record(
     by_rule: defaultdict[str, list[CheckRecord]] = defaultdict(list)
     for check in checks:
         by_rule[check.name.partition(":")[0]].append(check)
-    records = tuple(apply_waiver(_rule_record(r, by_rule[r.id]), waivers) for r in rules)
-    verdict, reasons = _verdict(records, strict=facts.strict)
-    if verdict in (Verdict.CONFORMANT, Verdict.PARTIAL):
+    left_out = _left_out(facts, [check.name for found in by_rule.values() for check in found])
+    records = tuple(
+        apply_waiver(_rule_record(r, by_rule[r.id], left_out.get(r.id, ())), waivers) for r in rules
+    )
+    verdict, reasons = _verdict(records, strict=facts.strict, is_whole=not left_out)
+    if verdict in _GOOD and not facts.strict:
         reasons += _untested(records)
-    if facts.absent and verdict in (Verdict.CONFORMANT, Verdict.PARTIAL):
+    if facts.absent and verdict in _GOOD:
         verdict = Verdict.PARTIAL
         reasons += [f"{name}: {words}" for name, words in facts.absent.items()]
     if facts.problem:
         verdict, reasons = Verdict.INCONCLUSIVE, [facts.problem]
     record = Record(
         subject=_subject(facts, records),
-        run=_run(facts),
+        run=_run(facts, sum(map(len, by_rule.values())), sum(map(len, left_out.values()))),
         verdict=verdict,
         reasons=tuple(reasons),
         rules=records,
@@ -102,7 +110,22 @@ def make_record(
     return Redactor.of(facts.config).record(record)
 
 
-def _rule_record(rule: Rule, checks: Sequence[CheckRecord]) -> RuleRecord:
+def _left_out(facts: RunFacts, ran: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Return the names of the checks of a whole run that did not run, by rule."""
+    expected = facts.expected
+    if expected is None:
+        rules = selected((), facts.spec)
+        expected = [check.name for check in all_checks() if check.rule in rules]
+    found: defaultdict[str, tuple[str, ...]] = defaultdict(tuple)
+    for name in expected:
+        if name not in ran:
+            found[name.partition(":")[0]] += (name,)
+    return dict(found)
+
+
+def _rule_record(
+    rule: Rule, checks: Sequence[CheckRecord], left_out: tuple[str, ...]
+) -> RuleRecord:
     return RuleRecord(
         id=rule.id,
         title=rule.title,
@@ -112,12 +135,15 @@ def _rule_record(rule: Rule, checks: Sequence[CheckRecord]) -> RuleRecord:
         since=rule.since,
         needs=tuple(need.value for need in rule.needs),
         consequence=rule.consequence,
-        outcome=combined({check.outcome for check in checks}),
+        outcome=combined({check.outcome for check in checks}, is_whole=not left_out),
         checks=tuple(checks),
+        left_out=left_out,
     )
 
 
-def _verdict(records: Sequence[RuleRecord], *, strict: bool) -> tuple[Verdict, list[str]]:
+def _verdict(
+    records: Sequence[RuleRecord], *, strict: bool, is_whole: bool
+) -> tuple[Verdict, list[str]]:
     counted = [one for one in records if strict or one.level != Level.PROVISIONAL]
     for verdict, outcomes in (
         (Verdict.FAILED, {Outcome.FAILED}),
@@ -126,7 +152,7 @@ def _verdict(records: Sequence[RuleRecord], *, strict: bool) -> tuple[Verdict, l
         reasons = _reasons(counted, outcomes)
         if reasons:
             return verdict, reasons
-    ran = {Outcome.PASSED, Outcome.WAIVED, Outcome.UNKNOWN}
+    ran = {Outcome.PASSED, Outcome.PARTLY, Outcome.WAIVED, Outcome.UNKNOWN}
     core = [one for one in records if one.level == Level.CORE]
     if not any(
         one.outcome in ran for one in core or records
@@ -141,17 +167,28 @@ def _verdict(records: Sequence[RuleRecord], *, strict: bool) -> tuple[Verdict, l
             for check in one.checks
             if check.outcome is Outcome.NOT_VERIFIED
         ]
-    return (Verdict.PARTIAL, reasons) if reasons else (Verdict.CONFORMANT, [])
+    if reasons:
+        return Verdict.PARTIAL, reasons
+    return (Verdict.CONFORMANT if is_whole else Verdict.INCOMPLETE), []
 
 
-def _untested(records: Sequence[RuleRecord]) -> list[str]:
-    """Return the warning that damage at rest was not tested. A good verdict must not hide that."""
-    return [
-        f"{one.id} WAS NOT TESTED: {one.checks[0].message}. A store that serves a truncated object as a"
-        " hit would have passed: see `tamper` in the author's guide"
-        for one in records
-        if one.id == "KV-403" and one.outcome is Outcome.NOT_VERIFIED and one.checks
-    ]
+_HINTS = {
+    "KV-403": ". A store that serves a truncated object as a hit would have passed: see `tamper` in the"
+    " author's guide"
+}
+"""The words after the warning that a rule was not tested."""
+
+
+def _untested(records: Sequence[RuleRecord]) -> Iterator[str]:
+    """Yield a warning for each rule that could not be tested as a whole. A good verdict hides none."""
+    for one in records:
+        why = [check.message for check in one.checks if check.outcome is Outcome.NOT_VERIFIED]
+        if not why:
+            continue
+        words = "WAS NOT TESTED"
+        if one.outcome is not Outcome.NOT_VERIFIED:
+            words = f"WAS TESTED IN PART: {len(why)} of {len(one.checks)} checks could not run"
+        yield f"{one.id} {words}: {'; '.join(dict.fromkeys(why))}{_HINTS.get(one.id, '')}"
 
 
 def _reasons(records: Sequence[RuleRecord], outcomes: set[Outcome]) -> list[str]:
@@ -162,7 +199,9 @@ def _reasons(records: Sequence[RuleRecord], outcomes: set[Outcome]) -> list[str]
 
 def _subject(facts: RunFacts, records: Sequence[RuleRecord]) -> SubjectRecord:
     outcomes = {one.id: one.outcome for one in records}
-    words = describe(facts.claims) if facts.claims else {}
+    claims = facts.claims
+    words = describe(claims) if claims else {}
+    is_power = claims is not None and claims.durability is Durability.POWER
     target = facts.storage_class
     return SubjectRecord(
         name=facts.name,
@@ -170,22 +209,33 @@ def _subject(facts: RunFacts, records: Sequence[RuleRecord]) -> SubjectRecord:
         version=_version_of(target),
         facts=Redactor.of(facts.config).value(facts.store_facts),
         config=Redactor.of(facts.config).value(facts.config),
-        capabilities=tuple(_capability(name, word, outcomes) for name, word in words.items()),
+        capabilities=tuple(
+            _capability(name, word, outcomes, is_power=is_power and name == "durability")
+            for name, word in words.items()
+        ),
     )
 
 
-def _capability(name: str, word: str, outcomes: Mapping[str, Outcome]) -> CapabilityRecord:
+_NO_POWER_CUT = "crash verified, power not testable here"
+"""What the death of processes shows of a claim about the loss of power."""
+_VERIFIED = {Outcome.PASSED, Outcome.NOT_DECLARED}
+
+
+def _capability(
+    name: str, word: str, outcomes: Mapping[str, Outcome], *, is_power: bool
+) -> CapabilityRecord:
     rules = tuple(rule for rule in _EVIDENCE.get(name, ()) if rule in outcomes)
     seen = {outcomes[rule] for rule in rules}
     if seen & {Outcome.FAILED, Outcome.WAIVED}:
         return CapabilityRecord(name=name, claimed=word, outcome="refuted", rules=rules)
-    verified = Outcome.PASSED in seen and seen <= {Outcome.PASSED, Outcome.NOT_DECLARED}
-    return CapabilityRecord(
-        name=name, claimed=word, outcome="verified" if verified else "not_verified", rules=rules
-    )
+    outcome: Literal["verified", "partly", "not_verified"] = "not_verified"
+    if seen & {Outcome.PASSED, Outcome.PARTLY} and seen <= {*_VERIFIED, Outcome.PARTLY}:
+        outcome = "partly" if is_power or Outcome.PARTLY in seen else "verified"
+    note = _NO_POWER_CUT if is_power and seen <= _VERIFIED and outcome == "partly" else ""
+    return CapabilityRecord(name=name, claimed=word, outcome=outcome, note=note, rules=rules)
 
 
-def _run(facts: RunFacts) -> RunRecord:
+def _run(facts: RunFacts, ran: int, left_out: int) -> RunRecord:
     return RunRecord(
         started_at=facts.started_at,
         elapsed_s=round(facts.elapsed_s, 3),
@@ -193,6 +243,8 @@ def _run(facts: RunFacts) -> RunRecord:
         quick=facts.quick,
         strict=facts.strict,
         selection=facts.selection,
+        ran=ran,
+        left_out=left_out,
         spec=facts.spec,
         kit=metadata.version(DISTRIBUTION),
         command=facts.command,
@@ -202,10 +254,13 @@ def _run(facts: RunFacts) -> RunRecord:
 
 
 def _version_of(target: type) -> str:
-    """Return the version of the distribution that has the class; nothing for a loose file."""
+    """Return the version of the distribution that has the class, or the `__version__` of its package."""
     presented = getattr(target, "distribution", "")
     if presented:
         return f"{presented} {metadata.version(presented)}"
     package = target.__module__.partition(".")[0]
     owners = metadata.packages_distributions().get(package, [])
-    return f"{owners[0]} {metadata.version(owners[0])}" if owners else ""
+    if owners:
+        return f"{owners[0]} {metadata.version(owners[0])}"
+    version = getattr(sys.modules.get(package), "__version__", "")
+    return f"{package} {version}" if version else ""

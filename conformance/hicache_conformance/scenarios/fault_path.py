@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import time
 from contextlib import ExitStack, contextmanager
@@ -13,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from hicache_conformance.case.probe import Probe
 from hicache_conformance.run.outcomes import NotVerified, Unknown, Violation
 from hicache_conformance.scenarios.attempts import Attempt, Caller, error_text, make_attempt
+from hicache_conformance.scenarios.setup import no_server
 from hicache_conformance.tools.network.proxy import Endpoint, FaultProxy, endpoints_in, redirected
+from hicache_conformance.tools.processes.descriptors import wait_writable
 from hicache_storage.errors import ConfigError, HiCacheError
 
 if TYPE_CHECKING:
@@ -140,11 +141,11 @@ def must_end_in_time(
     what was expected.
     """
     must_not_be_foreign(path, attempt)
-    if attempt.elapsed_s > path.limit_s:
+    if attempt.own_s > path.limit_s:
         raise Violation(
             f"{claim}{attempt.operation} took too long when {why}",
             f"an end within timeout_s + 1 = {path.timeout_s + 1:g} s{hint}",
-            f"{attempt.text} after {attempt.elapsed_s:.1f} s",
+            f"{attempt.text} after {attempt.duration_text}",
             path.case.trace.sequence(attempt.operation),
         )
 
@@ -157,14 +158,14 @@ def open_fault_path(
     `timeout_s`.
 
     Raises:
-        NotVerified: The config names no address, or the store does not connect to a proxy
-            there.
+        NotDeclared: The store has no server.
+        NotVerified: The config names no address, or the store does not connect to a proxy there.
     """
     endpoints = endpoints_in(case.config)
     if not endpoints:
         missing = "the config names no address that a proxy could stand in front of"
         none_too = ", and there is no back door `server`"
-        raise NotVerified(missing + ("" if case.subject.offers("server") else none_too))
+        raise no_server(case, missing + ("" if case.subject.offers("server") else none_too))
     with ExitStack() as stack:
         proxies = {each: stack.enter_context(_proxy(each)) for each in endpoints}
         config = redirected(case.config, {each: proxy.address for each, proxy in proxies.items()})
@@ -216,7 +217,7 @@ def full_listener() -> Generator[tuple[str, int], None, None]:
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(address)
-            if not select.select([], [waiting], [], _CONNECT_WAIT_S)[1]:
+            if not wait_writable(waiting.fileno(), _CONNECT_WAIT_S):
                 yield address
                 return
         raise NotVerified("this system has no full queue of connections")

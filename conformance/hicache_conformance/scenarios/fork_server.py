@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import os
 import resource
-import select
 import signal
 import sys
 import time
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from hicache_conformance.run.outcomes import Unknown
 from hicache_conformance.tools.processes.child import START_LIMIT_S, run_actor
+from hicache_conformance.tools.processes.descriptors import wait_readable
 from hicache_conformance.tools.processes.gates import Gate, GatedPage
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class ForkedChild:
             descriptor = os.pidfd_open(self._pid)
             try:
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-                select.select([descriptor], [], [], _END_LIMIT_S)
+                wait_readable(descriptor, _END_LIMIT_S)
             finally:
                 os.close(descriptor)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 import hashlib
 import os
-import select
 import signal
 import time
 import warnings
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 from hicache_conformance.run.outcomes import NotVerified, Violation
 from hicache_conformance.scenarios.attempts import Caller
 from hicache_conformance.tools.content.content import content, diagnose
+from hicache_conformance.tools.processes.descriptors import wait_readable
 from hicache_storage.errors import HiCacheError
 from hicache_storage.storage import Retention
 
@@ -147,10 +147,9 @@ class _HandleUser:
             if lost and was_set and self._keeps:
                 yield f"a page that was set is a miss: {page_hash[:8]}"
         if len(self.report.taken) > 8 * _ROUND_PAGES:
-            to_delete = list(self.report.taken)[:_ROUND_PAGES]
-            attempt = self.caller.delete(to_delete)
-            yield from filter(None, [self._foreign_error(attempt)])
-            for page_hash in to_delete:
+            for page_hash in list(self.report.taken)[:_ROUND_PAGES]:
+                attempt = self.caller.delete([page_hash])
+                yield from filter(None, [self._foreign_error(attempt)])
                 del self.report.taken[page_hash]
 
     def _foreign_error(self, attempt: Attempt) -> str:
@@ -210,7 +209,7 @@ class _ForkedUser:
         self._connection.close()
         descriptor = os.pidfd_open(self._pid)
         try:
-            select.select([descriptor], [], [], CALL_LIMIT_S)
+            wait_readable(descriptor, CALL_LIMIT_S)
         finally:
             os.close(descriptor)
 

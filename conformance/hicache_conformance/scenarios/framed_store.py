@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hicache_conformance.run.outcomes import NotVerified
+from hicache_conformance.run.outcomes import NotDeclared
 from hicache_conformance.tools.content.memory import PageMemory
 from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore, PageStoreSettings
@@ -32,16 +32,15 @@ def framed_space(case: Case, nbytes: int) -> KeySpace:
     """Return a key space whose pages have `nbytes`, or as many as fit beside the header.
 
     Raises:
-        NotVerified: The store takes no page with room for a header and a few bytes, or is used
-            without the
-            page store.
+        NotDeclared: The store takes no page with room for a header and a few bytes.
+        NotVerified: The store is used without the page store.
     """
     case.require_present(PAGE_STORE)
     claims = case.claims
     limit = claims.max_page_nbytes
     page_nbytes = nbytes if limit is None else min(nbytes, limit - frame_nbytes(claims.alignment))
     if page_nbytes < 32:
-        raise NotVerified("the store's pages are too small for the header of the page store")
+        raise NotDeclared("the store's pages are too small for the header of the page store")
     return case.space(page_nbytes)
 
 

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from hicache_conformance.case.probe import ServerGone
-from hicache_conformance.run.outcomes import NotDeclared, NotVerified, Violation
+from hicache_conformance.run.outcomes import NotDeclared, Violation
 from hicache_conformance.scenarios.contention import must_be_intact
 from hicache_conformance.scenarios.fork_server import ForkServer
-from hicache_conformance.scenarios.setup import fitting
+from hicache_conformance.scenarios.setup import fitting, no_files
 from hicache_conformance.tools.network.proxy import endpoints_in
 from hicache_conformance.tools.observation.files import DirectoryUsage
 from hicache_storage.storage import Durability
@@ -42,12 +42,12 @@ def require_outlived(case: Case) -> None:
 def require_files(case: Case) -> None:
     """End the check where the store keeps nothing in files under the test's directory."""
     if str(case.scratch.path) not in str(case.config):
-        raise NotVerified("the config names no place under the test's directory: use {scratch}")
+        raise no_files(case)
     store, space = case.open(), case.space(fitting(case, 64), tenant="files")
     store.open_space(space)
     case.stored(store, space, 1)
     if not DirectoryUsage.of(case.scratch.path).files:
-        raise NotVerified("the store keeps no files under the test's directory")
+        raise no_files(case)
     store.close()
 
 

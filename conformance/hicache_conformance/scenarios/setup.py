@@ -6,7 +6,8 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hicache_conformance.run.outcomes import NotDeclared, Violation
+from hicache_conformance.run.outcomes import NotDeclared, NotVerified, Violation
+from hicache_conformance.tools.network.endpoints import endpoints_in
 from hicache_storage.storage import Durability
 
 if TYPE_CHECKING:
@@ -63,6 +64,39 @@ def note(description: str) -> Generator[None, None, None]:
     except Violation as violation:
         violation.message += f" ({description})"
         raise
+
+
+def no_files(case: Case) -> NotDeclared | NotVerified:
+    """Return the end of a check of files for a store that has written none in the test's directory.
+
+    A store behind a server, or in the memory of a process, has none to write. Any other may have
+    written them elsewhere.
+    """
+    if str(case.scratch.path) in str(case.config):
+        return NotVerified("the store writes no files in the directory that it was given")
+    if endpoints_in(case.config) or _is_in_memory(case):
+        return NotDeclared("the store writes no files: its pages are in a server or in memory")
+    return NotVerified("the config names no place under the test's directory: use {scratch}")
+
+
+def no_server(
+    case: Case, missing: str = "the config names no address of a server"
+) -> NotDeclared | NotVerified:
+    """Return the end of a check of connections for a store whose config has no address."""
+    if str(case.scratch.path) in str(case.config) or _is_in_memory(case):
+        return NotDeclared("the store has no server: its pages are in files or in memory")
+    return NotVerified(missing)
+
+
+def nothing_refused(case: Case) -> NotDeclared | NotVerified:
+    """Return the end of a check of refused pages for a store that has refused none."""
+    if case.keeps:
+        return NotVerified("no set was refused: the store was not filled")
+    return NotDeclared("no set was refused: the store makes room by itself when it is full")
+
+
+def _is_in_memory(case: Case) -> bool:
+    return not case.claims.shared and case.claims.durability < Durability.CRASH
 
 
 def open_and_set(case: Case, store: Probe, space: KeySpace, *hashes: str) -> None:

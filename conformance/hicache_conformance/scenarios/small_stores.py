@@ -138,8 +138,8 @@ def _small_fields(case: Case, capacity_nbytes: int) -> dict[str, Any]:
     if not _is_own(case):
         raise NotVerified(
             "the store was not made small: its config names one that is not the test's alone (use"
-            " {scratch}, or {prefix} and a store that says that it is empty), and what is in it might be"
-            " evicted"
+            " {scratch}, or {prefix} and a store that is seen to be empty by `stats()` or `spaces()`, or"
+            " give the back door `small_config`), and what is in it might be evicted"
         )
     name = next((one for one in _FIELDS if case.config.get(one) is not None), _FIELDS[0])
     try:
@@ -165,6 +165,8 @@ def _is_own(case: Case) -> bool:
         return False
     with case.open_storage() as storage:
         stats = storage.stats()
+        if stats.pages is stats.nbytes is None and storage.capabilities.enumerable:
+            return next(iter(storage.spaces()), None) is None
     return 0 in (stats.pages, stats.nbytes)
 
 

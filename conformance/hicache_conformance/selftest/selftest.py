@@ -16,7 +16,7 @@ from hicache_conformance.run.isolation import CheckProcess, map_in_processes
 from hicache_conformance.run.outcomes import Outcome, Unknown, combined
 from hicache_conformance.run.runner import RunOptions, run_check
 from hicache_conformance.selftest.mutants import Mutant, all_mutants, mutant_named
-from hicache_conformance.selftest.references.subjects import must_pass, must_skip, subject_of
+from hicache_conformance.selftest.references.subjects import must_come_to, must_pass, subject_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -57,7 +57,7 @@ def findings(
     jobs: list[Job] = []
     if rights:
         jobs += [Job(_right_findings, subject.__name__) for subject in must_pass()]
-        jobs.append(Job(_skip_findings))
+        jobs.append(Job(_outcome_findings))
     if wrongs:
         jobs += [Job(_mutant_findings, mutant.name) for mutant in all_mutants()]
     again: list[Job] = []
@@ -186,10 +186,10 @@ def _false_alarm(store: str, record: CheckRecord) -> Finding:
     return Finding(store, "", record.name, as_expected=False, message=message)
 
 
-def _skip_findings(_: str, options: RunOptions) -> list[Finding]:
-    """Return a finding for each rule that can't be tested: neither passed nor failed."""
+def _outcome_findings(_: str, options: RunOptions) -> list[Finding]:
+    """Return a finding for each rule whose outcome on a store is known."""
     found: list[Finding] = []
-    for subject, rule_id, outcome in must_skip():
+    for subject, rule_id, outcome in must_come_to():
         checks = [check for check in all_checks() if check.rule.id == rule_id]
         outcomes = {run_check(subject, check, options).outcome for check in checks}
         message = f"{', '.join(sorted(outcomes))}; {outcome} is right"

@@ -63,7 +63,7 @@ def test_a_conformant_store_exits_with_0_and_leaves_a_report(tmp_path: Path) -> 
 
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert (1, "conformant") == (result["schema_version"], result["verdict"])
+    assert (2, "incomplete") == (result["schema_version"], result["verdict"])
     assert result["rules"][0]["id"] == "KV-001"
     assert "\x1b" not in done.stdout + done.stderr
 

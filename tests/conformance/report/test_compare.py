@@ -28,6 +28,24 @@ def shared(outcome: str, claimed: str = "yes") -> CapabilityRecord:
     )
 
 
+def test_runs_of_different_checks_are_compared_in_what_both_ran() -> None:
+    other = check_of("KV-307", Outcome.FAILED, name="KV-307:another_fact")
+    kept = check_of("KV-307")
+    whole = record_of(
+        rule_of("KV-001"), rule_of("KV-307", Outcome.FAILED, kept, other), verdict=Verdict.FAILED
+    )
+    part = record_of(
+        rule_of("KV-307", Outcome.PARTLY, kept, left_out=("KV-307:another_fact",)),
+        verdict=Verdict.INCOMPLETE,
+        left_out=2,
+    )
+
+    for before, after in ((whole, part), (part, whole)):
+        found = compare(before, after)
+        assert (None, (), ()) == (found.verdict, found.rules, found.capabilities)
+        assert "The checks that ran in both are compared: 1." in found.notes[-1]
+
+
 def printed(before: Record, after: Record) -> str:
     out = io.StringIO()
     print_comparison(compare(before, after), Console(file=out, width=80))

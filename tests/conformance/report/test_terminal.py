@@ -28,8 +28,8 @@ def summary(record: Record, width: int = 80) -> str:
 
 
 def every_outcome() -> Record:
-    ids = ("KV-301", "KV-302", "KV-303", "KV-304", "KV-305", "KV-306", "KV-307")
-    return record_of(*map(rule_of, ids, Outcome), verdict=Verdict.FAILED)
+    rules = (rule_of("KV-301", outcome) for outcome in Outcome)
+    return record_of(*rules, verdict=Verdict.FAILED)
 
 
 def test_a_failure_shows_the_rule_what_was_expected_what_came_and_the_sequence() -> None:
@@ -55,7 +55,7 @@ def test_passed_checks_are_not_listed_one_by_one() -> None:
 
 
 def test_the_verdict_is_shown_with_its_meaning() -> None:
-    assert "CONFORMANT  acme: All 3 rules that could be tested hold" in summary(conformant())
+    assert "CONFORMANT, 1 RULE NOT TRIED  acme: All 3 rules that" in summary(conformant())
 
 
 def test_the_words_of_the_store_about_itself_are_shown() -> None:

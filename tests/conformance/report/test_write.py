@@ -8,8 +8,8 @@ from hicache_conformance.report.badge import badge_json
 from hicache_conformance.report.html import html_report
 from hicache_conformance.report.record import Record
 from hicache_conformance.report.write import write_report
-from hicache_conformance.run.outcomes import Verdict
-from report_samples import conformant, failed, record_of
+from hicache_conformance.run.outcomes import Outcome, Verdict
+from report_samples import conformant, failed, record_of, rule_of
 
 from hicache_storage.errors import ConfigError
 
@@ -97,3 +97,18 @@ def test_a_badge_of_a_partial_run_is_marked_as_partial() -> None:
     badge = json.loads(badge_json(record_of(quick=True, selection=("KV-1*",))))
 
     assert badge["message"] == "conformant (rules 1.0, quick, some rules only)"
+
+
+def test_a_badge_of_a_verdict_with_a_gap_has_the_gap_and_is_not_green() -> None:
+    gaps = (rule_of("KV-307", Outcome.PARTLY), rule_of("KV-403", Outcome.NOT_VERIFIED))
+
+    badge = json.loads(badge_json(record_of(rule_of("KV-001"), *gaps)))
+
+    assert "conformant, 1 rule tried in part, 1 rule not tried (rules 1.0)" == badge["message"]
+    assert "yellow" == badge["color"]
+
+
+def test_a_badge_of_some_checks_has_their_number() -> None:
+    badge = json.loads(badge_json(record_of(verdict=Verdict.INCOMPLETE, ran=3, left_out=227)))
+
+    assert "incomplete (rules 1.0, 3 of 230 checks)" == badge["message"]

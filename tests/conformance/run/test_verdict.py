@@ -77,9 +77,45 @@ def test_a_provisional_rule_counts_with_strict_only(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("outcome", Outcome)
 def test_a_rule_has_the_weightiest_outcome_of_its_checks(outcome: Outcome) -> None:
-    lighter = list(Outcome)[list(Outcome).index(outcome) :]
+    lighter = set(list(Outcome)[list(Outcome).index(outcome) :])
+    lighter -= {Outcome.NOT_VERIFIED} if outcome is Outcome.PASSED else set()
 
     assert outcome == combined(lighter)
+
+
+def test_a_rule_with_a_check_that_could_not_run_is_kept_in_part() -> None:
+    given = record(
+        PASSED,
+        check_record("KV-001", Outcome.NOT_VERIFIED, "another_fact", message="needs `tamper`"),
+    )
+
+    assert Outcome.PARTLY == given.rules[0].outcome
+    assert Verdict.CONFORMANT == given.verdict
+    assert "KV-001 WAS TESTED IN PART: 1 of 2 checks could not run: needs `tamper`" in given.reasons
+
+
+def test_a_rule_with_a_check_that_does_not_apply_is_passed() -> None:
+    checks = (PASSED, check_record("KV-001", Outcome.NOT_DECLARED, "another_fact"))
+
+    assert Outcome.PASSED == record(*checks).rules[0].outcome
+
+
+def test_a_run_that_left_out_a_check_is_not_conformant() -> None:
+    given = record(PASSED, expected=[PASSED.name, "KV-001:another_fact", "KV-002:a_fact"])
+
+    assert (Verdict.INCOMPLETE, Outcome.PARTLY) == (given.verdict, given.rules[0].outcome)
+    assert (1, 2) == (given.run.ran, given.run.left_out)
+    assert ("KV-001:another_fact",) == given.rules[0].left_out
+
+
+def test_a_claim_about_the_loss_of_power_is_verified_for_crashes_only() -> None:
+    kept = (check_record("KV-401", Outcome.PASSED), check_record("KV-402", Outcome.PASSED))
+
+    given = record(PASSED, *kept, claims=Capabilities(durability=Durability.POWER))
+
+    [claim] = [one for one in given.subject.capabilities if one.name == "durability"]
+    assert "partly" == claim.outcome
+    assert "crash verified, power not testable here" == claim.note
 
 
 def test_a_rule_without_checks_is_not_verified() -> None:
@@ -123,7 +159,7 @@ def test_no_secret_of_the_config_is_in_the_record() -> None:
 def test_exit_codes_are_those_of_the_documentation() -> None:
     codes = {verdict.value: verdict.exit_code for verdict in Verdict}
 
-    assert {"conformant": 0, "failed": 1, "partial": 2, "inconclusive": 3} == codes
+    assert {"conformant": 0, "incomplete": 0, "failed": 1, "partial": 2, "inconclusive": 3} == codes
 
 
 def test_selected_rules_give_a_verdict_though_none_is_core() -> None:

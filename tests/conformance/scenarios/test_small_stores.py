@@ -14,7 +14,11 @@ from hicache_conformance.run.subject import Scratch, Subject
 from hicache_conformance.scenarios.setup import store_many
 from hicache_conformance.scenarios.small_stores import make_small, small_store
 from hicache_conformance.selftest.references.dict_store import DictStore
-from hicache_conformance.selftest.references.subjects import ShelfSubject, SqliteSubject
+from hicache_conformance.selftest.references.subjects import (
+    RentedSubject,
+    ShelfSubject,
+    SqliteSubject,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
@@ -120,6 +124,21 @@ def test_an_empty_store_that_is_named_by_the_tests_prefix_is_made_small(tmp_path
 
     with Case(Own()) as case:
         assert make_small(case, 1 << 20) == 1 << 20
+
+
+def test_a_store_without_figures_is_made_small_when_it_lists_no_key_space() -> None:
+    with Case(RentedSubject()) as case:
+        assert make_small(case, 1 << 20) == 1 << 20
+
+
+def test_a_store_without_figures_that_lists_a_key_space_is_left_as_it_is() -> None:
+    with Case(RentedSubject()) as case:
+        store, space = case.open(), case.space()
+        store.open_space(space)
+        case.stored(store, space, 1)
+
+        with pytest.raises(NotVerified, match="not the test's alone"):
+            make_small(case, 1 << 20)
 
 
 def test_a_check_whose_pages_were_refused_is_not_verified() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hicache_conformance.checks import check
 from hicache_conformance.run.outcomes import NotVerified, Violation
 from hicache_conformance.scenarios.attempts import Caller
-from hicache_conformance.scenarios.setup import fitting, note, open_store
+from hicache_conformance.scenarios.setup import fitting, no_files, note, nothing_refused, open_store
 from hicache_conformance.scenarios.small_stores import make_small
 from hicache_conformance.tools.content.content import content
 from hicache_conformance.tools.observation.files import files_under
@@ -53,7 +53,7 @@ def a_page_that_has_no_room_never_shows(case: Case) -> None:
                 refused.append(page_hash)
         case.must_miss(store, space, refused[-step:], _WHY)
     if not refused:
-        raise NotVerified("no set was refused: the store was not filled")
+        raise nothing_refused(case)
     case.evidence["pages refused"] = str(len(refused))
     _must_stay_out(case, store, space, taken, refused)
 
@@ -68,7 +68,7 @@ def bytes_that_have_no_room_never_show(case: Case) -> None:
     verdicts = store.set(space, new)
     refused = [h for h, ok in zip(hashes, verdicts, strict=True) if not ok]
     if not refused:
-        raise NotVerified("no set was refused: the store was not filled")
+        raise nothing_refused(case)
     store.delete(space, [h for h in hashes if h not in refused])
     for page_hash, data in zip(refused, store.get(space, refused), strict=True):
         if data is not None and not (taken[page_hash] and data == old[page_hash]):
@@ -85,7 +85,7 @@ def a_page_that_the_file_system_refused_never_shows(case: Case) -> None:
     """A page whose file could not be written is not there, nor when files can be written again."""
     space = case.space(fitting(case, _PAGE_NBYTES))
     if not _writes_files(case, space):
-        raise NotVerified("the store writes no files in the directory that it was given")
+        raise no_files(case)
     hashes = case.hashes(3)
     try:
         refused: list[str] = case.child(_set_on_a_full_disk, space, hashes).receive(_ANSWER_LIMIT_S)
@@ -157,8 +157,9 @@ def _must_stay_out(
 
 def _open_small_store(case: Case) -> tuple[Probe, KeySpace]:
     """Open a store that is full soon, where its config allows that, and a key space."""
+    room_nbytes = _MOST_PAGES // 2 * fitting(case, _PAGE_NBYTES)
     with suppress(NotVerified):  # A store that stays large may refuse pages, too.
-        make_small(case, _CAPACITY_NBYTES)
+        make_small(case, min(_CAPACITY_NBYTES, room_nbytes))
     store, space = open_store(case, _PAGE_NBYTES)
     return store, space
 

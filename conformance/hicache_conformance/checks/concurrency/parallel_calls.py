@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hicache_conformance.checks import check
 from hicache_conformance.run.outcomes import NotVerified
 from hicache_conformance.scenarios.attempts import Caller
-from hicache_conformance.scenarios.setup import fitting, open_store
+from hicache_conformance.scenarios.setup import fitting, no_server, open_store
 from hicache_conformance.tools.network.proxy import FaultProxy, endpoints_in, redirected
 from hicache_conformance.tools.processes.resources import wait_until
 from hicache_conformance.tools.processes.threads import HeldCall, Threads, held_get, held_set
@@ -41,7 +41,7 @@ def a_call_proceeds_while_another_gets_no_answer(case: Case) -> None:
     """A call is answered while the server does not answer another one."""
     endpoints = endpoints_in(case.config)
     if not endpoints:
-        raise NotVerified("the config names no address of a server")
+        raise no_server(case)
     with FaultProxy((endpoints[0].host, endpoints[0].port)) as proxy, Threads() as threads:
         store = case.open(redirected(case.config, {endpoints[0]: proxy.address}))
         space = case.space(fitting(case, 1024))

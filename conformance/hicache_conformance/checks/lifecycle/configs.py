@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hicache_conformance.checks import check
-from hicache_conformance.run.outcomes import NotVerified, Violation
+from hicache_conformance.run.outcomes import NotDeclared, NotVerified, Violation
 from hicache_conformance.scenarios.attempts import error_text
 from hicache_storage.errors import ConfigError
 
@@ -51,7 +51,7 @@ def values_of_a_wrong_type_are_refused_by_name(case: Case) -> None:
     if accepts(case, {_TIMEOUT: 5.0}):
         plain[_TIMEOUT] = 5.0
     if not plain:
-        raise NotVerified("the config has no field whose value is a text, a number or a bool")
+        raise NotDeclared("the config has no field whose value is a text, a number or a bool")
     for name, value in plain.items():
         for wrong in _wrong_values(value):
             config = {**case.config, name: wrong}

@@ -12,6 +12,7 @@ from hicache_conformance.checks import check
 from hicache_conformance.run.outcomes import NotVerified
 from hicache_conformance.scenarios.attempts import Attempt, Caller, error_text, make_attempt
 from hicache_conformance.scenarios.lifecycle_actors import receive_result, use
+from hicache_conformance.scenarios.setup import no_files
 from hicache_conformance.tools.content.content import content
 from hicache_conformance.tools.observation.files import files_under
 from hicache_conformance.tools.processes.resources import (
@@ -72,7 +73,7 @@ def _must_write_files(case: Case) -> None:
         raise NotVerified(f"the store takes no page of {space.stored_nbytes} bytes")
     probe.close()  # A store that is not shared may allow one handle at a time.
     if sum(files_under(case.scratch.path).values()) - before < space.stored_nbytes:
-        raise NotVerified("the store writes no files in the directory that it was given")
+        raise no_files(case)
 
 
 def _page_nbytes(case: Case) -> int:

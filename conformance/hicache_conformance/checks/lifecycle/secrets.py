@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 _CANARY = "canary-7gQ2vX9pLw"
 _MIN_SECRET_CHARS = 6
-"""The shortest secret that is looked for: a shorter one may occur for other reasons."""
+"""The shortest secret that is looked for anywhere. A shorter one may occur for other reasons, and is
+looked for in a URL and behind the name of a secret."""
 _SECRET_NAMES = ("password", "secret", "token", "api_key", "secret_key", "secret_access_key")
 _NO_SECRETS = (
     "the config holds no secret, and the store takes none under the names"
@@ -86,6 +87,9 @@ def secrets_are_shown_nowhere(case: Case) -> None:
     configs = list(_configs_with_secrets(case))
     if not configs:
         raise NotDeclared(_NO_SECRETS)
+    short = {name for _, held in configs for name in held if len(held[name]) < _MIN_SECRET_CHARS}
+    if short:
+        case.evidence["secrets that are too short to be looked for everywhere"] = ", ".join(short)
     for config, secrets in configs:
         outputs = _outputs_of(case, config)
         for where, text in outputs.items():
@@ -104,7 +108,7 @@ def _configs_with_secrets(case: Case) -> Iterator[tuple[dict[str, Any], dict[str
     own = {name: value for name, value in _texts(case.config) if _may_be_secret(name, value)}
     for name, value in _texts(case.config):
         in_url = _URL_PASSWORD.search(value)
-        if in_url and len(in_url["password"]) >= _MIN_SECRET_CHARS:
+        if in_url:
             own[name] = in_url["password"]
     if own:
         yield case.config, own
@@ -163,15 +167,25 @@ def _texts(config: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
 
 def _may_be_secret(name: str, value: str) -> bool:
     is_named_so = _IS_SECRET.search(name) and not _IS_NO_SECRET.search(name)
-    return bool(is_named_so) and len(value) >= _MIN_SECRET_CHARS
+    return bool(is_named_so) and bool(value)
 
 
 def _occurs(secret: str, text: str) -> bool:
-    return secret in text or quote(secret, safe="") in text
+    return _pattern(secret).search(text) is not None
+
+
+def _pattern(secret: str) -> re.Pattern[str]:
+    """Return what shows a secret. Its last group is the secret."""
+    forms = "|".join(re.escape(one) for one in dict.fromkeys([secret, quote(secret, safe="")]))
+    if len(secret) >= _MIN_SECRET_CHARS:
+        return re.compile(f"({forms})")
+    behind = r"://[^/?#\s@:]*:|(?:" + _IS_SECRET.pattern + r""")['"]?\s*[:=]\s*b?['"]?"""
+    return re.compile(rf"(?:{behind})({forms})(?!\w)", re.IGNORECASE)
 
 
 def _around(secret: str, text: str) -> str:
     """Return the line that shows the secret, with *** in its place."""
-    lines = [line for line in text.splitlines() if _occurs(secret, line)]
-    line = lines[-1].replace(secret, "***").replace(quote(secret, safe=""), "***")
-    return line.strip()[:300]
+    pattern = _pattern(secret)
+    line = next(line for line in reversed(text.splitlines()) if pattern.search(line))
+    hidden = pattern.sub(lambda found: found[0].removesuffix(found[found.re.groups]) + "***", line)
+    return hidden.strip()[:300]

@@ -174,7 +174,7 @@ def a_flipped_bit_in_what_the_store_adds_does_no_harm(case: Case) -> None:
     for bit, page_hash in enumerate(payloads):
         found = _own_object(case, store.stored_space, stored, page_hash)
         if not found.overhead_offsets():
-            raise NotVerified("the store puts nothing around a page")
+            raise NotDeclared("the store puts nothing around a page")
         found.flip_raw(case.random.choice(found.overhead_offsets()), bit)
     verdicts = store.load(payloads)
     _no_errors(case, verdicts)

@@ -30,7 +30,7 @@ from hicache_conformance.scenarios.killed_writers import (
     require_files,
     require_outlived,
 )
-from hicache_conformance.scenarios.setup import fitting
+from hicache_conformance.scenarios.setup import fitting, no_files, no_server
 from hicache_conformance.tools.network.proxy import FaultProxy, endpoints_in, redirected
 from hicache_conformance.tools.observation.files import DirectoryUsage, backdate
 
@@ -82,7 +82,7 @@ def an_overwrite_killed_half_way_leaves_old_or_new_bytes(case: Case) -> None:
 def a_writer_killed_while_it_opens_leaves_a_store_that_opens(case: Case) -> None:
     """A store opens, and takes pages, after a process was killed while it was making the store."""
     if str(case.scratch.path) not in str(case.config):
-        raise NotVerified("the config names no place under the test's directory: use {scratch}")
+        raise no_files(case)
     fork_server, space = ForkServer(case), case.space(fitting(case, 1024))
     limits = (0, 100) if case.quick else (0, 1, 20, 100, 1000, 4000)
     killed = 0
@@ -144,7 +144,7 @@ def a_connection_cut_in_a_set_leaves_the_page_absent_or_whole(case: Case) -> Non
     """A page is absent or whole for others when the connection is cut after some bytes of its set."""
     endpoints = endpoints_in(case.config)
     if not endpoints:
-        raise NotVerified("the config names no address of a server")
+        raise no_server(case)
     direct = case.open(label="direct")
     endpoint = endpoints[0]
     with FaultProxy((endpoint.host, endpoint.port)) as proxy:

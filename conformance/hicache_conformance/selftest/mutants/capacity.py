@@ -10,6 +10,7 @@ from hicache_conformance.selftest.mutants import caught_by
 from hicache_conformance.selftest.references.dict_store import DictStore
 from hicache_conformance.selftest.references.evicting import EvictingStore
 from hicache_conformance.selftest.references.file_a_page import Shelf
+from hicache_conformance.selftest.references.rented import Rented
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -34,6 +35,17 @@ class PaysTwice(DictStore):
         with self._lock:
             self._nbytes += space.stored_nbytes * (len(hashes) - len(set(hashes)))
         return verdicts
+
+
+@caught_by("KV-307:a_batch_that_does_not_fit_is_judged_page_by_page")
+class SortsItsVerdicts(Rented):
+    """It stores a batch in the order of its hashes, and gives the verdicts in that order."""
+
+    def _store(
+        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
+    ) -> list[bool]:
+        named = sorted(zip(hashes, contents, strict=True))
+        return super()._store(space, [one for one, _ in named], [data for _, data in named])
 
 
 @caught_by(

@@ -11,6 +11,7 @@ import pydantic
 from hicache_conformance.selftest.mutants import caught_by
 from hicache_conformance.selftest.references.dict_store import DictSettings, DictStore
 from hicache_conformance.selftest.references.file_a_page import Shelf
+from hicache_conformance.selftest.references.rented import Rented
 from hicache_conformance.selftest.references.wire import WireStore
 from hicache_storage.errors import ConfigError
 
@@ -129,3 +130,11 @@ class ShowsItsSettings(DictStore):
         password = self._settings.password
         shown = password.get_secret_value() if password else None
         return f"{type(self).__name__}(password={shown!r})"
+
+
+@caught_by("KV-303:secrets_are_shown_nowhere")
+class ShowsAShortPassword(Rented):
+    """Its repr shows the URL, with a password of two letters in it."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(url={self._settings.url!r})"

@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hicache_conformance.selftest.references.plain import PlainStore
 from hicache_conformance.selftest.references.wire_protocol import (
@@ -56,6 +56,7 @@ class WireStore(PlainStore):
         max_batch=256,
         bounded=True,
     )
+    _settings_class: ClassVar[type[WireSettings]] = WireSettings
 
     def __init__(self, settings: WireSettings) -> None:
         super().__init__()
@@ -69,13 +70,17 @@ class WireStore(PlainStore):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        store = cls(WireSettings.parse("wire", config))
+        store = cls(cls._settings_class.parse("wire", config))
         try:
-            store._exchange(Operation.PING)
+            store._greet()
         except BaseException:
             store.close()
             raise
         return store
+
+    def _greet(self) -> None:
+        """Make the first request, by which an opening finds out if the server is there."""
+        self._exchange(Operation.PING)
 
     def close(self) -> None:
         if self.is_forked_copy:  # a close here would end the connections of the parent
@@ -169,7 +174,8 @@ class WireStore(PlainStore):
         except OSError as error:
             self.ensure_open()  # `close` ends running calls
             kind = StorageTimeout if isinstance(error, TimeoutError) else StorageUnavailable
-            raise kind(f"wire: {self._settings.url}: {error}") from error
+            host, port = self._settings.address
+            raise kind(f"wire: {host}:{port}: {error}") from error
 
     # --- connections -----------------------------------------------------------------------------------
 

@@ -11,6 +11,9 @@ parts. A reply has its request's number. One request, one reply.
     DELETE   space, hash...                     -> verdicts
     SPACES                                      -> manifest...
     SCAN     space                              -> (hash, length in decimal)...
+    LIMIT    name, bytes in decimal             ->                for spaces called NAME@...
+
+SPACES with a part answers about the spaces whose names begin with it.
 
 Verdicts are one part, one byte each: 1 for True, 0 for False.
 """
@@ -43,6 +46,7 @@ class Operation(enum.IntEnum):
     DELETE = 5
     SPACES = 6
     SCAN = 7
+    LIMIT = 8
 
 
 @dataclass(frozen=True, slots=True)

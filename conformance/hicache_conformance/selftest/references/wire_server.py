@@ -152,6 +152,7 @@ class _Table:
         self._lock = threading.Lock()
         self._manifests: dict[bytes, bytes] = {}
         self._pages: dict[bytes, dict[bytes, bytes]] = {}
+        self._limits: dict[bytes, int] = {}
 
     def answer(self, request: Message) -> Sequence[bytes]:
         """Do a request, at once and as a whole, and return the parts of its reply."""
@@ -161,7 +162,10 @@ class _Table:
                 case Operation.OPEN:
                     self._manifests[parts[0]] = parts[1]
                 case Operation.SPACES:
-                    return list(self._manifests.values())
+                    named = b"".join(parts)
+                    return [one for key, one in self._manifests.items() if key.startswith(named)]
+                case Operation.LIMIT:
+                    self._limits[parts[0]] = int(parts[1])
                 case Operation.SET:
                     return [self._set(parts[0], parts[1], parts[2:])]
                 case Operation.EXISTS | Operation.GET | Operation.DELETE | Operation.SCAN:
@@ -190,10 +194,21 @@ class _Table:
         pages = self._pages.setdefault(space_id, {})
         verdicts = bytearray()
         for page_hash, data in zip(items[::2], items[1::2], strict=True):
-            verdicts.append(len(data) == nbytes)
+            more = len(data) - len(pages.get(page_hash, b""))
+            verdicts.append(len(data) == nbytes and self._has_room(space_id, more))
             if verdicts[-1]:
                 pages[page_hash] = data
         return bytes(verdicts)
+
+    def _has_room(self, space_id: bytes, more: int) -> bool:
+        name, mark, _ = space_id.partition(b"@")
+        if name not in self._limits or not mark:
+            return True
+        spaces = (pages for key, pages in self._pages.items() if key.startswith(name + mark))
+        return (
+            sum(len(data) for pages in spaces for data in pages.values()) + more
+            <= self._limits[name]
+        )
 
 
 def _bound(port: int) -> socket.socket:

@@ -1,0 +1,51 @@
+"""The machine's own share of a duration: the time in which it ran something else."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+_TASKS = Path("/proc/self/task")
+_STAT = Path("/proc/stat")
+_STEAL_FIELD = 8
+"""The place of the time that a hypervisor took, in a line `cpu0 ...` of /proc/stat."""
+
+
+class MachineDelay:
+    """The time, from its making on, in which a thread of this process waited for a processor.
+
+    The kernel counts it. It is nothing where a processor is free, however slow the store is, and where
+    no kernel counts it.
+    """
+
+    def __init__(self) -> None:
+        self._waited = _waited_s()
+        self._stolen = _stolen_s()
+
+    def so_far_s(self) -> float:
+        """Return the wait of the thread that waited longest, and what a hypervisor took besides."""
+        waited = (s - self._waited.get(task, 0.0) for task, s in _waited_s().items())
+        stolen = (s - self._stolen.get(cpu, 0.0) for cpu, s in _stolen_s().items())
+        return max(waited, default=0.0) + max(stolen, default=0.0)
+
+
+def _waited_s() -> dict[str, float]:
+    """Return how long each thread was ready to run and did not, in seconds."""
+    found: dict[str, float] = {}
+    with suppress(OSError):
+        for task in os.listdir(_TASKS):  # noqa: PTH208 - names, and no path for each
+            with suppress(OSError, IndexError, ValueError):  # the thread has ended
+                found[task] = int((_TASKS / task / "schedstat").read_text().split()[1]) / 1e9
+    return found
+
+
+def _stolen_s() -> dict[str, float]:
+    """Return the time that a hypervisor took from each processor, in seconds."""
+    found: dict[str, float] = {}
+    with suppress(OSError, IndexError, ValueError):
+        for line in _STAT.read_text().splitlines():
+            fields = line.split()
+            if fields and fields[0].startswith("cpu") and fields[0] != "cpu":
+                found[fields[0]] = int(fields[_STEAL_FIELD]) / os.sysconf("SC_CLK_TCK")
+    return found
