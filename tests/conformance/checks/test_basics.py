@@ -268,9 +268,9 @@ def test_a_batch_beyond_the_capacity_of_a_small_store_is_not_requested() -> None
 @pytest.mark.parametrize(
     ("made", "name", "outcome"),
     [
-        (DictSubject, "a_page_that_the_file_system_refused_never_shows", Outcome.NOT_VERIFIED),
+        (DictSubject, "a_page_that_the_file_system_refused_never_shows", Outcome.NOT_DECLARED),
         (DictSubject, "a_damaged_page_changes_no_other", Outcome.NOT_VERIFIED),
-        (DictSubject, "nothing_is_written_after_a_get_that_timed_out", Outcome.NOT_VERIFIED),
+        (DictSubject, "nothing_is_written_after_a_get_that_timed_out", Outcome.NOT_DECLARED),
         (DictSubject, "pages_outlive_an_orderly_close", Outcome.NOT_DECLARED),
         (DictSubject, "another_handle_sees_no_deleted_page", Outcome.NOT_DECLARED),
         (DictSubject, "a_delete_through_another_handle_counts", Outcome.NOT_DECLARED),
