@@ -186,3 +186,15 @@ class TestRemoveSpace:
 
             writer.batch_set(EMPTY, HASHES[:1], [page(seed=1)])
             assert EMPTY in set(filled.spaces())
+
+    def test_a_writer_of_many_key_spaces_puts_the_manifest_of_a_forgotten_one_back(
+        self, filled: S3Storage, server: Ministack, prefix: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(storage, "_MOST_SPACES", 1)
+        with S3Storage.from_config(config_of(server, prefix)) as writer:
+            writer.open_space(EMPTY)
+            writer.open_space(SPACE)
+            filled.remove_space(EMPTY.id)
+
+            writer.batch_set(EMPTY, HASHES[:1], [page(seed=1)])
+            assert EMPTY in set(filled.spaces())
