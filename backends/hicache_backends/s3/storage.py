@@ -50,6 +50,8 @@ _LARGEST_PUT_NBYTES = 5 << 30
 # The protocol has no batches, so a large one is fastest when the page store splits it among its threads.
 _MAX_BATCH = 64
 _MANIFEST_BATCH = 256
+_LOOKED_AT_ONCE_NBYTES = 32 << 20
+"""The bytes of pages that are read at once, and within one deadline, to look for damage."""
 _MOST_SPACES = 4096
 _REGISTRATION_S = 60.0
 """A manifest is assumed to stay for this long. Others may remove it while pages are written."""
@@ -283,7 +285,8 @@ class S3Storage(HiCacheStorage):
 
     def _faults_among(self, space: KeySpace, hashes: Sequence[str]) -> Iterator[PageFault]:
         nbytes = space.stored_nbytes
-        for batch in _batches(iter(hashes), _MAX_BATCH):
+        most = min(_MAX_BATCH, max(1, _LOOKED_AT_ONCE_NBYTES // nbytes))
+        for batch in _batches(iter(hashes), most):
             calls = [self._pages.fault(name, nbytes) for name in self._page_names(space, batch)]
             found = map(_known, self._run(calls, self._deadline()))
             for page_hash, fault in zip(batch, found, strict=True):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hicache_backends.s3 import S3Storage, storage
 from hicache_backends.s3.bucket import Bucket
+from hicache_backends.s3.client import Client
 from hicache_backends.s3.layout import Layout
 from pages import blank, hash_of, page, space
 from s3_kit import BUCKET, config_of, name_of, plain_client, write_object
@@ -106,6 +107,23 @@ def test_looking_changes_no_object(server: Ministack, prefix: str, checksum: str
 def test_looking_creates_no_bucket(server: Ministack) -> None:
     with pytest.raises(ConfigError, match="not-there is not there: create it"):
         open_storage("s3", config_of(server, bucket="not-there"), read_only=True)
+
+
+def test_few_bytes_of_pages_are_looked_at_at_once(
+    filled: S3Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow store shows the pages of one step before the deadline, however large each is."""
+    monkeypatch.setattr(storage, "_LOOKED_AT_ONCE_NBYTES", 2 * SPACE.stored_nbytes)
+    run, counts = Client.run, list[int]()
+
+    def counted(client: Client, calls: Sequence[Any], deadline: Any) -> list[Any]:
+        counts.append(len(calls))
+        return run(client, calls, deadline)
+
+    monkeypatch.setattr(Client, "run", counted)
+    assert set(filled.faults(SPACE, HASHES)) == FAULTS
+
+    assert max(counts) == 2
 
 
 def test_a_page_with_another_checksum_is_told_and_stays() -> None:
