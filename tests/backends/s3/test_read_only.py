@@ -15,6 +15,7 @@ from s3_kit import BUCKET, config_of, name_of, plain_client, write_object
 from s3_script import ScriptedS3, reply, size
 from servers import Ministack
 
+from hicache_storage.backend_support import registrations
 from hicache_storage.errors import ConfigError
 from hicache_storage.registry import open_storage
 from hicache_storage.storage import PageFault, UnreadableSpace
@@ -196,7 +197,7 @@ class TestRemoveSpace:
         self, filled: S3Storage, server: Ministack, prefix: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The key space was open in another process, and was empty when it was removed."""
-        monkeypatch.setattr(storage, "_REGISTRATION_S", 0.0)
+        monkeypatch.setattr(registrations, "_INTERVAL_S", 0.0)
         with S3Storage.from_config(config_of(server, prefix)) as writer:
             writer.open_space(EMPTY)
             filled.remove_space(EMPTY.id)
@@ -208,7 +209,7 @@ class TestRemoveSpace:
     def test_a_writer_of_many_key_spaces_puts_the_manifest_of_a_forgotten_one_back(
         self, filled: S3Storage, server: Ministack, prefix: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(storage, "_MOST_SPACES", 1)
+        monkeypatch.setattr(registrations, "_MOST_SPACES", 1)
         with S3Storage.from_config(config_of(server, prefix)) as writer:
             writer.open_space(EMPTY)
             writer.open_space(SPACE)
