@@ -160,8 +160,8 @@ class AnnouncedPages:
             added = _Group(together, together)
             self._note(together)
             for block in blocks:
-                others = (one for one in self._pages.get(block, ()) if one.spaces != together)
-                self._pages[block] = (*others, added)
+                others = [one for one in self._pages.get(block, ()) if one.spaces != together]
+                self._pages[block] = (*others[-_MOST_GROUPS + 1 :], added)
                 self._pages.move_to_end(block)
             while len(self._pages) > self._limit:
                 self._pages.popitem(last=False)
@@ -216,3 +216,6 @@ class AnnouncedPages:
 
 
 _MOST_SPACES = 4096
+_MOST_GROUPS = 64
+"""The tenants that are known for one page: those that saved it last. Clients choose their number. A page
+that only forgotten ones have is announced as removed, which costs a router a hit."""

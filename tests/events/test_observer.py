@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -329,6 +330,18 @@ def test_the_pages_announced_first_are_forgotten_first() -> None:
     pages.add([1, 3], [TARGET])
 
     assert [1, 3] == pages.remove((TARGET, block) for block in (1, 2, 3))
+
+
+def test_of_the_many_tenants_of_one_page_those_that_saved_it_first_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(observer, "_MOST_GROUPS", 2)
+    pages = AnnouncedPages(10)
+    tenants = [replace(TARGET, tenant=str(number)) for number in range(3)]
+    for tenant in tenants:
+        pages.add([1], [tenant])
+
+    assert [1] == pages.remove((tenant, 1) for tenant in tenants[1:])
 
 
 def test_a_loss_beside_a_gain_is_published_after_it(

@@ -29,6 +29,7 @@ from hicache_storage.backend_support.manifest import (
     decode_manifest,
     encode_manifest,
 )
+from hicache_storage.backend_support.registrations import Registrations
 from hicache_storage.errors import ConfigError, StorageTimeout, StorageUnavailable
 from hicache_storage.storage import (
     Capabilities,
@@ -82,6 +83,7 @@ class FsspecStorage(HiCacheStorage):
         )
         self._parallelism = settings.parallelism or self._protocol.parallelism
         self._counters = Counters()
+        self._registrations = Registrations()
         self._results = ResultMapper(self._counters, settings.shown_url, settings.timeout_s)
         self._lock = threading.Lock()
         self._root_was_present = False
@@ -111,18 +113,7 @@ class FsspecStorage(HiCacheStorage):
 
     def open_space(self, space: KeySpace) -> None:
         super().open_space(space)
-        files = self._mounts.get().files
-
-        async def write_manifest(_: None) -> None:
-            if await self._read_manifest(space.id) == space:
-                return
-            name = manifest_name(space.id)
-            if self._publishing is Publishing.DIRECT:  # it overwrites nothing
-                with suppress(FileNotFoundError):
-                    await files.remove(name)
-            await files.write(name, encode_manifest(space))
-
-        self._run(write_manifest, self._deadline())
+        self._run(lambda _: self._register(space), self._deadline())
         self._root_was_present = True
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
@@ -151,16 +142,21 @@ class FsspecStorage(HiCacheStorage):
     ) -> list[bool]:
         self.ensure_open()
         files = self._mounts.get().files
-        named = [
+        named: list[tuple[str, bytes] | None] = [
             (page_name(space.id, page_hash), pack_page(page, space.id, page_hash))
             for page_hash, page in zip(hashes, pages, strict=True)
         ]
+        if self._registrations.is_due(space):
+            named.append(None)
 
-        async def write(item: tuple[str, bytes]) -> None:
-            if not await files.write(*item):  # the manifest went with the directory
+        async def write(item: tuple[str, bytes] | None) -> None:
+            if item is None:  # beside the pages, whose results it does not affect
+                await self._register(space)
+            elif not await files.write(*item):  # the manifest went with the directory
                 await files.write(manifest_name(space.id), encode_manifest(space))
 
-        verdicts = self._results.stored(self._each(write, named, self._deadline()))
+        results = self._each(write, named, self._deadline())
+        verdicts = self._results.stored(results[: len(hashes)])
         self._root_was_present = self._root_was_present or True in verdicts
         return verdicts
 
@@ -209,6 +205,7 @@ class FsspecStorage(HiCacheStorage):
             return 0
         removed = self._clear(space_id, None)
         if not pages_among(self._entries(space_id, "", self._deadline())):
+            self._registrations.forget(space_id)
             self._remove_manifest(space_id)
         return removed
 
@@ -422,6 +419,16 @@ class FsspecStorage(HiCacheStorage):
         results = self._each(self._read_manifest, space_ids, deadline)
         self._results.check_all_succeeded(results)
         return {space_id: result.value for space_id, result in zip(space_ids, results, strict=True)}
+
+    async def _register(self, space: KeySpace) -> None:
+        """Write the manifest, unless it is there."""
+        if await self._read_manifest(space.id) != space:
+            files, name = self._mounts.get().files, manifest_name(space.id)
+            if self._publishing is Publishing.DIRECT:  # it overwrites nothing
+                with suppress(FileNotFoundError):
+                    await files.remove(name)
+            await files.write(name, encode_manifest(space))
+        self._registrations.note(space)
 
     async def _read_manifest(self, space_id: str) -> KeySpace | None:
         """Return the key space that a manifest describes, or None if there is no valid manifest."""

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from hicache_storage.storage import UnreadableSpace
 
 _MountT = TypeVar("_MountT", bound=ReadMount[Any])
+_MOST_SPACES = 4096
 _FUTURE_NS = 60 * 10**9
 """The clocks of two hosts may differ by so much."""
 
@@ -232,6 +233,8 @@ class SlotReader(Reader, Generic[_MountT]):
     def _files_of(self, space: KeySpace) -> SlotFiles:
         files = self._files.get(space)
         if files is None:
+            if len(self._files) >= _MOST_SPACES:  # tenants and salts are the clients' choice
+                self._files.clear()
             files = self._files[space] = SlotFiles(self._layout, Geometry(space))
         return files
 

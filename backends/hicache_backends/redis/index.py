@@ -46,6 +46,7 @@ _TRIM_SHARE = 1 / 16
 """The share of batches after whose set expired members are removed from their buckets."""
 _REGISTRATION_S = 10.0
 """A manifest is assumed to stay for this long. Others may delete it, or the server may lose it."""
+_MOST_SPACES = 4096
 _FIRST_MARK = 1 << 51
 _LAST_MARK = 1 << 52
 """Scores are floats, which are exact for integers below 2**53."""
@@ -154,7 +155,10 @@ class Index:
         now_s = time.monotonic()
         with self._lock:
             for space, reply in zip(spaces, replies, strict=True):
+                self._opened.pop(space, None)
                 self._opened[space] = now_s if isinstance(reply, int) else None
+            while len(self._opened) > _MOST_SPACES:  # tenants and salts are the clients' choice
+                del self._opened[next(iter(self._opened))]
 
     def _execute(self, commands: Sequence[Command], deadline: Deadline) -> list[Reply]:
         """Return the replies to commands on the registry. A full server is no failure."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import quote
 
 import redis.connection
 from pydantic import field_validator, model_validator
 
 from hicache_backends.redis.access import PORT, URL_OPTIONS, Access, Address, tls_context
+from hicache_storage.backend_support.redis_url import check_redis_url
 from hicache_storage.backend_support.secret_sources import read_secret_file, read_secret_variable
 from hicache_storage.settings import Field, PositiveSeconds, Seconds, SecretStr, Settings
 
@@ -21,7 +21,6 @@ _connection: Any = redis.connection  # untyped
 _parse_url: Callable[[str], dict[str, Any]] = _connection.parse_url
 # Timeouts, retries and encodings are left out: redis-py's would exceed the deadline of a call.
 _URL_OPTIONS = ("db", "client_name")
-_DATABASE = re.compile(r"/[0-9]{1,9}")
 
 
 class RedisSettings(Settings):
@@ -81,7 +80,7 @@ class RedisSettings(Settings):
         for name in options:
             if name not in known:
                 raise ValueError(f"takes no option {name!r}: there is a field for it, or no need")
-        _check_parts(url.get_secret_value())
+        check_redis_url(url.get_secret_value())
         return url
 
     @field_validator("sentinels")
@@ -202,34 +201,6 @@ class RedisSettings(Settings):
             cert_file=self.tls_cert_file,
             key_file=self.tls_key_file,
             verify=self.tls_verify,
-        )
-
-
-def _check_parts(url: str) -> None:
-    """Refuse what redis-py passes over in silence, and so would lead to another server or database.
-
-    Raises:
-        ValueError: The message names the part, and repeats none.
-    """
-    parts = urlsplit(url)
-    query = parse_qsl(parts.query, keep_blank_values=True)
-    names = [name for name, _ in query]
-    if parts.fragment or url.endswith("#"):
-        raise ValueError("has a '#', which would end it: write %23 in a password")
-    if ("db", "") in query or len({*names}) < len(names):
-        raise ValueError("has an option twice, or db without a number")
-    if parts.scheme == "unix":
-        if parts.hostname:
-            raise ValueError(
-                "must have three slashes before the path of a unix socket: unix:///PATH"
-            )
-    elif parts.port == 0:
-        raise ValueError("must have a port from 1 to 65535, or none")
-    elif parts.path not in ("", "/") and (
-        "db" in names or not _DATABASE.fullmatch(unquote(parts.path))
-    ):
-        raise ValueError(
-            "must end with the number of a database, such as /0, or have the option db, or neither"
         )
 
 

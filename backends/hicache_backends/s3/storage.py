@@ -8,8 +8,6 @@ an answer to the result of a page.
 from __future__ import annotations
 
 import itertools
-import math
-import time
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from hicache_backends.s3.access import Access
@@ -22,6 +20,7 @@ from hicache_backends.s3.settings import S3Settings
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.manifest import SPACE_ID, decode_manifest, encode_manifest
+from hicache_storage.backend_support.registrations import Registrations
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
 from hicache_storage.storage import (
     Capabilities,
@@ -50,8 +49,8 @@ _LARGEST_PUT_NBYTES = 5 << 30
 # The protocol has no batches, so a large one is fastest when the page store splits it among its threads.
 _MAX_BATCH = 64
 _MANIFEST_BATCH = 256
-_REGISTRATION_S = 60.0
-"""A manifest is assumed to stay for this long. Others may remove it while pages are written."""
+_LOOKED_AT_ONCE_NBYTES = 32 << 20
+"""The bytes of pages that are read at once, and within one deadline, to look for damage."""
 
 
 class S3Storage(HiCacheStorage):
@@ -81,7 +80,7 @@ class S3Storage(HiCacheStorage):
         self._client = open_client(settings, access, self._counters)
         self._pages = PageCalls(self._client, settings, heals=not is_read_only)
         self._bucket = Bucket(access.client, self._client, settings)
-        self._registered_at_s: dict[KeySpace, float] = {}
+        self._registrations = Registrations()
         self.narrow(parallelism=settings.parallelism)
         try:
             self._bucket.check(deadline, creates=settings.create_bucket and not is_read_only)
@@ -120,10 +119,9 @@ class S3Storage(HiCacheStorage):
         names = self._page_names(space, hashes)
         unique = dict(zip(names, pages, strict=True))
         calls = [self._pages.set(name, page) for name, page in unique.items()]
-        if time.monotonic() - self._registered_at_s.get(space, math.inf) > _REGISTRATION_S:
-            calls.append(
-                self._register(space)
-            )  # beside the pages, whose results it does not affect
+        if self._registrations.is_due(space):
+            # Beside the pages, whose results it does not affect.
+            calls.append(self._register(space))
         outcomes = self._run(calls, self._deadline())[: len(unique)]
         results = dict(zip(unique, self._results(outcomes), strict=True))
         return [results[name] for name in names]
@@ -173,9 +171,7 @@ class S3Storage(HiCacheStorage):
             return removed
         if self._bucket.delete([name], self._deadline()):
             raise StorageUnavailable(f"s3: {removed} pages were removed, and {name} was not")
-        for one in list(self._registered_at_s):
-            if one.id == space_id:
-                self._registered_at_s[one] = -math.inf
+        self._registrations.forget(space_id)
         if space is not None and self._has_pages(space_id):
             self._run_one(self._register(space), self._deadline())
         return removed
@@ -214,7 +210,7 @@ class S3Storage(HiCacheStorage):
         stored = yield from self._pages.read(name)
         if decode_manifest(stored, space_id=space.id) is None:
             yield from self._pages.write(name, encode_manifest(space))
-        self._registered_at_s[space] = time.monotonic()
+        self._registrations.note(space)
         return True
 
     def _clear(self, space_id: str, nbytes: int | None) -> int:
@@ -281,7 +277,8 @@ class S3Storage(HiCacheStorage):
 
     def _faults_among(self, space: KeySpace, hashes: Sequence[str]) -> Iterator[PageFault]:
         nbytes = space.stored_nbytes
-        for batch in _batches(iter(hashes), _MAX_BATCH):
+        most = min(_MAX_BATCH, max(1, _LOOKED_AT_ONCE_NBYTES // nbytes))
+        for batch in _batches(iter(hashes), most):
             calls = [self._pages.fault(name, nbytes) for name in self._page_names(space, batch)]
             found = map(_known, self._run(calls, self._deadline()))
             for page_hash, fault in zip(batch, found, strict=True):

@@ -25,6 +25,7 @@ from hicache_backends.fsspec.layout import TRAILER_NBYTES, file_nbytes
 from looks import look, snapshot
 from pages import blank, hash_of, page, space
 
+from hicache_storage.backend_support import registrations
 from hicache_storage.errors import (
     ConfigError,
     StorageTimeout,
@@ -250,6 +251,20 @@ class TestRemoveSpace:
             assert store.remove_space(SPACE.id) == 1
             assert list(store.spaces()) == [SPACE]
             assert store.batch_exists(SPACE, [A, B]) == [False, True]
+
+    def test_a_writer_puts_the_manifest_back(
+        self, scripted: Hooks, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The key space was open in another process, and was removed a while ago."""
+        monkeypatch.setattr(registrations, "_INTERVAL_S", 0.0)
+        with open_store("scripted://kv") as store, open_store("scripted://kv") as writer:
+            store.open_space(other := space(pool="draft"))
+            store.remove_space(SPACE.id)
+            assert SPACE not in set(store.spaces())
+
+            writer.batch_set(SPACE, [A], [page()])
+
+            assert {SPACE, other} == set(store.spaces())
 
 
 class TestListing:

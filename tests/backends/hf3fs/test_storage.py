@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import xxhash
-from hicache_backends.hf3fs import Hf3fsStorage, slots
+from hicache_backends.hf3fs import Hf3fsStorage, reader, slots
 from hicache_backends.hf3fs.layout import BLOCK_NBYTES, MARK_NBYTES, Geometry, Place
 from hicache_backends.hf3fs.slots import SlotFiles
 from pages import blank, hash_of, page, space
@@ -800,3 +800,14 @@ class TestSettings:
         with opened(tmp_path / "b", capacity_nbytes="1MiB", direct=True) as narrow:
             assert Retention.UNTIL_PRESSURE is narrow.capabilities.retention
             assert BLOCK_NBYTES == narrow.capabilities.alignment
+
+
+def test_the_key_spaces_that_a_storage_remembers_are_bounded(
+    storage: Hf3fsStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "_MOST_SPACES", 2)
+
+    for tokens in range(1, 6):
+        storage.batch_exists(space(page_tokens=tokens), [hash_of(1)])
+
+    assert len(storage._files) <= 2

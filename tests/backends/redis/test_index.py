@@ -241,3 +241,19 @@ class TestExpiry:
             expiring.batch_set(SPACE, HASHES, PAGES)
 
         assert set(HASHES) == listed(writer)
+
+
+def test_a_writer_of_many_key_spaces_registers_a_forgotten_one_again(
+    server: RedisServer,
+    remover: RedisStorage,
+    writer: RedisStorage,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hicache_backends.redis.index._MOST_SPACES", 1)
+    writer.open_space(space(page_nbytes=128))
+    remover.remove_space(SPACE.id)
+
+    writer.batch_set(SPACE, HASHES[:1], PAGES[:1])
+
+    with open_on(server) as other:
+        assert SPACE in set(other.spaces())

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hicache_backends.s3 import S3Storage, storage
 from hicache_backends.s3.bucket import Bucket
+from hicache_backends.s3.client import Client
 from hicache_backends.s3.layout import Layout
 from pages import blank, hash_of, page, space
 from s3_kit import BUCKET, config_of, name_of, plain_client, write_object
 from s3_script import ScriptedS3, reply, size
 from servers import Ministack
 
+from hicache_storage.backend_support import registrations
 from hicache_storage.errors import ConfigError
 from hicache_storage.registry import open_storage
 from hicache_storage.storage import PageFault, UnreadableSpace
@@ -108,6 +110,23 @@ def test_looking_creates_no_bucket(server: Ministack) -> None:
         open_storage("s3", config_of(server, bucket="not-there"), read_only=True)
 
 
+def test_few_bytes_of_pages_are_looked_at_at_once(
+    filled: S3Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow store shows the pages of one step before the deadline, however large each is."""
+    monkeypatch.setattr(storage, "_LOOKED_AT_ONCE_NBYTES", 2 * SPACE.stored_nbytes)
+    run, counts = Client.run, list[int]()
+
+    def counted(client: Client, calls: Sequence[Any], deadline: Any) -> list[Any]:
+        counts.append(len(calls))
+        return run(client, calls, deadline)
+
+    monkeypatch.setattr(Client, "run", counted)
+    assert set(filled.faults(SPACE, HASHES)) == FAULTS
+
+    assert max(counts) == 2
+
+
 def test_a_page_with_another_checksum_is_told_and_stays() -> None:
     wrong = reply(200, page(seed=1).tobytes(), headers={"x-amz-checksum-crc32": "AAAAAA=="})
     with ScriptedS3() as played:
@@ -178,11 +197,23 @@ class TestRemoveSpace:
         self, filled: S3Storage, server: Ministack, prefix: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The key space was open in another process, and was empty when it was removed."""
-        monkeypatch.setattr(storage, "_REGISTRATION_S", 0.0)
+        monkeypatch.setattr(registrations, "_INTERVAL_S", 0.0)
         with S3Storage.from_config(config_of(server, prefix)) as writer:
             writer.open_space(EMPTY)
             filled.remove_space(EMPTY.id)
             assert EMPTY not in set(filled.spaces())
+
+            writer.batch_set(EMPTY, HASHES[:1], [page(seed=1)])
+            assert EMPTY in set(filled.spaces())
+
+    def test_a_writer_of_many_key_spaces_puts_the_manifest_of_a_forgotten_one_back(
+        self, filled: S3Storage, server: Ministack, prefix: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(registrations, "_MOST_SPACES", 1)
+        with S3Storage.from_config(config_of(server, prefix)) as writer:
+            writer.open_space(EMPTY)
+            writer.open_space(SPACE)
+            filled.remove_space(EMPTY.id)
 
             writer.batch_set(EMPTY, HASHES[:1], [page(seed=1)])
             assert EMPTY in set(filled.spaces())

@@ -17,6 +17,7 @@ from redis.backoff import NoBackoff
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.retry import Retry
 
+from hicache_storage.backend_support.redis_url import check_redis_url
 from hicache_storage.backend_support.resolver import RESOLVER
 from hicache_storage.errors import ConfigError, HiCacheError, StorageTimeout, StorageUnavailable
 
@@ -217,5 +218,10 @@ def _pool(url: str, timeout_s: float) -> redis.ConnectionPool:
         pool.make_connection()  # no I/O: wrong options raise here
     except (ValueError, TypeError, redis.RedisError):
         raise ConfigError('hf3fs: index: must be "sqlite" or a URL such as redis://host') from None
-    else:
-        return pool
+    try:
+        check_redis_url(url)
+    except ValueError as error:
+        raise ConfigError(f"hf3fs: index: {error}") from None
+    if not options.get("host") and not options.get("path"):
+        raise ConfigError("hf3fs: index: must name a host, or the path of a unix socket")
+    return pool

@@ -290,6 +290,20 @@ class TestServer:
             with pytest.raises(ConfigError, match="index"):
                 Hf3fsStorage.from_config({"path": str(tmp_path), "index": url})
 
+    @pytest.mark.parametrize(
+        ("url", "named"),
+        [
+            ("redis://127.0.0.1:1/zero", "index: must end with the number of a database"),
+            ("redis://127.0.0.1:1/3?db=5", "index: must end with the number of a database"),
+            ("redis://:1/0", "index: must name a host"),
+        ],
+    )
+    def test_a_url_that_names_no_server_or_database_is_refused(
+        self, tmp_path: Path, url: str, named: str
+    ) -> None:
+        with pytest.raises(ConfigError, match=named):
+            Hf3fsStorage.from_config({"path": str(tmp_path), "index": url})
+
 
 def _reserved(storage: Hf3fsStorage, count: int) -> list[int]:
     files = storage._files_of(SPACE)

@@ -1,0 +1,38 @@
+"""The URL of a Redis server, as backends take it in their configs."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+_DATABASE = re.compile(r"/[0-9]{1,9}")
+
+
+def check_redis_url(url: str) -> None:
+    """Refuse what redis-py passes over in silence, and so would lead to another server or database.
+
+    `url` is one that redis-py parses.
+
+    Raises:
+        ValueError: The message names the part, and repeats none.
+    """
+    parts = urlsplit(url)
+    query = parse_qsl(parts.query, keep_blank_values=True)
+    names = [name for name, _ in query]
+    if parts.fragment or url.endswith("#"):
+        raise ValueError("has a '#', which would end it: write %23 in a password")
+    if ("db", "") in query or len({*names}) < len(names):
+        raise ValueError("has an option twice, or db without a number")
+    if parts.scheme == "unix":
+        if parts.hostname:
+            raise ValueError(
+                "must have three slashes before the path of a unix socket: unix:///PATH"
+            )
+    elif parts.port == 0:
+        raise ValueError("must have a port from 1 to 65535, or none")
+    elif parts.path not in ("", "/") and (
+        "db" in names or not _DATABASE.fullmatch(unquote(parts.path))
+    ):
+        raise ValueError(
+            "must end with the number of a database, such as /0, or have the option db, or neither"
+        )

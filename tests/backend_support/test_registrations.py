@@ -1,0 +1,37 @@
+"""When the manifest of a key space must be looked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pages import space
+
+from hicache_storage.backend_support import registrations
+from hicache_storage.backend_support.registrations import Registrations
+
+if TYPE_CHECKING:
+    import pytest
+
+SPACES = [space(page_tokens=tokens) for tokens in (1, 2, 3)]
+
+
+def test_a_key_space_is_due_until_its_manifest_was_seen_and_after_it_was_removed() -> None:
+    seen = Registrations()
+    assert seen.is_due(SPACES[0])
+
+    seen.note(SPACES[0])
+    assert not seen.is_due(SPACES[0])
+
+    seen.forget(SPACES[0].id)
+    assert seen.is_due(SPACES[0])
+
+
+def test_of_more_key_spaces_than_are_remembered_each_is_due_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registrations, "_MOST_SPACES", 2)
+    seen = Registrations()
+    for one in SPACES:
+        seen.note(one)
+
+    assert [True, True, False] == [seen.is_due(one) for one in SPACES]
