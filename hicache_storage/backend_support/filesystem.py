@@ -92,6 +92,7 @@ def read_own(path: str, most_nbytes: int) -> bytes:
     """
     fd = open_own(path, os.O_RDONLY)
     try:
-        return os.read(fd, most_nbytes)
+        # A buffer as large as the limit would be made for each file, however short.
+        return os.read(fd, min(os.fstat(fd).st_size, most_nbytes))
     finally:
         os.close(fd)
