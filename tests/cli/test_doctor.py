@@ -45,6 +45,26 @@ def test_a_healthy_store_has_no_problem(
     assert "problem" not in {check["status"] for check in checks.values()}
 
 
+def test_a_store_that_is_not_there_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = CliStore("fsspec", {"url": f"file://{tmp_path}/new"})
+
+    code, checks = _checked(capsys, store)
+
+    assert (0, "note", "ok") == (code, checks["open"]["status"], checks["write"]["status"])
+
+
+def test_files_of_another_program_are_no_place_for_a_new_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "thesis.tex").touch()
+
+    assert main(["doctor", *CliStore("fsspec", {"url": f"file://{tmp_path}"}).flags]) == 2
+    assert "there is no store at" in capsys.readouterr().err
+    assert [tmp_path / "thesis.tex"] == [*tmp_path.iterdir()]
+
+
 def test_no_page_is_left_behind(store: CliStore, capsys: pytest.CaptureFixture[str]) -> None:
     _checked(capsys, store)
 
