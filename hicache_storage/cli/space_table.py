@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from hicache_storage.storage import UnreadableSpace
 
 _GAP = 2
-_WRAPPED = (3, 2, 1)
-"""The columns that wrap where the terminal is narrow, the first one first: format, shard, pool."""
+_WRAPPED = (3, 2, 4, 5, 1)
+"""The columns that wrap where the terminal is narrow, the first one first: format, shard, the
+figures, pool."""
 _LEAST_WIDTH = 10
 
 
