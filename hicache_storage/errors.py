@@ -2,7 +2,7 @@
 
     HiCacheError
     ├── ConfigError (ValueError)              change the configuration
-    │   └── NoSuchStore                       open it for writing, which makes it
+    │   └── NoSuchStore (ValueError)          open it for writing, which makes it
     ├── UnknownBackend (LookupError)          choose another name
     ├── BackendNotInstalled (ImportError)     install the extra that it names
     ├── StorageUnavailable (ConnectionError)  treat it as a miss, try again later
