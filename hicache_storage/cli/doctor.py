@@ -103,7 +103,7 @@ def _checks(arguments: argparse.Namespace, choice: config.StorageChoice) -> Iter
                     "open",
                     diagnosis.Status.NOTE,
                     "there was no store: it was made now",
-                    "correct the path or the URL if there should be one",
+                    "correct the config if there should be one",
                 )
                 yield from diagnosis.path_checks(choice, storage)
                 yield from diagnosis.store_checks(storage, storage.diagnose())
