@@ -2,6 +2,7 @@
 
     HiCacheError
     ├── ConfigError (ValueError)              change the configuration
+    │   └── NoSuchStore (ValueError)          open it for writing, which makes it
     ├── UnknownBackend (LookupError)          choose another name
     ├── BackendNotInstalled (ImportError)     install the extra that it names
     ├── StorageUnavailable (ConnectionError)  treat it as a miss, try again later
@@ -34,6 +35,10 @@ class HiCacheError(Exception):
 
 class ConfigError(HiCacheError, ValueError):
     """A configuration is wrong. The message names the field, never a secret."""
+
+
+class NoSuchStore(ConfigError):
+    """There is no store for a program that only looks. To open it for writing would make one."""
 
 
 class UnknownBackend(HiCacheError, LookupError):

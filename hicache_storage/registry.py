@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from hicache_storage.backend_support.read_only import ReadOnlyStorage
-from hicache_storage.errors import BackendNotInstalled, ConfigError, UnknownBackend, shown
+from hicache_storage.errors import (
+    BackendNotInstalled,
+    ConfigError,
+    NoSuchStore,
+    UnknownBackend,
+    shown,
+)
 from hicache_storage.storage import HiCacheStorage
 
 ENTRY_POINT_GROUP = "hicache_storage.backends"
@@ -110,7 +116,7 @@ def open_storage(
 
     With `read_only` the store stays as it is, whatever is called, at its limits and beyond them: no
     page is evicted, collected, healed or counted as used, and a call that would change something
-    raises UnsupportedOperation. A store that is not there is not made: it is a ConfigError.
+    raises UnsupportedOperation. A store that is not there is not made: NoSuchStore, a ConfigError.
 
     Raises:
         UnknownBackend: There is no such name. The message has the nearest one.
@@ -123,7 +129,7 @@ def open_storage(
         return storage_class.from_config(fields)
     place = storage_class.would_create(fields)
     if place is not None:
-        raise ConfigError(
+        raise NoSuchStore(
             f"{name}: there is no store at {shown(place)}: correct the path; engines make a store"
             " there when they open it"
         )

@@ -11,6 +11,7 @@ from hicache_storage.errors import (
     ConfigError,
     CorruptPage,
     HiCacheError,
+    NoSuchStore,
     StorageClosed,
     StorageTimeout,
     StorageUnavailable,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 BUILT_INS: dict[type[HiCacheError], type[Exception]] = {
     ConfigError: ValueError,
+    NoSuchStore: ValueError,
     UnknownBackend: LookupError,
     BackendNotInstalled: ImportError,
     StorageUnavailable: ConnectionError,

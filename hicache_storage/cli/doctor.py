@@ -18,10 +18,9 @@ from hicache_storage.cli.stores import (
     add_store_arguments,
     open_existing_store,
     open_store,
-    place_to_create,
     store_choice,
 )
-from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
+from hicache_storage.errors import HiCacheError, NoSuchStore, StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
     import argparse
@@ -91,18 +90,20 @@ def _checks(arguments: argparse.Namespace, choice: config.StorageChoice) -> Iter
     page_nbytes = arguments.page_bytes or model_page_nbytes(arguments.model, page_tokens)
     yield from diagnosis.machine_checks()
     try:
-        place = place_to_create(choice)
-        if place is None:
+        try:
             looked = _looked(choice, arguments.pages, page_nbytes)
-            yield from looked
-            if any(check.topic == "write" for check in looked):
-                return
+        except NoSuchStore:
+            looked = []
+        yield from looked
+        if any(check.topic == "write" for check in looked):
+            return
         with open_store(choice) as storage:
-            if place is not None:
+            if not looked:
                 yield diagnosis.Check(
                     "open",
                     diagnosis.Status.NOTE,
-                    f"the store at {place} was not there: it was made now",
+                    "there was no store: it was made now",
+                    "correct the config if there should be one",
                 )
                 yield from diagnosis.path_checks(choice, storage)
                 yield from diagnosis.store_checks(storage, storage.diagnose())

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hicache_storage.cli.operations.collection import Candidate, Removal
-    from hicache_storage.keys import KeySpace
     from hicache_storage.storage import UnreadableSpace
 
 SUMMARY = "Remove key spaces by model, revision, tenant, pool, or time without use."
@@ -66,7 +65,6 @@ def run(arguments: argparse.Namespace) -> int:
         Removal,
         Wanted,
         remove,
-        remove_unreadable,
     )
 
     unused_s: float | None = arguments.unused_for
@@ -80,33 +78,25 @@ def run(arguments: argparse.Namespace) -> int:
             looked = [*wanted.found(look, spaces, shown)]
         found = [one for one in looked if isinstance(one, Candidate)]
         removal = Removal(kept=[one for one in looked if not isinstance(one, Candidate)])
-        goes = selected.unreadable if arguments.unreadable else []
-        if goes and arguments.yes and not (selected.spaces or arguments.space):
+        unreadable = selected.unreadable if arguments.unreadable else []
+        if unreadable and arguments.yes and not (selected.spaces or arguments.space):
             raise ConfigError(
-                f"gc: none of the {len(goes):,} key spaces can be read, which a wrong key does, too:"
-                " name those that are to go with --space"
+                f"gc: none of the {len(unreadable):,} key spaces can be read, which a wrong key does,"
+                " too: name those that are to go with --space"
             )
+        goes: list[Candidate | UnreadableSpace] = [*found, *unreadable]
         if not arguments.json:
-            _print(found, selected.unreadable)
-        if arguments.yes and (found or goes):
-            with open_to_change(choice) as storage, meter("removing") as shown:
-                removed = remove(look, storage, found, wanted, meter=shown, tell=_tell)
-                removal.kept += removed.kept
-                removal.pages = removed.pages + remove_unreadable(storage, goes)
-    stays = [] if arguments.yes else [*found, *goes]
-    if arguments.json:
-        document = {
-            "backend": choice.backend,
-            "spaces": [candidate.as_json() for candidate in found],
-            "unreadable_spaces": [asdict(one) for one in selected.unreadable],
-            "removed_pages": removal.pages,
-            "kept": [one.space.id for one in removal.kept],
-            "reasons": {one.space.id: one.reason for one in removal.kept},
-        }
-        json.dump(document, sys.stdout, indent=2)
-        sys.stdout.write("\n")
-    else:
-        _print_removal(removal, is_done=arguments.yes, stays=bool(stays))
+            _print(goes, selected.unreadable)
+        try:
+            if arguments.yes and goes:
+                with open_to_change(choice) as storage, meter("removing") as shown:
+                    remove(look, storage, goes, wanted, removal, meter=shown, tell=_tell)
+        finally:
+            stays = bool(goes) and not arguments.yes
+            if arguments.json:
+                _print_json(choice.backend, found, selected.unreadable, removal)
+            else:
+                _print_removal(removal, is_done=arguments.yes, stays=stays)
     left = [] if arguments.unreadable else selected.unreadable
     doubts = [one for one in removal.kept if one.is_doubt]
     return _FOUND if stays or left or doubts else 0
@@ -125,15 +115,38 @@ def _check_selection(arguments: argparse.Namespace) -> None:
         )
 
 
-def _tell(space: KeySpace, pages: int) -> None:
+def _tell(space_id: str, pages: int) -> None:
     """Say what has gone so far: a removal may take minutes."""
-    sys.stderr.write(f"hicache: key space {space.id} is removed, with {counted(pages, 'page')}\n")
+    sys.stderr.write(f"hicache: key space {space_id} is removed, with {counted(pages, 'page')}\n")
 
 
-def _print(found: Sequence[Candidate], unreadable: Sequence[UnreadableSpace]) -> None:
+def _print_json(
+    backend: str,
+    found: Sequence[Candidate],
+    unreadable: Sequence[UnreadableSpace],
+    removal: Removal,
+) -> None:
+    """Print the document, also that of a removal that fails."""
+    document = {
+        "backend": backend,
+        "spaces": [candidate.as_json() for candidate in found],
+        "unreadable_spaces": [asdict(one) for one in unreadable],
+        "removed_pages": removal.pages,
+        "kept": [one.space_id for one in removal.kept],
+        "reasons": {one.space_id: one.reason for one in removal.kept},
+    }
+    json.dump(document, sys.stdout, indent=2)
+    sys.stdout.write("\n")
+
+
+def _print(
+    goes: Sequence[Candidate | UnreadableSpace], unreadable: Sequence[UnreadableSpace]
+) -> None:
+    from hicache_storage.cli.operations.collection import Candidate  # noqa: PLC0415
     from hicache_storage.cli.printing import output_console, print_lines  # noqa: PLC0415
     from hicache_storage.cli.space_table import space_parts, unreadable_lines  # noqa: PLC0415
 
+    found = [one for one in goes if isinstance(one, Candidate)]
     usages = [candidate.usage for candidate in found]
     used = [candidate.used_at_s for candidate in found if candidate.used_at_s is not None]
     pages = sum(usage.pages or 0 for usage in usages)
@@ -141,6 +154,8 @@ def _print(found: Sequence[Candidate], unreadable: Sequence[UnreadableSpace]) ->
     last = f"; none was used after {format_time(max(used))}" if used else ""
     spaces = counted(len(usages), "key space")
     total = f"{spaces}, {counted(pages, 'page')}, {format_nbytes(nbytes)}{last}"
+    if goes and not found:  # the store lists no pages of these
+        total = f"{counted(len(unreadable), 'key space')} that cannot be read"
     console = output_console()
     parts = [*space_parts(usages, console.width), *unreadable_lines(unreadable), total]
     print_lines(console, parts)
@@ -156,4 +171,4 @@ def _print_removal(removal: Removal, *, is_done: bool, stays: bool) -> None:
     elif stays:
         write_line("Nothing was removed: give --yes to remove them.")
     for one in removal.kept:
-        write_line(f"Key space {one.space.id[:SHORT_ID_DIGITS]} was kept: {one.reason}.")
+        write_line(f"Key space {one.space_id[:SHORT_ID_DIGITS]} was kept: {one.reason}.")

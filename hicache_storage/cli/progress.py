@@ -102,8 +102,10 @@ class _BarMeter:
     def advance(self, pages: int, nbytes: int) -> None:
         self._pages += pages
         self._nbytes += nbytes
-        moved = f"{counted(self._pages, 'page')}, {format_nbytes(self._nbytes)}{self._total}"
+        moved = counted(self._pages, "page")
+        if self._nbytes or self._total:  # a listing moves none
+            moved += f", {format_nbytes(self._nbytes)}{self._total}"
         speed = self._bar.tasks[self._task].speed
-        if speed is not None:
+        if speed:
             moved += f", {format_nbytes(speed)}/s"
         self._bar.update(self._task, advance=nbytes, moved=moved)

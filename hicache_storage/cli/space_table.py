@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 _GAP = 2
 _POOL = 1
-_WRAPPED = (3, 2, _POOL)
-"""The columns that wrap where the terminal is narrow, the first one first: format, shard, pool."""
+_WRAPPED = (3, 2, 4, 5, _POOL)
+"""The columns that wrap where the terminal is narrow, the first one first: format, shard, the
+figures, pool."""
 _LEAST_WIDTH = 10
 
 
@@ -57,7 +58,7 @@ def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
             words = (word for cell in columns[number] for word in cell.split())
             longest = max(map(cell_len, words), default=1)
             left = width - sum(widths) - _GAP * len(widths) + widths[number]
-            widths[number] = longest if number != _POOL else max(_LEAST_WIDTH, min(longest, left))
+            widths[number] = longest if number != _POOL else min(longest, max(_LEAST_WIDTH, left))
     return widths
 
 

@@ -11,12 +11,19 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from hicache_storage import config
 from hicache_storage.cli.program import Parser, add_cwd_to_path
 from hicache_storage.cli.sizes import format_nbytes
-from hicache_storage.errors import ConfigError, UnsupportedOperation, did_you_mean, shown
+from hicache_storage.errors import (
+    ConfigError,
+    NoSuchStore,
+    UnsupportedOperation,
+    did_you_mean,
+    shown,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -101,23 +108,13 @@ def open_to_change(choice: config.StorageChoice) -> HiCacheStorage:
     Raises:
         ConfigError: The store holds more than the capacity of the choice.
     """
-    if place_to_create(choice) is None:
-        with open_existing_store(choice) as storage:
-            if (excess := excess_of(storage)) is not None:
-                raise ConfigError(
-                    f"{choice.backend}: {excess}: to open the store for writing with this config would"
-                    " evict pages; give the capacity_nbytes of the engines"
-                )
+    with suppress(NoSuchStore), open_existing_store(choice) as storage:
+        if (excess := excess_of(storage)) is not None:
+            raise ConfigError(
+                f"{choice.backend}: {excess}: to open the store for writing with this config would"
+                " evict pages; give the capacity_nbytes of the engines"
+            )
     return open_store(choice)
-
-
-def place_to_create(choice: config.StorageChoice) -> str | None:
-    """Return where the opening of a choice for writing would make a new store."""
-    from hicache_storage.registry import resolve  # noqa: PLC0415 - keeps `--help` fast
-
-    add_cwd_to_path(choice.backend, choice.config)
-    storage_class, fields = resolve(choice.backend, choice.config)
-    return storage_class.would_create(fields)
 
 
 def excess_of(storage: HiCacheStorage) -> str | None:

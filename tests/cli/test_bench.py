@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cli_stores import CliStore, run_json
+from cli_stores import CliStore, run_json, save
 from s3_kit import config_of
 from servers import RedisServer, S3Server, free_port, wait_until
 from stores import HookedStorage
@@ -76,6 +76,27 @@ def test_each_operation_has_figures(store: CliStore, tmp_path: Path) -> None:
         assert {"ok": figures["verdicts"]["ok"]} == figures["verdicts"]
         assert 0 < figures["p50_s"] <= figures["p99_s"] <= figures["p999_s"]
     assert load["cpu_s_per_gb"] > 0
+
+
+def test_no_key_space_is_left_behind(
+    store: CliStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = store.fill(range(2))
+    _report(tmp_path, *_SHORT, *store.flags)
+    capsys.readouterr()
+
+    _, found = run_json(capsys, "ls", *store.flags)
+
+    assert [kept.id] == [one["id"] for one in found["spaces"]]
+
+
+def test_the_pages_of_another_run_keep_its_key_space(file_store: CliStore, tmp_path: Path) -> None:
+    with file_store.open() as storage:
+        other = save(storage, range(3), bench_space(4096, 64))
+
+    _report(tmp_path, *_SHORT, *file_store.flags)
+
+    assert [0, 1, 2] == file_store.numbers(other)
 
 
 def test_no_page_is_left_behind(store: CliStore, capsys: pytest.CaptureFixture[str]) -> None:

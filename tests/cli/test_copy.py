@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ import pytest
 from cli_stores import DRAFT, SPACE, CliStore, break_page, run_json, save
 from hicache_backends.memory import MemorySettings, MemoryStorage
 from pages import hash_of, page, space
+from s3_kit import config_of
+from sealed_stores import key_files
 from servers import free_port, wait_until
 from stores import HookedStorage
 from verb_processes import interrupted, slow_store, verb
@@ -54,6 +57,29 @@ def test_pages_go_from_any_store_to_any_store(
 
     assert (0, 75, 0) == (code, copied["copied_pages"], copied["skipped_pages"])
     assert (75, []) == (found["proofs"]["ok"], found["findings"])
+
+
+@pytest.mark.parametrize("backend", ["file", "hf3fs", "fsspec", "encrypted", "s3"])
+def test_a_target_that_is_not_there_is_made(
+    backend: str,
+    file_store: CliStore,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file_store.fill(range(3))
+    config: dict[str, Any] = {"path": str(tmp_path / "new")}
+    if backend == "s3":
+        config = config_of(request.getfixturevalue("s3_server"), bucket=f"new-{uuid.uuid4().hex}")
+    elif backend != "file":
+        config = {"url": f"file://{tmp_path}/new"} if backend != "hf3fs" else config
+    if backend == "encrypted":
+        config = {"backend": "fsspec", "config": config, **key_files(tmp_path, "a")}
+    target = CliStore(backend, config)
+
+    code, copied = run_json(capsys, "copy", *file_store.flags, *target.target_flags)
+
+    assert (0, 3) == (code, copied["copied_pages"])
 
 
 def test_pages_that_are_there_are_skipped(

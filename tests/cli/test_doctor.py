@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cli_stores import CliStore, run_json
+from looks import read_only_mount
 from s3_kit import config_of
 from servers import RedisServer, S3Server, free_port
 from stores import Gate, HookedStorage, failing
@@ -29,7 +30,7 @@ from hicache_storage.cli.operations.probe import probe
 from hicache_storage.storage import PageTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from hicache_storage import KeySpace
     from hicache_storage.errors import HiCacheError
@@ -51,6 +52,26 @@ def test_a_healthy_store_has_no_problem(
     assert code == 0, checks
     assert {"data plane", "engines", "open", "write", "read", "round trip", "prefetch"} <= {*checks}
     assert "problem" not in {check["status"] for check in checks.values()}
+
+
+def test_a_store_that_is_not_there_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = CliStore("fsspec", {"url": f"file://{tmp_path}/new"})
+
+    code, checks = _checked(capsys, store)
+
+    assert (0, "note", "ok") == (code, checks["open"]["status"], checks["write"]["status"])
+
+
+def test_files_of_another_program_are_no_place_for_a_new_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "thesis.tex").touch()
+
+    assert main(["doctor", *CliStore("fsspec", {"url": f"file://{tmp_path}"}).flags]) == 2
+    assert "there is no store at" in capsys.readouterr().err
+    assert [tmp_path / "thesis.tex"] == [*tmp_path.iterdir()]
 
 
 def test_no_page_is_left_behind(store: CliStore, capsys: pytest.CaptureFixture[str]) -> None:
@@ -247,6 +268,47 @@ def test_a_store_at_its_capacity_is_proved_and_not_written_to(
     assert (0, "note") == (code, checks["write"]["status"])
     assert checks["write"]["fact"].startswith("not tried: the store is full")
     assert checks["read"]["fact"].startswith("4 pages of")
+
+
+def test_a_trial_that_does_not_fit_is_no_full_store(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = file_store.fill(range(20))
+    used = 20 * (target.stored_nbytes + 64)
+    limits = {"capacity_nbytes": used + 2 * target.stored_nbytes}
+
+    _, checks = _checked(capsys, replace(file_store, config={**file_store.config, **limits}))
+
+    assert checks["write"]["fact"].startswith("not tried: 16 KiB do not fit")
+
+
+def test_a_read_only_mount_is_a_problem_whatever_the_capacity(
+    file_store: CliStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file_store.fill(range(20))
+    with read_only_mount(Path(file_store.config["path"]), tmp_path / "mount") as mount:
+        store = CliStore("file", {"path": str(mount), "capacity_nbytes": 30_000})
+        code, checks = _checked(capsys, store)
+
+    assert (1, "problem") == (code, checks["mount"]["status"])
+
+
+def test_a_full_disk_needs_room() -> None:
+    words = "hf3fs: /kv/index.sqlite cannot be used: database or disk is full"
+
+    assert opening_problem(StorageUnavailable(words)).advice == "make room"
+
+
+@pytest.mark.parametrize("backend", ["file", "hf3fs"])
+def test_the_bytes_beyond_the_capacity_have_a_unit(
+    backend: str, store_of: Callable[[str], CliStore], capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = store_of(backend)
+    store.fill(range(20))
+
+    _, checks = _checked(capsys, replace(store, config={**store.config, "capacity_nbytes": 20480}))
+
+    assert "more than capacity_nbytes (20 KiB)" in checks["capacity"]["fact"]
 
 
 def test_a_store_beyond_its_capacity_is_a_problem(

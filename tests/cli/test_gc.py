@@ -268,6 +268,45 @@ def test_a_store_of_which_nothing_can_be_read_goes_by_name_only(
     assert not manifest.parent.exists()
 
 
+def test_a_file_of_another_program_keeps_its_key_space_and_no_other(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = [file_store.fill(range(3)), file_store.fill(range(2), OLD)]
+    places = sorted(Path(file_store.config["path"], "spaces", one.id) for one in lost)
+    for place in places:
+        (place / "manifest.json").unlink()
+    (places[0] / "thesis.tex").touch()
+
+    assert main(["gc", "--unreadable", *file_store.flags]) == 1
+    assert "2 key spaces that cannot be read\nNothing was removed" in capsys.readouterr().out
+    code, found = run_json(
+        capsys,
+        "gc",
+        "--unreadable",
+        "--yes",
+        "--space",
+        lost[0].id,
+        "--space",
+        lost[1].id,
+        *file_store.flags,
+    )
+
+    assert (1, [places[0].name]) == (code, found["kept"])
+    assert "thesis.tex belongs to another program" in found["reasons"][places[0].name]
+    assert [place.exists() for place in places] == [True, False]
+
+
+def test_a_removal_that_fails_prints_the_figures_so_far(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file_store.fill(range(2))
+    store = replace(file_store, config={**file_store.config, "capacity_nbytes": 100})
+
+    code, found = run_json(capsys, "gc", "--pool", "kv", "--yes", *store.flags)
+
+    assert (2, 0, 1) == (code, found["removed_pages"], len(found["spaces"]))
+
+
 def test_a_store_beyond_the_capacity_of_the_config_is_not_opened_for_a_removal(
     file_store: CliStore, capsys: pytest.CaptureFixture[str]
 ) -> None:

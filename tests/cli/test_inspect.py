@@ -143,3 +143,14 @@ def test_a_page_of_a_wrong_length_is_something_found(
     code, facts = run_json(capsys, "inspect", target.id, hash_of(0)[:8], *file_store.flags)
 
     assert (1, "wrong_size", False) == (code, facts["proof"], "frame" in facts)
+
+
+@pytest.mark.parametrize("argv", [["ls"], ["inspect"], ["inspect", "SPACE"]])
+def test_a_url_in_the_place_of_an_id_is_not_repeated(
+    argv: list[str], file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = file_store.fill(range(1))
+    words = [target.id if word == "SPACE" else word for word in argv]
+
+    assert main([*words, "redis://:TopSecret@host/0", *file_store.flags]) == 2
+    assert "topsecret" not in capsys.readouterr().err.lower()

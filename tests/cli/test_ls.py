@@ -128,6 +128,19 @@ def test_a_name_is_never_cut(file_store: CliStore, capsys: pytest.CaptureFixture
     assert [target.id[:8]] == [line.split()[0] for line in lines if "1 pages" in line][:1]
 
 
+def test_an_id_is_not_cut_on_50_columns(
+    file_store: CliStore,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = file_store.fill(range(1234), space(pool="indexer"))
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "50")
+
+    assert main(["ls", *file_store.flags]) == 0
+    assert f"  {target.id[:8]} " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("verb", [["ls"], ["gc", "--pool", "kv"], ["inspect", "SPACE"]])
 def test_a_name_commands_no_terminal(
     verb: list[str], file_store: CliStore, capsys: pytest.CaptureFixture[str]

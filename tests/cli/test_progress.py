@@ -24,6 +24,19 @@ def test_work_of_an_unknown_size_has_no_question_marks(
     assert "?" not in text.replace("\x1b[?", "")
 
 
+def test_a_listing_moves_no_bytes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    with meter("counting") as shown:
+        shown.advance(2, 0)
+
+    text = capsys.readouterr().err
+    assert "2 pages" in text
+    assert "0 B" not in text
+
+
 def test_a_known_size_is_told(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

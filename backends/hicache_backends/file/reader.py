@@ -16,6 +16,7 @@ from hicache_storage import native
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.read_only import Reader
+from hicache_storage.settings import format_nbytes
 from hicache_storage.storage import (
     Capabilities,
     Diagnosis,
@@ -144,8 +145,9 @@ class FileReader(Reader):
             return [
                 Diagnosis(
                     "capacity",
-                    f"the store holds {used} bytes, more than capacity_nbytes ({capacity}): an engine"
-                    f" with this config would evict {used - capacity} bytes",
+                    f"the store holds {format_nbytes(used)}, more than capacity_nbytes"
+                    f" ({format_nbytes(capacity)}): an engine"
+                    f" with this config would evict {format_nbytes(used - capacity)}",
                     "raise capacity_nbytes, or start no engine with this config",
                     is_full=True,
                 )

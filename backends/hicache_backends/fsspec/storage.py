@@ -30,7 +30,7 @@ from hicache_storage.backend_support.manifest import (
     encode_manifest,
 )
 from hicache_storage.backend_support.registrations import Registrations
-from hicache_storage.errors import ConfigError, StorageTimeout, StorageUnavailable
+from hicache_storage.errors import ConfigError, NoSuchStore, StorageTimeout, StorageUnavailable
 from hicache_storage.storage import (
     Capabilities,
     Durability,
@@ -387,7 +387,8 @@ class FsspecStorage(HiCacheStorage):
     def _check_there(self) -> None:
         names = [entry.name for entry in self._entries("", "", self._deadline())]
         if not any(name == WRITING or SPACE_ID.fullmatch(name) for name in names):
-            raise ConfigError(
+            no_store = ConfigError if names else NoSuchStore  # nothing is made beside other files
+            raise no_store(
                 f"fsspec: url: there is no store at {self._settings.shown_url}: correct it; engines"
                 " make a store there when they write"
             )

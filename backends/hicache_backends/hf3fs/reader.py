@@ -21,6 +21,7 @@ from hicache_storage.backend_support.fork_local import ForkLocal
 from hicache_storage.backend_support.read_only import Reader
 from hicache_storage.backend_support.shared_resource import CallGate
 from hicache_storage.errors import HiCacheError, StorageUnavailable
+from hicache_storage.settings import format_nbytes
 from hicache_storage.storage import (
     Capabilities,
     Diagnosis,
@@ -145,8 +146,9 @@ class SlotReader(Reader, Generic[_MountT]):
             found.append(
                 Diagnosis(
                     "capacity",
-                    f"the store holds {used} bytes, more than capacity_nbytes ({capacity}): an engine"
-                    f" with this config would evict {nbytes} bytes",
+                    f"the store holds {format_nbytes(used)}, more than capacity_nbytes"
+                    f" ({format_nbytes(capacity)}): an engine"
+                    f" with this config would evict {format_nbytes(nbytes)}",
                     "raise capacity_nbytes, or start no engine with this config",
                     is_full=True,
                 )

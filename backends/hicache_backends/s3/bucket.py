@@ -18,7 +18,7 @@ from botocore.awsrequest import AWSResponse
 
 from hicache_backends.s3.client import denial_advice, is_denied
 from hicache_backends.s3.losses import CallFailed
-from hicache_storage.errors import ConfigError, HiCacheError, StorageUnavailable
+from hicache_storage.errors import ConfigError, HiCacheError, NoSuchStore, StorageUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -58,6 +58,7 @@ class Bucket:
         """Check that the bucket exists. `creates`: create it if it does not.
 
         Raises:
+            NoSuchStore: The bucket does not exist, and engines would create it.
             ConfigError: The bucket does not exist, or denies access; the message says what to do.
             StorageUnavailable, StorageTimeout: The store does not answer.
         """
@@ -68,7 +69,8 @@ class Bucket:
                 if _status(error) != 404:
                     raise self._head_error(error) from None
                 if not creates:
-                    raise ConfigError(
+                    no_bucket = NoSuchStore if self._settings.create_bucket else ConfigError
+                    raise no_bucket(
                         f"s3: bucket: {self._name} is not there: create it, or set create_bucket for"
                         " a program that writes"
                     ) from None

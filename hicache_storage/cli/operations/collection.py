@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hicache_storage.cli.ages import format_time
 from hicache_storage.cli.operations.batches import batches
 from hicache_storage.cli.operations.listing import SpaceUsage
-from hicache_storage.errors import UnsupportedOperation
+from hicache_storage.errors import StorageUnavailable, UnsupportedOperation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -45,11 +45,11 @@ class Candidate:
 class Kept:
     """A key space that stays, although it was asked for."""
 
-    space: KeySpace
+    space_id: str
     reason: str
     """The reason for people: "it was used meanwhile"."""
     is_doubt: bool = False
-    """True if the store's times are impossible, so that nobody knows when it was used."""
+    """True if somebody has to look: its times are impossible, or it could not be removed."""
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class Removal:
     pages: int = 0
     """The pages that were removed."""
     kept: list[Kept] = field(default_factory=list[Kept])
-    """The key spaces that were used after they had been chosen."""
+    """The key spaces that were used after they had been chosen, or that could not be removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class Wanted:
         last_s: float | None = None
         for batch in _batches(storage, space):
             if self.is_empty:
-                return Kept(space, "it holds pages")
+                return Kept(space.id, "it holds pages")
             pages += len(batch)
             nbytes += sum(info.nbytes for info in batch)
             meter.advance(len(batch), 0)
@@ -98,54 +98,58 @@ class Wanted:
                 continue
             for page_hash, times in _uses(storage, space, [info.page_hash for info in batch]):
                 if doubt := _doubt(times):
-                    return Kept(space, f"its page {page_hash} {doubt}", is_doubt=True)
+                    return Kept(space.id, f"its page {page_hash} {doubt}", is_doubt=True)
                 last_s = max(last_s or 0.0, _latest_use_s(times))
             if last_s is not None and last_s >= self.used_before_s:
-                return Kept(space, "it was used meanwhile")
+                return Kept(space.id, "it was used meanwhile")
         if self.used_before_s is not None and last_s is None:
-            return Kept(space, "it holds no pages")
+            return Kept(space.id, "it holds no pages")
         if self.is_empty and any(True for _ in storage.faults(space)):
-            return Kept(space, "it holds damaged pages")
+            return Kept(space.id, "it holds damaged pages")
         return Candidate(SpaceUsage(space, pages, nbytes), last_s)
 
 
 def remove(
     look: HiCacheStorage,
     storage: HiCacheStorage,
-    chosen: Sequence[Candidate],
+    chosen: Sequence[Candidate | UnreadableSpace],
     wanted: Wanted,
+    removal: Removal,
     *,
     meter: Meter,
-    tell: Callable[[KeySpace, int], None],
-) -> Removal:
+    tell: Callable[[str, int], None],
+) -> None:
     """Remove the chosen key spaces from `storage`, and tell of each one with the number of its pages.
 
     `look` sees the same store. Each key space is looked at again just before. One that was used
-    meanwhile is kept.
+    meanwhile is kept. One that cannot be removed does not keep the others.
     """
-    removal = Removal()
-    for candidate in chosen:
-        space = candidate.usage.space
-        again = candidate if wanted == Wanted() else wanted.look(look, space, meter)
-        if isinstance(again, Kept):
-            removal.kept.append(again)
+    for one in chosen:
+        if isinstance(one, Candidate):
+            space = one.usage.space
+            again = one if wanted == Wanted() else wanted.look(look, space, meter)
+            if isinstance(again, Kept):
+                removal.kept.append(again)
+                continue
+            space_id = space.id
+        else:
+            space, space_id = None, one.space_id
+        try:
+            pages = _remove(storage, space_id, space)
+        except StorageUnavailable as error:
+            removal.kept.append(Kept(space_id, str(error), is_doubt=True))
             continue
-        pages = _remove(storage, space)
         removal.pages += pages
-        tell(space, pages)
-    return removal
+        tell(space_id, pages)
 
 
-def remove_unreadable(storage: HiCacheStorage, chosen: Sequence[UnreadableSpace]) -> int:
-    """Remove key spaces that the store cannot name; return the number of their pages."""
-    return sum(storage.remove_space(one.space_id) for one in chosen)
-
-
-def _remove(storage: HiCacheStorage, space: KeySpace) -> int:
+def _remove(storage: HiCacheStorage, space_id: str, space: KeySpace | None) -> int:
     """Remove a key space, or the pages alone where a store keeps no list of key spaces."""
     try:
-        return storage.remove_space(space.id)
+        return storage.remove_space(space_id)
     except UnsupportedOperation:
+        if space is None:
+            raise
         storage.open_space(space)
         return storage.clear(space)
 

@@ -51,6 +51,7 @@ _ADVICE = {
 }
 
 
+_READ_ONLY_ADVICE = "mount it for writing: an engine writes. ls, verify and copy read it as it is"
 _SLOW_ADVICE = (
     "the store is slow: raise timeout_s in its config, or look at its load and the network"
 )
@@ -103,8 +104,11 @@ def path_checks(choice: StorageChoice, storage: HiCacheStorage) -> Iterator[Chec
     kind, mount = mount_of(root, Path("/proc/self/mountinfo"))
     status = Status.NOTE if kind in _VOLATILE else Status.OK
     advice = "pages are lost with this mount: use a disk, or a shared file system"
-    yield Check("mount", status, f"{kind} on {mount}", advice if status is Status.NOTE else "")
     system = os.statvfs(root)
+    if system.f_flag & os.ST_RDONLY:
+        yield Check("mount", Status.PROBLEM, f"{kind} on {mount}, read-only", _READ_ONLY_ADVICE)
+    else:
+        yield Check("mount", status, f"{kind} on {mount}", advice if status is Status.NOTE else "")
     free, total = system.f_bavail * system.f_frsize, system.f_blocks * system.f_frsize
     fact = f"{format_nbytes(free)} of {format_nbytes(total)}"
     capacity = storage.stats().capacity_nbytes
@@ -195,10 +199,13 @@ def why_not_to_write(
     stats = storage.stats()
     if any(check.status is Status.PROBLEM for check in checks):
         return "the problems above come first"
-    if any(one.is_full for one in said) or (
-        stats.capacity_nbytes is not None and (stats.nbytes or 0) + nbytes > stats.capacity_nbytes
-    ):
+    if any(one.is_full for one in said):
         return "the store is full, and would evict or refuse pages"
+    if stats.capacity_nbytes is not None and (stats.nbytes or 0) + nbytes > stats.capacity_nbytes:
+        return (
+            f"{format_nbytes(nbytes)} do not fit below capacity_nbytes, and would evict pages: give"
+            " fewer --pages, or a smaller --page-bytes"
+        )
     return ""
 
 
@@ -215,10 +222,12 @@ def opening_problem(error: HiCacheError) -> Check:
     advice = "start the store, or correct its address; an engine would run without L3 until then"
     cause = error.__cause__
     if isinstance(cause, OSError) and cause.errno == errno.EROFS:
-        advice = "mount it for writing: an engine writes. ls, verify and copy read it as it is"
+        advice = _READ_ONLY_ADVICE
     elif isinstance(cause, OSError) and cause.errno in {errno.EACCES, errno.EPERM}:
         advice = "let this user write there, or run as the user of the engines"
-    elif isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}:
+    elif "is full" in str(error) or (
+        isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}
+    ):
         advice = "make room"
     elif isinstance(error, StorageTimeout):
         advice = "look at the store's load, or raise timeout_s"

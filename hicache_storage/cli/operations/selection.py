@@ -8,7 +8,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from hicache_storage.cli.escapes import escaped
-from hicache_storage.errors import ConfigError, did_you_mean
+from hicache_storage.errors import ConfigError, did_you_mean, shown
 from hicache_storage.keys import check_page_hashes
 
 if TYPE_CHECKING:
@@ -106,9 +106,11 @@ def find_page(storage: HiCacheStorage, space: KeySpace, text: str) -> str:
     try:
         check_page_hashes([text])
         is_whole = len(text) == _HASH_DIGITS or storage.batch_exists(space, [text]) == [True]
-    except ValueError as error:
+    except ValueError:
         if not _HEX.fullmatch(text):
-            raise ConfigError(f"HASH: {error}") from None
+            raise ConfigError(
+                f"HASH: a page hash is 16 to 64 bytes in lowercase hex, not {shown(text)!r}"
+            ) from None
         is_whole = False
     if is_whole:
         return text
@@ -123,12 +125,12 @@ def find_page(storage: HiCacheStorage, space: KeySpace, text: str) -> str:
 def _only_one(kind: str, names: Iterable[str], text: str, where: str) -> str:
     """Return the only name that begins with `text`."""
     if len(text) < _LEAST_DIGITS:
-        raise ConfigError(f"{kind} {text!r}: give at least {_LEAST_DIGITS} digits of it")
+        raise ConfigError(f"{kind} {shown(text)!r}: give at least {_LEAST_DIGITS} digits of it")
     found = [*islice((name for name in names if name.startswith(text)), _MOST_CHOICES)]
     if len(found) == 1:
         return found[0]
     if not found:
-        raise ConfigError(f"the store has no {kind} {text!r}: {where}")
+        raise ConfigError(f"the store has no {kind} {shown(text)!r}: {where}")
     digits = len(text) + SHORT_ID_DIGITS
     several = ", ".join(name[:digits] for name in found)
     raise ConfigError(f"several {kind}s begin with {text!r}: {several}; give more digits")

@@ -6,6 +6,7 @@ import hashlib
 import os
 import threading
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hicache_storage.cli.operations.batches import (
@@ -153,7 +154,7 @@ def remove(
     meter: Meter,
     timeout_s: float,
 ) -> int:
-    """Delete pages. Return the number of those that may be left.
+    """Delete pages, and the key space if it is empty then. Return the number of those that may be left.
 
     The calls go through a page store of their own, whose breaker knows no earlier failures.
     """
@@ -173,7 +174,16 @@ def remove(
         for done, may_be_left in run_batches(delete, batches(hashes, pages), threads_for(storage)):
             left += may_be_left
             meter.advance(done, done * space.page_nbytes)
+        if not left:
+            _remove_empty(storage, store.framed(space))
     return left
+
+
+def _remove_empty(storage: HiCacheStorage, space: KeySpace) -> None:
+    """Remove a key space, unless another run has pages in it."""
+    with suppress(HiCacheError):  # an empty one does no harm
+        if not any(True for _ in storage.scan(space)):
+            storage.remove_space(space.id)
 
 
 def _until(ended: Callable[[], bool], items: Iterable[list[str]]) -> Iterator[list[str]]:
