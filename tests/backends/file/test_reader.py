@@ -13,6 +13,7 @@ from pages import blank, page
 
 from hicache_storage.backend_support.read_only import ReadOnlyStorage
 from hicache_storage.registry import open_storage
+from hicache_storage.settings import format_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,7 +123,7 @@ class TestFaults:
 class TestDiagnosis:
     @pytest.mark.parametrize(
         ("pages", "fact"),
-        [(22, None), (20, "at its limit"), (5, f"would evict {15 * FILE_NBYTES} bytes")],
+        [(22, None), (20, "at its limit"), (5, f"would evict {format_nbytes(15 * FILE_NBYTES)}")],
     )
     def test_it_compares_the_used_bytes_with_the_capacity(
         self, root: Path, pages: int, fact: str | None
