@@ -46,6 +46,8 @@ _TRIM_SHARE = 1 / 16
 """The share of batches after whose set expired members are removed from their buckets."""
 _REGISTRATION_S = 10.0
 """A manifest is assumed to stay for this long. Others may delete it, or the server may lose it."""
+_MOST_SPACES = 4096
+"""Clients choose the number of key spaces by their tenants and salts."""
 _FIRST_MARK = 1 << 51
 _LAST_MARK = 1 << 52
 """Scores are floats, which are exact for integers below 2**53."""
@@ -153,6 +155,8 @@ class Index:
         replies = self._execute(commands, deadline)
         now_s = time.monotonic()
         with self._lock:
+            if len(self._opened) >= _MOST_SPACES:
+                self._opened.clear()
             for space, reply in zip(spaces, replies, strict=True):
                 self._opened[space] = now_s if isinstance(reply, int) else None
 

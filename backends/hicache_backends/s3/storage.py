@@ -50,6 +50,8 @@ _LARGEST_PUT_NBYTES = 5 << 30
 # The protocol has no batches, so a large one is fastest when the page store splits it among its threads.
 _MAX_BATCH = 64
 _MANIFEST_BATCH = 256
+_MOST_SPACES = 4096
+"""Clients choose the number of key spaces by their tenants and salts."""
 _REGISTRATION_S = 60.0
 """A manifest is assumed to stay for this long. Others may remove it while pages are written."""
 
@@ -120,7 +122,7 @@ class S3Storage(HiCacheStorage):
         names = self._page_names(space, hashes)
         unique = dict(zip(names, pages, strict=True))
         calls = [self._pages.set(name, page) for name, page in unique.items()]
-        if time.monotonic() - self._registered_at_s.get(space, math.inf) > _REGISTRATION_S:
+        if time.monotonic() - self._registered_at_s.get(space, -math.inf) > _REGISTRATION_S:
             calls.append(
                 self._register(space)
             )  # beside the pages, whose results it does not affect
@@ -175,7 +177,7 @@ class S3Storage(HiCacheStorage):
             raise StorageUnavailable(f"s3: {removed} pages were removed, and {name} was not")
         for one in list(self._registered_at_s):
             if one.id == space_id:
-                self._registered_at_s[one] = -math.inf
+                self._registered_at_s.pop(one, None)
         if space is not None and self._has_pages(space_id):
             self._run_one(self._register(space), self._deadline())
         return removed
@@ -214,6 +216,8 @@ class S3Storage(HiCacheStorage):
         stored = yield from self._pages.read(name)
         if decode_manifest(stored, space_id=space.id) is None:
             yield from self._pages.write(name, encode_manifest(space))
+        if len(self._registered_at_s) >= _MOST_SPACES:
+            self._registered_at_s.clear()
         self._registered_at_s[space] = time.monotonic()
         return True
 

@@ -90,7 +90,6 @@ def remove(
         if used_before_s is not None and _was_used(storage, space, meter, used_before_s):
             removal.kept.append(space)
             continue
-        storage.open_space(space)
         removal.pages += storage.clear(space)
     return removal
 
