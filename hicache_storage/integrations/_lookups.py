@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.errors import UnsupportedOperation
 from hicache_storage.integrations._job_results import LookupResult
 from hicache_storage.page_store.results import Verdict
 
@@ -113,7 +114,10 @@ class LookupQueue:
         for space in answers:
             hashes = list(answers[space])
             if not deadline.passed():
-                found = self._store.lookup(space, hashes, timeout_s=deadline.remaining_s())
+                try:
+                    found = self._store.lookup(space, hashes, timeout_s=deadline.remaining_s())
+                except UnsupportedOperation:  # the first store of such a page logs it
+                    found = [Verdict.UNAVAILABLE] * len(hashes)
                 answers[space] = dict(zip(hashes, found, strict=True))
         self._count(answers)
         return answers

@@ -61,6 +61,8 @@ class PageStore:
 
     Reads and writes have separate threads and breakers, so that failures of one direction do not
     stop the other. Deletions and openings of key spaces change the store and belong to the writes.
+    Every call refuses a key space whose pages are larger than the storage accepts, and only a save
+    needs one that is open.
     The first call in a forked child makes new threads, breakers and counters; the parent's calls
     under way stay the parent's.
     """
@@ -76,7 +78,8 @@ class PageStore:
         self.storage = storage
         self.settings: PageStoreSettings = settings or PageStoreSettings()
         self.frame_nbytes: int = frame_nbytes(storage.capabilities.alignment)
-        self._framed = lru_cache(_MOST_FRAMED)(partial(_framed, self.frame_nbytes))
+        limit = storage.capabilities.max_page_nbytes
+        self._framed = lru_cache(_MOST_FRAMED)(partial(_framed, self.frame_nbytes, limit))
         self._opened: set[KeySpace] = set()
         self._observers = Observers(observers)
         self._closed = False
@@ -102,12 +105,6 @@ class PageStore:
             StorageClosed: This page store was closed, or its storage was.
         """
         framed = self.framed(space)
-        limit = self.storage.capabilities.max_page_nbytes
-        if limit is not None and framed.stored_nbytes > limit:
-            raise UnsupportedOperation(
-                f"the storage takes pages of up to {limit} bytes; pool {space.pool!r} stores"
-                f" {framed.stored_nbytes}: use a smaller page size"
-            )
         writes = self._scheduler.get().writes
         future = writes.submit(lambda: self.storage.open_space(framed))
         limit_s = self.settings.writes_s
@@ -126,6 +123,7 @@ class PageStore:
 
         Raises:
             ValueError: The space has a frame already.
+            UnsupportedOperation: Its pages are larger than the storage accepts.
         """
         return self._framed(space)
 
@@ -413,9 +411,15 @@ class PageStore:
                 )
 
 
-def _framed(frame_nbytes: int, space: KeySpace) -> KeySpace:
+def _framed(frame_nbytes: int, limit: int | None, space: KeySpace) -> KeySpace:
     PoolSpec(space=space)  # it refuses a key space that has a frame
-    return replace(space, frame_nbytes=frame_nbytes)
+    framed = replace(space, frame_nbytes=frame_nbytes)
+    if limit is not None and framed.stored_nbytes > limit:
+        raise UnsupportedOperation(
+            f"the storage takes pages of up to {limit} bytes; pool {space.pool!r} stores"
+            f" {framed.stored_nbytes}: use a smaller page size"
+        )
+    return framed
 
 
 _WRONG = frozenset({Verdict.CORRUPT, Verdict.WRONG_KEY, Verdict.WRONG_SIZE})

@@ -113,6 +113,16 @@ def test_a_key_space_that_a_lookup_names_is_not_opened(jobs: Engine, storage: _G
     assert [0, 0] == [len(storage.opened), jobs.runner.stats()["open_spaces"]]
 
 
+def test_pages_that_are_too_large_for_the_store_take_no_answer_from_others() -> None:
+    with_limit = Engine(MemoryStorage.from_config({"capacity_nbytes": 8192}), lends_memory=False)
+    with_limit.save(batch([1]))
+    large = space(page_nbytes=10_000)
+    with_limit.runner.submit_lookup(1, [(large, [hash_of(1)]), (SPACE, [hash_of(1)])])
+
+    assert [[Verdict.UNAVAILABLE], [Verdict.OK]] == verdicts(with_limit)
+    with_limit.close()
+
+
 def test_many_lookups_of_a_store_that_hangs_are_misses_at_their_own_deadlines() -> None:
     plan = [Odds("batch_exists", Fault.HANG, 1)]
     with engine(plan, lookup_timeout_s=0.4) as hanging:

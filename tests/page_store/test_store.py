@@ -1030,9 +1030,11 @@ class TestDelete:
 
 
 class TestSpaceThatIsNotOpen:
-    def test_reads_miss_and_do_not_open_it(self, storage: HookedStorage) -> None:
+    def test_reads_miss_and_do_not_open_it(
+        self, storage: HookedStorage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         opened: list[KeySpace] = []
-        storage.open_space = opened.append  # type: ignore[method-assign]
+        monkeypatch.setattr(storage, "open_space", opened.append)
         with PageStore(storage) as store:
             assert [False] == store.present(TARGET, HASHES[:1])
             assert 0 == store.match(HASHES, [PoolSpec(space=TARGET)]).pages
@@ -1040,6 +1042,13 @@ class TestSpaceThatIsNotOpen:
             assert 1 == store.delete(TARGET, HASHES[:1])
 
         assert [] == opened
+
+    def test_reads_of_pages_larger_than_the_store_takes_are_refused(self) -> None:
+        storage = HookedStorage(Capabilities(max_page_nbytes=NBYTES + FRAME_NBYTES - 1))
+        with PageStore(storage) as store, pytest.raises(UnsupportedOperation, match="smaller"):
+            store.present(TARGET, HASHES[:1])
+
+        assert not storage.calls
 
     def test_a_save_is_refused(self, storage: HookedStorage) -> None:
         with PageStore(storage) as store, pytest.raises(ValueError, match="open_space"):
