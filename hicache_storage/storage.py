@@ -262,7 +262,10 @@ class HiCacheStorage(abc.ABC):
         """
 
     def open_space(self, space: KeySpace) -> None:
-        """Prepare for pages of `space`, before its first use. Idempotent.
+        """Prepare for pages of `space`, before its first set. Idempotent.
+
+        Every other call may come without it, of a key space that a stranger has named: it finds what is
+        there, and makes nothing (KV-001).
 
         Raises:
             UnsupportedOperation: Its pages are larger than `capabilities.max_page_nbytes`.

@@ -96,7 +96,8 @@ RULES: dict[str, Rule] = {
         Rule(
             "KV-001",
             "A fresh key space is empty",
-            "A fresh key space is empty.",
+            "A fresh key space is empty. Reads of one that was not opened miss, and make nothing that"
+            " `spaces()` lists.",
             "A new model or a new version of it is served with pages that it never wrote.",
         ),
         Rule(

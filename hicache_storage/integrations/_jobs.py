@@ -89,7 +89,7 @@ class JobRunner:
         """Start the threads.
 
         Args:
-            store: The page store. The runner opens the key spaces of its jobs.
+            store: The page store. The runner opens the key spaces of its stores.
             settings: The deadlines and the memory of the runner.
             lends_memory: True lets the store access the engine's pages. The storage must be `revocable`,
                 or `bounded` with a `timeout_s` of `load_timeout_s` at most. Over a store that is only
@@ -128,22 +128,19 @@ class JobRunner:
         self._lookup_results = ResultQueue[LookupResult](JobKind.LOOKUP, on_finished)
         self._load_results = ResultQueue[JobResult](JobKind.LOAD, on_finished)
         self._store_results = ResultQueue[JobResult](JobKind.STORE, on_finished)
-        self._lookups = LookupQueue(
-            store, self._spaces, self._lookup_results, settings.lookup_timeout_s
-        )
+        self._lookups = LookupQueue(store, self._lookup_results, settings.lookup_timeout_s)
         self._loads = TransferQueue(
             self._load_results,
             mover(JobKind.LOAD),
-            self._spaces,
             TransferLimits(_LOAD_THREADS, load_s, load_begins_s, _SPARE_LOAD_THREADS),
             store.begin_activity,
         )
         self._stores = TransferQueue(
             self._store_results,
             mover(JobKind.STORE),
-            self._spaces,
             TransferLimits(_STORE_THREADS, store_s, store_s, queued_nbytes=settings.queued_nbytes),
             store.begin_activity,
+            spaces=self._spaces,
             before=self._loads,
             admission=self._admission,
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.errors import UnsupportedOperation
 from hicache_storage.integrations._job_results import LookupResult
 from hicache_storage.page_store.results import Verdict
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hicache_storage.integrations._job_results import ResultQueue
-    from hicache_storage.integrations._spaces import SpaceOpener
     from hicache_storage.keys import KeySpace
     from hicache_storage.page_store import PageStore
 
@@ -48,13 +48,11 @@ class LookupQueue:
     def __init__(
         self,
         store: PageStore,
-        spaces: SpaceOpener,
         results: ResultQueue[LookupResult],
         timeout_s: float,
     ) -> None:
         self.counters = Counters()
         self._store = store
-        self._spaces = spaces
         self._results = results
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
@@ -114,16 +112,13 @@ class LookupQueue:
             for space, hashes in job.queries:
                 answers.setdefault(space, {}).update(dict.fromkeys(hashes, Verdict.TIMEOUT))
         for space in answers:
-            self._spaces.begin(space)
-        for space in sorted(answers, key=self._spaces.is_open, reverse=True):
             hashes = list(answers[space])
-            if deadline.passed():
-                continue
-            if self._spaces.open(space, deadline):
-                found = self._store.lookup(space, hashes, timeout_s=deadline.remaining_s())
+            if not deadline.passed():
+                try:
+                    found = self._store.lookup(space, hashes, timeout_s=deadline.remaining_s())
+                except UnsupportedOperation:  # the first store of such a page logs it
+                    found = [Verdict.UNAVAILABLE] * len(hashes)
                 answers[space] = dict(zip(hashes, found, strict=True))
-            elif not deadline.passed():
-                answers[space] = dict.fromkeys(hashes, Verdict.UNAVAILABLE)
         self._count(answers)
         return answers
 

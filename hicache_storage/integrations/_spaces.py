@@ -1,4 +1,4 @@
-"""Key spaces that are opened by threads of their own, and again after a failure."""
+"""Key spaces that are opened by threads of their own before a store, and again after a failure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_SPACES = 1024
 
 
 class SpaceOpener:
-    """The key spaces of a page store. Thread-safe.
+    """The key spaces in which an engine stores pages. Thread-safe.
 
     Two threads open key spaces. A caller of `open` waits for the first attempt only, until its
     deadline. After a failure the key space counts as closed until a later attempt succeeds. The next
@@ -49,10 +49,6 @@ class SpaceOpener:
     def count(self) -> int:
         """The number of open key spaces."""
         return len(self._open)
-
-    def is_open(self, space: KeySpace) -> bool:
-        """Return True if pages of `space` can be moved now."""
-        return space in self._open
 
     def begin(self, space: KeySpace) -> Future[None] | None:
         """Begin to open `space`, if it is not open. Return None if it is, and during a back-off."""

@@ -57,10 +57,10 @@ class TransferQueue:
         self,
         results: ResultQueue[JobResult],
         mover: PieceMover,
-        spaces: SpaceOpener,
         limits: TransferLimits,
         begin_activity: Callable[[str, Attributes], Activity],
         *,
+        spaces: SpaceOpener | None = None,
         before: TransferQueue | None = None,
         admission: WriteAdmission | None = None,
     ) -> None:
@@ -246,7 +246,7 @@ class TransferQueue:
             return Verdict.TIMEOUT
         if not self._mover.can_move(piece.space):
             return Verdict.REFUSED
-        if not self._spaces.open(piece.space, job.deadline):
+        if self._spaces is not None and not self._spaces.open(piece.space, job.deadline):
             return Verdict.TIMEOUT if job.deadline.passed() else Verdict.UNAVAILABLE
         return None
 

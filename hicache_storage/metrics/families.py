@@ -44,7 +44,7 @@ _ENGINE_GAUGES = {
         "Memory of the adapter for pages that the engine's own memory is not lent for",
     ),
     "private_nbytes_used": ("hicache_private_memory_used_bytes", "The part of it that is in use"),
-    "open_spaces": ("hicache_open_spaces", "Key spaces that the adapter has opened"),
+    "open_spaces": ("hicache_open_spaces", "Key spaces that the adapter has opened to store pages"),
 }
 """Present values among an adapter's counters."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Self
 
 from hicache_storage.backend_support.deadline import Deadline
@@ -51,12 +52,17 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("hicache_storage.page_store")
 
+# Clients choose the number of key spaces by their tenants and salts.
+_MOST_FRAMED = 4096
+
 
 class PageStore:
     """Pages of any number of pools in one storage. Thread-safe; does not own the storage.
 
     Reads and writes have separate threads and breakers, so that failures of one direction do not
     stop the other. Deletions and openings of key spaces change the store and belong to the writes.
+    Every call refuses a key space whose pages are larger than the storage accepts, and only a save
+    needs one that is open.
     The first call in a forked child makes new threads, breakers and counters; the parent's calls
     under way stay the parent's.
     """
@@ -72,7 +78,9 @@ class PageStore:
         self.storage = storage
         self.settings: PageStoreSettings = settings or PageStoreSettings()
         self.frame_nbytes: int = frame_nbytes(storage.capabilities.alignment)
-        self._framed: dict[KeySpace, KeySpace] = {}
+        limit = storage.capabilities.max_page_nbytes
+        self._framed = lru_cache(_MOST_FRAMED)(partial(_framed, self.frame_nbytes, limit))
+        self._opened: set[KeySpace] = set()
         self._observers = Observers(observers)
         self._closed = False
         self._close_timeout_s = 0.0
@@ -86,7 +94,7 @@ class PageStore:
         return self._scheduler.get().breakers
 
     def open_space(self, space: KeySpace) -> None:
-        """Open `space`, before its first use. Idempotent.
+        """Open `space`, before its first save. Idempotent. Every other call works without that.
 
         The breakers neither refuse nor count this call: its caller needs the store's own answer.
 
@@ -96,14 +104,7 @@ class PageStore:
             StorageUnavailable, StorageTimeout: The store does not answer.
             StorageClosed: This page store was closed, or its storage was.
         """
-        PoolSpec(space=space)
-        framed = replace(space, frame_nbytes=self.frame_nbytes)
-        limit = self.storage.capabilities.max_page_nbytes
-        if limit is not None and framed.stored_nbytes > limit:
-            raise UnsupportedOperation(
-                f"the storage takes pages of up to {limit} bytes; pool {space.pool!r} stores"
-                f" {framed.stored_nbytes}: use a smaller page size"
-            )
+        framed = self.framed(space)
         writes = self._scheduler.get().writes
         future = writes.submit(lambda: self.storage.open_space(framed))
         limit_s = self.settings.writes_s
@@ -111,28 +112,24 @@ class PageStore:
         if future.cancelled() or not future.done():
             raise StorageTimeout(f"the store did not open a key space within {limit_s} s")
         future.result()
-        self._framed[space] = framed
+        self._opened.add(space)
 
     def forget_space(self, space: KeySpace) -> None:
         """Forget an open key space, whose pages stay in the store. `open_space` opens it again."""
-        self._framed.pop(space, None)
+        self._opened.discard(space)
 
     def framed(self, space: KeySpace) -> KeySpace:
         """Return the framed key space of `space`, for calls to the storage itself.
 
         Raises:
-            ValueError: The space is not open.
+            ValueError: The space has a frame already.
+            UnsupportedOperation: Its pages are larger than the storage accepts.
         """
-        try:
-            return self._framed[space]
-        except KeyError:
-            raise ValueError(
-                f"key space of pool {space.pool!r} is not open: call open_space first"
-            ) from None
+        return self._framed(space)
 
     def has_space(self, space: KeySpace) -> bool:
         """Return True where `space` was opened."""
-        return space in self._framed
+        return space in self._opened
 
     def match(
         self,
@@ -196,7 +193,7 @@ class PageStore:
         """Return for each hash, in any order, True if its page is there. None: there was no answer.
 
         Raises:
-            ValueError: The key space is not open, or a hash is malformed.
+            ValueError: A hash is malformed.
         """
         return self._ask(space, hashes, timeout_s).answers
 
@@ -206,7 +203,7 @@ class PageStore:
         """Return for each hash, in any order, OK, MISS, or the reason why there was no answer.
 
         Raises:
-            ValueError: The key space is not open, or a hash is malformed.
+            ValueError: A hash is malformed.
         """
         return self._ask(space, hashes, timeout_s).verdicts
 
@@ -231,8 +228,12 @@ class PageStore:
         """Frame and store pages. The payloads must not change until `settled` is done.
 
         Raises:
-            ValueError: A transfer does not fit its key space, or a hash is malformed.
+            ValueError: A key space is not open, a transfer does not fit its own, or a hash is malformed.
         """
+        for transfer in transfers:
+            if transfer.space not in self._opened:
+                pool = transfer.space.pool
+                raise ValueError(f"key space of pool {pool!r} is not open: call open_space first")
         deadline = self._write_deadline(timeout_s)
         began_ns = self._observers.now_ns()
         outcome = self._scheduler.get().save(self._framed_transfers(transfers), deadline)
@@ -247,7 +248,7 @@ class PageStore:
         """Remove pages. Return the number of pages that are certainly gone, or were never there.
 
         Raises:
-            ValueError: The key space is not open, or a hash is malformed.
+            ValueError: A hash is malformed.
         """
         check_page_hashes(hashes)
         scheduler = self._scheduler.get()
@@ -265,7 +266,6 @@ class PageStore:
         The caller needs the store's own answer, so neither a deadline nor the breakers apply.
 
         Raises:
-            ValueError: The key space is not open.
             UnsupportedOperation: The storage cannot list its pages.
             StorageUnavailable, StorageTimeout: The store does not answer; pages may be left.
         """
@@ -399,7 +399,6 @@ class PageStore:
             logger.warning("%d wrong pages could not be deleted", left)
 
     def _check(self, transfer: Transfer) -> None:
-        self.framed(transfer.space)
         check_page_hashes(transfer.hashes)
         if len(transfer.pages) != len(transfer.hashes):
             raise ValueError(f"{len(transfer.hashes)} hashes but {len(transfer.pages)} pages")
@@ -410,6 +409,17 @@ class PageStore:
                     f"pool {transfer.space.pool!r} needs a header of {expected[0]} bytes and a payload"
                     f" of {expected[1]}, not {len(page.header)} and {page.payload.nbytes}"
                 )
+
+
+def _framed(frame_nbytes: int, limit: int | None, space: KeySpace) -> KeySpace:
+    PoolSpec(space=space)  # it refuses a key space that has a frame
+    framed = replace(space, frame_nbytes=frame_nbytes)
+    if limit is not None and framed.stored_nbytes > limit:
+        raise UnsupportedOperation(
+            f"the storage takes pages of up to {limit} bytes; pool {space.pool!r} stores"
+            f" {framed.stored_nbytes}: use a smaller page size"
+        )
+    return framed
 
 
 _WRONG = frozenset({Verdict.CORRUPT, Verdict.WRONG_KEY, Verdict.WRONG_SIZE})

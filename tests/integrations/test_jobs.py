@@ -737,7 +737,7 @@ def test_a_key_space_that_cannot_be_opened_is_a_miss_and_is_tried_again() -> Non
     jobs = Engine(storage, lends_memory=False)
 
     assert [[False]] == jobs.lookup((SPACE, [hash_of(0)]))
-    assert [[Verdict.UNAVAILABLE]] == jobs.load(target([0])).verdicts
+    assert [[Verdict.MISS]] == jobs.load(target([0])).verdicts
     assert [[Verdict.UNAVAILABLE]] == jobs.save(batch([0])).verdicts
     assert 1 == jobs.runner.stats()["space_open_failures"]
     storage.is_up = True

@@ -29,7 +29,7 @@ class _Gated(WrapperStorage):
         self.gate = threading.Event()
         self.gate.set()
         self.asked: list[tuple[str, int]] = []
-        self.closed_spaces: set[str] = set()
+        self.opened: list[KeySpace] = []
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self.asked.append((space.pool, len(hashes)))
@@ -37,8 +37,7 @@ class _Gated(WrapperStorage):
         return super().batch_exists(space, hashes)
 
     def open_space(self, space: KeySpace) -> None:
-        if space.pool in self.closed_spaces:
-            self.gate.wait(20)
+        self.opened.append(space)
         super().open_space(space)
 
 
@@ -105,19 +104,23 @@ def test_a_malformed_hash_fails_its_own_lookup_only(jobs: Engine, storage: _Gate
     assert ([[True]], [[False]], [[True]]) == (found[2], found[3], found[4])
 
 
-def test_a_key_space_that_hangs_while_it_opens_takes_no_time_of_an_open_one(
-    jobs: Engine, storage: _Gated
-) -> None:
-    jobs.save(batch([1]))
-    storage.closed_spaces.add("slow")
-    slow = space(pool="slow")
-    threading.Timer(0.3, storage.gate.set).start()
-    storage.gate.clear()
-    jobs.runner.submit_lookup(1, [(slow, [hash_of(1)]), (SPACE, [hash_of(1)])])
-    found = answers(jobs, 1)
+def test_a_key_space_that_a_lookup_names_is_not_opened(jobs: Engine, storage: _Gated) -> None:
+    for number in range(20):
+        submit(jobs, number, 1, of=space(tenant=f"salt-{number}"))
+    found = answers(jobs, 20)
 
-    assert "kv" == storage.asked[0][0]
-    assert [[False], [True]] == found[1]
+    assert {False} == {answer for [[answer]] in found.values()}
+    assert [0, 0] == [len(storage.opened), jobs.runner.stats()["open_spaces"]]
+
+
+def test_pages_that_are_too_large_for_the_store_take_no_answer_from_others() -> None:
+    with_limit = Engine(MemoryStorage.from_config({"capacity_nbytes": 8192}), lends_memory=False)
+    with_limit.save(batch([1]))
+    large = space(page_nbytes=10_000)
+    with_limit.runner.submit_lookup(1, [(large, [hash_of(1)]), (SPACE, [hash_of(1)])])
+
+    assert [[Verdict.UNAVAILABLE], [Verdict.OK]] == verdicts(with_limit)
+    with_limit.close()
 
 
 def test_many_lookups_of_a_store_that_hangs_are_misses_at_their_own_deadlines() -> None:
@@ -155,17 +158,6 @@ def test_a_page_without_an_answer_has_the_reason_of_the_store(
         submit(failing, 1, 1)
 
         assert [[verdict]] == verdicts(failing)
-
-
-def test_a_key_space_that_does_not_open_in_time_is_a_timeout(jobs: Engine, storage: _Gated) -> None:
-    storage.closed_spaces.add("slow")
-    storage.gate.clear()
-    with_deadline = Engine(storage, lends_memory=False, lookup_timeout_s=0.2)
-    submit(with_deadline, 1, 1, of=space(pool="slow"))
-
-    assert [[Verdict.TIMEOUT]] == verdicts(with_deadline)
-    storage.gate.set()
-    with_deadline.close()
 
 
 def test_pages_are_counted(jobs: Engine) -> None:

@@ -61,7 +61,7 @@ def spaces(store: _Store) -> Generator[SpaceOpener]:
 def test_a_key_space_is_opened_once(store: _Store, spaces: SpaceOpener) -> None:
     assert spaces.open(SPACE, Deadline(10))
     assert spaces.open(SPACE, Deadline(10))
-    assert (1, 1, True) == (store.attempts, spaces.count, spaces.is_open(SPACE))
+    assert (1, 1, None) == (store.attempts, spaces.count, spaces.begin(SPACE))
 
 
 def test_an_attempt_that_hangs_keeps_a_caller_until_its_deadline(

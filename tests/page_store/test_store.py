@@ -36,6 +36,7 @@ from hicache_storage.errors import (
 from hicache_storage.keys import Shard
 from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore, PageStoreSettings, scheduling
+from hicache_storage.page_store import store as page_store
 from hicache_storage.page_store.frame import FRAME_NBYTES, FramedPage
 from hicache_storage.page_store.lookup import HitPolicy, PoolSpec
 from hicache_storage.page_store.results import Transfer, Verdict
@@ -180,7 +181,10 @@ class TestSaveAndLoad:
             (lambda: Transfer(TARGET, HASHES[:2], [framed(1)]), "2 hashes but 1 pages"),
             (lambda: Transfer(TARGET, ["XYZ"], [framed(1)]), "lowercase hex"),
             (lambda: Transfer(TARGET, ["../../etc/passwd"], [framed(1)]), "lowercase hex"),
-            (lambda: Transfer(space(page_nbytes=7), HASHES[:1], [framed(1)]), "not open"),
+            (
+                lambda: Transfer(space(page_nbytes=7), HASHES[:1], [framed(1)]),
+                "payload of 7,|not open",
+            ),
             (lambda: transfer([framed(1, header_nbytes=64)]), "header of 128 bytes"),
             (
                 lambda: transfer([FramedPage(memoryview(bytearray(128)), Page(bytearray(5)))]),
@@ -1024,8 +1028,42 @@ class TestDelete:
         assert store.delete(TARGET, HASHES) == 0
         assert storage.calls["batch_delete"] == 1
 
-    def test_a_space_that_is_not_open_is_refused(
-        self, open_store: Callable[..., PageStore]
+
+class TestSpaceThatIsNotOpen:
+    def test_reads_miss_and_do_not_open_it(
+        self, storage: HookedStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        with pytest.raises(ValueError, match="open_space"):
-            open_store().delete(space(pool="other"), HASHES)
+        opened: list[KeySpace] = []
+        monkeypatch.setattr(storage, "open_space", opened.append)
+        with PageStore(storage) as store:
+            assert [False] == store.present(TARGET, HASHES[:1])
+            assert 0 == store.match(HASHES, [PoolSpec(space=TARGET)]).pages
+            assert [[Verdict.MISS]] == store.load([transfer(empty(1))]).verdicts
+            assert 1 == store.delete(TARGET, HASHES[:1])
+
+        assert [] == opened
+
+    def test_reads_of_pages_larger_than_the_store_takes_are_refused(self) -> None:
+        storage = HookedStorage(Capabilities(max_page_nbytes=NBYTES + FRAME_NBYTES - 1))
+        with PageStore(storage) as store, pytest.raises(UnsupportedOperation, match="smaller"):
+            store.present(TARGET, HASHES[:1])
+
+        assert not storage.calls
+
+    def test_a_save_is_refused(self, storage: HookedStorage) -> None:
+        with PageStore(storage) as store, pytest.raises(ValueError, match="open_space"):
+            store.save([transfer(filled(1))])
+
+    def test_those_that_strangers_name_are_forgotten(
+        self, storage: HookedStorage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(page_store, "_MOST_FRAMED", 2)
+        with PageStore(storage) as store:
+            first, *_, last = (store.framed(replace(TARGET, tenant=f"{n}")) for n in range(4))
+
+            assert last is store.framed(replace(TARGET, tenant="3"))
+            assert first is not store.framed(replace(TARGET, tenant="0"))
+
+    def test_one_that_has_a_frame_is_refused(self, open_store: Callable[..., PageStore]) -> None:
+        with pytest.raises(ValueError, match="adds the frame"):
+            open_store().present(open_store().framed(TARGET), HASHES[:1])

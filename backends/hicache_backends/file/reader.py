@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import suppress
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Self
 
 from hicache_backends.file.capacity import Limits
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOST_SPACES = 4096
+"""Clients choose the number of key spaces by their tenants and salts."""
 
 
 class FileReader(Reader):
@@ -57,7 +59,7 @@ class FileReader(Reader):
     def __init__(self, settings: FileSettings, layout: Layout) -> None:
         self._settings = settings
         self._layout = layout
-        self._files: dict[KeySpace, PageFiles] = {}
+        self._files_of = lru_cache(_MOST_SPACES)(partial(PageFiles, layout))
         self._limits = Limits(
             capacity_nbytes=settings.capacity_nbytes, min_free_nbytes=settings.min_free_nbytes
         )
@@ -234,11 +236,3 @@ class FileReader(Reader):
     def _note(self, error: OSError) -> None:
         self._counters.add("io_errors")
         logger.debug("a page's file cannot be used: %s", error)
-
-    def _files_of(self, space: KeySpace) -> PageFiles:
-        files = self._files.get(space)
-        if files is None:
-            if len(self._files) >= _MOST_SPACES:  # tenants and salts are the clients' choice
-                self._files.clear()
-            files = self._files[space] = PageFiles(self._layout, space)
-        return files

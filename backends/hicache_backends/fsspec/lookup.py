@@ -24,6 +24,8 @@ _MIN_PAGES = 16
 """The time of a smaller look-up is not proportional to its pages, and is not measured."""
 _WEIGHT = 0.2
 _DECAY = 0.9
+_MOST_SPACES = 4096
+"""Clients choose the number of key spaces by their tenants and salts."""
 _FAILED_FACTOR = 8.0
 """A listing that did not end is assumed to take this many times the time that it was given."""
 
@@ -61,7 +63,8 @@ class Lookup:
         """
         expected_s = pages * self._page_s
         listing_s = self._listing_s.get(space_id, 0.0)
-        self._listing_s[space_id] = listing_s * _DECAY
+        if listing_s:
+            self.note_listing(space_id, listing_s * _DECAY, done=True)
         return expected_s if max(listing_s, _MIN_LISTING_S) <= expected_s else 0.0
 
     def note_pages(self, pages: int, elapsed_s: float) -> None:
@@ -71,6 +74,8 @@ class Lookup:
 
     def note_listing(self, space_id: str, elapsed_s: float, *, done: bool) -> None:
         """Note the time of a listing. `done` is False where it was given up."""
+        if len(self._listing_s) >= _MOST_SPACES:
+            self._listing_s.clear()
         self._listing_s[space_id] = elapsed_s * (1.0 if done else _FAILED_FACTOR)
 
     def list_pages(

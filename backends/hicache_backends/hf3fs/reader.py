@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import time
 from contextlib import contextmanager
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from hicache_backends.hf3fs.index.base import MOST_COUNTED, IndexReader, Limits
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 _MountT = TypeVar("_MountT", bound=ReadMount[Any])
 _MOST_SPACES = 4096
+"""Clients choose the number of key spaces by their tenants and salts."""
 _FUTURE_NS = 60 * 10**9
 """The clocks of two hosts may differ by so much."""
 
@@ -65,7 +67,7 @@ class SlotReader(Reader, Generic[_MountT]):
         self._settings = settings
         self._layout = layout
         self._gate = ForkLocal(CallGate, close=lambda _: None)
-        self._files: dict[KeySpace, SlotFiles] = {}
+        self._files_of = lru_cache(_MOST_SPACES)(partial(_slot_files, layout))
         self._limits = Limits(
             capacity_nbytes=settings.capacity_nbytes,
             high_watermark=settings.high_watermark,
@@ -232,14 +234,6 @@ class SlotReader(Reader, Generic[_MountT]):
             if page_hash in still:
                 yield PageFault(page_hash, "corrupt", "its slot does not hold its marks")
 
-    def _files_of(self, space: KeySpace) -> SlotFiles:
-        files = self._files.get(space)
-        if files is None:
-            if len(self._files) >= _MOST_SPACES:  # tenants and salts are the clients' choice
-                self._files.clear()
-            files = self._files[space] = SlotFiles(self._layout, Geometry(space))
-        return files
-
     @contextmanager
     def _translate_errors(self) -> Generator[None, None, None]:
         try:
@@ -281,3 +275,7 @@ def layout_at(settings: Hf3fsSettings) -> Layout:
     layout = Layout.at(settings.path)
     layout.require_index(redis=settings.index.get_secret_value() != SQLITE)
     return layout
+
+
+def _slot_files(layout: Layout, space: KeySpace) -> SlotFiles:
+    return SlotFiles(layout, Geometry(space))

@@ -32,6 +32,7 @@ class MemoryStorage(HiCacheStorage):
         self._settings = settings or MemorySettings()
         self._lock = threading.Lock()
         self._spaces: dict[KeySpace, dict[str, bytearray]] = {}
+        """The key spaces that hold pages. Clients choose the number of the others."""
         self._nbytes = 0
         self._refused = 0
         self.narrow(max_page_nbytes=self._settings.capacity_nbytes)
@@ -50,8 +51,6 @@ class MemoryStorage(HiCacheStorage):
                 " size"
             )
         super().open_space(space)
-        with self._lock:
-            self._spaces.setdefault(space, {})
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self.ensure_open()
@@ -94,6 +93,8 @@ class MemoryStorage(HiCacheStorage):
         with self._lock:
             stored = self._spaces.get(space, {})
             self._nbytes -= sum(len(stored.pop(page_hash, b"")) for page_hash in hashes)
+            if not stored:
+                self._spaces.pop(space, None)
         return [True] * len(hashes)
 
     def spaces(self) -> Iterator[KeySpace]:
@@ -132,12 +133,12 @@ class MemoryStorage(HiCacheStorage):
 
     def _set(self, space: KeySpace, page_hash: str, data: bytearray) -> bool:
         with self._lock:
-            stored = self._spaces.setdefault(space, {})
+            stored = self._spaces.get(space, {})
             nbytes = self._nbytes + len(data) - len(stored.get(page_hash, b""))
             capacity = self._settings.capacity_nbytes
             if capacity is not None and nbytes > capacity:
                 self._refused += 1
                 return False
-            stored[page_hash] = data
+            self._spaces.setdefault(space, stored)[page_hash] = data
             self._nbytes = nbytes
             return True

@@ -47,6 +47,7 @@ _TRIM_SHARE = 1 / 16
 _REGISTRATION_S = 10.0
 """A manifest is assumed to stay for this long. Others may delete it, or the server may lose it."""
 _MOST_SPACES = 4096
+"""Clients choose the number of key spaces by their tenants and salts."""
 _FIRST_MARK = 1 << 51
 _LAST_MARK = 1 << 52
 """Scores are floats, which are exact for integers below 2**53."""

@@ -352,7 +352,6 @@ class Adapter:
 
     def _delete(self, session: Session, space: KeySpace, keys: list[ObjectKey]) -> bool:
         try:
-            session.store.open_space(space)
             gone = session.store.delete(space, [page_hash(key) for key in keys])
         except (HiCacheError, ValueError) as error:
             logger.warning("%d objects were not deleted: %s", len(keys), error)

@@ -141,9 +141,17 @@ def test_scan_and_spaces_list_what_is_there(storage: MemoryStorage) -> None:
     storage.open_space(draft)
     storage.batch_set(space(), [A, B], [page(), page()])
 
-    assert {space(), draft} == set(storage.spaces())
+    assert [space()] == list(storage.spaces())
     assert {PageInfo(A, 4096), PageInfo(B, 4096)} == set(storage.scan(space()))
     assert [] == list(storage.scan(draft))
+
+
+def test_a_key_space_without_pages_is_not_kept(storage: MemoryStorage) -> None:
+    storage.batch_set(space(), [A], [page()])
+    storage.batch_delete(space(), [A])
+
+    assert [] == list(storage.spaces())
+    assert [True] == storage.batch_set(space(), [A], [page()])
 
 
 def test_a_removed_key_space_is_gone_with_its_pages_and_its_bytes(storage: MemoryStorage) -> None:

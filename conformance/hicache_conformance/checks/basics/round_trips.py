@@ -89,6 +89,28 @@ def asking_for_a_page_does_not_make_it(case: Case) -> None:
     _must_list(case, store, space, [])
 
 
+@check("KV-001")
+def looking_into_a_key_space_does_not_make_it(case: Case) -> None:
+    """Reads of a key space that was not opened miss, and make nothing that `spaces()` lists."""
+    store, used = open_store(case)
+    pages = case.stored(store, used, 2)
+    strange = replace(used, tenant="never opened")
+    case.must_miss(store, strange, list(pages), "was set in another key space only")
+    store.delete(strange, list(pages))
+    if case.claims.enumerable:
+        _must_list(case, store, strange, [])
+        if strange in store.spaces():
+            raise store.violation(
+                "spaces() lists a key space that was looked into, and never opened",
+                expected="key spaces that were opened",
+                got=f"{strange}",
+            )
+    case.must_hold(store, used, pages)
+    store.open_space(strange)
+    with note("its key space was looked into before it was opened"):
+        case.must_hold(store, strange, case.stored(store, strange, 2))
+
+
 # --- KV-002 --------------------------------------------------------------------------------------
 
 

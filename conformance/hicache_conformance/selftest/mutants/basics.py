@@ -44,6 +44,15 @@ class HashesOfAllSpaces(DictStore):
             return any(stored.page_hash == page_hash for stored in self._pages.values())
 
 
+@caught_by("KV-001:looking_into_a_key_space_does_not_make_it")
+class SpacesMadeByLooking(DictStore):
+    """A key space of which a page was looked for is there from then on."""
+
+    def _has(self, space: KeySpace, page_hash: str) -> bool:
+        self._remember(space)
+        return super()._has(space, page_hash)
+
+
 @caught_by("KV-001:asking_for_a_page_does_not_make_it")
 class DeletingListsPages(DictStore):
     """A delete of a page that was never there leaves an entry, which exists takes for a page."""

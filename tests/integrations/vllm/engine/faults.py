@@ -46,7 +46,7 @@ def play(engine: Engine, plan: Iterable[Strike | Odds] = (), seed: int = 0) -> F
     memory = MemoryStorage()
     store = engine.tier._connection.store
     for space in engine.tier._groups.spaces.values():
-        if space in store._framed:
+        if store.has_space(space):
             memory.open_space(store.framed(space))
     engine.forget_host()
     with FaultyStorage(memory, plan, seed=seed, hang_s=HANG_S) as storage:
