@@ -123,7 +123,7 @@ class S3Storage(HiCacheStorage):
             # Beside the pages, whose results it does not affect.
             calls.append(self._register(space))
         outcomes = self._run(calls, self._deadline())[: len(unique)]
-        results = dict(zip(unique, self._results(outcomes), strict=True))
+        results = dict(zip(unique, self._results(outcomes, are_writes=True), strict=True))
         return [results[name] for name in names]
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
@@ -251,11 +251,13 @@ class S3Storage(HiCacheStorage):
         (outcome,) = self._run([call], deadline)
         return _known(outcome)
 
-    def _results(self, outcomes: Sequence[bool | CallFailed]) -> list[bool]:
+    def _results(
+        self, outcomes: Sequence[bool | CallFailed], *, are_writes: bool = False
+    ) -> list[bool]:
         """Return the results, unless no page has one or a write is in doubt."""
         failures = [one for one in outcomes if isinstance(one, CallFailed)]
         self._counters.add("failed", len(failures))
-        in_doubt = [one for one in failures if one.in_doubt]
+        in_doubt = [one for one in failures if one.in_doubt and are_writes]
         if in_doubt or (failures and len(failures) == len(outcomes)):
             raise (in_doubt or failures)[0].error
         return [one is True for one in outcomes]

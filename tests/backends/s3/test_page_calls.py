@@ -325,6 +325,15 @@ class TestGet:
             assert got(store) == RIGHT.tobytes()
             assert counters(store) == {"truncated": 1, "retries": 1}
 
+    def test_a_page_whose_body_always_ends_early_is_a_miss_beside_others(
+        self, server: ScriptedS3
+    ) -> None:
+        """A read that is lost leaves nothing in doubt, so that the other pages of its batch are hits."""
+        cut = Answer(HIT.data[:-1], "end")
+        with storage(server, cut, cut, cut, HIT, max_attempts=3, fan_out=1) as store:
+            targets = [blank(NBYTES), blank(NBYTES)]
+            assert [False, True] == store.batch_get(space(), [hash_of(1), hash_of(2)], targets)
+
     @pytest.mark.parametrize("nbytes", [0, NBYTES - 1, NBYTES + 1, 10 * NBYTES])
     def test_an_object_of_another_size_is_a_miss(self, server: ScriptedS3, nbytes: int) -> None:
         with storage(server, reply(200, bytes(nbytes))) as store:
