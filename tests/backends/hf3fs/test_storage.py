@@ -810,4 +810,4 @@ def test_the_key_spaces_that_a_storage_remembers_are_bounded(
     for tokens in range(1, 6):
         storage.batch_exists(space(page_tokens=tokens), [hash_of(1)])
 
-    assert len(storage._files) <= 2
+    assert storage._files_of.cache_info().currsize <= 2
