@@ -33,7 +33,7 @@ _FORMAT = "lmcache-1"
 _GROUP = "object_group_"
 _MIN_HASH_NBYTES = 16
 _MAX_HASH_NBYTES = 64
-_MAX_SPACES = 65_536
+_MAX_SPACES = 4096
 _LAYOUT = re.compile(
     rf"{_FORMAT};[^;]*(;serde=(?P<serde>[^;]*))?"
     r";rank=(?P<kv_rank>0x[0-9a-f]{8})(;server=(?P<server>.*))?"

@@ -88,3 +88,11 @@ class TestExists:
             gate.set()
 
         assert elapsed_s < 1.9
+
+
+def test_key_spaces_that_were_never_listed_are_not_remembered() -> None:
+    lookup = Lookup(0.001)
+    for number in range(10):
+        lookup.budget_s(f"space-{number}", 20)
+
+    assert {} == lookup._listing_s
