@@ -803,11 +803,11 @@ class TestSettings:
 
 
 def test_the_key_spaces_that_a_storage_remembers_are_bounded(
-    storage: Hf3fsStorage, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader, "_MOST_SPACES", 2)
+    with opened(root) as storage:
+        for tokens in range(1, 6):
+            storage.batch_exists(space(page_tokens=tokens), [hash_of(1)])
 
-    for tokens in range(1, 6):
-        storage.batch_exists(space(page_tokens=tokens), [hash_of(1)])
-
-    assert storage._files_of.cache_info().currsize <= 2
+        assert 2 == storage._files_of.cache_info().currsize
