@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hicache_storage.page_store.admission import AdmissionSettings
     from hicache_storage.replay.driver import ReplaySettings
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 SUMMARY = "Replay a trace of requests through the cache and a storage, and verify every byte."
 

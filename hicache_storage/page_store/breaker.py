@@ -22,7 +22,7 @@ class Permit:
     __slots__ = ("_breaker", "_ended", "_generation", "is_probe")
 
     def __init__(self, breaker: CircuitBreaker, generation: int, *, is_probe: bool = False) -> None:
-        self.is_probe = is_probe
+        self.is_probe: bool = is_probe
         self._breaker = breaker
         self._generation = generation
         self._ended = False
