@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
-import select
 import signal
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -148,11 +148,9 @@ class TestSharing:
         while len(results) < 3:
             names = sum(1 for _ in root.glob("spaces/*/??/*"))
             assert names <= 2 * 40, "a listing may see a renamed file twice, but never so many"
-            ready = select.select([receive.fileno() for receive, _ in pipes], [], [], 0)[0]
-            for receive, _ in list(pipes):
-                if receive.fileno() in ready:
-                    results.append(receive.recv())
-                    pipes = [pipe for pipe in pipes if pipe[0] is not receive]
+            ready = wait([receive for receive, _ in pipes], timeout=0)
+            results += [receive.recv() for receive, _ in pipes if receive in ready]
+            pipes = [pipe for pipe in pipes if pipe[0] not in ready]
         for child in children:
             child.join()
 
