@@ -14,7 +14,7 @@ import pytest
 from hf3fs_roots import HASHES, NBYTES, SPACE, child, counted, hits, opened, stored
 from hicache_backends.hf3fs import fork_guard, writer
 from hicache_backends.hf3fs.fork_guard import FORKS
-from hicache_backends.hf3fs.index import sqlite_statements, sqlite_tables
+from hicache_backends.hf3fs.index import sqlite_tables
 from pages import page
 from servers import wait_until
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
-    from types import ModuleType
 
     from hicache_backends.hf3fs import Hf3fsStorage
 
@@ -39,15 +38,10 @@ def succeeds(process: BaseProcess) -> bool:
     return process.exitcode == 0
 
 
-@pytest.fixture(params=["one statement", "transaction"])
-def held(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Return a context manager that holds one set of a storage while it uses a connection."""
-    module: ModuleType = sqlite_statements
-    name = "settle"
-    if request.param == "transaction":
-        monkeypatch.setattr(sqlite_statements, "AVAILABLE", False)
-        module, name = sqlite_tables, "insert"
-    real = getattr(module, name)
+    real = sqlite_tables.insert
 
     @contextmanager
     def holding(storage: Hf3fsStorage, numbers: range) -> Generator[threading.Event, None, None]:
@@ -58,11 +52,11 @@ def held(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
             assert go_on.wait(60)
             return real(*arguments, **named)
 
-        monkeypatch.setattr(module, name, inserting)
+        monkeypatch.setattr(sqlite_tables, "insert", inserting)
         caller = threading.Thread(target=stored, args=(storage, numbers))
         caller.start()
         assert inside.wait(60)
-        monkeypatch.setattr(module, name, real)
+        monkeypatch.setattr(sqlite_tables, "insert", real)
         try:
             yield go_on
         finally:

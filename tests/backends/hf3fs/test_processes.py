@@ -22,10 +22,9 @@ _STOP_IN_PHASE = """
 import os, sqlite3, sys
 os.environ["HICACHE_NATIVE"] = "0"  # the compiled data plane does not call os.pwritev
 from hicache_backends.hf3fs import Hf3fsStorage
-from hicache_backends.hf3fs.index import sqlite_statements, sqlite_tables
+from hicache_backends.hf3fs.index import sqlite_tables
 from pages import hash_of, page, space
 root, phase, nbytes = sys.argv[1], sys.argv[2], int(sys.argv[3])
-sqlite_statements.AVAILABLE = phase != "committing"  # one statement has no middle
 storage = Hf3fsStorage.from_config({"path": root})
 
 def stop():

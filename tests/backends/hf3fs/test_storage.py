@@ -433,6 +433,16 @@ class TestEviction:
             assert 50 * SLOT_NBYTES == storage.stats().nbytes
             assert 31 == storage.stats().counters["evicted"]
 
+    def test_a_large_page_evicts_as_many_small_ones_as_it_takes(self, root: Path) -> None:
+        large = space(pool="draft", page_nbytes=8 * 4096)
+        large_nbytes = Geometry(large).slot_nbytes
+        with opened(root, capacity_nbytes=large_nbytes + 10 * SLOT_NBYTES) as storage:
+            stored(storage, range(12))
+            stored(storage, range(50, 51), large)
+
+            assert [True] == storage.batch_exists(large, HASHES[50:51])
+            assert storage.stats().counters["evicted"] > 1
+
     def test_all_key_spaces_share_the_capacity(self, root: Path) -> None:
         draft = space(pool="draft", page_nbytes=8192)
         with opened(root, capacity_nbytes=20 * SLOT_NBYTES, low_watermark=0.95) as storage:

@@ -48,16 +48,11 @@ class Limits:
     high_watermark: float
     low_watermark: float
 
-    @property
-    def high_nbytes(self) -> float | None:
-        """The bytes in use beyond which pages are evicted; None when there is no capacity."""
-        return None if self.capacity_nbytes is None else self.capacity_nbytes * self.high_watermark
-
     def to_evict(self, used_nbytes: int, wanted_nbytes: int) -> int:
         """Return the bytes to evict before `wanted_nbytes` more are used."""
-        if self.capacity_nbytes is None or self.high_nbytes is None:
+        if self.capacity_nbytes is None:
             return 0
-        if used_nbytes + wanted_nbytes <= self.high_nbytes:
+        if used_nbytes + wanted_nbytes <= self.capacity_nbytes * self.high_watermark:
             return 0
         return used_nbytes + wanted_nbytes - int(self.capacity_nbytes * self.low_watermark)
 

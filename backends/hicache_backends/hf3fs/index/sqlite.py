@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import TYPE_CHECKING
 
-from hicache_backends.hf3fs.index import sqlite_statements as statements
 from hicache_backends.hf3fs.index import sqlite_tables as tables
 from hicache_backends.hf3fs.index.base import Index
 from hicache_backends.hf3fs.index.sqlite_database import Database, NoSpaceForIndex
@@ -79,8 +77,6 @@ class SqliteIndex(SqliteReader, Index):
         space = tables.id_of(files)
         places = [entry.place for entry in entries] + list(unused)
         try:
-            if not unused and self._settle_at_once(space, entries, deadline):
-                return
             with self._database.transaction(deadline) as db:
                 tables.end_reservations(db, space, places)
                 doubles = [place.slot for place in tables.insert(db, space, entries)]
@@ -169,8 +165,6 @@ class SqliteIndex(SqliteReader, Index):
     def _reserve(self, files: SlotFiles, count: int, deadline: Deadline) -> list[Place]:
         with self._unsettled_lock:
             unsettled, self._unsettled = self._unsettled, []
-        if not unsettled and (places := self._reserve_at_once(files, count, deadline)):
-            return places
         try:
             with self._database.transaction(deadline) as db:
                 _free_reserved(db, unsettled)
@@ -184,38 +178,6 @@ class SqliteIndex(SqliteReader, Index):
             raise
         self.evicted += reservation.evicted
         return places
-
-    def _reserve_at_once(
-        self, files: SlotFiles, count: int, deadline: Deadline
-    ) -> list[Place] | None:
-        """Reserve all slots in one statement, or return None."""
-        if not statements.AVAILABLE or not 0 < count <= statements.MOST_PAGES:
-            return None
-        limits, slot_nbytes = self._limits, files.geometry.slot_nbytes
-        surplus_nbytes = limits.to_evict(self.used_nbytes, count * slot_nbytes)
-        stamps = [self._writer.stamp() for _ in range(count)]
-        request = statements.Request(
-            space=tables.id_of(files),
-            slot_nbytes=slot_nbytes,
-            stamps=stamps,
-            evicted=min(-(-surplus_nbytes // slot_nbytes), count + tables.EVICTED_AHEAD),
-            high_nbytes=limits.high_nbytes,
-            capacity_nbytes=limits.capacity_nbytes,
-        )
-        reserve = partial(statements.reserve, request=request)
-        found = self._database.run(reserve, deadline, must_be_current=False)
-        if found is None:
-            return None
-        slots, self.used_nbytes = found
-        self.evicted += request.evicted
-        return [Place(slot, stamp) for slot, stamp in zip(slots, stamps, strict=True)]
-
-    def _settle_at_once(self, space: bytes, entries: Sequence[Entry], deadline: Deadline) -> bool:
-        """Add all pages in one statement, or return False."""
-        if not statements.AVAILABLE or not 0 < len(entries) <= statements.MOST_PAGES:
-            return False
-        settle = partial(statements.settle, space=space, entries=entries)
-        return self._database.run(settle, deadline, must_be_current=True)
 
     def _add_unsettled(self, places: Sequence[tuple[bytes, Place]]) -> None:
         with self._unsettled_lock:

@@ -17,7 +17,7 @@ import sqlite3
 import threading
 import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias
 
 from hicache_backends.hf3fs.fork_guard import FORKS
 from hicache_backends.hf3fs.index.base import AT_OPEN_S, Rebuild
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     Fill: TypeAlias = Callable[[sqlite3.Connection, Callable[[], None]], None]
 
 logger = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
 
 _POLL_S = 0.01
 # The time that SQLite waits for another process at once. Between two such waits a fork may happen.
@@ -91,34 +89,6 @@ class Database:
                         raise
                 break
             self._require_current(session)
-
-    def run(
-        self,
-        statement: Callable[[sqlite3.Connection], _T],
-        deadline: Deadline,
-        *,
-        must_be_current: bool,
-    ) -> _T:
-        """Run one statement, which is a transaction of its own.
-
-        Threads take no turns: SQLite holds its lock for this statement only, and a thread that held a
-        turn would wait in it for the interpreter lock.
-
-        `must_be_current`: raise where the file was removed meanwhile. While a rebuild is held off, the
-        last statement of a call finds that out for all.
-        """
-        with self.session(deadline, make=False) as session:
-            while True:
-                with session.step(deadline, _WAIT_S) as connection:
-                    try:
-                        result = statement(connection)
-                    except sqlite3.OperationalError as error:
-                        if not _may_try_again(error, deadline):
-                            raise
-                        continue
-                if must_be_current:
-                    self._require_current(session)
-                return result
 
     @contextmanager
     def held(self, deadline: Deadline) -> Generator[None, None, None]:
@@ -344,15 +314,10 @@ def _begin(connection: sqlite3.Connection, deadline: Deadline) -> bool:
     try:
         connection.execute("BEGIN IMMEDIATE")
     except sqlite3.OperationalError as error:
-        if not _may_try_again(error, deadline):
+        if _code(error) not in _BUSY or deadline.passed():
             raise
         return False
     return True
-
-
-def _may_try_again(error: sqlite3.Error, deadline: Deadline) -> bool:
-    """Return True where another process had the lock, and there is time left."""
-    return _code(error) in _BUSY and not deadline.passed()
 
 
 def _code(error: sqlite3.Error) -> int:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from hicache_backends.hf3fs.fork_guard import FORKS, WAIT_S
-from hicache_backends.hf3fs.index import sqlite_statements
 from hicache_backends.hf3fs.index.sqlite_tables import VERSION
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import HiCacheError
@@ -99,7 +98,6 @@ class Session:
     def _prepare(self, connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
         connection.execute("PRAGMA synchronous = NORMAL")
-        sqlite_statements.prepare(connection)
 
     def _require_same_file(self) -> None:
         if identity_of(self._file) != self.identity:

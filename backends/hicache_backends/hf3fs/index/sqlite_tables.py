@@ -45,7 +45,7 @@ PRAGMA user_version = {VERSION};
 COMMIT;
 """
 
-# A thread gives the interpreter lock up for each row of a statement, and may wait 5 ms to win it back.
+# A thread gives the interpreter lock up for each row of a statement, and may have to wait for it.
 # Therefore one statement changes many rows, and the result for many pages is one row.
 _MOST_VARIABLES = 900
 # The time of a touch grows with the square of its pages: a hundred for each statement.
@@ -55,7 +55,7 @@ _FIND = (
     " group_concat(hex(page_hash) || ' ' || slot || ' ' || hex(stamp)) FROM pages"
     " WHERE space = ? AND page_hash IN ({})"
 )
-EVICTED_AHEAD = 1000
+_EVICTED_AHEAD = 1000
 """The pages that are evicted at once beyond the needed ones: a set waits for them."""
 _OLDEST = (
     "SELECT group_concat("
@@ -259,7 +259,8 @@ class Reservation:
             self._grow(count - len(slots))
             slots = self._free_slots(count)
         if len(slots) < count and self._limits.capacity_nbytes is not None:
-            self.evicted += self._evict((count - len(slots)) * self._slot_nbytes, own=True)
+            missing = count - len(slots)
+            self.evicted += self._evict(missing * self._slot_nbytes, missing, own=True)
             slots = self._free_slots(count)
         places = [Place(slot, self._writer.stamp()) for slot in slots]
         for part in _parts(slots, 1):
@@ -276,7 +277,7 @@ class Reservation:
             collect_dead(self._db, self._layout, self._writer)
         surplus = self._limits.to_evict(used_nbytes(self._db), wanted_nbytes)
         if surplus:
-            self.evicted += self._evict(surplus, ahead=count + EVICTED_AHEAD)
+            self.evicted += self._evict(surplus, count + _EVICTED_AHEAD)
         most = self._most_slots()
         return count if most is None else min(count, most)
 
@@ -285,18 +286,23 @@ class Reservation:
         free_nbytes = self._limits.free_nbytes(used_nbytes(self._db))
         return None if free_nbytes is None else free_nbytes // self._slot_nbytes
 
-    def _evict(self, nbytes: int, *, ahead: int | None = None, own: bool = False) -> int:
+    def _evict(self, nbytes: int, most: int, *, own: bool = False) -> int:
         """Remove the least recently used pages until `nbytes` are free; return the number of pages."""
-        victims: dict[bytes, list[tuple[bytes, int]]] = {}
-        most = ahead or -(-nbytes // self._slot_nbytes)
-        for space, page_hash, slot, slot_nbytes in self._oldest(most, own=own):
-            if nbytes <= 0:
+        evicted = 0
+        while nbytes > 0 and evicted < most:
+            victims: dict[bytes, list[tuple[bytes, int]]] = {}
+            wanted = min(-(-nbytes // self._slot_nbytes), most - evicted)
+            for space, page_hash, slot, slot_nbytes in self._oldest(wanted, own=own):
+                if nbytes <= 0:
+                    break
+                nbytes -= slot_nbytes
+                victims.setdefault(space, []).append((page_hash, slot))
+            for space, pages in victims.items():
+                self._remove(space, pages)
+                evicted += len(pages)
+            if not victims:
                 break
-            nbytes -= slot_nbytes
-            victims.setdefault(space, []).append((page_hash, slot))
-        for space, pages in victims.items():
-            self._remove(space, pages)
-        return sum(map(len, victims.values()))
+        return evicted
 
     def _oldest(self, most: int, *, own: bool) -> list[tuple[bytes, bytes, int, int]]:
         """Return the least recently used pages: key space, hash, slot and size of the slot."""

@@ -7,16 +7,24 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
+from hicache_backends.hf3fs import Hf3fsStorage
 from hicache_backends.hf3fs.index import sqlite_tables as tables
 from hicache_backends.hf3fs.index.base import Entry
-from hicache_backends.hf3fs.layout import Place
-from pages import hash_of
+from hicache_backends.hf3fs.layout import Geometry, Place
+from lock_waits import lock_waits
+from pages import hash_of, page, space
 
-from hicache_storage import StorageUnavailable
+from hicache_storage import StorageUnavailable, native
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
+compiled_only = pytest.mark.skipif(
+    native.implementation != "compiled", reason="the reference makes more calls"
+)
+
+TARGET = space()
 SPACE = bytes(16)
 COUNT = 2000
 ENTRIES = [Entry(hash_of(n), Place(n, n.to_bytes(24, "big")), 1000 + n) for n in range(COUNT)]
@@ -82,3 +90,36 @@ def test_a_missing_reservation_is_an_error(db: sqlite3.Connection, stamp: bytes)
 
     with pytest.raises(StorageUnavailable, match="no entry"):
         tables.end_reservations(db, SPACE, places[1000:])
+
+
+@compiled_only
+def test_a_set_that_evicts_waits_for_the_lock_as_often_with_many_pages_as_with_one(
+    tmp_path: Path,
+) -> None:
+    capacity = 100 * Geometry(TARGET).slot_nbytes
+    config = {"path": str(tmp_path), "capacity_nbytes": capacity, "low_watermark": 0.95}
+    with Hf3fsStorage.from_config(config) as storage:
+        storage.open_space(TARGET)
+        for start in range(0, 120, 30):
+            storage.batch_set(TARGET, [hash_of(start + n) for n in range(30)], [page()] * 30)
+        before = storage.stats().counters["evicted"]
+
+        many = lock_waits(
+            lambda: storage.batch_set(TARGET, [hash_of(n) for n in range(200, 230)], [page()] * 30)
+        )
+        one = lock_waits(lambda: storage.batch_set(TARGET, [hash_of(300)], [page()]))
+
+        assert before + 31 == storage.stats().counters["evicted"]
+    assert one == many
+
+
+@compiled_only
+def test_a_get_waits_few_times_for_the_lock(tmp_path: Path) -> None:
+    with Hf3fsStorage.from_config({"path": str(tmp_path)}) as storage:
+        storage.open_space(TARGET)
+        hashes = [hash_of(number) for number in range(30)]
+        storage.batch_set(TARGET, hashes, [page() for _ in hashes])
+
+        waits = lock_waits(lambda: storage.batch_get(TARGET, hashes, [page() for _ in hashes]))
+
+    assert sum(waits.values()) <= 7
