@@ -52,7 +52,7 @@ from hicache_storage.native.reference import (
     write_frames,
     write_slots,
 )
-from hicache_storage.native.reference.exchanges import (
+from hicache_storage.native.transports import (
     FILLED,
     HEAD_NBYTES,
     LANE,

@@ -50,6 +50,18 @@ def python_data_plane() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(params=["compiled", "python"])
+def transport(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let the compiled data plane use plain sockets, or Python, as where there is no compiled module."""
+    if request.param == "compiled" and native.implementation != "compiled":
+        pytest.skip("there is no compiled data plane here")
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(
+            native, "implementation", {"python": "reference"}.get(request.param, "compiled")
+        )
+        yield
+
+
 @pytest.fixture(params=["disk", "shm"])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """Yield the path of a missing directory, on the disk's file system and on tmpfs."""

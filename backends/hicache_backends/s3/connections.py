@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hicache_backends.s3.replies import SCRATCH_NBYTES, Malformed, ReplyReader
+from hicache_storage import native
 from hicache_storage.errors import StorageClosed, StorageTimeout
 
 if TYPE_CHECKING:
@@ -317,9 +318,9 @@ class ConnectionPool:
             raise StorageClosed("this S3Storage was closed: open a new one")
 
     @property
-    def is_plain(self) -> bool:
-        """True where the data plane may read and write the sockets."""
-        return self._tls is None
+    def is_compiled(self) -> bool:
+        """True if the compiled data plane may read and write the sockets."""
+        return self._tls is None and native.implementation == "compiled"
 
     def take_idle(self, *, is_checked: bool = True) -> Connection | None:
         """Return the connection that was used last; None where there is none.

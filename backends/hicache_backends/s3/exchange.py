@@ -3,9 +3,10 @@
 A call is a generator for one page: it yields requests and pauses, and receives replies. No thread
 is started, so none can be left over, and no buffer is touched after the end of the storage call.
 
-The data plane carries requests over plain sockets: all that are ready, in one native call that waits
+The compiled data plane carries requests over plain sockets: all that are ready, in one call that waits
 without the interpreter lock. It stops a request whose reply is not plain. Then Python carries all
-requests in flight, from where the data plane has left them, and those over TLS.
+requests in flight, from where the data plane has left them. Over TLS, or without the compiled module,
+Python carries every request.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class Exchange:
 
     def _start_calls(self, fresh: deque[int]) -> None:
         """Start a call for each unused connection, and more of them ahead for the data plane."""
-        may_be_ahead = self._connections.is_plain and not self._paused and not self._python_count
+        may_be_ahead = self._connections.is_compiled and not self._paused and not self._python_count
         ahead_s = time.thread_time() + _PREPARE_S if may_be_ahead else 0.0
         while fresh and (len(self._ready) < self._unused_count() or time.thread_time() < ahead_s):
             self._start_call(fresh.popleft())
@@ -275,7 +276,7 @@ class Exchange:
     # --- requests ------------------------------------------------------------------------------------
 
     def _begin_request(self, number: int, request: Request) -> None:
-        is_native = self._connections.is_plain and not self._python_count
+        is_native = self._connections.is_compiled and not self._python_count
         address: Address | None = None
         try:
             connection = self._connections.take_idle(is_checked=not is_native)

@@ -5,7 +5,6 @@ from hicache_storage.native.reference.directories import (
     modes_of,
     stat_files,
 )
-from hicache_storage.native.reference.exchanges import run_exchanges
 from hicache_storage.native.reference.files import (
     check_files,
     claim_files,
@@ -78,7 +77,6 @@ __all__ = [
     "read_slots",
     "receive_pieces",
     "revoke_access",
-    "run_exchanges",
     "send_pieces",
     "stat_files",
     "take_lines",

@@ -15,6 +15,10 @@ from hicache_storage import native
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.skipif(
+    native.implementation != "compiled", reason="Python carries all requests"
+)
+
 LONG_S = 60.0
 HASHES = [hash_of(number) for number in range(40)]
 RIGHT = page(seed=1)

@@ -78,6 +78,7 @@ def outcome(call: Callable[[], object]) -> tuple[float, str]:
     return time.monotonic() - began_s, ""
 
 
+@pytest.mark.usefixtures("transport")
 @pytest.mark.parametrize("habit", BEHAVIOURS)
 def test_a_server_that_does_not_end_its_answers_makes_no_call_late(
     server: ScriptedS3, habit: str
@@ -99,6 +100,7 @@ def test_opening_ends_in_time_whatever_the_server_does(server: ScriptedS3, habit
     assert took_s < TIMEOUT_S + 5  # botocore reads its own data first, which takes processor time
 
 
+@pytest.mark.usefixtures("transport")
 def test_the_steps_of_a_call_share_its_time(server: ScriptedS3) -> None:
     """`open_space` reads the manifest, slowly here, and writes it, without an answer here."""
     timeout_s = SLOW_S + 0.2
@@ -109,6 +111,7 @@ def test_the_steps_of_a_call_share_its_time(server: ScriptedS3) -> None:
     assert took_s < timeout_s + 1
 
 
+@pytest.mark.usefixtures("transport")
 def test_no_page_is_touched_after_a_call_that_was_late(server: ScriptedS3) -> None:
     """The rest of each page arrives after the call, when nobody receives it."""
     with opened(server, max_attempts=1) as store:

@@ -272,6 +272,14 @@ class TestClear:
                 store.clear(space())
 
 
+def test_a_server_that_refuses_to_the_end_is_unavailable() -> None:
+    with ScriptedS3() as gone:
+        store = storage(gone, max_attempts=1000, timeout_s=0.5)
+    with store, pytest.raises(StorageUnavailable, match="cannot be reached"):
+        got(store)
+
+
+@pytest.mark.usefixtures("transport")
 class TestGet:
     def test_404_is_a_miss(self, server: ScriptedS3) -> None:
         with storage(server, error(404, "NoSuchKey")) as store:
@@ -372,13 +380,8 @@ class TestGet:
         ):
             got(store)
 
-    def test_a_server_that_refuses_to_the_end_is_unavailable(self) -> None:
-        with ScriptedS3() as gone:
-            store = storage(gone, max_attempts=1000, timeout_s=0.5)
-        with store, pytest.raises(StorageUnavailable, match="cannot be reached"):
-            got(store)
 
-
+@pytest.mark.usefixtures("transport")
 class TestExists:
     def test_the_size_must_be_right(self, server: ScriptedS3) -> None:
         with storage(server, size(NBYTES), size(NBYTES - 1)) as store:
@@ -396,6 +399,7 @@ class TestExists:
             assert store.batch_exists(space(), [hash_of(1)]) == [False]
 
 
+@pytest.mark.usefixtures("transport")
 class TestSet:
     def test_a_small_page_takes_one_conditional_put(self, server: ScriptedS3) -> None:
         with storage(server, OK) as store:
@@ -575,6 +579,7 @@ class TestChecksum:
         assert ["GET"] == server.methods
 
 
+@pytest.mark.usefixtures("transport")
 @pytest.mark.parametrize("is_tls", [False, True])
 def test_bytes_behind_a_page_are_not_the_next_reply(tmp_path: Path, is_tls: bool) -> None:  # noqa: FBT001
     """Over TLS they have left the socket with the page, where no poll of the socket sees them."""

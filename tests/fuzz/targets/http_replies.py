@@ -1,4 +1,4 @@
-"""HTTP replies of `s3`: both data planes and the reader in Python take the same replies and bytes."""
+"""HTTP replies of `s3`: what the compiled data plane takes, the reader in Python takes alike."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import time
 from array import array
 from contextlib import suppress
 from itertools import pairwise
-from typing import Any
 
 from data_planes import compiled
 from fuzz.choices import Choices
 from fuzz.scratch import peer_of
 from hicache_backends.s3.replies import SCRATCH_NBYTES, Malformed, ReplyReader
 
-from hicache_storage.native import FILLED, HEAD_NBYTES, RECEIVED, STATE_COUNT, VERDICT, reference
+from hicache_storage.native import FILLED, HEAD_NBYTES, RECEIVED, STATE_COUNT, VERDICT
 
 _SLOT_NBYTES = 512
 _SIZES = (0, 1, 20, 700)
@@ -59,12 +58,6 @@ def check(data: bytes) -> None:
     nbytes, has_body = choices.pick(_SIZES), choices.flag()
     split, step = choices.integer(0, 3), choices.pick(_STEPS)
     replies = choices.rest()
-    found = [
-        _exchanged(module, replies, nbytes, split, has_body=has_body)
-        for module in (reference, compiled or reference)
-    ]
-    assert found[0] == found[1]
-    status, body, page = found[0]
     reader, into = _reader(nbytes, split, has_body=has_body)
     is_refused = _feed(reader, replies, step)
     reply = reader.reply
@@ -72,6 +65,9 @@ def check(data: bytes) -> None:
         assert 200 <= reply.status < 600
         assert not reply.is_page_filled or (reply.status == 200 and has_body and nbytes)
         assert not reply.is_page_filled or bytes(into) in replies
+    if compiled is None:
+        return
+    status, body, page = _exchanged(replies, nbytes, split, has_body=has_body)
     if status < 200:
         return  # the reply is not plain: Python alone judges it
 
@@ -85,17 +81,17 @@ def check(data: bytes) -> None:
 
 
 def _exchanged(
-    module: Any, replies: bytes, nbytes: int, split: int, *, has_body: bool
+    replies: bytes, nbytes: int, split: int, *, has_body: bool
 ) -> tuple[int, bytes, bytes]:
-    """Return the verdict of a data plane, and the body and the page of a whole reply."""
+    """Return the verdict of the compiled data plane, and the body and the page of a whole reply."""
     slot, states, page = bytearray(_SLOT_NBYTES), array("q", [0, 0, 0, 0, 0, 0]), bytearray(nbytes)
     request = b"GET / HTTP/1.1\r\n\r\n" if has_body else b"HEAD / HTTP/1.1\r\n\r\n"
     assert len(states) == STATE_COUNT
     with peer_of(replies) as near:
         near.setblocking(False)
-        # The reply may be there before the request is sent, which stops an exchange in Python.
+        # The reply may be there before the request is sent, which stops an exchange.
         states[2] = len(request)
-        failed = module.run_exchanges(
+        failed = compiled.run_exchanges(
             [near.fileno()], [[request]], [_pieces(page, split)], slot, states,
             time.monotonic() + _WAIT_S,
         )  # fmt: skip
