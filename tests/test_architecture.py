@@ -26,7 +26,7 @@ WRAPPERS = {"encrypted"}
 """Backends that keep their pages in another one. They open it by its name."""
 REGISTRY = "hicache_storage.registry"
 BACKENDS = sorted(path.parent.name for path in ROOT.glob("backends/hicache_backends/*/storage.py"))
-CACHE = ("host_pool", "device_pool", "controller", "handoff")
+CACHE = ("host_pool", "device_pool", "moving", "controller", "handoff")
 ENTRANCES = ("replay", "planning", "integrations", "cli")
 
 FORBIDDEN = [
@@ -38,9 +38,10 @@ FORBIDDEN = [
             "native": ("backend_support", "registry", "page_store", *CACHE, *ENTRANCES),
             "backend_support": ("registry", "page_store", *CACHE, *ENTRANCES),
             "page_store": ("registry", "request_log", *CACHE, *ENTRANCES),
+            "moving": ("registry", "request_log", "controller", "handoff", *ENTRANCES),
             "request_log": ("registry", *CACHE, *ENTRANCES),
-            "host_pool": ("registry", "controller", "handoff", *ENTRANCES),
-            "device_pool": ("registry", "controller", "handoff", *ENTRANCES),
+            "host_pool": ("registry", "moving", "controller", "handoff", *ENTRANCES),
+            "device_pool": ("registry", "moving", "controller", "handoff", *ENTRANCES),
             "controller": ("registry", "handoff", *ENTRANCES),
             "handoff": ("registry", *ENTRANCES),
             "integrations": ("replay", "planning", "cli"),

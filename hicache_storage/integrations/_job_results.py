@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from hicache_storage.page_store.results import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from hicache_storage.backend_support.deadline import Deadline
-    from hicache_storage.keys import KeySpace
-    from hicache_storage.page import Page
 
 logger = logging.getLogger(__name__)
 
@@ -28,17 +26,6 @@ class JobKind(enum.Enum):
     LOOKUP = "lookup"
     LOAD = "load"
     STORE = "store"
-
-
-@dataclass(frozen=True, slots=True)
-class PageBatch:
-    """Pages of one key space in the engine's memory."""
-
-    space: KeySpace
-    """The key space without a frame."""
-    hashes: Sequence[str]
-    pages: Sequence[Page]
-    """The payload of each hash. The runner has its own memory for headers."""
 
 
 @dataclass(frozen=True, slots=True)

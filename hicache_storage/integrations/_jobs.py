@@ -22,16 +22,15 @@ from hicache_storage.integrations._job_results import (
     JobKind,
     JobResult,
     LookupResult,
-    PageBatch,
     ResultQueue,
 )
 from hicache_storage.integrations._lookups import LookupQueue
-from hicache_storage.integrations._piece_mover import PieceMover
-from hicache_storage.integrations._private_memory import PrivateMemory
 from hicache_storage.integrations._spaces import SpaceOpener
 from hicache_storage.integrations._switch_interval import SwitchIntervalSettings
 from hicache_storage.integrations._transfer_queue import TransferLimits, TransferQueue
 from hicache_storage.integrations._write_admission import WriteAdmission
+from hicache_storage.moving.buffers import Buffers
+from hicache_storage.moving.lender import CopiedPages, LentPages, PageBatch, RevocablePages
 from hicache_storage.page_store.admission import AdmissionSettings
 from hicache_storage.settings import ByteSize, Field, PositiveSeconds
 
@@ -104,10 +103,6 @@ class JobRunner:
         settings.shorten_switch_interval()
         self._engine = CallGate()
         self._spaces = SpaceOpener(store)
-        self._memories = {
-            kind: PrivateMemory(store, settings.queued_nbytes)
-            for kind in (JobKind.LOAD, JobKind.STORE)
-        }
         self._admission = WriteAdmission(store, settings.admission)
         if owner is not None:
             self._admission.start(owner)
@@ -115,29 +110,30 @@ class JobRunner:
         revocable = store.storage.capabilities.revocable
         load_begins_s = load_s if revocable or not lends_memory else load_s / 2
 
-        def mover(kind: JobKind) -> PieceMover:
-            return PieceMover(
-                kind,
+        way = CopiedPages if not lends_memory else RevocablePages if revocable else LentPages
+        self._lenders = [
+            way(
                 store,
-                self._engine,
-                self._memories[kind],
-                lends_memory=lends_memory,
+                direction,
+                Buffers(store, settings.queued_nbytes),
+                engine=self._engine,
                 settle_s=load_s + _GRACE_S,
             )
-
+            for direction in ("load", "save")
+        ]
         self._lookup_results = ResultQueue[LookupResult](JobKind.LOOKUP, on_finished)
         self._load_results = ResultQueue[JobResult](JobKind.LOAD, on_finished)
         self._store_results = ResultQueue[JobResult](JobKind.STORE, on_finished)
         self._lookups = LookupQueue(store, self._lookup_results, settings.lookup_timeout_s)
         self._loads = TransferQueue(
             self._load_results,
-            mover(JobKind.LOAD),
+            self._lenders[0],
             TransferLimits(_LOAD_THREADS, load_s, load_begins_s, _SPARE_LOAD_THREADS),
             store.begin_activity,
         )
         self._stores = TransferQueue(
             self._store_results,
-            mover(JobKind.STORE),
+            self._lenders[1],
             TransferLimits(_STORE_THREADS, store_s, store_s, queued_nbytes=settings.queued_nbytes),
             store.begin_activity,
             spaces=self._spaces,
@@ -195,7 +191,7 @@ class JobRunner:
         `not_admitted_rate`, `space_open_failures`. Present values:
         `queued_store_nbytes`, `private_nbytes`, `private_nbytes_used`, `open_spaces`.
         """
-        memories = self._memories.values()
+        memories = [lender.buffers for lender in self._lenders]
         return {
             **self._lookups.counters.snapshot(),
             **self._loads.counters.snapshot(),
@@ -223,7 +219,7 @@ class JobRunner:
         self._admission.close(deadline.remaining_s())
         self._engine.close()
         unused = self._engine.wait_until_idle(max(_MIN_IDLE_WAIT_S, deadline.remaining_s()))
-        for memory in self._memories.values():
-            memory.close()
+        for lender in self._lenders:
+            lender.buffers.close()
         self._spaces.close()
         return unused

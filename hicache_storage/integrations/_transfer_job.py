@@ -8,7 +8,8 @@ from itertools import compress
 from typing import TYPE_CHECKING, NamedTuple
 
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.integrations._job_results import JobResult, PageBatch
+from hicache_storage.integrations._job_results import JobResult
+from hicache_storage.moving.lender import PageBatch
 from hicache_storage.page_store.observer import NO_ACTIVITY, Activity
 from hicache_storage.page_store.results import Verdict
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hicache_storage.keys import KeySpace
-    from hicache_storage.page import Page
 
 _UNANSWERED = frozenset((Verdict.TIMEOUT, Verdict.UNAVAILABLE, Verdict.BREAKER_OPEN))
 
@@ -122,14 +122,10 @@ class Piece(NamedTuple):
         return self.job.batches[self.batch].space
 
     @property
-    def hashes(self) -> Sequence[str]:
-        """The hashes of the pages."""
-        return self.job.batches[self.batch].hashes[self.part]
-
-    @property
-    def pages(self) -> Sequence[Page]:
-        """The pages in the engine's memory."""
-        return self.job.batches[self.batch].pages[self.part]
+    def pages(self) -> PageBatch:
+        """The pages of the piece."""
+        whole = self.job.batches[self.batch]
+        return PageBatch(whole.space, whole.hashes[self.part], whole.pages[self.part])
 
     def verdicts(self, verdict: Verdict) -> list[Verdict]:
         """Return `verdict` for each page."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, deque
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from hicache_storage.backend_support.counters import Counters
@@ -16,10 +15,10 @@ from hicache_storage.page_store.results import Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hicache_storage.integrations._job_results import JobResult, PageBatch, ResultQueue
-    from hicache_storage.integrations._piece_mover import PieceMover
+    from hicache_storage.integrations._job_results import JobResult, ResultQueue
     from hicache_storage.integrations._spaces import SpaceOpener
     from hicache_storage.integrations._write_admission import WriteAdmission
+    from hicache_storage.moving.lender import Lender, PageBatch
     from hicache_storage.page_store.observer import Activity, Attributes
 
 logger = logging.getLogger(__name__)
@@ -56,7 +55,7 @@ class TransferQueue:
     def __init__(
         self,
         results: ResultQueue[JobResult],
-        mover: PieceMover,
+        lender: Lender,
         limits: TransferLimits,
         begin_activity: Callable[[str, Attributes], Activity],
         *,
@@ -69,7 +68,7 @@ class TransferQueue:
         """The payload bytes of the jobs that no thread has taken, with a limit of them."""
         self._results = results
         self._name = results.kind.value
-        self._mover = mover
+        self._lender = lender
         self._spaces = spaces
         self._limits = limits
         self._begin_activity = begin_activity
@@ -198,7 +197,7 @@ class TransferQueue:
     def _begin(self, job: TransferJob) -> None:
         try:
             self._admit(job)
-            pieces = job.split(self._mover.max_pages)
+            pieces = job.split(self._lender.max_pages)
         except Exception as error:  # noqa: BLE001 - an error of the engine fails its own job
             logger.warning("a %s is malformed: %s: %s", self._name, type(error).__name__, error)
             self._give_up(job, Verdict.ERROR)
@@ -228,8 +227,12 @@ class TransferQueue:
             refusal = self._refusal(piece)
             if refusal is None:
                 with piece.job.activity.resume():
-                    self._mover.move(piece, partial(self._end, piece))
-                return
+                    outcome = self._lender.move([piece.pages], piece.job.deadline)
+                if outcome is not None:
+                    verdicts = outcome.verdicts[0]
+                    outcome.settled.add_done_callback(lambda _: self._end(piece, verdicts))
+                    return
+                refusal = Verdict.TIMEOUT
         except BaseException:
             logger.exception("a %s failed", self._name)
             refusal = Verdict.ERROR
@@ -244,7 +247,7 @@ class TransferQueue:
             return job.failure
         if job.age_s() >= self._limits.begin_s:
             return Verdict.TIMEOUT
-        if not self._mover.can_move(piece.space):
+        if not self._lender.can_move(piece.space):
             return Verdict.REFUSED
         if self._spaces is not None and not self._spaces.open(piece.space, job.deadline):
             return Verdict.TIMEOUT if job.deadline.passed() else Verdict.UNAVAILABLE

@@ -18,9 +18,9 @@ def test_a_job_is_split_by_key_space_and_number() -> None:
     pieces = job.split(lambda space: 2 if space == SPACE else 9)
 
     assert [(SPACE, 2), (SPACE, 2), (SPACE, 1), (OTHER, 2)] == [
-        (piece.space, len(piece.pages)) for piece in pieces
+        (piece.space, len(piece.pages.pages)) for piece in pieces
     ]
-    assert [hash_of(2), hash_of(3)] == list(pieces[1].hashes)
+    assert [hash_of(2), hash_of(3)] == list(pieces[1].pages.hashes)
 
 
 def test_the_last_piece_ends_the_job_in_any_order() -> None:

@@ -8,14 +8,8 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.backend_support.revocable import AtomicRevocable
-from hicache_storage.integrations.sglang._bounce_buffers import (
-    BounceBuffers,
-    buffer_nbytes,
-    copy_from_mirrors,
-    copy_to_mirrors,
-    headers_nbytes,
-)
+from hicache_storage.moving.buffers import Buffers
+from hicache_storage.moving.lender import CopiedPages, LentPages, RevocablePages
 from hicache_storage.page import Page
 from hicache_storage.page_store.results import Verdict
 from hicache_storage.request_log import Operation
@@ -50,8 +44,7 @@ class Transport:
 
     When a call has returned, no memory of SGLang is accessed any more, because SGLang then reuses the
     host pages. With `is_direct` the store gets that memory, and an overdue call of the transport waits
-    for it: calls of a bounded store end in time. A revocable store gets it until the deadline, and an
-    overdue call keeps headers only. Any other store gets bounce buffers, which an overdue call keeps.
+    for it: calls of a bounded store end in time. `moving.lender` describes the other ways.
     """
 
     def __init__(
@@ -70,13 +63,16 @@ class Transport:
         """False if another rank saves the replicated pages. This rank then saves only missing ones."""
         self.is_direct = is_direct
         """True if the store accesses SGLang's memory until its calls end."""
-        self._is_revocable = store.storage.capabilities.revocable
         self.admission = admission
         self._explain_log = explain_log
         self._timeout_s = timeout_s
-        self._hashes = store.settings.checksum == "xxh3"
+        revocable = store.storage.capabilities.revocable
+        way = LentPages if is_direct else RevocablePages if revocable else CopiedPages
         # Each direction has its own buffers, so that overdue writes do not delay reads.
-        self._bounces = {"prefetch": BounceBuffers(store), "backup": BounceBuffers(store)}
+        self._lenders = {
+            "prefetch": way(store, "load", Buffers(store)),
+            "backup": way(store, "save", Buffers(store)),
+        }
 
     def load(self, pool: StoredPool, keys: Sequence[str], indices: Indices) -> TransferResult:
         """Load pages into the host pool."""
@@ -144,9 +140,9 @@ class Transport:
         return _with_refused(admitted, result)
 
     def close(self) -> None:
-        """Release the bounce buffers."""
-        for bounce in self._bounces.values():
-            bounce.close()
+        """Release the buffers."""
+        for lender in self._lenders.values():
+            lender.buffers.close()
 
     def _run(
         self,
@@ -156,13 +152,13 @@ class Transport:
         deadline: Deadline | None = None,
     ) -> TransferResult:
         began_s = time.monotonic()
-        timeout_s = None if deadline is None else deadline.remaining_s()
-        outcome = self._move(direction, transfers, timeout_s)
+        outcome = self._lenders[direction].move(transfers, deadline)
         if outcome is None:
             logger.warning("pool %r: too many overdue calls, no %s", pool.name, direction)
             unavailable = [Verdict.UNAVAILABLE] * len(transfers[0].hashes)
             self._explain(direction, pool, transfers, [unavailable], began_s)
             return TransferResult([False] * len(transfers[0].hashes), answered=False)
+        outcome.settled.result()  # a bounded store settles in time, and any other one sometime
         self._explain(direction, pool, transfers, outcome.verdicts, began_s)
         moved = outcome.whole()
         if self.metrics is not None:
@@ -170,37 +166,6 @@ class Transport:
             elapsed_s = time.monotonic() - began_s
             self.metrics.add(direction, pages, pages * pool.page_nbytes, elapsed_s)
         return TransferResult(moved, _answered(outcome))
-
-    def _move(
-        self, direction: str, transfers: list[Transfer], timeout_s: float | None
-    ) -> Outcome | None:
-        """Move pages. Return None, without a call of the store, while too many calls are overdue."""
-        transfer_pages = self.store.load if direction == "prefetch" else self.store.save
-        if self.is_direct:
-            outcome = transfer_pages(transfers, timeout_s=timeout_s)
-            outcome.settled.result()  # a bounded store settles in time, and any other one sometime
-            return outcome
-        bounce = self._bounces[direction]
-        nbytes = headers_nbytes(transfers) if self._is_revocable else buffer_nbytes(transfers)
-        buffer = bounce.acquire(nbytes)
-        if buffer is None:
-            return None
-        # If this raises, a call may still use the buffer, so it is not released.
-        if self._is_revocable:
-            revocable = AtomicRevocable()
-            try:
-                outcome = transfer_pages(buffer.lent(transfers, revocable), timeout_s=timeout_s)
-            finally:
-                revocable.revoke()
-        else:
-            copies = buffer.mirrors(transfers)
-            if direction == "backup":
-                copy_to_mirrors(transfers, copies, checksum=self._hashes)
-            outcome = transfer_pages(copies, timeout_s=timeout_s)
-            if direction == "prefetch":
-                copy_from_mirrors(transfers, copies, outcome.whole())
-        bounce.release(buffer, outcome.settled)
-        return outcome
 
     def _explain(
         self,

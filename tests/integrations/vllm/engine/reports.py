@@ -97,7 +97,7 @@ def test_a_page_that_turns_out_to_be_gone_is_an_event(file_config: dict[str, Any
             return list(events)
 
         engine.tier.take_events = keep_removed
-        engine.tier._connection.runner._loads._mover._call = delete_first
+        store.load = delete_first
         engine.step_until(asked.is_finished)
         assert engine.settle()
 

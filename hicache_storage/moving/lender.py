@@ -1,0 +1,278 @@
+"""The engine's pages in calls of a page store: lent, lent until the deadline, or copied.
+
+An engine uses its memory again soon after a call has returned, and a call of a store may outlast its
+deadline. A bounded store gets the engine's pages until its call settles (`LentPages`). A revocable one
+gets them until the deadline (`RevocablePages`). Any other one gets copies (`CopiedPages`). Copies, and
+headers that the engine does not bring along, are in buffers of our own, which an overdue call keeps.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from itertools import compress, islice
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
+
+from hicache_storage import native
+from hicache_storage.backend_support.executor import when_all_done
+from hicache_storage.backend_support.revocable import AtomicRevocable
+from hicache_storage.backend_support.shared_resource import CallGate
+from hicache_storage.moving.buffers import stride_nbytes
+from hicache_storage.page import Page
+from hicache_storage.page_store.frame import FramedPage
+from hicache_storage.page_store.results import Outcome, Transfer, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hicache_storage.backend_support.deadline import Deadline
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.moving.buffers import Buffer, Buffers
+    from hicache_storage.page_store import PageStore
+    from hicache_storage.page_store.counters import Direction
+
+    Batches: TypeAlias = "Sequence[PageBatch] | Sequence[Transfer]"
+    """The pages of one move, all of one size. Transfers bring their own headers along."""
+
+_MAX_MOVE_NBYTES = 32 << 20
+_MAX_MOVE_PAGES = 1024
+# The limit of the buffers allows this many moves, so that threads work at the same time.
+_MOVES = 8
+_UNHASHED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class PageBatch:
+    """Pages of one key space in the engine's memory."""
+
+    space: KeySpace
+    """The key space without a frame."""
+    hashes: Sequence[str]
+    pages: Sequence[Page]
+    """The payload of each hash. The lender has its own memory for headers."""
+
+
+class Lender(ABC):
+    """One direction of an engine, and one way to move its pages. Thread-safe."""
+
+    lends: ClassVar[bool] = True
+    """True if the store itself accesses the engine's pages."""
+
+    def __init__(
+        self,
+        store: PageStore,
+        direction: Direction,
+        buffers: Buffers,
+        *,
+        engine: CallGate | None = None,
+        settle_s: float = 0.0,
+    ) -> None:
+        """Make a lender.
+
+        Args:
+            store: Has the key spaces of the pages open.
+            direction: `load` or `save`.
+            buffers: Hold headers and copies.
+            engine: Counts the calls and copies that may touch the engine's memory.
+            settle_s: A bounded store has settled every call this long after the call began.
+        """
+        self.buffers = buffers
+        self._store = store
+        self._loads = direction == "load"
+        self._frame_nbytes = store.frame_nbytes
+        self._engine = engine or CallGate()
+        self._settle_s = settle_s
+
+    @abstractmethod
+    def move(self, batches: Batches, deadline: Deadline | None = None) -> Outcome | None:
+        """Move pages. The engine's memory is free once the outcome has settled.
+
+        Return None, without a call of the store, if there is no buffer by the deadline. Without a
+        deadline the store's own time limit applies, and no buffer is waited for. The pages are
+        UNAVAILABLE if `engine` was closed.
+
+        Raises:
+            Exception: Nothing touches the engine's memory any more.
+        """
+
+    def max_pages(self, space: KeySpace) -> int:
+        """Return the most pages of a move if the buffers have a limit."""
+        limit_nbytes, nbytes = self.buffers.limit_nbytes, _MAX_MOVE_NBYTES
+        if limit_nbytes is not None:
+            nbytes = min(nbytes, limit_nbytes // _MOVES)
+        stride = stride_nbytes(space.page_nbytes, self._frame_nbytes)
+        return max(1, min(_MAX_MOVE_PAGES, nbytes // stride))
+
+    def can_move(self, space: KeySpace) -> bool:
+        """Return True if a page of `space` fits in the buffers."""
+        limit_nbytes = self.buffers.limit_nbytes
+        return limit_nbytes is None or self._buffer_nbytes(space, 1) <= limit_nbytes
+
+    def _buffer_nbytes(self, space: KeySpace, pages: int) -> int:
+        """Return the size of a buffer. With a limit, all buffers of a key space have one size."""
+        if self.buffers.limit_nbytes is not None:
+            pages = max(pages, self.max_pages(space))
+        frame = self._frame_nbytes
+        return pages * (frame if self.lends else stride_nbytes(space.page_nbytes, frame))
+
+    def _acquire(self, batches: Batches, deadline: Deadline | None) -> Buffer | None:
+        pages = sum(len(batch.hashes) for batch in batches)
+        timeout_s = 0.0 if deadline is None else deadline.remaining_s()
+        return self.buffers.acquire(self._buffer_nbytes(batches[0].space, pages), timeout_s)
+
+    def _lent(
+        self, batches: Batches, buffer: Buffer, revocable: AtomicRevocable | None = None
+    ) -> list[Transfer]:
+        """Return the engine's pages with headers in `buffer`."""
+        pages = sum(len(batch.hashes) for batch in batches)
+        headers = iter(buffer.headers(self._frame_nbytes, pages))
+        return [
+            Transfer(
+                batch.space,
+                batch.hashes,
+                [
+                    FramedPage(header, page)
+                    for page, header in zip(_payloads(batch, revocable), headers, strict=False)
+                ],
+            )
+            for batch in batches
+        ]
+
+    def _refused(self, batches: Batches, buffer: Buffer | None) -> Outcome:
+        """Return the outcome of a move after the engine took its memory back."""
+        if buffer is not None:
+            self.buffers.release(buffer)
+        verdicts = [[Verdict.UNAVAILABLE] * len(batch.hashes) for batch in batches]
+        return Outcome(verdicts, when_all_done([]))
+
+
+class LentPages(Lender):
+    """The store has the engine's pages until its call settles. It is bounded, or the engine waits."""
+
+    def move(self, batches: Batches, deadline: Deadline | None = None) -> Outcome | None:
+        buffer = None
+        transfers = [batch for batch in batches if isinstance(batch, Transfer)]
+        if not transfers:
+            buffer = self._acquire(batches, deadline)
+            if buffer is None:
+                return None
+            transfers = self._lent(batches, buffer)
+        if not self._engine.begin():
+            return self._refused(batches, buffer)
+        call = self._store.load if self._loads else self._store.save
+        try:
+            outcome = call(transfers, timeout_s=_remaining_s(deadline))
+        except (TypeError, ValueError):  # the page store refused its arguments, and no call began
+            self._end(buffer)
+            raise
+        except BaseException:  # a call may have begun: it ends in time, and keeps its headers
+            threading.Event().wait(self._settle_s)
+            self._engine.end()
+            raise
+        outcome.settled.add_done_callback(lambda _: self._end(buffer))
+        return outcome
+
+    def _end(self, buffer: Buffer | None) -> None:
+        if buffer is not None:
+            self.buffers.release(buffer)
+        self._engine.end()
+
+
+class RevocablePages(Lender):
+    """The store has the engine's pages until the deadline. An overdue call keeps headers only."""
+
+    def move(self, batches: Batches, deadline: Deadline | None = None) -> Outcome | None:
+        buffer = self._acquire(batches, deadline)
+        if buffer is None:
+            return None
+        if not self._engine.begin():
+            return self._refused(batches, buffer)
+        revocable = AtomicRevocable()
+        call = self._store.load if self._loads else self._store.save
+        try:
+            transfers = self._lent(batches, buffer, revocable)
+            outcome = call(transfers, timeout_s=_remaining_s(deadline))
+        except (TypeError, ValueError):  # the page store refused its arguments, and no call began
+            self.buffers.release(buffer)
+            raise  # after any other error a call may have begun, and keeps the buffer
+        finally:
+            revocable.revoke()
+            self._engine.end()
+        self.buffers.release(buffer, outcome.settled)
+        return Outcome(outcome.verdicts, when_all_done([]))
+
+
+class CopiedPages(Lender):
+    """The store has copies, which the calling thread makes. An overdue call keeps its copies."""
+
+    lends = False
+
+    def move(self, batches: Batches, deadline: Deadline | None = None) -> Outcome | None:
+        buffer = self._acquire(batches, deadline)
+        if buffer is None:
+            return None
+        pages = [page for batch in batches for page in _payloads(batch)]
+        page_nbytes = batches[0].space.page_nbytes
+        frames = buffer.frames(page_nbytes, self._frame_nbytes, len(pages))
+        copies = [frame.payload for frame in frames]
+        if not self._loads:
+            hashed = self._store.settings.checksum == "xxh3"
+            digests = self._copy(copies, pages, 0 if hashed else _UNHASHED)
+            if digests is None:
+                return self._refused(batches, buffer)
+            for copy, digest in zip(copies, digests, strict=False):
+                copy.digest = digest
+        left = iter(frames)
+        transfers = [
+            Transfer(batch.space, batch.hashes, list(islice(left, len(batch.hashes))))
+            for batch in batches
+        ]
+        call = self._store.load if self._loads else self._store.save
+        try:
+            outcome = call(transfers, timeout_s=_remaining_s(deadline))
+        except (TypeError, ValueError):  # the page store refused its arguments, and no call began
+            self.buffers.release(buffer)
+            raise  # after any other error a call may have begun, and keeps the buffer
+        try:
+            if self._loads:
+                whole = outcome.whole() * len(batches)
+                targets, sources = compress(pages, whole), compress(copies, whole)
+                if self._copy(list(targets), list(sources), _UNHASHED) is None:
+                    return self._refused(batches, None)
+        finally:
+            self.buffers.release(buffer, outcome.settled)
+        return Outcome(outcome.verdicts, when_all_done([]))
+
+    def _copy(
+        self, targets: Sequence[Page], sources: Sequence[Page], skip: int
+    ) -> list[int] | None:
+        """Copy pages from or to the engine's memory.
+
+        Returns:
+            What `native.copy_pages` returns for `skip`. None if that memory may not be used any more.
+        """
+        if not self._engine.begin():
+            return None
+        try:
+            return native.copy_pages(
+                [page.segments for page in targets], [page.segments for page in sources], skip
+            )
+        finally:
+            self._engine.end()
+
+
+def _remaining_s(deadline: Deadline | None) -> float | None:
+    return None if deadline is None else deadline.remaining_s()
+
+
+def _payloads(
+    batch: PageBatch | Transfer, revocable: AtomicRevocable | None = None
+) -> Sequence[Page]:
+    if isinstance(batch, Transfer):
+        pages: Sequence[Page] = [page.payload for page in batch.pages]
+    else:
+        pages = batch.pages
+    if revocable is None:
+        return pages
+    return [Page.of_views(page.segments, page.nbytes, revocable) for page in pages]
