@@ -195,7 +195,7 @@ def test_a_buffer_with_holes_is_refused(scattered: Any) -> None:
         Page(scattered)
 
 
-@pytest.mark.parametrize("thing", ["text", 5, None, [1, 2], object()], ids=repr)
+@pytest.mark.parametrize("thing", ["text", 5, None, [1, 2], object()], ids=type)
 def test_an_object_that_is_no_buffer_is_refused_by_type(thing: Any) -> None:
     with pytest.raises(TypeError, match=f"must be a buffer, not {type(thing).__name__}"):
         Page(thing)

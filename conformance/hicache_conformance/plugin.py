@@ -1,12 +1,14 @@
 """The pytest plugin: options, the guard over the kit's tests, and the verdict at the end of a run.
 
 The plugin is loaded in every pytest run of an environment that has the kit, so that it imports nothing
-but pytest and the standard library until a test of the kit is collected. Under pytest-xdist there is no
-verdict, because a verdict needs one process that has seen all tests.
+but pytest and the standard library until a test of the kit is collected. A verdict needs one process
+that has run all tests of a class. Under pytest-xdist each worker judges the classes that it has run, and
+the process that prints the summary shows their verdicts. `--dist loadscope` keeps a class in one worker.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import shlex
 import sys
@@ -18,10 +20,11 @@ import pytest
 from hicache_conformance.run import CHECK_PROPERTY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from hicache_conformance.author import StorageConformance
     from hicache_conformance.report.record import Record
+
+_VERDICTS = "hicache-verdicts"
+"""The key of what a worker of pytest-xdist hands over."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,8 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Conformance(config), "hicache-conformance-verdicts")
+    config.pluginmanager.register(_Conformance(config), "hicache-conformance-verdicts")
 
 
 class _Conformance:
@@ -50,8 +52,9 @@ class _Conformance:
         self.classes: dict[str, type[StorageConformance]] = {}
         """By the node id of the class, as is everything here."""
         self.checks: dict[str, list[str]] = {}
-        self.records: list[tuple[str, Record]] = []
-        """By the name of the test class: several may be of one storage."""
+        self.ran: set[str] = set()
+        """The node ids of the tests that this process has begun."""
+        self.verdicts: list[_Verdict] = []
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(
@@ -83,6 +86,7 @@ class _Conformance:
         return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.ran.add(report.nodeid)
         if report.when == "call":
             for name, value in report.user_properties:
                 if name == CHECK_PROPERTY:
@@ -92,17 +96,37 @@ class _Conformance:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self.config.option.collectonly:
             return
-        chosen: dict[str, set[str]] = {}
+        here: dict[str, list[pytest.Item]] = {}
         for item in session.items:
             if _check_of(item) is not None:
-                chosen.setdefault(_class_of(item.nodeid), set()).add(_check_of(item).name)
-        for name, checks in chosen.items():
-            cls = self.classes[name]
-            record = self._judged(cls, self.checks.get(name, []))
-            self.records.append((cls.__name__, record))
-            self._write(record, cls.__name__)
-            if self._fails(record, checks) and session.exitstatus == pytest.ExitCode.OK:
-                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+                here.setdefault(_class_of(item.nodeid), []).append(item)
+        worker_output: dict[str, Any] | None = getattr(self.config, "workeroutput", None)
+        for name, items in here.items():
+            done = sum(item.nodeid in self.ran for item in items)
+            if worker_output is None or done == len(items):
+                self._judge(self.classes[name], name, {_check_of(item).name for item in items})
+            elif done:
+                self.verdicts.append(_Verdict.none(self.classes[name]))
+        if worker_output is not None:
+            worker_output[_VERDICTS] = [dataclasses.asdict(one) for one in self.verdicts]
+        if any(one.fails for one in self.verdicts) and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take the verdicts of a worker of pytest-xdist. One that crashed has none."""
+        output: dict[str, Any] = getattr(node, "workeroutput", {})
+        self.verdicts += [_Verdict(**one) for one in output.get(_VERDICTS, [])]
+
+    def _judge(self, cls: type[StorageConformance], name: str, chosen: set[str]) -> None:
+        record = self._judged(cls, self.checks.get(name, []))
+        self._write(record, cls.__name__)
+        first, *more = _lines(record)
+        self.verdicts.append(
+            _Verdict(
+                record.subject.name, cls.__name__, first, more, fails=self._fails(record, chosen)
+            )
+        )
 
     def _write(self, record: Record, name: str) -> None:
         """Write the report of a test class, where the command line has a directory."""
@@ -147,25 +171,44 @@ class _Conformance:
             seed=self.config.option.hicache_seed,
             quick=self.config.option.hicache_quick,
             strict=self.config.option.hicache_strict,
-            command=shlex.join(["pytest", *sys.argv[1:]]),
+            command=shlex.join(["pytest", *self._arguments()]),
         )
         records = [CheckRecord.model_validate_json(text) for text in checks]
         tried = {record.name.partition(":")[0] for record in records}
         rules = [rule for rule in selected() if not tried or rule.id in tried]
         return make_record(facts, rules, records, cls.known_violations())
 
+    def _arguments(self) -> list[str]:
+        """Return what the user has typed. A worker of pytest-xdist is told by the one who reads it."""
+        worker_input: dict[str, Any] | None = getattr(self.config, "workerinput", None)
+        typed: list[str] = sys.argv if worker_input is None else worker_input["mainargv"]
+        return typed[1:]
+
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        storages = [record.subject.name for _, record in self.records]
-        if self.config.option.hicache_report and getattr(self.config.option, "numprocesses", None):
-            terminalreporter.write_line(
-                "hicache: no verdict and no report, because no process of pytest-xdist sees all tests:"
-                " leave -n out"
-            )
-        for name, record in self.records:
-            storage = record.subject.name
-            shown = f"{storage} ({name})" if storages.count(storage) > 1 else storage
-            for line in _lines(record, shown):
-                terminalreporter.write_line(line)
+        storages = [one.storage for one in self.verdicts]
+        for one in self.verdicts:
+            several = storages.count(one.storage) > 1
+            shown = f"{one.storage} ({one.test_class})" if several else one.storage
+            terminalreporter.write_line(f"{shown}: {one.line}")
+            for line in one.more:
+                terminalreporter.write_line(f"  {line}")
+
+
+@dataclasses.dataclass
+class _Verdict:
+    """A line of the summary for a test class: plain data, because workers send it."""
+
+    storage: str
+    test_class: str
+    """Several may be of one storage."""
+    line: str
+    more: list[str]
+    fails: bool
+
+    @classmethod
+    def none(cls, judged: type[StorageConformance]) -> _Verdict:
+        line = "no verdict, because several processes ran its tests: use --dist loadscope"
+        return cls(judged.storage_class.__name__, judged.__name__, line, [], fails=False)
 
 
 def _check_of(item: pytest.Item) -> Any:
@@ -173,14 +216,13 @@ def _check_of(item: pytest.Item) -> Any:
     return getattr(getattr(item, "function", None), "hicache_check", None)
 
 
-def _lines(record: Record, name: str) -> Iterator[str]:
+def _lines(record: Record) -> list[str]:
     from hicache_conformance.report.wording import limits, tally, verdict_words  # noqa: PLC0415
 
     counts = record.counts()
+    words = verdict_words(record.verdict, counts)
     took = f"{record.run.elapsed_s:.0f} s"
-    yield f"{name}: {verdict_words(record.verdict, counts)} ({tally(counts)}; {took})"
-    for line in [*record.reasons, *limits(record)]:
-        yield f"  {line}"
+    return [f"{words} ({tally(counts)}; {took})", *record.reasons, *limits(record)]
 
 
 def _class_of(nodeid: str) -> str:

@@ -206,7 +206,9 @@ def test_a_key_space_that_is_read_within_the_interval_of_notes_is_kept(
 
 
 @pytest.mark.parametrize(
-    ("at_s", "reason"), [(0.0, "which cannot be"), (time.time() + 86_400, "in the future")]
+    ("at_s", "reason"),
+    [(0.0, "which cannot be"), (time.time() + 86_400, "in the future")],
+    ids=["1970", "tomorrow"],
 )
 def test_a_key_space_of_impossible_times_is_kept_and_named(
     at_s: float, reason: str, file_store: CliStore, capsys: pytest.CaptureFixture[str]

@@ -189,6 +189,46 @@ def test_a_class_that_is_skipped_altogether_is_not_green(author: Author) -> None
     assert "MemoryStorage: inconclusive" in done.stdout
 
 
+OTHER = """
+class TestOther(StorageConformance):
+    storage_class = MemoryStorage
+
+    def config(self, scratch):
+        return {}
+"""
+WORKERS = ("-n", "2", "--dist", "loadscope")
+
+
+def test_workers_of_xdist_judge_and_report_the_classes_that_they_ran(author: Author) -> None:
+    author.writes(after=OTHER)
+
+    done = author.runs(*WORKERS, "-k", "kv_001 or kv_401", "--hicache-report", "out")
+
+    assert done.returncode == pytest.ExitCode.OK, done.stdout
+    assert [1, 1] == [done.stdout.count(f"({name}): ") for name in ("TestAcme", "TestOther")]
+    result = json.loads((author.folder / "out" / "TestOther" / "result.json").read_text())
+    assert result["run"]["command"].endswith("loadscope -k 'kv_001 or kv_401' --hicache-report out")
+
+
+def test_a_class_that_is_skipped_in_a_worker_is_not_green(author: Author) -> None:
+    author.writes(after="import pytest\npytestmark = pytest.mark.skip('no server')")
+
+    done = author.runs(*WORKERS)
+
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "MemoryStorage: inconclusive" in done.stdout
+
+
+def test_a_class_that_several_workers_ran_has_no_verdict(author: Author) -> None:
+    author.writes()
+
+    done = author.runs("-n", "2", "--dist", "load", "-k", "kv_001", "--hicache-report", "out")
+
+    assert done.returncode == pytest.ExitCode.OK, done.stdout
+    assert "no verdict, because several processes ran its tests" in done.stdout
+    assert not (author.folder / "out").exists()
+
+
 def test_the_plugin_imports_nothing_but_pytest_and_the_standard_library() -> None:
     program = (
         "import sys, pytest; before = set(sys.modules); import hicache_conformance.plugin;"
