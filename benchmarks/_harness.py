@@ -16,17 +16,19 @@ import platform
 import random
 import statistics
 import sys
+import tempfile
 import time
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Generator, Iterable, Mapping, Sequence
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -34,17 +36,17 @@ KIB, MIB = 1 << 10, 1 << 20
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
-class Candidate(Protocol):
+class Candidate:
     """One implementation of the work."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
 
     def prepare(self, turn: int) -> None:
         """Prepare the work. Not timed."""
 
     def run(self) -> None:
         """Do the work. Timed."""
+        raise NotImplementedError
 
     def check(self) -> None:
         """Prove that the work was done, and clean up. Not timed.
@@ -104,16 +106,49 @@ class Report:
     sections: list[Section] = field(default_factory=list[Section])
     aims: list[Aim] = field(default_factory=list[Aim])
 
+    @classmethod
+    def begin(
+        cls,
+        path: Path | None = None,
+        *,
+        distributions: Iterable[str] = (),
+        facts: Mapping[str, str] | None = None,
+    ) -> Report:
+        """Return an empty report on this machine, and print the facts."""
+        report = cls({**machine_facts(path, distributions=distributions), **(facts or {})})
+        for name, value in report.facts.items():
+            console.print(f"{name:>9}  {value}", highlight=False, markup=False)
+        console.print()
+        return report
+
+    def measure(
+        self,
+        title: str,
+        candidates: Sequence[Candidate],
+        rounds: int,
+        *,
+        work: float,
+        unit: str = "GB/s",
+        baselines: Sequence[str] = (),
+    ) -> Section:
+        """Run the candidates in turns, and add their table. A baseline that did not run is left out."""
+        seconds = interleave(candidates, rounds)
+        present = [name for name in baselines if name in seconds]
+        return self.add(
+            Section(title=title, unit=unit, work=work, seconds=seconds, baselines=present)
+        )
+
     def add(self, section: Section) -> Section:
         """Keep a section, and print it."""
         self.sections.append(section)
         console.print(table(section))
         return section
 
-    def print_facts(self) -> None:
-        for name, value in self.facts.items():
-            console.print(f"{name:>9}  {value}", highlight=False, markup=False)
-        console.print()
+    def aim(self, section: Section, name: str, baseline: str, least: float) -> None:
+        """Note whether `name` is at least `least` times as fast as `baseline`, if both ran."""
+        if name in section.seconds and baseline in section.seconds:
+            text = f"{section.title}: {name} / {baseline}"
+            self.aims.append(Aim(text, least, section.ratio(name, baseline)))
 
     def print_aims(self) -> None:
         for aim in self.aims:
@@ -163,12 +198,71 @@ def page_hashes_of(name: str, turn: int, pages: int) -> list[str]:
     ]
 
 
-def argument_parser(doc: str | None) -> argparse.ArgumentParser:
-    """Return a parser with the options of every benchmark. `doc` is the module's docstring."""
-    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, help="rounds of each table (default: by page size)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all times there")
-    return parser
+class Parser(argparse.ArgumentParser):
+    """A parser with the options of every benchmark, and those of its kind that it asks for."""
+
+    def __init__(
+        self,
+        doc: str | None,
+        *,
+        rounds: int | None = None,
+        page_sizes: Iterable[int] = (),
+        multiple: int = 1,
+        quick_rounds: int | None = None,
+        path: bool = False,
+    ) -> None:
+        """Add the options.
+
+        Args:
+            doc: The module's docstring.
+            rounds: Rounds of each table. None: by page size.
+            page_sizes: The default of `--sizes`, in bytes. Empty: there is no such option.
+            multiple: KiB of which each size is a multiple.
+            quick_rounds: Rounds with `--quick`, which leaves pages of 4 MiB out.
+            path: Add `--path`, a directory for files.
+        """
+        super().__init__(description=(doc or "").partition("\n")[0], allow_abbrev=False)
+        add = self.add_argument
+        shown = "by page size" if rounds is None else "%(default)s"
+        add("--rounds", type=int, default=rounds, help=f"of each table (default: {shown})")
+        add("--json", type=Path, metavar="FILE", help="write all times there")
+        self._multiple = multiple
+        if defaults := list(page_sizes):
+            texts = ",".join(str(size // KIB) for size in defaults)
+            help_text = f"sizes in KiB (default: {texts})"
+            add("--sizes", type=sizes, default=defaults, metavar="KIB,KIB", help=help_text)
+        if quick_rounds is not None:
+            help_text = f"{quick_rounds} rounds, and no pages of 4 MiB"
+            add("--quick", action="store_const", const=quick_rounds, help=help_text)
+        if path:
+            add("--path", type=Path, help="where to put files (default: a new directory)")
+
+    def parsed(self, arguments: Sequence[str] | None) -> argparse.Namespace:
+        """Return the options, checked; `--quick` has changed the others."""
+        options = self.parse_args(arguments)
+        given = vars(options)
+        if given.get("quick"):
+            options.sizes = [size for size in options.sizes if size < 4 * MIB]
+            options.rounds = options.rounds or options.quick
+        if options.rounds is not None and options.rounds < 1:
+            self.error("--rounds: at least 1")
+        if any(size <= 0 or size % (self._multiple * KIB) for size in given.get("sizes", ())):
+            self.error(f"--sizes: a page has a multiple of {self._multiple} KiB")
+        if given.get("path") is not None and not options.path.is_dir():
+            self.error(f"--path: {options.path} is no directory")
+        return options
+
+
+def names(text: str) -> list[str]:
+    """Return the names of an option that takes several."""
+    return text.split(",")
+
+
+@contextmanager
+def scratch(parent: Path | None) -> Generator[Path, None, None]:
+    """Provide a new directory for files, which is removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="hicache-bench-", dir=parent) as name:
+        yield Path(name)
 
 
 def size_text(nbytes: int) -> str:
@@ -200,7 +294,17 @@ def table(section: Section) -> Table:
     return shown
 
 
-def machine_facts(path: Path | None = None, *, distributions: Sequence[str] = ()) -> dict[str, str]:
+def markdown_row(cells: Iterable[str]) -> str:
+    """Return a row of a table in Markdown."""
+    return f"| {' | '.join(cells)} |"
+
+
+def markdown_head(titles: Sequence[str]) -> str:
+    """Return the first two lines of a table in Markdown."""
+    return f"{markdown_row(titles)}\n{markdown_row(['---'] * len(titles))}"
+
+
+def machine_facts(path: Path | None = None, *, distributions: Iterable[str] = ()) -> dict[str, str]:
     """Return processor, kernel, file system and versions, which the figures depend on."""
     facts = {
         "processor": f"{_processor()}, {len(os.sched_getaffinity(0))} cores",

@@ -82,18 +82,12 @@ class SGLangHf3fsStore(Store):
         self._sources = _sglang.flat_pages(source)
         self._targets = _sglang.flat_pages(destination)
 
-    def set(self) -> None:
-        self.set_part(self.hashes, slice(None))
-
-    def get(self) -> None:
-        self.get_part(self.hashes, slice(None))
-
     def set_part(self, hashes: Sequence[str], part: slice) -> None:
-        if not all(self._backend.batch_set(hashes, self._sources[part])):
+        if not all(self._backend._batch_set(list(hashes), self._sources[part])):  # noqa: SLF001 - below the part that needs a host pool
             raise RuntimeError("HiCacheHF3FS refused a page")
 
     def get_part(self, hashes: Sequence[str], part: slice) -> None:
-        if not all(self._backend.batch_get(hashes, self._targets[part])):
+        if not all(self._backend._batch_get(list(hashes), self._targets[part])):  # noqa: SLF001 - as above
             raise RuntimeError("HiCacheHF3FS lost a page")
 
     def close(self) -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import abc
 import statistics
 import time
 from typing import TYPE_CHECKING
 
 import torch
 from _device_workload import LAYERS
-from _harness import Aim, Section, console, interleave
+from _harness import Aim, Candidate, console
 
 from hicache_storage.device_pool import LayerCopier
 
 if TYPE_CHECKING:
     from _device_workload import Workload
-    from _harness import Report
+    from _harness import Report, Section
 
     from hicache_storage.device_pool import LayerTransfer
 
@@ -62,10 +61,8 @@ class LayerKernels:
             raise RuntimeError("the kernels have read other bytes than those of L2")
 
 
-class _Method(abc.ABC):
+class _Method(Candidate):
     """One order of copies and kernels."""
-
-    name: str
 
     def __init__(self, workload: Workload, copier: LayerCopier, kernels: LayerKernels) -> None:
         self.workload = workload
@@ -79,9 +76,6 @@ class _Method(abc.ABC):
         self.workload.fill(turn, hosts=True)
         self.kernels.reset()
         self.workload.finish()
-
-    @abc.abstractmethod
-    def run(self) -> None: ...
 
     def check(self) -> None:
         self.kernels.check()
@@ -138,14 +132,14 @@ def measure_overlap(report: Report, workload: Workload, rounds: int) -> None:
         kinds = (_CopyAlone, _ComputeAlone, _InTurn, _LayerByLayer)
         methods = [kind(workload, copier, kernels) for kind in kinds]
         kernels.products = _products(methods[0], methods[1])
-        section = Section(
-            title=f"compute while loading, {workload.name}, {kernels.products} products a layer",
-            unit="layers/s",
+        section = report.measure(
+            f"compute while loading, {workload.name}, {kernels.products} products a layer",
+            methods,
+            rounds,
             work=len(STEPS),
-            seconds=interleave(methods, rounds),
+            unit="layers/s",
             baselines=[IN_TURN],
         )
-    report.add(section)
     console.print(f"hidden: {_hidden(section):.0%} of the shorter of copy and compute\n")
     if workload.device.type == "cuda":  # a CPU has no cores that only compute
         speedup = section.ratio(_LayerByLayer.name, IN_TURN)

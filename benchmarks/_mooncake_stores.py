@@ -11,7 +11,7 @@ from hicache_storage import open_storage
 from hicache_storage.page import Page
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from hicache_storage.storage import HiCacheStorage
 
@@ -77,35 +77,14 @@ class ExistsFirstClient(RawClient):
         super().set()
 
 
-class SGLangMooncakeStore(Store):
-    """SGLang's `MooncakeStore`, called as its controller calls it, with one buffer a page (MLA)."""
+class SGLangMooncakeStore(_sglang.V1Store):
+    """SGLang's `MooncakeStore`."""
 
     name = "SGLang's MooncakeStore"
 
     def __init__(self, cluster: Cluster, source: Memory, destination: Memory) -> None:
         super().__init__(source, destination)
-        self._backend = _sglang.mooncake_store(cluster.config, cluster.native)
-        self._pools = {
-            "set": _sglang.host_pool(source),
-            "get": _sglang.host_pool(destination),
-        }
-        self._indices = range(source.pages)
-
-    def set(self) -> None:
-        self.set_part(self.hashes, slice(None))
-
-    def get(self) -> None:
-        self.get_part(self.hashes, slice(None))
-
-    def set_part(self, hashes: Sequence[str], part: slice) -> None:
-        self._backend.mem_pool_host = self._pools["set"]
-        if not all(self._backend.batch_set_v1(hashes, self._indices[part])):
-            raise RuntimeError("MooncakeStore refused a page")
-
-    def get_part(self, hashes: Sequence[str], part: slice) -> None:
-        self._backend.mem_pool_host = self._pools["get"]
-        if not all(self._backend.batch_get_v1(hashes, self._indices[part])):
-            raise RuntimeError("MooncakeStore lost a page")
+        self._use(_sglang.mooncake_store(cluster.config, cluster.native))
 
 
 def _address_range(view: memoryview) -> tuple[int, int]:

@@ -24,30 +24,39 @@ TIMEOUT_S = 600.0
 
 
 class OurStorage(Store):
-    """A backend, called directly on this thread. A page is one segment without a frame."""
+    """A backend, called directly on this thread. A page is one segment, or a header and the rest."""
 
     def __init__(
-        self, storage: HiCacheStorage, source: Memory, destination: Memory, *, detail: str = ""
+        self,
+        storage: HiCacheStorage,
+        source: Memory,
+        destination: Memory,
+        *,
+        name: str = "",
+        detail: str = "",
+        header_nbytes: int = 0,
     ) -> None:
         super().__init__(source, destination)
         self._of = type(storage).__name__
-        self.name = f"ours: {self._of}{detail}"
+        self.name = name or f"ours: {self._of}{detail}"
         self._storage = storage
         self._space = key_space(source.page_nbytes)
         self._storage.open_space(self._space)
-        self._sources = [Page(view) for view in source.views]
-        self._targets = [Page(view) for view in destination.views]
+        self._sources, self._targets = (
+            [Page(view[:header_nbytes], view[header_nbytes:]) for view in memory.views]
+            for memory in (source, destination)
+        )
 
     def prepare_set(self, hashes: Sequence[str]) -> None:
         super().prepare_set(hashes)
         self._storage.open_space(self._space)  # an emptied store has lost its manifest
 
-    def set(self) -> None:
-        if not all(self._storage.batch_set(self._space, self.hashes, self._sources)):
+    def set_part(self, hashes: Sequence[str], part: slice) -> None:
+        if not all(self._storage.batch_set(self._space, hashes, self._sources[part])):
             raise RuntimeError(f"{self._of} refused a page: {self._storage.stats()}")
 
-    def get(self) -> None:
-        if not all(self._storage.batch_get(self._space, self.hashes, self._targets)):
+    def get_part(self, hashes: Sequence[str], part: slice) -> None:
+        if not all(self._storage.batch_get(self._space, hashes, self._targets[part])):
             raise RuntimeError(f"{self._of} lost a page: {self._storage.stats()}")
 
     def close(self) -> None:
@@ -80,12 +89,6 @@ class OurPageStore(Store):
     def prepare_set(self, hashes: Sequence[str]) -> None:
         super().prepare_set(hashes)
         self._store.open_space(self._space)
-
-    def set(self) -> None:
-        self.set_part(self.hashes, slice(None))
-
-    def get(self) -> None:
-        self.get_part(self.hashes, slice(None))
 
     def set_part(self, hashes: Sequence[str], part: slice) -> None:
         outcome = self._store.save([Transfer(self._space, hashes, self._sources[part])])

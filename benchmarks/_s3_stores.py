@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -10,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import _sglang
 from _our_stores import TIMEOUT_S, OurPageStore, OurStorage, key_space
-from _s3_servers import BUCKET
+from _s3_servers import BUCKET, remove
 from _store import Memory, Store
 from hicache_backends.s3 import S3Storage
 
-from hicache_storage.page import Page
 from hicache_storage.page_store.frame import FRAME_NBYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+
+    from hicache_storage.keys import KeySpace
 
 ACCESS_KEY = "AKIAIOSFODNN7EXAMPLE"
 SECRET_KEY = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"  # noqa: S105 - AWS's documentation's own
@@ -27,28 +29,31 @@ SECRET_KEY = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"  # noqa: S105 - AWS's do
 class S3Store(Store):
     """A store on one server, under a prefix of its own."""
 
-    scheme = "http"
+    port: int
+    prefix: str
 
-    def __init__(self, port: int, source: Memory, destination: Memory) -> None:
-        super().__init__(source, destination)
+    def place(self, port: int) -> str:
+        """Take a prefix; return the URL of the server."""
         self.port = port
-        self.prefix = self.name.translate(str.maketrans(" :,", "---"))
-
-    @property
-    def url(self) -> str:
-        return f"{self.scheme}://127.0.0.1:{self.port}"
+        self.prefix = re.sub("[^A-Za-z0-9]+", "-", self.name)
+        return f"http://127.0.0.1:{port}"
 
     def object_names(self) -> list[str]:
         """Return the names of the objects of the batch that was prepared last."""
         return [f"{self.prefix}/{page_hash}" for page_hash in self.hashes]
+
+    def clear(self) -> None:
+        """Delete the objects of the batch that was prepared last."""
+        remove(self.port, [f"/{BUCKET}/{name}" for name in self.object_names()])
 
 
 class Loopback(S3Store):
     """The same bytes over several sockets, from and to memory, without HTTP."""
 
     def __init__(self, port: int, source: Memory, destination: Memory, *, connections: int) -> None:
+        super().__init__(source, destination)
         self.name = f"loopback, {connections} sockets"
-        super().__init__(port, source, destination)
+        self.place(port)
         self._sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(connections)]
         self._threads = ThreadPoolExecutor(connections)
 
@@ -57,9 +62,9 @@ class Loopback(S3Store):
 
     def get(self) -> None:
         self._each(self._receive, self.destination)
-        self.destination.whole[:] = (
-            self.source.whole
-        )  # the received bytes are arbitrary, and `check` compares them
+
+    def prove(self) -> None:
+        """Do nothing: the received bytes are arbitrary."""
 
     def object_names(self) -> list[str]:
         return []
@@ -96,9 +101,9 @@ class Boto3(S3Store):
     def __init__(
         self, port: int, source: Memory, destination: Memory, *, threads: int, tuned: bool = False
     ) -> None:
+        super().__init__(source, destination)
         self.name = f"boto3{' tuned' if tuned else ''}, {threads} threads"
-        super().__init__(port, source, destination)
-        self._client = _boto3_client(self.url, threads, tuned=tuned)
+        self._client = _boto3_client(self.place(port), threads, tuned=tuned)
         self._threads = ThreadPoolExecutor(threads)
 
     def set(self) -> None:
@@ -123,14 +128,14 @@ class Obstore(S3Store):
     """obstore with threads, without a signature over the payload."""
 
     def __init__(self, port: int, source: Memory, destination: Memory, *, threads: int) -> None:
+        super().__init__(source, destination)
         self.name = f"obstore, {threads} threads"
-        super().__init__(port, source, destination)
         module: Any = importlib.import_module("obstore")
         stores: Any = importlib.import_module("obstore.store")
         self._obstore = module
         self._store = stores.S3Store(
             BUCKET,
-            endpoint=self.url,
+            endpoint=self.place(port),
             access_key_id=ACCESS_KEY,
             secret_access_key=SECRET_KEY,
             region="us-east-1",
@@ -156,129 +161,82 @@ class Obstore(S3Store):
         view[:] = memoryview(self._obstore.get(self._store, name).bytes())
 
 
-class SeaweedFS(S3Store):
-    """SGLang's S3 backend, called as its controller calls it, with pages in a host pool."""
+class SeaweedFS(_sglang.V1Store, S3Store):
+    """SGLang's S3 backend."""
 
     name = "SGLang SeaweedFSStore"
 
     def __init__(self, port: int, source: Memory, destination: Memory) -> None:
-        super().__init__(port, source, destination)
-        self._pages = _HostPool(source), _HostPool(destination)
-        self._backend = _sglang.seaweedfs_store(
-            {
-                "endpoint": self.url,
-                "bucket": BUCKET,
-                "prefix": self.prefix,
-                "access_key": ACCESS_KEY,
-                "secret_key": SECRET_KEY,
-            }
+        super().__init__(source, destination)
+        url = self.place(port)
+        self._use(
+            _sglang.seaweedfs_store(
+                {
+                    "endpoint": url,
+                    "bucket": BUCKET,
+                    "prefix": self.prefix,
+                    "access_key": ACCESS_KEY,
+                    "secret_key": SECRET_KEY,
+                }
+            )
         )
-
-    def set(self) -> None:
-        self._backend.mem_pool_host = self._pages[0]
-        if not all(self._backend.batch_set_v1(self.hashes, range(len(self.hashes)))):
-            raise RuntimeError("SeaweedFSStore refused a page")
-
-    def get(self) -> None:
-        self._backend.mem_pool_host = self._pages[1]
-        if not all(self._backend.batch_get_v1(self.hashes, range(len(self.hashes)))):
-            raise RuntimeError("SeaweedFSStore lost a page")
 
     def object_names(self) -> list[str]:
         return [f"{self._backend.key_prefix}/{page_hash}" for page_hash in self.hashes]
 
 
-class _HostPool:
-    """The part of a host pool that the backend uses: one token and one buffer a page."""
-
-    page_size = 1
-
-    def __init__(self, memory: Memory) -> None:
-        self._meta = [address for page in memory.views for address in Page(page).addresses]
-
-    def get_page_buffer_meta(self, indices: Sequence[int]) -> tuple[list[int], list[int]]:
-        found = [self._meta[index] for index in indices]
-        return [address for address, _ in found], [nbytes for _, nbytes in found]
-
-
-class Ours(S3Store):
-    """`S3Storage`, called directly on this thread. A page is one segment without a frame."""
-
-    name = "ours: S3Storage"
-
-    def __init__(self, port: int, source: Memory, destination: Memory) -> None:
-        super().__init__(port, source, destination)
-        self._store = self.opened()
-        self._space = key_space(source.page_nbytes)
-
-    def opened(self) -> Store:
-        return OurStorage(_storage(self), self.source, self.destination)
-
-    def prepare_set(self, hashes: Sequence[str]) -> None:
-        super().prepare_set(hashes)
-        self._store.prepare_set(hashes)
-
-    def set(self) -> None:
-        self._store.set()
-
-    def prepare_get(self, hashes: Sequence[str]) -> None:
-        super().prepare_get(hashes)
-        self._store.prepare_get(hashes)
-
-    def get(self) -> None:
-        self._store.get()
-
-    def set_part(self, hashes: Sequence[str], part: slice) -> None:
-        self._store.set_part(hashes, part)
-
-    def get_part(self, hashes: Sequence[str], part: slice) -> None:
-        self._store.get_part(hashes, part)
+class _OnS3Storage(S3Store):
+    """A store over `S3Storage`, with its names of objects."""
 
     def object_names(self) -> list[str]:
-        root = f"{_storage_prefix(self)}/{self._space.id}"
+        root = f"{self.prefix}/{self.stored_space.id}"
         return [f"{root}/{page_hash[:2]}/{page_hash}" for page_hash in self.hashes]
 
-    def close(self) -> None:
-        self._store.close()
+    @property
+    def stored_space(self) -> KeySpace:
+        """The key space in the storage."""
+        raise NotImplementedError
 
 
-class OurPagesOnS3(Ours):
+class Ours(OurStorage, _OnS3Storage):
+    """`S3Storage`, called directly on this thread. A page is one segment without a frame."""
+
+    def __init__(self, port: int, source: Memory, destination: Memory) -> None:
+        self.port, self.prefix = port, "ours-S3Storage"
+        super().__init__(_storage(self), source, destination)
+
+    @property
+    def stored_space(self) -> KeySpace:
+        return key_space(self.source.page_nbytes)
+
+
+class OurPagesOnS3(OurPageStore, _OnS3Storage):
     """The page store over `S3Storage`: frames, checksums, verdicts, on its own threads."""
 
-    def __init__(self, port: int, source: Memory, destination: Memory, *, threads: int) -> None:
+    def __init__(
+        self, port: int, source: Memory, destination: Memory, *, threads: int, scheme: str = "http"
+    ) -> None:
+        self.port, self.prefix = port, f"ours-page-store-{threads}-threads"
+        super().__init__(_storage(self, scheme), source, destination, parallelism=threads)
         self.name = f"ours: page store, {threads} threads"
-        self._threads = threads
-        super().__init__(port, source, destination)
-        self._space = replace(self._space, frame_nbytes=FRAME_NBYTES)
 
-    def opened(self) -> Store:
-        return OurPageStore(
-            _storage(self), self.source, self.destination, parallelism=self._threads
-        )
+    @property
+    def stored_space(self) -> KeySpace:
+        return replace(key_space(self.source.page_nbytes), frame_nbytes=FRAME_NBYTES)
 
 
-class OurPagesOnS3OverTls(OurPagesOnS3):
-    """The same over TLS."""
-
-    scheme = "https"
-
-
-def _storage(store: S3Store) -> S3Storage:
+def _storage(store: S3Store, scheme: str = "http") -> S3Storage:
     return S3Storage.from_config(
         {
             "bucket": BUCKET,
-            "prefix": _storage_prefix(store),
-            "endpoint_url": store.url,
+            "prefix": store.prefix,
+            "endpoint_url": f"{scheme}://127.0.0.1:{store.port}",
             "access_key_id": ACCESS_KEY,
             "secret_access_key": SECRET_KEY,
             "timeout_s": TIMEOUT_S,
             "tls_verify": False,
         }
     )
-
-
-def _storage_prefix(store: S3Store) -> str:
-    return store.prefix.replace("--", "-")
 
 
 def _boto3_client(url: str, threads: int, *, tuned: bool) -> Any:

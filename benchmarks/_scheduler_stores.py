@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import _sglang
@@ -16,8 +15,8 @@ from _mooncake_cluster import master, node
 from _mooncake_stores import Cluster, SGLangMooncakeStore
 from _our_stores import TIMEOUT_S, OurPageStore, pages_in_directory
 from _redis_server import redis_server
-from _s3_servers import BUCKET, null_server, null_server_with_tls, remove
-from _s3_stores import OurPagesOnS3, OurPagesOnS3OverTls
+from _s3_servers import null_server, null_server_with_tls
+from _s3_stores import OurPagesOnS3
 
 from hicache_storage import open_storage
 
@@ -126,21 +125,18 @@ def _on_redis(place: Place, *, tls: bool) -> Generator[Subject, None, None]:
 def _on_s3(place: Place) -> Generator[Subject, None, None]:
     with null_server() as port:
         store = OurPagesOnS3(port, *place.memories, threads=place.parallelism or _S3_THREADS)
-        yield Subject("s3", store, partial(_remove_objects, port, store), most_repeats=1)
+        yield Subject("s3", store, store.clear, most_repeats=1)
         store.close()
 
 
 @contextmanager
 def _on_s3_over_tls(place: Place) -> Generator[Subject, None, None]:
     with null_server_with_tls(new_certificate(place.directory)) as (plain, tls):
-        store = OurPagesOnS3OverTls(tls, *place.memories, threads=place.parallelism or _S3_THREADS)
-        empty = partial(_remove_objects, plain, store)
-        yield Subject("s3 over TLS", store, empty, most_repeats=1)
+        threads = place.parallelism or _S3_THREADS
+        store = OurPagesOnS3(tls, *place.memories, threads=threads, scheme="https")
+        store.port = plain  # for `clear`
+        yield Subject("s3 over TLS", store, store.clear, most_repeats=1)
         store.close()
-
-
-def _remove_objects(port: int, store: OurPagesOnS3) -> None:
-    remove(port, [f"/{BUCKET}/{name}" for name in store.object_names()])
 
 
 @contextmanager

@@ -17,14 +17,16 @@ import signal
 import sys
 import types
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+from _harness import console
+from _store import Memory, Store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     import torch
-    from _store import Memory
 
 WHEEL_VERSION = "0.5.23"
 
@@ -46,32 +48,25 @@ _MOONCAKE_FIELDS = ("master_server_address", "local_hostname", "protocol", "mast
 _TAKEN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 
 
-class HiCacheFile(Protocol):
-    """The methods that SGLang's controller calls (`_generic_page_get`, `_generic_page_set`)."""
+class V1Store(Store):
+    """A backend over a host pool, called as SGLang's controller does, with one buffer a page (MLA)."""
 
-    def batch_get(
-        self, keys: Sequence[str], target_locations: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor | None]: ...
+    _backend: Any
 
-    def batch_set(self, keys: Sequence[str], values: Sequence[torch.Tensor]) -> bool: ...
-
-
-class HiCacheHF3FS:
-    """SGLang's 3FS backend, called below the part that needs a host pool: it moves whole pages."""
-
-    def __init__(self, backend: Any) -> None:
+    def _use(self, backend: Any) -> None:
         self._backend = backend
+        self._pools = _HostPool(self.source), _HostPool(self.destination)
 
-    def batch_get(self, keys: Sequence[str], targets: Sequence[torch.Tensor]) -> list[bool]:
-        found: list[bool] = self._backend._batch_get(list(keys), list(targets))  # noqa: SLF001
-        return found
+    def set_part(self, hashes: Sequence[str], part: slice) -> None:
+        self._move(self._backend.batch_set_v1, 0, hashes, part)
 
-    def batch_set(self, keys: Sequence[str], values: Sequence[torch.Tensor]) -> list[bool]:
-        stored: list[bool] = self._backend._batch_set(list(keys), list(values))  # noqa: SLF001
-        return stored
+    def get_part(self, hashes: Sequence[str], part: slice) -> None:
+        self._move(self._backend.batch_get_v1, 1, hashes, part)
 
-    def close(self) -> None:
-        self._backend.close()
+    def _move(self, call: Any, pool: int, hashes: Sequence[str], part: slice) -> None:
+        self._backend.mem_pool_host = self._pools[pool]
+        if not all(call(hashes, range(self.source.pages)[part])):
+            raise RuntimeError(f"{self.name} refused or lost a page")
 
 
 def is_installed() -> bool:
@@ -82,15 +77,25 @@ def is_installed() -> bool:
         return False
 
 
-def hicache_file(directory: Path, *, capacity_nbytes: int | None = None) -> HiCacheFile:
+def libraries(*others: str) -> list[str]:
+    """Return the distributions of SGLang's backends that are here: the wheel, and `others` with it."""
+    return [*others, "sglang"] if is_installed() else []
+
+
+def tell(target: str) -> None:
+    """Tell which target makes an environment with the wheel, where this one lacks it."""
+    if not is_installed():
+        console.print(f"SGLang {WHEEL_VERSION} is not here: `make {target}` has it")
+
+
+def hicache_file(directory: Path, *, capacity_nbytes: int | None = None) -> Any:
     """Return the file backend of one rank in `directory`; with a capacity, with its LRU evictor."""
     module = _hicache_storage()
     os.environ.pop(
         "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", None
     )  # it would take precedence over `directory`
     extra = {} if capacity_nbytes is None else {"max_size": capacity_nbytes}
-    backend: HiCacheFile = module.HiCacheFile(_config(module, extra), str(directory))
-    return backend
+    return module.HiCacheFile(_config(module, extra), str(directory))
 
 
 def seaweedfs_store(extra: dict[str, Any]) -> Any:
@@ -116,13 +121,10 @@ def _config(module: Any, extra: dict[str, Any]) -> Any:
     )
 
 
-def hicache_hf3fs(directory: Path, file_nbytes: int, page_nbytes: int) -> HiCacheHF3FS:
+def hicache_hf3fs(directory: Path, file_nbytes: int, page_nbytes: int) -> Any:
     """Return the 3FS backend of one rank over plain files, with local metadata."""
     _hicache_storage()
-    for name, classes in _UNUSED.items():
-        module = types.ModuleType(name)
-        vars(module).update({each: type(each, (), {}) for each in classes})
-        sys.modules.setdefault(name, module)
+    _stand_in(_UNUSED)
     package = "sglang.srt.mem_cache.storage.hf3fs"
     storage = importlib.import_module(f"{package}.storage_hf3fs")
     metadata_of = importlib.import_module(f"{package}.mini_3fs_metadata_server")
@@ -143,7 +145,7 @@ def hicache_hf3fs(directory: Path, file_nbytes: int, page_nbytes: int) -> HiCach
     )
     for number, handler in handlers.items():
         signal.signal(number, handler)
-    return HiCacheHF3FS(backend)
+    return backend
 
 
 def mooncake_store(config: dict[str, Any], native: Any) -> Any:
@@ -152,10 +154,7 @@ def mooncake_store(config: dict[str, Any], native: Any) -> Any:
     The store opens a client of its own, which is closed: two busy clients share their bandwidth.
     """
     module = _hicache_storage()
-    for name, classes in _UNUSED_BY_MOONCAKE.items():
-        stand_in = types.ModuleType(name)
-        vars(stand_in).update({each: type(each, (), {}) for each in classes})
-        sys.modules.setdefault(name, stand_in)
+    _stand_in(_UNUSED_BY_MOONCAKE)
     theirs = importlib.import_module("sglang.srt.mem_cache.storage.mooncake_store.mooncake_store")
     fields = {"global_segment_size": 0, **{name: config[name] for name in _MOONCAKE_FIELDS}}
     backend = theirs.MooncakeStore(_config(module, fields))
@@ -166,7 +165,7 @@ def mooncake_store(config: dict[str, Any], native: Any) -> Any:
 
 
 class _HostPool:
-    """The part of a host pool that the Mooncake backend uses, with one buffer a page."""
+    """The part of a host pool that the backends use, with one buffer a page. An index is a page."""
 
     page_size = 1
 
@@ -179,14 +178,17 @@ class _HostPool:
         return [self._addresses[index] for index in indices], [self._page_nbytes] * len(indices)
 
 
-def host_pool(memory: Memory) -> Any:
-    """Return a host pool over the pages of `memory`. An index is a page."""
-    return _HostPool(memory)
-
-
 def flat_pages(memory: Memory) -> list[torch.Tensor]:
     """Return the pages of `memory` as tensors."""
     return [_torch().from_numpy(row).view(_torch().bfloat16) for row in memory.rows]
+
+
+def _stand_in(unused: dict[str, tuple[str, ...]]) -> None:
+    """Let modules that the backend imports and does not use be empty ones, with these classes."""
+    for name, classes in unused.items():
+        module = types.ModuleType(name)
+        vars(module).update({each: type(each, (), {}) for each in classes})
+        sys.modules.setdefault(name, module)
 
 
 def _torch() -> Any:

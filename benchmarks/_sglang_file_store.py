@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import torch
 from _our_stores import PAGE_TOKENS
-from _sglang import hicache_file
+from _sglang import flat_pages, hicache_file
 from _store import Memory, Store
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ class HiCacheFileStore(Store):
         super().__init__(source, destination)
         self.name = "HiCacheFile + host pool" if host_pool else "HiCacheFile"
         self._backend = hicache_file(directory, capacity_nbytes=capacity_nbytes)
-        self._flat_source = _flat_pages(source)
-        self._flat_destination = _flat_pages(destination)
+        self._flat_source = flat_pages(source)
+        self._flat_destination = flat_pages(destination)
         self._pool = _host_pool(destination) if host_pool else None
 
     def prepare_set(self, hashes: Sequence[str]) -> None:
@@ -85,11 +85,6 @@ class HiCacheFileStore(Store):
             for number, page in enumerate(self._flat_destination):
                 page.copy_(_copy_from_pool(self._pool, number))
         return super().received()
-
-
-def _flat_pages(memory: Memory) -> list[torch.Tensor]:
-    from_numpy = cast("Any", torch).from_numpy
-    return [from_numpy(row).view(torch.bfloat16) for row in memory.rows]
 
 
 def _host_pool(memory: Memory) -> torch.Tensor:

@@ -1,17 +1,24 @@
-"""The interface of the compared stores, and the memory of one batch."""
+"""The interface of the compared stores, the memory of one batch, and the turns that move it."""
 
 from __future__ import annotations
 
-import abc
 import mmap
-from typing import TYPE_CHECKING
+import statistics
+import time
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
+from _harness import Candidate, console, page_hashes_of
+from rich.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
+
+
+Direction: TypeAlias = Literal["get", "set"]
+DIRECTIONS: tuple[Direction, ...] = ("set", "get")
 
 
 class Memory:
@@ -26,6 +33,11 @@ class Memory:
         starts = range(0, len(memory), page_nbytes)
         self.views = [memory[start : start + page_nbytes] for start in starts]
         self.whole[:] = 0
+
+    @property
+    def gb(self) -> float:
+        """The size of the batch."""
+        return len(self.whole) / 1e9
 
     def fill(self, seed: int) -> None:
         """Fill the pages with random bytes, which differ in every page."""
@@ -43,7 +55,7 @@ class Memory:
         self.whole[:] = 0xA5
 
 
-class Store(abc.ABC):
+class Store:
     """A store of pages. The timed calls are `set` and `get` of the batch that was prepared last."""
 
     name: str
@@ -57,18 +69,18 @@ class Store(abc.ABC):
         """Take the hashes of the pages in the source memory."""
         self.hashes = hashes
 
-    @abc.abstractmethod
     def set(self) -> None:
         """Store the pages of the source memory."""
+        self.set_part(self.hashes, slice(None))
 
     def prepare_get(self, hashes: Sequence[str]) -> None:
         """Overwrite the destination memory."""
         self.hashes = hashes
         self.destination.overwrite()
 
-    @abc.abstractmethod
     def get(self) -> None:
         """Read the pages into the destination memory."""
+        self.get_part(self.hashes, slice(None))
 
     def set_part(self, hashes: Sequence[str], part: slice) -> None:
         """Store a part of the source memory under `hashes`. Threads call it for different parts.
@@ -90,5 +102,86 @@ class Store(abc.ABC):
         """Return the result of `get`, one page a row."""
         return self.destination.rows
 
-    def close(self) -> None:  # noqa: B027 - many stores have nothing to close
+    def read_back(self, hashes: Sequence[str]) -> None:
+        """Read pages, and prove that they are those of the source memory."""
+        self.prepare_get(hashes)
+        self.get()
+        self.prove()
+
+    def prove(self) -> None:
+        """Raise an exception unless the received pages are those of the source memory."""
+        if not np.array_equal(self.received(), self.source.rows):
+            raise RuntimeError(f"{self.name} did not bring back what was set")
+
+    def close(self) -> None:
         """Close descriptors and stop threads."""
+
+
+def nothing() -> None:
+    """Do nothing: the store evicts, or is another one each time."""
+
+
+class BatchRun(Candidate):
+    """Moves one batch in one direction, and records the processor time of this process."""
+
+    def __init__(
+        self,
+        store: Store,
+        direction: Direction,
+        *,
+        empty: Callable[[], object] = nothing,
+        repeats: bool = False,
+    ) -> None:
+        """Move a new batch each time, in a store that `empty` has emptied.
+
+        With `repeats` every turn moves the same batch, which is set once before a get.
+        """
+        self.store = store
+        self.name = store.name
+        self.cpu_s: list[float] = []
+        self.direction = direction
+        self._gets = direction == "get"
+        self._empty = empty
+        self._repeats = repeats
+        self.hashes: list[str] = []
+
+    def prepare(self, turn: int) -> None:
+        store = self.store
+        if not (self._repeats and self.hashes):
+            self._empty()
+            label = f"{self.name} {self.direction}"
+            self.hashes = page_hashes_of(label, turn, store.source.pages)
+            store.source.stamp(turn)
+            store.prepare_set(self.hashes)
+            if self._gets:
+                store.set()
+        if self._gets:
+            store.prepare_get(self.hashes)
+
+    def run(self) -> None:
+        began_s = time.process_time()
+        (self.store.get if self._gets else self.store.set)()
+        self.cpu_s.append(time.process_time() - began_s)
+
+    def check(self) -> None:
+        if self._gets:
+            self.store.prove()
+        else:
+            self.store.read_back(self.hashes)
+
+
+def print_cpu(turns: Sequence[BatchRun], work: float) -> None:
+    """Print the processor time of each client, which is the same on a real network."""
+    shown = Table(title="processor time of the client", title_justify="left")
+    shown.add_column("candidate")
+    shown.add_column("s/GB", justify="right")
+    for turn in turns:
+        shown.add_row(turn.name, f"{statistics.median(turn.cpu_s[1:]) / work:.2f}")
+    console.print(shown)
+
+
+def memories(pages: int, page_nbytes: int) -> tuple[Memory, Memory]:
+    """Return the memory of a batch to set, with random bytes, and that of a batch to get."""
+    source = Memory(pages, page_nbytes)
+    source.fill(page_nbytes)
+    return source, Memory(pages, page_nbytes)

@@ -16,23 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from _controller_candidates import Backend, Controller, Memcpy, Store, Workload
-from _harness import (
-    KIB,
-    MIB,
-    Aim,
-    Report,
-    Section,
-    argument_parser,
-    console,
-    interleave,
-    machine_facts,
-    size_text,
-    sizes,
-)
+from _harness import KIB, MIB, Aim, Candidate, Parser, Report, Section, console, size_text
 from rich.table import Table
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Generator, Sequence
 
     from _controller_candidates import TransferMethod
@@ -50,7 +37,7 @@ PROFILED_LINES = 15
 WAITS = ("'acquire' of '_thread.lock'", "'get' of '_queue.SimpleQueue'")
 
 
-class BatchRun:
+class TransferRun(Candidate):
     """Moves all pages in one direction, and checks them."""
 
     def __init__(self, method: TransferMethod, direction: str) -> None:
@@ -93,17 +80,16 @@ def measure(
     report: Report, workload: Workload, compared: list[TransferMethod], direction: str, rounds: int
 ) -> None:
     """Measure one direction; add a table of rates and one of microseconds, and note the aims."""
-    turns = [BatchRun(method, direction) for method in compared]
-    section = Section(
-        title=f"{direction}, {workload.pages} pages of {size_text(workload.page_nbytes)} and a draft's",
-        unit="GB/s",
+    turns = [TransferRun(method, direction) for method in compared]
+    section = report.measure(
+        f"{direction}, {workload.pages} pages of {size_text(workload.page_nbytes)} and a draft's",
+        turns,
+        rounds,
         work=workload.request_nbytes / 1e9,
-        seconds=interleave(turns, rounds),
         baselines=[LIMIT, BARE, CHECKED],
     )
     cpu_s = {turn.name: turn.cpu_s[1:] for turn in turns}
     on_cpu = replace(section, title=f"{section.title}: processor time", seconds=cpu_s)
-    report.add(section)
     report.sections.append(on_cpu)
     console.print(added_table(section, workload.pages, "µs a page, target and draft together"))
     console.print(added_table(on_cpu, workload.pages, "of the processor, on all threads"))
@@ -209,7 +195,7 @@ def profile_controller(workload: Workload, direction: str) -> None:
     """Print the time by function on each thread of a controller with checksums."""
     with ThreadProfiles() as profiles:
         method = Controller(workload, "xxh3")
-        turn = BatchRun(method, direction)
+        turn = TransferRun(method, direction)
         for number in range(PROFILED_TURNS):
             turn.prepare(number)
             with profiles.watched():
@@ -220,26 +206,11 @@ def profile_controller(workload: Workload, direction: str) -> None:
     console.print(profiles.table(title, PROFILED_TURNS * workload.pages))
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argument_parser(__doc__)
-    parser.add_argument(
-        "--sizes",
-        type=sizes,
-        default=list(PAGES),
-        metavar="KIB,KIB",
-        help="sizes of a target page in KiB, multiples of 8 (default: 64,4096)",
-    )
-    parser.add_argument("--profile", action="store_true", help="print where the time goes instead")
-    options = parser.parse_args(arguments)
-    if any(size <= 0 or size % (8 * KIB) for size in options.sizes):
-        parser.error("--sizes: a page has a multiple of 8 KiB")
-    return options
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
-    report = Report(machine_facts(distributions=["numpy", "xxhash"]))
-    report.print_facts()
+    parser = Parser(__doc__, page_sizes=PAGES, multiple=8)
+    parser.add_argument("--profile", action="store_true", help="print where the time goes instead")
+    options = parser.parsed(arguments)
+    report = Report.begin(distributions=["numpy", "xxhash"])
     for page_nbytes in options.sizes:
         workload = Workload(page_nbytes, PAGES.get(page_nbytes) or 256 * MIB // page_nbytes)
         for direction, make_ready in (

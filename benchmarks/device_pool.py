@@ -9,7 +9,6 @@ finds it, else on the CPU, where the "device" is host memory too.
 
 from __future__ import annotations
 
-import abc
 import math
 import statistics
 import sys
@@ -18,27 +17,19 @@ from typing import TYPE_CHECKING
 
 import torch
 from _device_workload import LAYERS, Workload
-from _harness import (
-    Report,
-    Section,
-    argument_parser,
-    console,
-    interleave,
-    machine_facts,
-)
+from _harness import Candidate, Parser, Report, console, names
 from _layer_overlap import measure_overlap
 
 from hicache_storage.device_pool import LayerCopier
 from hicache_storage.host_pool import LAYOUTS
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Sequence
 
 LIMIT = "one copy"
 
 
-class TransferMethod(abc.ABC):
+class TransferMethod(Candidate):
     """One implementation that copies all pages in one direction."""
 
     def __init__(self, name: str, workload: Workload, *, loads: bool) -> None:
@@ -49,14 +40,11 @@ class TransferMethod(abc.ABC):
     def prepare(self, turn: int) -> None:
         self.workload.fill(turn, hosts=self.loads)
 
-    @abc.abstractmethod
-    def run(self) -> None: ...
-
     def check(self) -> None:
         if not self.workload.is_same():
             raise RuntimeError(f"{self.name} did not copy what it should")
 
-    def close(self) -> None:  # noqa: B027 - two of three have no thread
+    def close(self) -> None:
         """Stop threads."""
 
 
@@ -132,14 +120,13 @@ def measure(report: Report, workload: Workload, rounds: int, *, loads: bool) -> 
         ours,
     ]
     direction = "L2 → L1" if loads else "L1 → L2"
-    section = Section(
-        title=f"{direction}, {workload.name}",
-        unit="GB/s",
+    section = report.measure(
+        f"{direction}, {workload.name}",
+        compared,
+        rounds,
         work=workload.nbytes / 1e9,
-        seconds=interleave(compared, rounds),
         baselines=[LIMIT],
     )
-    report.add(section)
     whole_s = statistics.median(section.seconds[ours.name])
     first_s = statistics.median(ours.first_layer_s[1:])
     console.print(f"first of {sum(LAYERS.values())} layers: {first_s / whole_s:.0%} of the time\n")
@@ -147,17 +134,11 @@ def measure(report: Report, workload: Workload, rounds: int, *, loads: bool) -> 
         method.close()
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argument_parser(__doc__)
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser(__doc__, rounds=7)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--pages", type=int, default=16, help="of 8 MiB (default: %(default)s)")
-    parser.set_defaults(rounds=7)
-    parser.add_argument(
-        "--layouts",
-        type=lambda text: text.split(","),
-        default=list(LAYOUTS),
-        help="of L2 (default: all)",
-    )
+    parser.add_argument("--layouts", type=names, default=list(LAYOUTS), help="of L2 (default: all)")
     parser.add_argument(
         "--stop-after",
         type=float,
@@ -165,16 +146,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="SECONDS",
         help="start no further table after that time",
     )
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
+    options = parser.parsed(arguments)
     device = torch.device(options.device)
-    report = Report(machine_facts(distributions=["torch"]))
-    if device.type == "cuda":
-        report.facts["device"] = torch.cuda.get_device_name(device)
-    report.print_facts()
+    named = {"device": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
+    report = Report.begin(distributions=["torch"], facts=named)
     began_s = time.monotonic()
     for layout in options.layouts:
         workload = Workload(layout, options.pages, device)

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -16,22 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import _sglang
-import numpy as np
 from _disk import empty_files, spread_directories, used_nbytes
-from _harness import (
-    KIB,
-    MIB,
-    Aim,
-    Report,
-    Section,
-    argument_parser,
-    console,
-    interleave,
-    machine_facts,
-    page_hashes_of,
-    size_text,
-    sizes,
-)
+from _harness import KIB, MIB, Parser, Report, Section, page_hashes_of, scratch, size_text
 from _our_stores import in_directory, pages_in_directory
 from _plain_files import (
     Memcpy,
@@ -43,14 +28,13 @@ from _plain_files import (
     UnlinkedRing,
 )
 from _sglang_file_store import HiCacheFileStore
-from _store import Memory
+from _store import BatchRun, Memory, memories
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import TypeAlias
 
-    from _harness import Candidate
     from _store import Store
 
     StoreFactory: TypeAlias = Callable[[Path, Memory, Memory], Store]
@@ -59,8 +43,6 @@ BATCH_PAGES = 128
 ROUNDS = {64 * KIB: 15, 1 * MIB: 7, 4 * MIB: 3}
 # With more data the kernel would throttle writers until it has written back dirty pages.
 CAPACITY_PAGES = {64 * KIB: 4096, 1 * MIB: 512, 4 * MIB: 160}
-# Space for the frame and the trailer that a store adds to a page.
-OVERHEAD_NBYTES = 256
 
 OURS = ("ours: FileStorage", "ours: page store, none", "ours: page store, xxh3")
 SGLANG = "HiCacheFile"
@@ -76,6 +58,10 @@ class Bench:
     rounds: int
     source: Memory
     destination: Memory
+    overhead_nbytes: int = 256
+    """Space for the frame and the trailer that a store adds to a page."""
+    index_nbytes: int = KIB
+    """The most bytes of a full store's files that are not pages."""
 
     @property
     def page_nbytes(self) -> int:
@@ -87,7 +73,7 @@ class Bench:
 
     @property
     def capacity_nbytes(self) -> int:
-        return self.capacity_pages * (self.page_nbytes + OVERHEAD_NBYTES)
+        return self.capacity_pages * (self.page_nbytes + self.overhead_nbytes)
 
     def directory(self) -> Path:
         """Return a new empty directory."""
@@ -97,104 +83,70 @@ class Bench:
         return factory(directory, self.source, self.destination)
 
     def measure(
-        self, title: str, candidates: Sequence[Candidate], baselines: Sequence[str]
+        self, title: str, candidates: Sequence[BatchRun], baselines: Sequence[str]
     ) -> Section:
-        seconds = interleave(candidates, self.rounds)
-        return self.report.add(
-            Section(
-                title=f"{title}, {BATCH_PAGES} pages of {size_text(self.page_nbytes)}",
-                unit="GB/s",
-                work=BATCH_PAGES * self.page_nbytes / 1e9,
-                seconds=seconds,
-                baselines=[name for name in baselines if name in seconds],
-            )
+        return self.report.measure(
+            f"{title}, {BATCH_PAGES} pages of {size_text(self.page_nbytes)}",
+            candidates,
+            self.rounds,
+            work=self.source.gb,
+            baselines=baselines,
         )
 
 
-class Get:
+class Get(BatchRun):
     """Reads one batch repeatedly."""
 
     def __init__(self, factory: StoreFactory, bench: Bench) -> None:
         self._directory = bench.directory()
-        self.store = bench.open(factory, self._directory)
-        self.name = self.store.name
-        self._source = bench.source
-        self._hashes = page_hashes_of(self.name, 0, BATCH_PAGES)
-        self.store.prepare_set(self._hashes)
-        self.store.set()
-
-    def prepare(self, turn: int) -> None:  # noqa: ARG002 - every turn is the same
-        self.store.prepare_get(self._hashes)
-
-    def run(self) -> None:
-        self.store.get()
-
-    def check(self) -> None:
-        compare(self.store, self._source)
+        super().__init__(bench.open(factory, self._directory), "get", repeats=True)
 
     def close(self) -> None:
         self.store.close()
         empty_files(self._directory)
 
 
-class SetInEmpty:
+class SetInEmpty(BatchRun):
     """Writes each batch into a new store in an empty directory."""
 
     def __init__(self, factory: StoreFactory, bench: Bench) -> None:
         self._factory = factory
         self._bench = bench
-        self._open()
-        self.name = self.store.name
-        self._hashes = page_hashes_of(self.name, 0, BATCH_PAGES)
+        super().__init__(self._opened(), "set")
         self._retire()
 
     def prepare(self, turn: int) -> None:
-        self._hashes = page_hashes_of(self.name, turn, BATCH_PAGES)
-        self._bench.source.stamp(turn)
-        self._open()
-        self.store.prepare_set(self._hashes)
-
-    def run(self) -> None:
-        self.store.set()
+        self.store = self._opened()
+        super().prepare(turn)
 
     def check(self) -> None:
-        read_back(self.store, self._hashes, self._bench.source)
+        super().check()
         self._retire()
 
-    def _open(self) -> None:
+    def _opened(self) -> Store:
         self._directory = self._bench.directory()
-        self.store = self._bench.open(self._factory, self._directory)
+        return self._bench.open(self._factory, self._directory)
 
     def _retire(self) -> None:
         self.store.close()
         empty_files(self._directory)
 
 
-class SetMore:
+class SetMore(BatchRun):
     """Writes each batch into the same store, below its capacity or at it."""
 
     def __init__(self, factory: StoreFactory, bench: Bench, *, full: bool) -> None:
         self._bench = bench
         self._full = full
         self._directory = bench.directory()
-        self.store = bench.open(factory, self._directory)
-        self.name = self.store.name
-        self._hashes: list[str] = []
+        super().__init__(bench.open(factory, self._directory), "set")
         for batch in self._filling():
             self.store.prepare_set(batch)
             self.store.set()
             self._make_room()
 
-    def prepare(self, turn: int) -> None:
-        self._hashes = page_hashes_of(self.name, turn, BATCH_PAGES)
-        self._bench.source.stamp(turn)
-        self.store.prepare_set(self._hashes)
-
-    def run(self) -> None:
-        self.store.set()
-
     def check(self) -> None:
-        read_back(self.store, self._hashes, self._bench.source)
+        super().check()
         self._make_room()
 
     def close(self) -> None:
@@ -208,17 +160,16 @@ class SetMore:
             return [
                 page_hashes_of(self.name, -number, BATCH_PAGES) for number in range(1, batches + 1)
             ]
-        heads = [f"{byte:02x}" for byte in range(256)]
-        tails = page_hashes_of(self.name, -1, BATCH_PAGES) + page_hashes_of(
-            self.name, -2, BATCH_PAGES
-        )
-        hashes = [head + tail[2:] for head, tail in zip(heads, tails, strict=True)]
+        tails = [tail for turn in (-1, -2) for tail in page_hashes_of(self.name, turn, BATCH_PAGES)]
+        hashes = [f"{byte:02x}{tail[2:]}" for byte, tail in enumerate(tails)]
         return [hashes[:BATCH_PAGES], hashes[BATCH_PAGES:]]
 
     def _make_room(self) -> None:
         if not self._full:
             empty_files(self._directory)
-        elif (held := used_nbytes(self._directory)) > self._bench.capacity_nbytes + KIB:
+        elif (held := used_nbytes(self._directory)) > (
+            self._bench.capacity_nbytes + self._bench.index_nbytes
+        ):
             raise RuntimeError(f"{self.name} holds {held} bytes: more than its capacity")
 
 
@@ -238,9 +189,9 @@ def bench_get(bench: Bench) -> None:
         get.close()
     if bench.page_nbytes == MIB:
         for name, least in zip(OURS, (0.85, 0.85, 0.6), strict=True):
-            aim(bench, section, name, GET_LIMIT, least)
+            bench.report.aim(section, name, GET_LIMIT, least)
     for name in OURS:
-        aim(bench, section, name, SGLANG, 1.0)
+        bench.report.aim(section, name, SGLANG, 1.0)
 
 
 def bench_set_in_empty(bench: Bench) -> None:
@@ -249,7 +200,7 @@ def bench_set_in_empty(bench: Bench) -> None:
     candidates = [SetInEmpty(factory, bench) for factory in factories]
     section = bench.measure("set, empty store", candidates, (PlainFiles.name, SGLANG))
     for name in OURS:
-        aim(bench, section, name, SGLANG, 1.0)
+        bench.report.aim(section, name, SGLANG, 1.0)
 
 
 def bench_set_below_capacity(bench: Bench) -> None:
@@ -257,8 +208,8 @@ def bench_set_below_capacity(bench: Bench) -> None:
     factories: list[StoreFactory] = [Memcpy, PlainFiles, *sglang_stores(), *ours()]
     section = bench_set_more(bench, factories, "set, room to spare", PlainFiles.name, full=False)
     for name in OURS:
-        aim(bench, section, name, PlainFiles.name, 0.8)
-        aim(bench, section, name, SGLANG, 1.0)
+        bench.report.aim(section, name, PlainFiles.name, 0.8)
+        bench.report.aim(section, name, SGLANG, 1.0)
 
 
 def bench_set_at_capacity(bench: Bench) -> None:
@@ -272,7 +223,7 @@ def bench_set_at_capacity(bench: Bench) -> None:
     ]
     section = bench_set_more(bench, factories, "set, at capacity", RecycledRing.name, full=True)
     for name in OURS:
-        aim(bench, section, name, SGLANG, 5.0)
+        bench.report.aim(section, name, SGLANG, 5.0)
 
 
 def bench_set_synced(bench: Bench) -> None:
@@ -310,85 +261,43 @@ def ours(**settings: Any) -> list[StoreFactory]:
     ]
 
 
-def aim(bench: Bench, section: Section, name: str, baseline: str, least: float) -> None:
-    """Note whether `name` is at least `least` times as fast as `baseline`, if both ran."""
-    if baseline in section.seconds:
-        text = f"{section.title}: {name} / {baseline}"
-        bench.report.aims.append(Aim(text, least, section.ratio(name, baseline)))
+def benches(
+    root: Path, report: Report, options: argparse.Namespace, **fields: Any
+) -> Iterator[Bench]:
+    """Yield the shared data of each page size."""
+    for page_nbytes in options.sizes:
+        source, destination = memories(BATCH_PAGES, page_nbytes)
+        yield Bench(
+            report=report,
+            root=root,
+            rounds=options.rounds or ROUNDS.get(page_nbytes, 5),
+            source=source,
+            destination=destination,
+            **fields,
+        )
 
 
-def read_back(store: Store, hashes: Sequence[str], source: Memory) -> None:
-    store.prepare_get(hashes)
-    store.get()
-    compare(store, source)
-
-
-def compare(store: Store, source: Memory) -> None:
-    if not np.array_equal(store.received(), source.rows):
-        raise RuntimeError(f"{store.name} did not bring back what was set")
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argument_parser(__doc__)
-    parser.add_argument(
-        "--sizes",
-        type=sizes,
-        default=list(ROUNDS),
-        metavar="KIB,KIB",
-        help="page sizes in KiB, multiples of 32 (default: 64,1024,4096)",
-    )
-    parser.add_argument("--quick", action="store_true", help="3 rounds, and no pages of 4 MiB")
-    parser.add_argument("--power", action="store_true", help="also measure synced writes")
-    parser.add_argument(
-        "--path", type=Path, help="where to put the files (default: a new directory)"
-    )
-    options = parser.parse_args(arguments)
-    if options.quick:
-        options.sizes = [size for size in options.sizes if size < 4 * MIB]
-        options.rounds = options.rounds or 3
-    if any(size <= 0 or size % (32 * KIB) for size in options.sizes):
-        parser.error("--sizes: a page has a multiple of 32 KiB")
-    if options.rounds is not None and options.rounds < 1:
-        parser.error("--rounds: at least 1")
-    if options.path is not None and not options.path.is_dir():
-        parser.error(f"--path: {options.path} is no directory")
-    return options
+def parser(doc: str | None) -> Parser:
+    return Parser(doc, page_sizes=ROUNDS, multiple=32, quick_rounds=3, path=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
-    root = Path(tempfile.mkdtemp(prefix="hicache-bench-", dir=options.path))
-    try:
-        libraries = ["torch", "numpy", *(["sglang"] if _sglang.is_installed() else [])]
-        report = Report(machine_facts(root, distributions=libraries))
-        report.print_facts()
+    options = parser(__doc__)
+    options.add_argument("--power", action="store_true", help="also measure synced writes")
+    chosen = options.parsed(arguments)
+    with scratch(chosen.path) as root:
+        report = Report.begin(root, distributions=["torch", "numpy", *_sglang.libraries()])
         spread_directories(root)
-        if not _sglang.is_installed():
-            console.print(f"SGLang {_sglang.WHEEL_VERSION} is not here: `make bench-file` has it")
-        for page_nbytes in options.sizes:
-            run(report, root, page_nbytes, options)
-    finally:
-        shutil.rmtree(root)
-    report.finish(options.json)
+        _sglang.tell("bench-file")
+        for bench in benches(root, report, chosen):
+            bench_get(bench)
+            bench_set_in_empty(bench)
+            bench_set_below_capacity(bench)
+            bench_set_at_capacity(bench)
+            if chosen.power:
+                bench_set_synced(bench)
+        report.finish(chosen.json)
     return 0
-
-
-def run(report: Report, root: Path, page_nbytes: int, options: argparse.Namespace) -> None:
-    """Measure all sections of one page size."""
-    bench = Bench(
-        report=report,
-        root=root,
-        rounds=options.rounds or ROUNDS.get(page_nbytes, 5),
-        source=Memory(BATCH_PAGES, page_nbytes),
-        destination=Memory(BATCH_PAGES, page_nbytes),
-    )
-    bench.source.fill(page_nbytes)
-    bench_get(bench)
-    bench_set_in_empty(bench)
-    bench_set_below_capacity(bench)
-    bench_set_at_capacity(bench)
-    if options.power:
-        bench_set_synced(bench)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from __future__ import annotations
 import importlib
 import os
 import select
-import shutil
 import statistics
 import sys
 import tempfile
@@ -24,30 +23,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import redis
 from _disk import empty_files, spread_directories
-from _harness import (
-    KIB,
-    MIB,
-    Aim,
-    Report,
-    Section,
-    argument_parser,
-    console,
-    interleave,
-    machine_facts,
-    page_hashes_of,
-    size_text,
-    sizes,
-)
+from _harness import KIB, MIB, Parser, Report, console, names, page_hashes_of, scratch, size_text
 from _redis_server import redis_server
-from _store import Memory
+from _store import DIRECTIONS, BatchRun, Memory, Store, memories
 from rich.table import Table
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
+    from typing import TypeAlias
+
+    Batch: TypeAlias = tuple[Memory, Memory]
 
 os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
 os.environ.setdefault("LMCACHE_LOG_LEVEL", "ERROR")
@@ -64,16 +52,35 @@ def named(module: str, name: str) -> Any:
     return getattr(importlib.import_module(f"lmcache.v1.{module}"), name)
 
 
-class Adapter:
+class Adapter(Store):
     """An L2 adapter, with the waiting of LMCache's controllers."""
 
-    def __init__(self, name: str, spec: dict[str, Any], empty: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str, spec: dict[str, Any], empty: Callable[[], None], batch: Batch
+    ) -> None:
+        super().__init__(*batch)
         self.name = name
         self.empty = empty
+        self._objects = [objects_of(memory) for memory in batch]
+        self._keys: list[Any] = []
         registry = importlib.import_module("lmcache.v1.distributed.l2_adapters.config")
         config = registry.get_l2_adapter_config_class(spec["type"]).from_dict(spec)
         self.adapter = named("distributed.l2_adapters", "create_l2_adapter")(config)
         self.adapter.set_backend_identity(spec["type"])
+
+    def prepare_set(self, hashes: Sequence[str]) -> None:
+        super().prepare_set(hashes)
+        self._keys = keys_of(hashes)
+
+    def prepare_get(self, hashes: Sequence[str]) -> None:
+        super().prepare_get(hashes)
+        self._keys = keys_of(hashes)
+
+    def set(self) -> None:
+        self.store(self._keys, self._objects[0])
+
+    def get(self) -> None:
+        self.load(self._keys, self._objects[1])
 
     def store(self, keys: list[Any], objects: list[Any]) -> None:
         task = self.adapter.submit_store_task(keys, objects)
@@ -122,46 +129,6 @@ class Adapter:
                 os.eventfd_read(event_fd)
 
 
-class TaskRun:
-    """Moves the objects of one task in one direction."""
-
-    def __init__(
-        self, adapter: Adapter, source: Memory, destination: Memory, direction: str
-    ) -> None:
-        self.name = adapter.name
-        self._adapter = adapter
-        self._source = source
-        self._destination = destination
-        self._objects = {id(memory): objects_of(memory) for memory in (source, destination)}
-        self._direction = direction
-        self._keys: list[Any] = []
-
-    def prepare(self, turn: int) -> None:
-        """Begin with an empty store; for a load, store the objects."""
-        self._adapter.empty()
-        self._source.stamp(turn)
-        label = f"{self.name} {self._direction}"
-        self._keys = keys_of(page_hashes_of(label, turn, self._source.pages))
-        self._destination.overwrite()
-        if self._direction == "load":
-            self._store()
-
-    def run(self) -> None:
-        (self._load if self._direction == "load" else self._store)()
-
-    def check(self) -> None:
-        if self._direction == "store":
-            self._load()
-        if not np.array_equal(self._destination.rows, self._source.rows):
-            raise RuntimeError(f"{self.name} did not bring back what was stored")
-
-    def _store(self) -> None:
-        self._adapter.store(self._keys, self._objects[id(self._source)])
-
-    def _load(self) -> None:
-        self._adapter.load(self._keys, self._objects[id(self._destination)])
-
-
 def keys_of(hashes: Sequence[str]) -> list[Any]:
     object_key = named("distributed.api", "ObjectKey")
     return [object_key(bytes.fromhex(one), "org/model", 0x01000100) for one in hashes]
@@ -205,7 +172,7 @@ def ours(backend: str, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def file_adapters(stack: ExitStack, root: Path) -> list[Adapter]:
+def file_adapters(stack: ExitStack, root: Path, batch: Batch) -> list[Adapter]:
     spread_directories(root)
     folders = {name: root / name for name in ("ours", "fs", "fs_native")}
     specs: dict[str, tuple[Path, dict[str, Any]]] = {
@@ -217,12 +184,12 @@ def file_adapters(stack: ExitStack, root: Path) -> list[Adapter]:
     made: list[Adapter] = []
     for name, (path, spec) in specs.items():
         path.mkdir()
-        made.append(Adapter(name, spec, partial(empty_files, path)))
+        made.append(Adapter(name, spec, partial(empty_files, path), batch))
         stack.callback(made[-1].close)
     return made
 
 
-def redis_adapters(stack: ExitStack, root: Path) -> list[Adapter]:  # noqa: ARG001
+def redis_adapters(stack: ExitStack, root: Path, batch: Batch) -> list[Adapter]:  # noqa: ARG001
     port = stack.enter_context(redis_server())
     client: Any = redis.Redis(port=port)
     stack.callback(client.close)
@@ -232,12 +199,12 @@ def redis_adapters(stack: ExitStack, root: Path) -> list[Adapter]:  # noqa: ARG0
     }
     made: list[Adapter] = []
     for name, spec in specs.items():
-        made.append(Adapter(name, spec, client.flushall))
+        made.append(Adapter(name, spec, client.flushall, batch))
         stack.callback(made[-1].close)
     return made
 
 
-KINDS: dict[str, Callable[[ExitStack, Path], list[Adapter]]] = {
+KINDS: dict[str, Callable[[ExitStack, Path, Batch], list[Adapter]]] = {
     "file": file_adapters,
     "redis": redis_adapters,
 }
@@ -246,28 +213,22 @@ KINDS: dict[str, Callable[[ExitStack, Path], list[Adapter]]] = {
 def measure(report: Report, kind: str, page_nbytes: int, options: argparse.Namespace) -> None:
     """Measure both directions of one kind of store, for objects of one size."""
     pages = max(4, BATCH_NBYTES // page_nbytes)
-    source, destination = Memory(pages, page_nbytes), Memory(pages, page_nbytes)
-    source.fill(page_nbytes)
-    root = Path(tempfile.mkdtemp(prefix="hicache-bench-", dir=options.path))
-    with ExitStack() as stack:
-        stack.callback(shutil.rmtree, root)
-        adapters = KINDS[kind](stack, root)
-        for direction in ("store", "load"):
-            runs = [TaskRun(adapter, source, destination, direction) for adapter in adapters]
-            section = report.add(
-                Section(
-                    title=f"{kind}, {direction}: {pages} objects of {size_text(page_nbytes)}",
-                    unit="GB/s",
-                    work=pages * page_nbytes / 1e9,
-                    seconds=interleave(runs, options.rounds),
-                    baselines=[one.name for one in adapters if one.name.startswith("LMCache")],
-                )
+    batch = memories(pages, page_nbytes)
+    with scratch(options.path) as root, ExitStack() as stack:
+        adapters = KINDS[kind](stack, root, batch)
+        ours, *theirs = (one.name for one in adapters)
+        for direction in DIRECTIONS:
+            verb = {"set": "store", "get": "load"}[direction]
+            section = report.measure(
+                f"{kind}, {verb}: {pages} objects of {size_text(page_nbytes)}",
+                [BatchRun(adapter, direction, empty=adapter.empty) for adapter in adapters],
+                options.rounds,
+                work=batch[0].gb,
+                baselines=theirs,
             )
-            for baseline in section.baselines:
-                (name,) = (one.name for one in adapters if one.name.startswith("ours"))
-                text = f"{section.title}: {name} / {baseline}"
-                report.aims.append(Aim(text, 1.0, section.ratio(name, baseline)))
-        print_calls(adapters[0], source)
+            for baseline in theirs:
+                report.aim(section, ours, baseline, 1.0)
+        print_calls(adapters[0], batch[0])
 
 
 def print_calls(adapter: Adapter, source: Memory) -> None:
@@ -309,21 +270,13 @@ def timed_us(
     return statistics.median(taken) * 1e6
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argument_parser(__doc__)
-    parser.set_defaults(rounds=7)
-    parser.add_argument("--sizes", type=sizes, default=SIZES, help="sizes of objects in KiB")
-    parser.add_argument("--only", default=",".join(KINDS), help="kinds of stores")
-    parser.add_argument("--path", type=Path, help="where files are put (default: a new directory)")
-    return parser.parse_args(arguments)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
-    facts = machine_facts(Path(tempfile.gettempdir()), distributions=["torch", "lmcache", "redis"])
-    report = Report(facts)
-    report.print_facts()
-    for kind in options.only.split(","):
+    parser = Parser(__doc__, rounds=7, page_sizes=SIZES, path=True)
+    parser.add_argument("--only", type=names, default=list(KINDS), help="kinds of stores")
+    options = parser.parsed(arguments)
+    place = Path(tempfile.gettempdir())
+    report = Report.begin(place, distributions=["torch", "lmcache", "redis"])
+    for kind in options.only:
         for page_nbytes in options.sizes:
             measure(report, kind, page_nbytes, options)
     report.finish(options.json)

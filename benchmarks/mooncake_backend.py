@@ -16,30 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import _sglang
-import numpy as np
-from _harness import (
-    KIB,
-    MIB,
-    Aim,
-    Report,
-    Section,
-    argument_parser,
-    console,
-    interleave,
-    machine_facts,
-    page_hashes_of,
-    size_text,
-)
+from _harness import KIB, MIB, Parser, Report, size_text
 from _mooncake_cluster import master, node
-from _mooncake_stores import (
-    Cluster,
-    ExistsFirstClient,
-    RawClient,
-    SGLangMooncakeStore,
-)
+from _mooncake_stores import Cluster, ExistsFirstClient, RawClient, SGLangMooncakeStore
 from _our_stores import OurPageStore, OurStorage
 from _plain_files import Memcpy
-from _store import Memory
+from _store import DIRECTIONS, BatchRun, Memory, memories
 
 if TYPE_CHECKING:
     import argparse
@@ -53,37 +35,6 @@ SEGMENT_NBYTES = 1 << 30
 TOUCHED_NBYTES = SEGMENT_NBYTES * 3 // 4
 OURS = "ours: MooncakeStorage"
 MIN_OF_RAW = 0.95
-
-
-class BatchRun:
-    """Moves one batch in one direction, in a cluster that holds nothing else."""
-
-    def __init__(self, store: Store, cluster: Cluster, direction: str) -> None:
-        self.store = store
-        self.name = store.name
-        self._cluster = cluster
-        self.direction = direction
-        self._hashes: list[str] = []
-
-    def prepare(self, turn: int) -> None:
-        self._cluster.empty()
-        self._hashes = page_hashes_of(self.name, turn, self.store.source.pages)
-        self.store.source.stamp(turn)
-        self.store.prepare_set(self._hashes)
-        if self.direction == "get":
-            self.store.set()
-            self.store.prepare_get(self._hashes)
-
-    def run(self) -> None:
-        (self.store.get if self.direction == "get" else self.store.set)()
-
-    def check(self) -> None:
-        """Compare the moved pages with the source."""
-        if self.direction == "set":
-            self.store.prepare_get(self._hashes)
-            self.store.get()
-        if not np.array_equal(self.store.received(), self.store.source.rows):
-            raise RuntimeError(f"{self.name} did not bring back what was set")
 
 
 def stores(cluster: Cluster, source: Memory, destination: Memory) -> list[Store]:
@@ -101,28 +52,17 @@ def stores(cluster: Cluster, source: Memory, destination: Memory) -> list[Store]
 
 def measure(report: Report, where: str, rounds: int, turns: Sequence[BatchRun]) -> None:
     """Add one table, and note the aims."""
-    seconds = interleave(turns, rounds)
     source, direction = turns[0].store.source, turns[0].direction
-    names = [turn.name for turn in turns]
-    section = report.add(
-        Section(
-            title=f"{direction}, {source.pages} pages of {size_text(source.page_nbytes)}, {where}",
-            unit="GB/s",
-            work=source.pages * source.page_nbytes / 1e9,
-            seconds=seconds,
-            baselines=[
-                name
-                for name in (Memcpy.name, RawClient.name, SGLangMooncakeStore.name)
-                if name in names
-            ],
-        )
+    section = report.measure(
+        f"{direction}, {source.pages} pages of {size_text(source.page_nbytes)}, {where}",
+        turns,
+        rounds,
+        work=source.gb,
+        baselines=[Memcpy.name, RawClient.name, SGLangMooncakeStore.name],
     )
-    baselines = [ExistsFirstClient.name if direction == "set" else RawClient.name]
-    baselines += [SGLangMooncakeStore.name] if SGLangMooncakeStore.name in names else []
-    for baseline in baselines:
-        text = f"{section.title}: {OURS} / {baseline}"
-        least = MIN_OF_RAW if baseline != SGLangMooncakeStore.name else 1.0
-        report.aims.append(Aim(text, least, section.ratio(OURS, baseline)))
+    raw = ExistsFirstClient.name if direction == "set" else RawClient.name
+    report.aim(section, OURS, raw, MIN_OF_RAW)
+    report.aim(section, OURS, SGLangMooncakeStore.name, 1.0)
 
 
 def bench(report: Report, options: argparse.Namespace, *, own_segment: bool) -> None:
@@ -137,40 +77,28 @@ def bench(report: Report, options: argparse.Namespace, *, own_segment: bool) -> 
         cluster = Cluster(config)
         stack.callback(cluster.storage.close)
         cluster.touch(TOUCHED_NBYTES)
-        for page_nbytes, pages in PAGES.items():
-            if options.quick and page_nbytes > MIB:
-                continue
-            rounds = options.rounds or (5 if options.quick else ROUNDS[page_nbytes])
-            source, destination = Memory(pages, page_nbytes), Memory(pages, page_nbytes)
-            source.fill(page_nbytes)
+        for page_nbytes in options.sizes:
+            source, destination = memories(PAGES.get(page_nbytes, 64), page_nbytes)
             for memory in (source, destination):
                 cluster.storage.register_buffer(memory.whole)
             chosen = stores(cluster, source, destination)
-            for direction in ("set", "get"):
-                measure(
-                    report, where, rounds, [BatchRun(one, cluster, direction) for one in chosen]
-                )
+            for direction in DIRECTIONS:
+                rounds = options.rounds or ROUNDS.get(page_nbytes, 9)
+                turns = [BatchRun(store, direction, empty=cluster.empty) for store in chosen]
+                measure(report, where, rounds, turns)
             for store in chosen:
                 store.close()
             for memory in (source, destination):
                 cluster.storage.unregister_buffer(memory.whole)
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argument_parser(__doc__)
-    parser.add_argument("--quick", action="store_true", help="5 rounds, and no pages of 4 MiB")
-    return parser.parse_args(arguments)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
-    libraries = ["numpy", *(["torch", "sglang"] if _sglang.is_installed() else [])]
-    facts = machine_facts(distributions=libraries)
-    facts["load"] = ", ".join(f"{load:.2f}" for load in os.getloadavg())
-    report = Report(facts)
-    report.print_facts()
-    if not _sglang.is_installed():
-        console.print(f"SGLang {_sglang.WHEEL_VERSION} is not here: `make bench-mooncake` has it")
+    options = Parser(__doc__, page_sizes=PAGES, quick_rounds=5).parsed(arguments)
+    load = ", ".join(f"{load:.2f}" for load in os.getloadavg())
+    report = Report.begin(
+        distributions=["numpy", *_sglang.libraries("torch")], facts={"load": load}
+    )
+    _sglang.tell("bench-mooncake")
     for own_segment in (True, False):
         bench(report, options, own_segment=own_segment)
     report.finish(options.json)

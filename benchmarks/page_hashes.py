@@ -12,14 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from _harness import (
-    Aim,
-    Report,
-    Section,
-    argument_parser,
-    interleave,
-    machine_facts,
-)
+from _harness import Aim, Candidate, Parser, Report, Section
 
 from hicache_storage.keys import page_hashes
 
@@ -31,7 +24,7 @@ PAGE_TOKENS = 64
 LIMIT = "hashlib alone"
 
 
-class Hashing:
+class Hashing(Candidate):
     """Hashes one prompt, and compares the result with the reference."""
 
     def __init__(self, name: str, work: Callable[[], list[str]], expected: list[str]) -> None:
@@ -85,25 +78,19 @@ def bench(report: Report, rounds: int, *, bigram: bool) -> Section:
     for name, given in inputs.items():
         work = partial(page_hashes, given, PAGE_TOKENS, bigram=bigram)
         candidates.append(Hashing(name, work, expected))
-    return report.add(
-        Section(
-            title=f"page_hashes, {TOKENS} tokens{' in pairs' if bigram else ''}, pages of {PAGE_TOKENS}",
-            unit="million pages/s",
-            work=len(blocks) / 1e6,
-            seconds=interleave(candidates, rounds),
-            baselines=[LIMIT],
-        )
+    return report.measure(
+        f"page_hashes, {TOKENS} tokens{' in pairs' if bigram else ''}, pages of {PAGE_TOKENS}",
+        candidates,
+        rounds,
+        work=len(blocks) / 1e6,
+        unit="million pages/s",
+        baselines=[LIMIT],
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argument_parser(__doc__)
-    parser.set_defaults(rounds=101)
-    options = parser.parse_args(arguments)
-    if options.rounds < 1:
-        parser.error("--rounds: at least 1")
-    report = Report(machine_facts(distributions=["numpy"]))
-    report.print_facts()
+    options = Parser(__doc__, rounds=101).parsed(arguments)
+    report = Report.begin(distributions=["numpy"])
     single = bench(report, options.rounds, bigram=False)
     bench(report, options.rounds, bigram=True)
     text = "page_hashes of an int32 array / hashlib alone, at most 1.3 times its time"

@@ -9,7 +9,6 @@ spinning scheduler runs Python without a pause; a yielding one waits for its dev
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import sys
 import tempfile
@@ -21,20 +20,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import _sglang
-import numpy as np
 from _harness import (
     KIB,
     MIB,
     Aim,
+    Candidate,
+    Parser,
     Report,
     Section,
-    argument_parser,
     console,
     interleave,
-    machine_facts,
+    names,
     page_hashes_of,
+    scratch,
     size_text,
-    sizes,
 )
 from _scheduler_stores import Place, openings
 from _schedulers import (
@@ -49,7 +48,7 @@ from _schedulers import (
     Scheduler,
     schedulers,
 )
-from _store import Memory
+from _store import DIRECTIONS, memories
 from rich.table import Table
 
 from hicache_storage import native
@@ -65,7 +64,6 @@ TRANSFERS = 4
 PAGES = {64 * KIB: 512, 1 * MIB: 64, 4 * MIB: 16}
 """The pages of one transfer."""
 ROUNDS = 11
-DIRECTIONS = ("get", "set")
 HELD_TO_AIMS = ("file", "hf3fs", "redis", "s3")
 MIN_OF_STORAGE = 0.85
 MIN_OF_SCHEDULER = 0.95
@@ -73,7 +71,7 @@ _TURN_S = 0.5
 
 
 @dataclass
-class Turn:
+class Turn(Candidate):
     """Moves batches in one direction while a scheduler runs, and counts its steps.
 
     A batch is cut into one transfer for each of the `threads`.
@@ -89,9 +87,8 @@ class Turn:
     step_s: list[float] = field(default_factory=list[float])
     """Seconds for each step of the scheduler, round by round."""
 
-    @property
-    def name(self) -> str:
-        return self.arrangement.name
+    def __post_init__(self) -> None:
+        self.name = self.arrangement.name
 
     def prepare(self, turn: int) -> None:
         store = self.subject.store
@@ -121,10 +118,9 @@ class Turn:
         self._scheduler.begin(Mode.REST)
         store = self.subject.store
         if self.direction == "set":
-            store.prepare_get(self._batches[-1])
-            store.get()
-        if not np.array_equal(store.received(), store.source.rows):
-            raise RuntimeError(f"{self.subject.name} did not bring back what was set")
+            store.read_back(self._batches[-1])
+        else:
+            store.prove()
         self.subject.empty()
 
     def _move(self, numbers: range, transfer: int) -> None:
@@ -264,20 +260,13 @@ def aims(result: Result) -> list[Aim]:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argument_parser(__doc__)
+    parser = Parser(__doc__, rounds=ROUNDS, page_sizes=PAGES, path=True)
     known = openings()
     parser.add_argument(
         "--stores",
-        type=lambda text: text.split(","),
+        type=names,
         default=list(known),
         help=f"stores to measure (default: {','.join(known)})",
-    )
-    parser.add_argument(
-        "--sizes",
-        type=sizes,
-        default=list(PAGES),
-        metavar="KIB,KIB",
-        help="page sizes in KiB (default: 64,1024,4096)",
     )
     parser.add_argument("--pages", type=int, help="pages of a transfer (default: by page size)")
     parser.add_argument(
@@ -292,9 +281,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="S",
         help="sys.setswitchinterval of all processes (default: Python's)",
     )
-    parser.add_argument("--path", type=Path, help="where to put files (default: a new directory)")
-    options = parser.parse_args(arguments)
-    options.rounds = options.rounds or ROUNDS
+    options = parser.parsed(arguments)
     for name in options.stores:
         if name not in known:
             parser.error(f"--stores: no {name} here, only {', '.join(known)}")
@@ -305,31 +292,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     if options.switch_interval:
         sys.setswitchinterval(options.switch_interval)
-    root = Path(tempfile.mkdtemp(prefix="hicache-bench-", dir=options.path))
     results: list[Result] = []
-    try:
-        with schedulers() as everyone:
-            libraries = ["numpy", *(["sglang"] if _sglang.is_installed() else [])]
-            facts = machine_facts(root, distributions=libraries)
-            switch = f"every {1000 * sys.getswitchinterval():g} ms"
-            report = Report({**facts, "data plane": native.implementation, "switch": switch})
-            report.print_facts()
-            for page_nbytes in options.sizes:
-                pages = options.transfers * (options.pages or PAGES.get(page_nbytes, 16))
-                source, destination = Memory(pages, page_nbytes), Memory(pages, page_nbytes)
-                source.fill(page_nbytes)
-                for name in options.stores:
-                    directory = Path(tempfile.mkdtemp(dir=root))
-                    place = Place(directory, source, destination, options.parallelism)
+    with schedulers() as everyone:
+        facts = {
+            "data plane": native.implementation,
+            "switch": f"every {1000 * sys.getswitchinterval():g} ms",
+        }
+        where = options.path or Path(tempfile.gettempdir())
+        report = Report.begin(where, distributions=["numpy", *_sglang.libraries()], facts=facts)
+        for page_nbytes in options.sizes:
+            pages = options.transfers * (options.pages or PAGES.get(page_nbytes, 16))
+            batch = memories(pages, page_nbytes)
+            for name in options.stores:
+                with scratch(options.path) as directory:
+                    place = Place(directory, *batch, options.parallelism)
                     with openings()[name](place) as subject:
                         for direction in DIRECTIONS:
                             result = measure(subject, direction, everyone, options, report)
                             results.append(result)
                             console.print(result.line)
                             report.aims += aims(result)
-                    shutil.rmtree(directory)
-    finally:
-        shutil.rmtree(root)
     console.print(table(results))
     report.finish(options.json)
     return 0

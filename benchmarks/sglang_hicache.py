@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -22,13 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from _harness import (
-    Report,
-    Section,
-    argument_parser,
-    interleave,
-    machine_facts,
-)
+from _harness import Candidate, Parser, Report, names, scratch
 from _hf3fs_metadata import Hf3fsMetadata
 from servers import MooncakeMaster, Rclone, load_mooncake
 from sglang_engine import Engine, PoolName, PoolPlan, engine_world
@@ -57,7 +50,7 @@ _OF_SLOTS = frozenset({"hf3fs"})
 _prompts = itertools.count()
 
 
-class Backup:
+class Backup(Candidate):
     """Writes a new prompt each time. The store is emptied after it, unless it must stay full."""
 
     def __init__(self, name: str, engine: Engine, pages: int, *, full: bool = False) -> None:
@@ -82,7 +75,7 @@ class Backup:
             self._engine.storage.clear()
 
 
-class Prefetch:
+class Prefetch(Candidate):
     """Reads one prompt repeatedly, into other host pages."""
 
     def __init__(self, name: str, engine: Engine, pages: int) -> None:
@@ -94,9 +87,6 @@ class Prefetch:
         self._wanted = written.held[PoolName.KV]
         engine.host().free(written.places[PoolName.KV])
         self._read: Any = None
-
-    def prepare(self, turn: int) -> None:
-        """Do nothing; the prompt is stored."""
 
     def run(self) -> None:
         self._read = self._engine.read(self._tokens, compare=False)
@@ -191,9 +181,7 @@ PAIRS: dict[str, Callable[[ExitStack, Path, PoolPlan], Pair]] = {
 def measure(report: Report, kind: str, model: str, options: argparse.Namespace) -> None:
     """Measure both directions of one pair of stores, for one model's pages."""
     plan = PLANS[model]
-    root = Path(tempfile.mkdtemp(prefix="hicache-bench-", dir=options.path))
-    with ExitStack() as stack:
-        stack.callback(shutil.rmtree, root)
+    with scratch(options.path) as root, ExitStack() as stack:
         pair = PAIRS[kind](stack, root, plan)
         engines = {
             name: stack.enter_context(
@@ -211,16 +199,12 @@ def measure(report: Report, kind: str, model: str, options: argparse.Namespace) 
         if full:
             fill_up(engines, options.pages, -(-_FULL_NBYTES // operation_nbytes))
         for title, candidate in (("backup", partial(Backup, full=full)), ("prefetch", Prefetch)):
-            makers = [partial(candidate, name, engine) for name, engine in engines.items()]
-            seconds = interleave([make(options.pages) for make in makers], options.rounds)
-            report.add(
-                Section(
-                    title=f"{title}, {model}: {options.pages} pages of {page_nbytes / 1e6:.1f} MB",
-                    unit="GB/s",
-                    work=operation_nbytes / 1e9,
-                    seconds=seconds,
-                    baselines=[name for name in engines if name.startswith("SGLang")],
-                )
+            report.measure(
+                f"{title}, {model}: {options.pages} pages of {page_nbytes / 1e6:.1f} MB",
+                [candidate(name, engine, options.pages) for name, engine in engines.items()],
+                options.rounds,
+                work=operation_nbytes / 1e9,
+                baselines=[name for name in engines if name.startswith("SGLang")],
             )
 
 
@@ -234,21 +218,14 @@ def fill_up(engines: dict[str, Engine], pages: int, operations: int) -> None:
             backup.check()
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argument_parser(__doc__)
-    parser.set_defaults(rounds=5)
-    parser.add_argument("--pages", type=int, default=16, help="pages of an operation")
-    parser.add_argument("--only", default=",".join(PAIRS), help="kinds of stores")
-    parser.add_argument("--path", type=Path, help="where files are put (default: a new directory)")
-    return parser.parse_args(arguments)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
-    report = Report(machine_facts(Path(tempfile.gettempdir()), distributions=["torch", "sglang"]))
-    report.print_facts()
+    parser = Parser(__doc__, rounds=5, path=True)
+    parser.add_argument("--pages", type=int, default=16, help="pages of an operation")
+    parser.add_argument("--only", type=names, default=list(PAIRS), help="kinds of stores")
+    options = parser.parsed(arguments)
+    report = Report.begin(Path(tempfile.gettempdir()), distributions=["torch", "sglang"])
     with engine_world():
-        for kind in options.only.split(","):
+        for kind in options.only:
             for model in PLANS:
                 measure(report, kind, model, options)
     report.finish(options.json)

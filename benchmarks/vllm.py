@@ -18,7 +18,6 @@ sys.path.append(sys.path.pop(0))  # this directory has a module of vLLM's name
 import hashlib
 import importlib
 import itertools
-import shutil
 import tempfile
 import time
 import uuid
@@ -27,18 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import vllm_cpu
-from _harness import (
-    MIB,
-    Aim,
-    Report,
-    Section,
-    argument_parser,
-    console,
-    interleave,
-    machine_facts,
-    size_text,
-    sizes,
-)
+from _harness import KIB, MIB, Aim, Candidate, Parser, Report, Section, console, scratch, size_text
 
 if TYPE_CHECKING:
     import argparse
@@ -97,7 +85,7 @@ class Tier:
         self.manager.shutdown()
 
 
-class Store:
+class Store(Candidate):
     """Stores rows under new keys each time. What was stored is deleted afterwards."""
 
     def __init__(self, tier: Tier, root: Path) -> None:
@@ -120,7 +108,7 @@ class Store:
             path.unlink()
 
 
-class Load:
+class Load(Candidate):
     """Loads the same rows each time. They are zeros before, and compared afterwards."""
 
     def __init__(self, tier: Tier) -> None:
@@ -268,9 +256,7 @@ def fields_of(name: str, root: Path) -> dict[str, Any]:
 def measure(report: Report, row_nbytes: int, options: argparse.Namespace) -> None:
     """Measure stores, loads and calls for rows of one size."""
     rows = max(8, JOB_NBYTES // row_nbytes)
-    root = Path(tempfile.mkdtemp(prefix="hicache-bench-", dir=options.path))
-    with ExitStack() as stack:
-        stack.callback(shutil.rmtree, root)
+    with scratch(options.path) as root, ExitStack() as stack:
         tiers: dict[str, Tier] = {}
         for number, name in enumerate((FS, BUFFERED, OURS, BARE)):
             fields = fields_of(name, root / str(number))
@@ -282,17 +268,15 @@ def measure(report: Report, row_nbytes: int, options: argparse.Namespace) -> Non
                 Store(tier, root / str(number)) if title == "store" else Load(tier)
                 for number, tier in enumerate(tiers.values())
             ]
-            section = Section(
-                title=f"{title}, {rows} rows of {size_text(row_nbytes)}",
-                unit="GB/s",
+            section = report.measure(
+                f"{title}, {rows} rows of {size_text(row_nbytes)}",
+                candidates,
+                options.rounds,
                 work=rows * row_nbytes / 1e9,
-                seconds=interleave(candidates, options.rounds),
                 baselines=[FS, BUFFERED],
             )
-            report.add(section)
             for peer in (FS, BUFFERED):
-                text = f"{section.title}: {OURS} / {peer}"
-                report.aims.append(Aim(text, 1.0, section.ratio(OURS, peer)))
+                report.aim(section, OURS, peer, 1.0)
         measure_calls(report, [tiers[FS], tiers[OURS]], size_text(row_nbytes), options.rounds)
 
 
@@ -318,19 +302,11 @@ def measure_calls(report: Report, tiers: list[Tier], size: str, rounds: int) -> 
         report.aims.append(Aim(text, 1.0, aim_s / best_s))
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argument_parser(__doc__)
-    parser.set_defaults(rounds=7)
-    parser.add_argument("--sizes", type=sizes, default=sizes("128,2048,8192"), help="rows, in KiB")
-    parser.add_argument("--path", type=Path, help="where files are put (default: a new directory)")
-    return parser.parse_args(arguments)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
+    parser = Parser(__doc__, rounds=7, page_sizes=(128 * KIB, 2 * MIB, 8 * MIB), path=True)
+    options = parser.parsed(arguments)
     place = options.path or Path(tempfile.gettempdir())
-    report = Report(machine_facts(place, distributions=["torch", "vllm"]))
-    report.print_facts()
+    report = Report.begin(place, distributions=["torch", "vllm"])
     console.print("vLLM's fs tier runs its Python code: its compiled part needs CUDA's libraries\n")
     for row_nbytes in options.sizes:
         measure(report, row_nbytes, options)
