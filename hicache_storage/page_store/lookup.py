@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
-from hicache_storage.page_store.call_executor import checked_answers, result_of, verdict_for
 from hicache_storage.page_store.counters import MATCH_FAILED, answers_counter
+from hicache_storage.page_store.lane import checked_answers, result_of, verdict_for
 from hicache_storage.page_store.results import Verdict
-from hicache_storage.page_store.scheduling import even_cuts, piece_count
+from hicache_storage.page_store.splitting import even_cuts, piece_count
 from hicache_storage.scalars import check_integer
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from hicache_storage.keys import KeySpace
     from hicache_storage.page_store.breaker import Permit
-    from hicache_storage.page_store.scheduling import CallScheduler
+    from hicache_storage.page_store.lane import Lanes
     from hicache_storage.storage import HiCacheStorage
 
 # A cold prompt costs one call of 64 pages; a warm one of 4,000 costs 4 rounds, of up to 2,656
@@ -200,14 +200,14 @@ class PrefixLookup:
     def __init__(
         self,
         storage: HiCacheStorage,
-        scheduler: CallScheduler,
+        lanes: Lanes,
         deadline: Deadline,
         hang_s: float | None = None,
     ) -> None:
         self._storage = storage
-        self._scheduler = scheduler
-        self._executor = scheduler.reads
-        self._latency = scheduler.exists_latency
+        self._lanes = lanes
+        self._reads = lanes.reads
+        self._latency = lanes.exists_latency
         self._deadline = deadline
         self._hang_s = hang_s
         self._began_s = time.monotonic()
@@ -240,28 +240,28 @@ class PrefixLookup:
         """Report the result to the breaker, the log and the counters. Report nothing without a query."""
         if self._permit is not None:
             if interrupted is None:
-                self._executor.conclude(self._permit, self._futures, self._deadline, self._hang_s)
+                self._reads.conclude(self._permit, self._futures, self._deadline, self._hang_s)
             else:
                 self._permit.dismiss()
-        self._executor.state.note(self._pages, self._began_s)
+        self._reads.state.note(self._pages, self._began_s)
         if interrupted is None:
             self._count()
 
     def _count(self) -> None:
         answered = self._pages.get(Verdict.OK, 0)
-        add = self._scheduler.counters.add
+        add = self._lanes.counters.add
         add(MATCH_FAILED, self._failed_calls)
         add(answers_counter("present"), self._present_pages)
         add(answers_counter("absent"), answered - self._present_pages)
         add(answers_counter("unanswered"), sum(self._pages.values()) - answered)
         elapsed_s = time.monotonic() - self._began_s
-        self._scheduler.durations.note("match", self._pages, elapsed_s)
+        self._lanes.durations.note("match", self._pages, elapsed_s)
 
     def _results(
         self, calls: Sequence[tuple[ExistsQuery, Sequence[int]]]
     ) -> Sequence[list[bool] | Verdict]:
         if self._failure is None and self._permit is None:
-            self._permit = self._executor.admit()
+            self._permit = self._reads.admit()
             if self._permit is None:
                 self._failure = Verdict.BREAKER_OPEN
             elif self._permit.is_probe and self._hang_s is not None:
@@ -272,13 +272,13 @@ class PrefixLookup:
         if self._permit is None or self._failure is not None:
             return [self._failure or Verdict.BREAKER_OPEN] * len(calls)
         futures = [
-            self._executor.submit(
+            self._reads.submit(
                 partial(self._call, query.framed, query.hashes_of(part)), self._permit
             )
             for query, part in calls
         ]
         self._futures += futures
-        self._executor.wait(futures, self._deadline)
+        self._reads.wait(futures, self._deadline)
         return [result_of(future) for future in futures]
 
     def _call(self, framed: KeySpace, hashes: Sequence[str]) -> list[bool] | Verdict:
@@ -298,9 +298,9 @@ class PrefixLookup:
         s_per_page = max(self._latency.s_per_page(query.framed), 1e-9)
         pieces = piece_count(
             len(block),
-            threads=self._executor.threads,
+            threads=self._reads.threads,
             least=self._latency.min_exists_pages(query.framed),
-            most=self._scheduler.max_pages(round(_MAX_CALL_S / s_per_page)),
+            most=self._reads.max_pages(round(_MAX_CALL_S / s_per_page)),
         )
         return [block[part] for part in even_cuts(len(block), pieces)]
 

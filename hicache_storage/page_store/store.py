@@ -24,6 +24,7 @@ from hicache_storage.page_store.counters import (
     WRONG_PAGES_DELETED,
 )
 from hicache_storage.page_store.frame import frame_nbytes
+from hicache_storage.page_store.lane import Lanes
 from hicache_storage.page_store.lookup import (
     ExistsQuery,
     HitPolicy,
@@ -35,7 +36,6 @@ from hicache_storage.page_store.lookup import (
 )
 from hicache_storage.page_store.observer import Clearance, Deletion, Lookup, Move, Observers
 from hicache_storage.page_store.results import Match, Outcome, Verdict
-from hicache_storage.page_store.scheduling import CallScheduler
 from hicache_storage.page_store.settings import PageStoreSettings
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from hicache_storage.page import HostBuffer
     from hicache_storage.page_store.breaker import Breakers
     from hicache_storage.page_store.call_durations import Histogram, Operation
+    from hicache_storage.page_store.lane import FramedTransfer
     from hicache_storage.page_store.observer import Activity, Attributes, Observer
     from hicache_storage.page_store.results import Transfer
-    from hicache_storage.page_store.scheduling import FramedTransfer
     from hicache_storage.storage import HiCacheStorage
 
 logger: logging.Logger = logging.getLogger("hicache_storage.page_store")
@@ -84,14 +84,14 @@ class PageStore:
         self._observers = Observers(observers)
         self._closed = False
         self._close_timeout_s = 0.0
-        self._scheduler = ForkLocal(
-            self._new_scheduler, close=lambda scheduler: scheduler.close(self._close_timeout_s)
+        self._lanes = ForkLocal(
+            self._new_lanes, close=lambda lanes: lanes.close(self._close_timeout_s)
         )
 
     @property
     def breaker(self) -> Breakers:
         """The breakers of `reads` and `writes`, and the worse `state` of both."""
-        return self._scheduler.get().breakers
+        return self._lanes.get().breakers
 
     def open_space(self, space: KeySpace) -> None:
         """Open `space`, before its first save. Idempotent. Every other call works without that.
@@ -105,7 +105,7 @@ class PageStore:
             StorageClosed: This page store was closed, or its storage was.
         """
         framed = self.framed(space)
-        writes = self._scheduler.get().writes
+        writes = self._lanes.get().writes
         future = writes.submit(lambda: self.storage.open_space(framed))
         limit_s = self.settings.writes_s
         writes.wait([future], Deadline(limit_s))
@@ -217,7 +217,7 @@ class PageStore:
         """
         deadline = self._deadline(timeout_s)
         began_ns = self._observers.now_ns()
-        outcome = self._scheduler.get().load(self._framed_transfers(transfers), deadline)
+        outcome = self._lanes.get().reads.move(self._framed_transfers(transfers), deadline)
         self._delete_wrong_pages(transfers, outcome, deadline)
         if self._observers:
             move = Move("load", transfers, outcome)
@@ -236,7 +236,7 @@ class PageStore:
                 raise ValueError(f"key space of pool {pool!r} is not open: call open_space first")
         deadline = self._write_deadline(timeout_s)
         began_ns = self._observers.now_ns()
-        outcome = self._scheduler.get().save(self._framed_transfers(transfers), deadline)
+        outcome = self._lanes.get().writes.move(self._framed_transfers(transfers), deadline)
         if self._observers:
             move = Move("save", transfers, outcome)
             self._observers.notify(lambda observer: observer.moved(move, began_ns))
@@ -251,10 +251,10 @@ class PageStore:
             ValueError: A hash is malformed.
         """
         check_page_hashes(hashes)
-        scheduler = self._scheduler.get()
+        lanes = self._lanes.get()
         began_ns = self._observers.now_ns()
-        gone = scheduler.delete({self.framed(space): hashes}, self._write_deadline(timeout_s))
-        scheduler.counters.add(DELETED_PAGES, len(gone))
+        gone = lanes.writes.delete({self.framed(space): hashes}, self._write_deadline(timeout_s))
+        lanes.counters.add(DELETED_PAGES, len(gone))
         if self._observers:
             deletion = Deletion(space, hashes, gone)
             self._observers.notify(lambda observer: observer.deleted(deletion, began_ns))
@@ -295,25 +295,25 @@ class PageStore:
 
         `hicache_storage.page_store.counters` defines their names.
         """
-        scheduler = self._scheduler.get()
+        lanes = self._lanes.get()
         return {
             **self._observers.stats(),
-            **scheduler.counters.snapshot(),
-            BREAKER_OPENED: scheduler.breakers.times_opened,
-            READ_BREAKER_OPENED: scheduler.breakers.reads.times_opened,
-            WRITE_BREAKER_OPENED: scheduler.breakers.writes.times_opened,
+            **lanes.counters.snapshot(),
+            BREAKER_OPENED: lanes.breakers.times_opened,
+            READ_BREAKER_OPENED: lanes.breakers.reads.times_opened,
+            WRITE_BREAKER_OPENED: lanes.breakers.writes.times_opened,
         }
 
     def durations(self) -> Mapping[tuple[Operation, Verdict], Histogram]:
         """Return the time of the calls since the start, by operation and worst verdict of a page."""
-        return self._scheduler.get().durations.snapshot()
+        return self._lanes.get().durations.snapshot()
 
     def close(self, timeout_s: float = 10.0) -> None:
         """End the threads; the storage stays open, and later calls fail at once. Idempotent."""
         if not self._closed:
             self._closed = True
             self._close_timeout_s = timeout_s
-            self._scheduler.close()
+            self._lanes.close()
 
     def __enter__(self) -> Self:
         return self
@@ -324,11 +324,11 @@ class PageStore:
     # --- parts
     # ---------------------------------------------------------------------------------------
 
-    def _new_scheduler(self) -> CallScheduler:
-        scheduler = CallScheduler(self.storage, self.settings)
+    def _new_lanes(self) -> Lanes:
+        lanes = Lanes(self.storage, self.settings)
         if self._closed:  # before the fork
-            scheduler.close(0)
-        return scheduler
+            lanes.close(0)
+        return lanes
 
     def _ask(self, space: KeySpace, hashes: Sequence[str], timeout_s: float | None) -> ExistsQuery:
         check_page_hashes(hashes)
@@ -343,7 +343,7 @@ class PageStore:
     def _lookup(self, timeout_s: float | None) -> PrefixLookup:
         hang_s = self.settings.lookup_timeout_s
         deadline = self._deadline(hang_s if timeout_s is None else timeout_s)
-        return PrefixLookup(self.storage, self._scheduler.get(), deadline, hang_s)
+        return PrefixLookup(self.storage, self._lanes.get(), deadline, hang_s)
 
     def _report_lookup(
         self,
@@ -388,12 +388,12 @@ class PageStore:
                 wrong.setdefault(self.framed(transfer.space), []).extend(found)
         if not wrong:
             return
-        scheduler = self._scheduler.get()
+        lanes = self._lanes.get()
         left_s = deadline.remaining_s()
         # A deadline of the remaining time: the time that the reads took is no failure of the
         # writes.
-        deleted = len(scheduler.delete(wrong, Deadline(left_s))) if left_s else 0
-        scheduler.counters.add(WRONG_PAGES_DELETED, deleted)
+        deleted = len(lanes.writes.delete(wrong, Deadline(left_s))) if left_s else 0
+        lanes.counters.add(WRONG_PAGES_DELETED, deleted)
         left = sum(map(len, wrong.values())) - deleted
         if left:
             logger.warning("%d wrong pages could not be deleted", left)

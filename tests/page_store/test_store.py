@@ -35,7 +35,7 @@ from hicache_storage.errors import (
 )
 from hicache_storage.keys import Shard
 from hicache_storage.page import Page
-from hicache_storage.page_store import PageStore, PageStoreSettings, scheduling
+from hicache_storage.page_store import PageStore, PageStoreSettings, lane
 from hicache_storage.page_store import store as page_store
 from hicache_storage.page_store.frame import FRAME_NBYTES, FramedPage
 from hicache_storage.page_store.lookup import HitPolicy, PoolSpec
@@ -510,7 +510,7 @@ class TestSplitting:
             assert inside.acquire(timeout=20)
         others = threading.Thread(target=store.save, args=([second],))
         others.start()
-        writes = store._scheduler.get().writes
+        writes = store._lanes.get().writes
         wait_until(lambda: writes._executor.waiting_count > 0)
         gate.set()
         saving.join(20)
@@ -917,7 +917,7 @@ class TestOpening:
         caplog: pytest.LogCaptureFixture,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr(scheduling, "_MIN_CLOSE_S", 20.0, raising=False)
+        monkeypatch.setattr(lane, "_MIN_CLOSE_S", 20.0, raising=False)
         for _ in range(10):
             open_store().close(timeout_s=0)
 
@@ -938,7 +938,7 @@ class TestFork:
         store.save([transfer(filled(2))])
         store.breaker.record(succeeded=False)
         assert [[Verdict.BREAKER_OPEN]] == store.load([transfer(empty(1))]).verdicts
-        reads = store._scheduler.get().reads
+        reads = store._lanes.get().reads
         with reads._executor._changed, reads._lock:  # as a thread of the parent may hold them
             child = os.fork()
             if child == 0:

@@ -15,11 +15,13 @@ from fuzz.scratch import directory, read, write
 from hicache_backends.file.storage import FileStorage
 from pages import hash_of, space
 
+from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.native import HIT, MISS, UNSYNCED, WRONG, reference
 from hicache_storage.page import Page
 from hicache_storage.page_store.frame import FRAME_NBYTES, FramedPage
-from hicache_storage.page_store.framed_io import FramedIO
-from hicache_storage.page_store.results import Verdict
+from hicache_storage.page_store.lane import Lanes
+from hicache_storage.page_store.results import Transfer, Verdict
+from hicache_storage.page_store.settings import PageStoreSettings
 
 _SPACE = space(page_nbytes=32, frame_nbytes=FRAME_NBYTES)
 _STORED_NBYTES = _SPACE.stored_nbytes
@@ -44,7 +46,8 @@ def check(data: bytes) -> None:
     write(path, changed)
     _check_planes_agree(os.fsencode(path), asked, bytes(changed), right[-_TRAILER_NBYTES:])
     page = _page(bytes(32))
-    (verdict,) = store.io.load(_SPACE, [asked], [page])
+    transfer = Transfer(_SPACE, [asked], [page])
+    ((verdict,),) = store.lanes.reads.move([(_SPACE, transfer)], Deadline(60)).verdicts
     with suppress(FileNotFoundError):
         os.unlink(path)  # noqa: PTH108 - quicker than a Path
 
@@ -62,7 +65,7 @@ def check(data: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Store:
-    io: FramedIO
+    lanes: Lanes
     folder: str
     """Where the files of the pages lie."""
     right: bytes
@@ -75,10 +78,12 @@ def _store() -> _Store:
     root = directory("page-files")
     storage = FileStorage.from_config({"path": str(root)})
     storage.open_space(_SPACE)
-    io = FramedIO(storage, checksum=True)
-    assert [Verdict.OK] == io.save(_SPACE, [_HASHES[0]], [_page(_PAYLOAD)])
+    lanes = Lanes(storage, PageStoreSettings(parallelism=1))
+    transfer = Transfer(_SPACE, [_HASHES[0]], [_page(_PAYLOAD)])
+    saved = lanes.writes.move([(_SPACE, transfer)], Deadline(60))
+    assert [[Verdict.OK]] == saved.verdicts
     folder = f"{root}/spaces/{_SPACE.id}/{_HASHES[0][:2]}"
-    return _Store(io, folder, read(f"{folder}/{_HASHES[0]}"))
+    return _Store(lanes, folder, read(f"{folder}/{_HASHES[0]}"))
 
 
 def _page(payload: bytes) -> FramedPage:

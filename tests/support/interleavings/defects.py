@@ -17,8 +17,7 @@ from hicache_storage.controller.attached_store import AttachedStore
 from hicache_storage.controller.cache import HostCache
 from hicache_storage.handoff import HandoffReceiver, HandoffSender
 from hicache_storage.page_store.breaker import Breakers
-from hicache_storage.page_store.call_executor import CallExecutor
-from hicache_storage.page_store.scheduling import CallScheduler
+from hicache_storage.page_store.lane import Lane, Lanes, _RunningCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -114,48 +113,47 @@ def _on_end(
 
 # --- reads and writes share a breaker, and a call without pages tells it that all is well ----------
 
-_init_scheduler = CallScheduler.__init__
-_run_calls = CallScheduler._run
+_init_lanes = Lanes.__init__
+_move_pages = Lane.move
 
 
 def _init_with_one_breaker(
-    scheduler: CallScheduler, storage: HiCacheStorage, settings: PageStoreSettings
+    lanes: Lanes, storage: HiCacheStorage, settings: PageStoreSettings
 ) -> None:
-    _init_scheduler(scheduler, storage, settings)
-    breaker = scheduler.breakers.reads
-    scheduler.breakers = Breakers(breaker, breaker)
-    scheduler.writes.breaker = breaker
+    _init_lanes(lanes, storage, settings)
+    breaker = lanes.breakers.reads
+    lanes.breakers = Breakers(breaker, breaker)
+    lanes.writes.breaker = breaker
 
 
-def _run_empty_calls(
-    scheduler: CallScheduler, operation: Any, transfers: Sequence[Any], deadline: Deadline
-) -> Outcome:
+def _move_no_pages(lane: Lane, transfers: Sequence[Any], deadline: Deadline) -> Outcome:
     if not any(len(transfer.hashes) for _, transfer in transfers):
-        permit = operation.executor.admit()
+        permit = lane.admit()
         if permit is not None:
             permit.succeed()
-    return _run_calls(scheduler, operation, transfers, deadline)
+    return _move_pages(lane, transfers, deadline)
 
 
 # --- a request that stops waiting early is no evidence about the store -----------------------------
 
 
-def _run_call(executor: CallExecutor, task: Callable[[], Any], permit: Permit | None) -> Any:
-    return task()
+@contextmanager
+def _uncounted_call(_: Lane, permit: Permit | None) -> Generator[_RunningCall]:
+    yield _RunningCall(time.monotonic(), permit)
 
 
 def _conclude(
-    executor: CallExecutor, permit: Permit, futures: Sequence[Future[Any]], deadline: Deadline
+    lane: Lane, permit: Permit, futures: Sequence[Future[Any]], deadline: Deadline
 ) -> None:
     if all(future.done() and not future.cancelled() for future in futures):
-        _conclude_call(executor, permit, futures, deadline)
-    elif deadline.timeout_s >= executor._timeout_s:
+        _conclude_call(lane, permit, futures, deadline)
+    elif deadline.timeout_s >= lane._timeout_s:
         permit.fail()
     else:
         permit.dismiss()
 
 
-_conclude_call = CallExecutor.conclude
+_conclude_call = Lane.conclude
 
 
 # --- optional pools are written whatever became of the required ones -------------------------------
@@ -201,19 +199,19 @@ DEFECTS = {
         "overrun writes turn reads away",
         "breaker",
         "the reads' breaker opened",
-        {(CallScheduler, "__init__"): _init_with_one_breaker},
+        {(Lanes, "__init__"): _init_with_one_breaker},
     ),
     "empty-calls-close-breakers": Defect(
         "a call without pages closes an open breaker",
         "breaker",
         "a breaker closed without a call that worked",
-        {(CallScheduler, "_run"): _run_empty_calls},
+        {(Lane, "move"): _move_no_pages},
     ),
     "impatient-requests": Defect(
         "requests with short deadlines wait for a hung store for ever: the breaker never opens",
         "impatience",
         "the breaker never opened",
-        {(CallExecutor, "_run"): _run_call, (CallExecutor, "conclude"): _conclude},
+        {(Lane, "_running_call"): _uncounted_call, (Lane, "conclude"): _conclude},
     ),
     "drafts-without-targets": Defect(
         "the sender of a hand-off writes drafts whose targets the store refused",

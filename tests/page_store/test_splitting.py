@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pages import space
 
-from hicache_storage.page_store.scheduling import LatencyEstimator, even_cuts, piece_count
+from hicache_storage.page_store.splitting import LatencyEstimator, even_cuts, piece_count
 
 SMALL = space(page_nbytes=4096)
 LARGE = space(page_nbytes=4 << 20)

@@ -1,0 +1,503 @@
+"""The storage calls of one direction: permitted, split, framed, awaited until a deadline, counted."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from concurrent.futures import wait
+from contextlib import contextmanager
+from functools import partial
+from itertools import compress
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from hicache_storage.backend_support.copies import copy_pages
+from hicache_storage.backend_support.counters import Counters
+from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.backend_support.executor import DaemonExecutor, when_all_done
+from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
+from hicache_storage.page import Page
+from hicache_storage.page_store.breaker import Breakers, CircuitBreaker
+from hicache_storage.page_store.call_durations import CallDurations
+from hicache_storage.page_store.counters import nbytes_counter, pages_counter
+from hicache_storage.page_store.frame import Framing, completed_checksums
+from hicache_storage.page_store.results import Outcome, Verdict
+from hicache_storage.page_store.splitting import LatencyEstimator, even_cuts, piece_count
+from hicache_storage.page_store.state_log import StateLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping, Sequence
+    from concurrent.futures import Future
+    from typing import Any, TypeAlias
+
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page_store.breaker import Permit
+    from hicache_storage.page_store.counters import Direction
+    from hicache_storage.page_store.frame import FramedPage
+    from hicache_storage.page_store.results import Transfer
+    from hicache_storage.page_store.settings import PageStoreSettings
+    from hicache_storage.storage import HiCacheStorage
+
+    FramedTransfer: TypeAlias = tuple[KeySpace, Transfer]
+    """A transfer behind its framed key space, which the storage knows."""
+
+logger: logging.Logger = logging.getLogger("hicache_storage.page_store")
+
+T = TypeVar("T")
+
+# A transfer is split into storage calls, which the threads take one after the other: while one
+# thread hashes its pages, another's are under way. A small call ends soon after its deadline, and
+# bounds the bounce buffers.
+_MAX_CALL_NBYTES = 32 << 20
+# A call of a slow store is shorter, so that the calls of others soon have their turn.
+_MAX_CALL_S = 0.25
+# Behind other calls, a transfer that takes no longer is one call: several would only wait in turn, and
+# each of them for the interpreter's lock.
+_LONG_CALL_S = 0.05
+# The first estimate of an exists query: a look into a table, or the status of a file.
+_FIRST_EXISTS_S = 2e-6
+# Threads without work need a moment to end, also where the other direction used up the time.
+_MIN_CLOSE_S = 0.1
+# A storage call begins a little after its caller, and waits for a little less than its deadline.
+_MOST = 0.9
+
+
+class NotTriedError(Exception):
+    """A storage call did not begin. The error is no evidence about the store."""
+
+    def __init__(self, verdict: Verdict = Verdict.TIMEOUT) -> None:
+        super().__init__(verdict)
+        self.verdict = verdict
+
+
+class _Part(NamedTuple):
+    """One storage call of a transfer."""
+
+    framed: KeySpace
+    hashes: Sequence[str]
+    pages: Sequence[FramedPage]
+    permit: Permit
+    deadline: Deadline
+    failure: list[Verdict]
+    """The verdict on the first part of the transfer to which the store gave no answer. All share it."""
+
+
+class Lane:
+    """The storage calls of one direction, on threads of its own. Thread-safe.
+
+    A storage call that runs for longer than `timeout_s` is a failure of the store, also where its
+    caller stopped waiting earlier. The breaker records the failure when the storage call ends, or
+    when the next call asks for a permit.
+    """
+
+    def __init__(
+        self,
+        direction: Direction,
+        storage: HiCacheStorage,
+        settings: PageStoreSettings,
+        counters: Counters,
+        durations: CallDurations,
+    ) -> None:
+        loads = direction == "load"
+        self.threads: int = settings.parallelism or storage.capabilities.parallelism
+        self.breaker = CircuitBreaker(
+            failures=settings.breaker_failures, cooldown_s=settings.breaker_cooldown_s
+        )
+        label = "reads from" if loads else "writes to"
+        self.state = StateLog(f"{label} {type(storage).__name__}", logger)
+        self._direction: Direction = direction
+        self._storage = storage
+        self._timeout_s = settings.timeout_s if loads else settings.writes_s
+        self._checksum = settings.checksum == "xxh3"
+        self._counters = counters
+        self._durations = durations
+        self._latency = LatencyEstimator()
+        self._executor = DaemonExecutor(f"hicache-{'read' if loads else 'write'}", self.threads)
+        self._lock = threading.Lock()
+        self._running: set[_RunningCall] = set()
+
+    @property
+    def idle_threads(self) -> int:
+        """The threads without a call, and 1 where there are none."""
+        return max(1, self.threads - len(self._running) - self._executor.waiting_count)
+
+    def max_pages(self, most: int) -> int:
+        """Return the most pages of one storage call: `most`, or fewer where the storage needs that."""
+        return min(max(1, most), self._storage.capabilities.max_batch or max(1, most))
+
+    def close(self, timeout_s: float) -> bool:
+        """End the threads. Return False where a storage call still runs after `timeout_s`."""
+        return self._executor.close(timeout_s)
+
+    # --- pages ---------------------------------------------------------------------------------------
+
+    def move(self, transfers: Sequence[FramedTransfer], deadline: Deadline) -> Outcome:
+        """Read pages and check their frames, or frame pages and store them."""
+        began_s = time.monotonic()
+        if not any(len(transfer.hashes) for _, transfer in transfers):
+            return Outcome([[] for _ in transfers], when_all_done([]))
+        permit = self.admit()
+        if permit is None:
+            verdicts = [[Verdict.BREAKER_OPEN] * len(transfer.hashes) for _, transfer in transfers]
+            self._count(transfers, verdicts, began_s)
+            return Outcome(verdicts, when_all_done([]))
+        call = self._load if self._direction == "load" else self._save
+        with permit:
+            calls = [
+                [
+                    (len(part.hashes), self._executor.submit(partial(call, part), caller=permit))
+                    for part in self._parts(framed, transfer, permit, deadline)
+                ]
+                for framed, transfer in transfers
+            ]
+            futures = [future for calls_of_one in calls for _, future in calls_of_one]
+            self.wait(futures, deadline)
+        verdicts = [
+            [verdict for pages, future in calls_of_one for verdict in _verdicts(future, pages)]
+            for calls_of_one in calls
+        ]
+        self.conclude(permit, futures, deadline)
+        self._count(transfers, verdicts, began_s)
+        return Outcome(verdicts, when_all_done(futures))
+
+    def delete(self, wanted: Mapping[KeySpace, Sequence[str]], deadline: Deadline) -> list[str]:
+        """Remove pages of framed key spaces. Return the pages that are certainly gone."""
+        began_s = time.monotonic()
+        parts = [
+            (framed, hashes[start : start + step])
+            for framed, hashes in wanted.items()
+            for step in [self.max_pages(len(hashes))]
+            for start in range(0, len(hashes), step)
+        ]
+        if not parts:
+            return []
+        permit = self.admit()
+        if permit is None:
+            pages = sum(len(hashes) for _, hashes in parts)
+            self.state.note({Verdict.BREAKER_OPEN: pages}, began_s)
+            return []
+        with permit:
+            futures: list[Future[list[bool] | Verdict]] = [
+                self.submit(partial(self._delete, framed, hashes), permit)
+                for framed, hashes in parts
+            ]
+            self.wait(futures, deadline)
+        results = [result_of(future) for future in futures]
+        self.conclude(permit, futures, deadline)
+        tally: Counter[Verdict] = Counter()
+        gone: list[str] = []
+        for (_, hashes), result in zip(parts, results, strict=True):
+            tally[result if isinstance(result, Verdict) else Verdict.OK] += len(hashes)
+            if not isinstance(result, Verdict):
+                gone += compress(hashes, result)
+        self.state.note(tally, began_s)
+        return gone
+
+    def _parts(
+        self, framed: KeySpace, transfer: Transfer, permit: Permit, deadline: Deadline
+    ) -> list[_Part]:
+        """Split a transfer over the idle threads, or over more of a slow store."""
+        pages, s_per_page = len(transfer.hashes), self._latency.s_per_page(framed)
+        long_calls = round(s_per_page * pages / _LONG_CALL_S)
+        pieces = piece_count(
+            pages,
+            threads=min(self.threads, max(self.idle_threads, long_calls)),
+            least=self._latency.min_transfer_pages(framed),
+            most=self.max_pages(
+                min(
+                    _MAX_CALL_NBYTES // framed.stored_nbytes,
+                    int(_MAX_CALL_S / max(s_per_page, 1e-9)),
+                )
+            ),
+        )
+        failure: list[Verdict] = []
+        return [
+            _Part(framed, transfer.hashes[cut], transfer.pages[cut], permit, deadline, failure)
+            for cut in even_cuts(pages, pieces)
+        ]
+
+    # --- in the lane's threads -----------------------------------------------------------------------
+
+    def _load(self, part: _Part) -> list[Verdict]:
+        """Read pages, and check the frame of each page that the storage claims to have read."""
+        hashes, pages = part.hashes, part.pages
+        with self._call(part):
+            stored = [page.stored for page in pages]
+            bounced = self._bounce_pages(part.framed, stored)
+            skip = len(pages[0].header) if self._checksum else None
+            for target in bounced:
+                target.digest, target.digest_skip = None, skip
+            hits = checked_answers(
+                self._storage.batch_get(part.framed, hashes, bounced), len(hashes)
+            )
+            if bounced is not stored:
+                copy_pages(list(compress(stored, hits)), list(compress(bounced, hits)))
+            found = [index for index, hit in enumerate(hits) if hit]
+            checksums: Sequence[int | None] = [bounced[index].digest for index in found]
+            if self._checksum and None in checksums:
+                payloads = [pages[index].payload for index in found]
+                checksums = completed_checksums(payloads, checksums)
+                if None in checksums:  # revoked since the storage read it, and nobody waits for it
+                    known = [checksum is not None for checksum in checksums]
+                    found, checksums = (
+                        list(compress(found, known)),
+                        list(compress(checksums, known)),
+                    )
+            verdicts = [Verdict.MISS] * len(hits)
+            for index in found:
+                verdicts[index] = Verdict.OK
+            errors = Framing(part.framed, checksum=self._checksum).errors(
+                [pages[index] for index in found], [hashes[index] for index in found], checksums
+            )
+            for index, error in errors.items():
+                logger.warning("a stored page is wrong and will be deleted: %s", error)
+                verdicts[found[index]] = Verdict(error.reason)
+        return verdicts
+
+    def _save(self, part: _Part) -> list[Verdict]:
+        """Write the frames of pages, and store them."""
+        with self._call(part):
+            Framing(part.framed, checksum=self._checksum).write(part.pages, part.hashes)
+            stored = [page.stored for page in part.pages]
+            bounced = self._bounce_pages(part.framed, stored)
+            if bounced is not stored:
+                copy_pages(bounced, stored)
+            accepted = checked_answers(
+                self._storage.batch_set(part.framed, part.hashes, bounced), len(part.hashes)
+            )
+        return [Verdict.OK if ok else Verdict.REFUSED for ok in accepted]
+
+    def _delete(self, framed: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        return checked_answers(self._storage.batch_delete(framed, hashes), len(hashes))
+
+    def _bounce_pages(self, framed: KeySpace, stored: list[Page]) -> list[Page]:
+        """Return pages of one segment each. Return `stored` for a storage that scatters and gathers."""
+        if self._storage.capabilities.scatter_gather:
+            return stored
+        nbytes = framed.stored_nbytes
+        bounce = memoryview(bytearray(nbytes * len(stored)))
+        return [Page(bounce[n * nbytes : (n + 1) * nbytes]) for n in range(len(stored))]
+
+    @contextmanager
+    def _call(self, part: _Part) -> Generator[None]:
+        """Count one storage call of a transfer, and note its time or its failure.
+
+        Raises:
+            NotTriedError: The store has not answered another part, or no caller waits any more.
+        """
+        with self._running_call(part.permit) as call:
+            if part.failure:
+                raise NotTriedError(part.failure[0])
+            if part.deadline.passed():  # the pages become free
+                raise NotTriedError
+            try:
+                yield
+            except (StorageUnavailable, StorageTimeout) as error:
+                part.failure.append(verdict_for(error))
+                raise
+            self._latency.note(part.framed, len(part.hashes), time.monotonic() - call.began_s)
+
+    # --- calls ---------------------------------------------------------------------------------------
+
+    def admit(self) -> Permit | None:
+        """Return a permit for one call of the page store. Return None where the breaker refuses it."""
+        for call in self._overdue():
+            if call.permit is not None:
+                call.permit.fail()
+        return self.breaker.admit()
+
+    def submit(self, task: Callable[[], T], permit: Permit | None = None) -> Future[T]:
+        """Run one storage call, of a call with a `permit` or of one that needs none."""
+        return self._executor.submit(partial(self._run, task, permit), caller=permit)
+
+    def wait(self, futures: Sequence[Future[Any]], deadline: Deadline) -> None:
+        """Wait for `futures` until the deadline. Cancel calls that have not begun by then."""
+        try:
+            wait(futures, deadline.remaining_s())
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def conclude(
+        self,
+        permit: Permit,
+        futures: Sequence[Future[Any]],
+        deadline: Deadline,
+        hang_s: float | None = None,
+    ) -> None:
+        """Report the end of a call to the breaker: its deadline has passed or its futures are done.
+
+        Storage calls may still run because the call's deadline was shorter than `timeout_s`. If
+        nothing else failed, the breaker gets the report when these storage calls have ended. A store
+        that left one of them without an answer for `hang_s` hangs.
+        """
+        successes = [_success(future) for future in futures]
+        if hang_s is not None and self._hangs(permit, futures, hang_s):
+            permit.fail(hung=True)
+        elif False in successes:
+            permit.fail()
+        elif None not in successes:
+            permit.succeed()
+        elif deadline.timeout_s >= self._timeout_s or self._overdue():
+            permit.fail()
+        else:
+            settled = when_all_done(futures)
+            settled.add_done_callback(lambda _: _conclude_late(permit, futures))
+
+    def _run(self, task: Callable[[], T], permit: Permit | None) -> T:
+        with self._running_call(permit):
+            return task()
+
+    @contextmanager
+    def _running_call(self, permit: Permit | None) -> Generator[_RunningCall]:
+        call = _RunningCall(time.monotonic(), permit)
+        with self._lock:
+            self._running.add(call)
+        try:
+            yield call
+        finally:
+            with self._lock:
+                self._running.discard(call)
+            if permit is not None and self._is_overdue(call):
+                permit.fail()
+
+    def _hangs(self, permit: Permit, futures: Sequence[Future[Any]], hang_s: float) -> bool:
+        """Return whether the store has answered with a time-out, or has not answered for `hang_s`.
+
+        A storage call that never began shows nothing by itself: calls of others, which are overdue, may
+        hold all threads.
+        """
+        if any(isinstance(_error(future), StorageTimeout) for future in futures):
+            return True
+        if all(_success(future) is not None for future in futures):
+            return False
+        since_s = time.monotonic() - _MOST * hang_s
+        with self._lock:
+            own = [call for call in self._running if call.permit is permit]
+        return any(call.began_s <= since_s for call in own) or bool(self._overdue())
+
+    def _overdue(self) -> list[_RunningCall]:
+        if not self._running:
+            return []
+        with self._lock:
+            return [call for call in self._running if self._is_overdue(call)]
+
+    def _is_overdue(self, call: _RunningCall) -> bool:
+        return time.monotonic() - call.began_s > self._timeout_s
+
+    def _count(
+        self,
+        transfers: Sequence[FramedTransfer],
+        verdicts: list[list[Verdict]],
+        began_s: float,
+    ) -> None:
+        direction = self._direction
+        total: Counter[Verdict] = Counter()
+        for (_, transfer), per_page in zip(transfers, verdicts, strict=True):
+            tally = _tally(per_page)
+            for verdict, pages in tally.items():
+                self._counters.add(pages_counter(direction, verdict), pages)
+                total[verdict] += pages
+            ok_nbytes = tally.get(Verdict.OK, 0) * transfer.space.page_nbytes
+            self._counters.add(nbytes_counter(direction), ok_nbytes)
+        self.state.note(total, began_s)
+        self._durations.note(direction, total, time.monotonic() - began_s)
+
+
+class Lanes:
+    """The two lanes of a page store in one process, and what they share. Thread-safe."""
+
+    def __init__(self, storage: HiCacheStorage, settings: PageStoreSettings) -> None:
+        self.counters = Counters()
+        self.durations = CallDurations()
+        self.reads = Lane("load", storage, settings, self.counters, self.durations)
+        self.writes = Lane("save", storage, settings, self.counters, self.durations)
+        self.breakers = Breakers(self.reads.breaker, self.writes.breaker)
+        self.exists_latency = LatencyEstimator(first_estimate_s=_FIRST_EXISTS_S)
+
+    def close(self, timeout_s: float) -> None:
+        """End the threads. Leave a storage call behind that still runs after `timeout_s`."""
+        deadline = Deadline(timeout_s)
+        for lane in (self.reads, self.writes):
+            if not lane.close(max(_MIN_CLOSE_S, deadline.remaining_s())):
+                logger.warning("a storage call still runs after %.0f s: left behind", timeout_s)
+
+
+class _RunningCall:
+    """One storage call that a thread runs."""
+
+    __slots__ = ("began_s", "permit")
+
+    def __init__(self, began_s: float, permit: Permit | None) -> None:
+        self.began_s = began_s
+        self.permit = permit
+
+
+def result_of(future: Future[T]) -> T | Verdict:
+    """Return the result of a storage call that its caller stops waiting for, or the verdict instead."""
+    if not future.done() or future.cancelled():
+        return Verdict.TIMEOUT
+    error = future.exception()
+    if isinstance(error, NotTriedError):
+        return error.verdict
+    return future.result() if error is None else verdict_for(error)
+
+
+def verdict_for(error: BaseException) -> Verdict:
+    """Return the verdict for an error that a storage raised. Log an error that is unexpected."""
+    if isinstance(error, StorageTimeout):
+        return Verdict.TIMEOUT
+    if isinstance(error, StorageUnavailable):
+        return Verdict.UNAVAILABLE
+    # A backend is responsible for the text of its own errors. The errors of a client library that
+    # caused them may quote URLs with credentials: the log shows the traceback of the last error
+    # alone.
+    alone = Exception(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
+    expected = isinstance(error, HiCacheError)
+    logger.warning("a storage call failed: %s", error, exc_info=None if expected else alone)
+    return Verdict.ERROR
+
+
+def checked_answers(answers: Sequence[object], length: int) -> list[bool]:
+    """Return a storage's answers, in which only True itself counts as True.
+
+    Raises:
+        ValueError: There are not `length` answers: no answer belongs to a known page.
+    """
+    if len(answers) != length:
+        raise ValueError(f"the storage gave {len(answers)} answers to {length} questions")
+    return [answer is True for answer in answers]
+
+
+def _error(future: Future[Any]) -> BaseException | None:
+    return future.exception() if future.done() and not future.cancelled() else None
+
+
+def _success(future: Future[Any]) -> bool | None:
+    """Return True if a storage call succeeded, False if it failed, None if it has not ended."""
+    if not future.done() or future.cancelled() or isinstance(_error(future), NotTriedError):
+        return None
+    return _error(future) is None
+
+
+def _conclude_late(permit: Permit, futures: Sequence[Future[Any]]) -> None:
+    successes = [_success(future) for future in futures]
+    if False in successes:
+        permit.fail()
+    elif True in successes:
+        permit.succeed()
+    else:
+        permit.dismiss()
+
+
+def _tally(verdicts: list[Verdict]) -> dict[Verdict, int]:
+    """Count the pages of each verdict. Mostly all are OK, and `list.count` needs no hashing for that."""
+    if verdicts.count(Verdict.OK) == len(verdicts):
+        return {Verdict.OK: len(verdicts)}
+    return Counter(verdicts)
+
+
+def _verdicts(future: Future[list[Verdict]], pages: int) -> list[Verdict]:
+    result = result_of(future)
+    return [result] * pages if isinstance(result, Verdict) else result
