@@ -39,6 +39,11 @@ def parse_seconds(value: object) -> float:
         ) from None
 
 
+def longest_wait_s(timeout_s: float | None) -> float | None:
+    """Return the limit for a lock: `timeout_s`, at most `MAX_DURATION_S`, or None for no limit."""
+    return None if timeout_s is None else min(timeout_s, MAX_DURATION_S)
+
+
 def check_seconds(name: str, value: object, *, zero: bool = False) -> None:
     """Refuse a `value` that is no possible time limit. Accept 0 where `zero` is true.
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ByteSize",
+    "DirectoryName",
     "Field",
     "PositiveSeconds",
     "Seconds",
@@ -62,6 +63,16 @@ Seconds = Annotated[float, BeforeValidator(parse_seconds)]
 
 PositiveSeconds = Annotated[Seconds, Field(gt=0, le=MAX_DURATION_S)]
 """A time limit: `Seconds` that every wait can take."""
+
+
+def _no_url(path: str) -> str:
+    if "://" in path:
+        raise ValueError("must be a directory, not a URL")
+    return path
+
+
+DirectoryName = Annotated[str, Field(min_length=1), AfterValidator(_no_url)]
+"""The path of a directory. A URL in its place, which may hold a secret, is refused."""
 
 _PARSERS: dict[object, Callable[[object], object]] = {
     int: parse_integer,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hicache_storage import config
@@ -20,7 +21,13 @@ from hicache_storage.cli.stores import (
     open_store,
     store_choice,
 )
-from hicache_storage.errors import HiCacheError, NoSuchStore, StorageTimeout, StorageUnavailable
+from hicache_storage.errors import (
+    HiCacheError,
+    NoSuchStore,
+    StorageTimeout,
+    StorageUnavailable,
+    shown,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -59,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     backend, error = None, None
     try:
         choice = store_choice(arguments)
-        backend = choice.backend
+        backend = shown(choice.backend)
         for check in _checks(arguments, choice):
             checks.append(check)  # noqa: PERF402 - those before an error count
     except HiCacheError as failed:  # wrong use: the checks so far are printed, too
@@ -93,6 +100,8 @@ def _checks(arguments: argparse.Namespace, choice: config.StorageChoice) -> Iter
         try:
             looked = _looked(choice, arguments.pages, page_nbytes)
         except NoSuchStore:
+            if _has_files(choice.config.get("path")):
+                raise  # of another program, perhaps: a trial would make a store among them
             looked = []
         yield from looked
         if any(check.topic == "write" for check in looked):
@@ -113,6 +122,17 @@ def _checks(arguments: argparse.Namespace, choice: config.StorageChoice) -> Iter
             yield from diagnosis.probe_checks(measured, choice)
     except (StorageUnavailable, StorageTimeout) as error:
         yield diagnosis.opening_problem(error)
+
+
+def _has_files(path: object) -> bool:
+    """Return True for a directory with files in it, other than those of a file system of its own."""
+    if not isinstance(path, str):
+        return False
+    try:
+        entries = Path(path).expanduser().iterdir()
+        return any(entry.name != "lost+found" for entry in entries)
+    except (OSError, RuntimeError):
+        return False
 
 
 def _looked(choice: config.StorageChoice, pages: int, page_nbytes: int) -> list[Check]:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from hicache_storage.cli.ages import age, format_time
+from hicache_storage.cli.escapes import one_line
 from hicache_storage.cli.progress import meter
 from hicache_storage.cli.selection_flags import add_selection_arguments, selection_of
 from hicache_storage.cli.sizes import counted, format_nbytes
@@ -117,7 +118,8 @@ def _check_selection(arguments: argparse.Namespace) -> None:
 
 def _tell(space_id: str, pages: int) -> None:
     """Say what has gone so far: a removal may take minutes."""
-    sys.stderr.write(f"hicache: key space {space_id} is removed, with {counted(pages, 'page')}\n")
+    removed = f"key space {space_id} is removed, with {counted(pages, 'page')}"
+    sys.stderr.write(f"hicache: {one_line(removed)}\n")
 
 
 def _print_json(

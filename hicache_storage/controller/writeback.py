@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from hicache_storage.controller.pools import pool_numbers
 from hicache_storage.controller.transfer_batch import TransferBatch
 from hicache_storage.controller_settings import MIN_END_WAIT_S, DropPolicy
+from hicache_storage.durations import longest_wait_s
 from hicache_storage.request_log import Operation, Reason
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class Writeback:
         """
         with self._changed:
             lost_before = self._lost_pages
-            is_idle = self._changed.wait_for(self._is_idle, timeout_s)
+            is_idle = self._changed.wait_for(self._is_idle, longest_wait_s(timeout_s))
             return is_idle and self._lost_pages == lost_before
 
     def close(self, deadline: Deadline, *, drain: bool, unsaved: Sequence[Entry] = ()) -> bool:

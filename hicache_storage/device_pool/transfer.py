@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+from hicache_storage.durations import longest_wait_s
 from hicache_storage.errors import HiCacheError
 
 if TYPE_CHECKING:
@@ -56,7 +57,9 @@ class LayerTransfer:
             )
         step = sum(self._layers[:pool]) + layer
         with self._changed:
-            self._changed.wait_for(lambda: len(self._arrived) > step or self._error, timeout_s)
+            self._changed.wait_for(
+                lambda: len(self._arrived) > step or self._error, longest_wait_s(timeout_s)
+            )
             if len(self._arrived) > step:
                 event = self._arrived[step]
             elif self._error is not None:

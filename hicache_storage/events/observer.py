@@ -7,6 +7,7 @@ nothing.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
@@ -56,13 +57,14 @@ class EventObserver(Observer):
             ConfigError: An address is malformed, or is in use.
         """
         self._settings = settings
-        self._announces = announces
+        self._announced_spaces = announces
         self._form: HashFormat = settings.block_hashes or hash_format
         self._rank = rank
         self._announced = AnnouncedPages(settings.remembered_pages)
         # The events of a page are published in the order of its changes among the announced pages.
         self._order = threading.Lock()
         self._publisher = acquire_publisher(settings, rank)
+        self._owner_pid = os.getpid()
         self._closed = False
 
     def moved(self, move: Move, began_ns: int) -> None:
@@ -108,9 +110,13 @@ class EventObserver(Observer):
         return self._publisher.stats()
 
     def close(self) -> None:
-        if not self._closed:
+        if not self._closed and self._owner_pid == os.getpid():
             self._closed = True
             release_publisher(self._settings, self._rank)
+
+    def _announces(self, space: KeySpace) -> bool:
+        """Return False in a forked child, too: the publisher's thread and its locks are the parent's."""
+        return self._owner_pid == os.getpid() and self._announced_spaces(space)
 
     def _gain(self, found: Mapping[str, Mapping[KeySpace, Verdict]]) -> None:
         """Announce the pages that are OK in every key space of the call that has them."""
@@ -125,10 +131,11 @@ class EventObserver(Observer):
                 self._publisher.publish([stored])
 
     def _lose(self, pages: Iterable[tuple[KeySpace, str]]) -> None:
+        lost = [(space, block_hash(page_hash, self._form)) for space, page_hash in pages]
+        if not lost:
+            return
         with self._order:
-            blocks = self._announced.remove(
-                (space, block_hash(page_hash, self._form)) for space, page_hash in pages
-            )
+            blocks = self._announced.remove(lost)
             if blocks:
                 self._publisher.publish([BlockRemoved(blocks, self._settings.medium)])
 

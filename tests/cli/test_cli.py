@@ -14,6 +14,7 @@ from hicache_conformance import cli as conformance
 
 import hicache_storage
 from hicache_storage.cli import main
+from hicache_storage.registry import open_storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -227,9 +228,43 @@ _CONFIG = '{"url": "redis://:TOPSECRET@h"}'
 def test_no_message_repeats_a_config_in_the_place_of_something_else(
     argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for verb in ("replay", "ls", "bench", "gc"):
-        assert main([verb, *argv]) == 2
-        assert "TOPSECRET" not in capsys.readouterr().err
+    for verb in (["replay"], ["ls"], ["bench"], ["gc"], ["doctor", "--json"]):
+        assert main([*verb, *argv]) == 2
+        assert "TOPSECRET" not in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["compare", "URL", "URL"],
+        ["matrix", "URL"],
+        ["--hicache-storage-backend", "memory", "--waivers", "URL"],
+    ],
+)
+def test_a_url_is_no_file_of_the_kit(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    given = [word.replace("URL", "redis://:TOPSECRET@h:1/0") for word in argv]
+
+    assert conformance.main(given) == 3
+
+    assert "TOPSECRET" not in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("backend", ["file", "hf3fs"])
+def test_a_url_is_no_directory(
+    backend: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = json.dumps({"path": "redis://:TOPSECRET@h:1/0"})
+    flags = ["--hicache-storage-backend", backend, "--hicache-storage-backend-extra-config", config]
+
+    assert main(["doctor", *flags]) == 2
+
+    expected = f"hicache: {backend}: path: must be a directory, not a URL\n"
+    assert expected == capsys.readouterr().err
+    assert [] == [*tmp_path.iterdir()]
 
 
 def test_control_characters_of_a_message_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
@@ -240,6 +275,7 @@ def test_control_characters_of_a_message_are_escaped(capsys: pytest.CaptureFixtu
 def test_warnings_of_every_verb_are_lines_of_the_program(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    open_storage("file", {"path": str(tmp_path)}).close()
     (tmp_path / "model.safetensors").touch()
     config = json.dumps({"path": str(tmp_path)})
     flags = ["--hicache-storage-backend", "file", "--hicache-storage-backend-extra-config", config]

@@ -54,6 +54,19 @@ def test_a_healthy_store_has_no_problem(
     assert "problem" not in {check["status"] for check in checks.values()}
 
 
+@pytest.mark.parametrize("backend", ["file", "hf3fs"])
+def test_no_store_is_made_among_files_of_others(
+    backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "novel.txt").touch()
+    store = CliStore(backend, {"path": str(tmp_path)})
+
+    assert main(["doctor", *store.flags]) == 2
+
+    assert f"there is no store at {tmp_path}" in capsys.readouterr().err
+    assert [tmp_path / "novel.txt"] == [*tmp_path.iterdir()]
+
+
 def test_a_store_that_is_not_there_is_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -219,6 +219,17 @@ def test_a_selection_that_matches_nothing_is_wrong_use(
     assert f"no key space of model '{SPACE.model}x'; did you mean '{SPACE.model}'?" in message
 
 
+@pytest.mark.parametrize("verb", ["verify", "gc", "copy"])
+def test_a_selection_from_an_empty_store_is_wrong_use(
+    verb: str, file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = ["--to-backend", "memory"] if verb == "copy" else []
+
+    assert main([verb, "--model", "m", *target, *file_store.flags]) == 2
+
+    assert "the store has no key space of model 'm'\n" in capsys.readouterr().err
+
+
 def test_a_damaged_page_is_no_page_that_is_gone(tmp_path: Path) -> None:
     inner = {"backend": "file", "config": {"path": str(tmp_path / "kv")}}
     sealed = CliStore("encrypted", {**inner, **key_files(tmp_path)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -90,7 +91,7 @@ class TestAttach:
 
             fetched(engine)
 
-            assert engine.drain(20)
+            assert engine.drain(math.inf)
         assert (32, 32) == (stored(first), stored(second))
 
     def test_one_store_at_a_time(self, stack: ExitStack) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -198,7 +199,7 @@ def test_a_layer_can_be_used_during_the_copy_of_the_next_one(
         with pytest.raises(TimeoutError, match="layer 1 of pool 0"):
             transfer.wait(1, timeout_s=0.01)
         go_on.set()
-        transfer.wait(0, pool=1, timeout_s=TIMEOUT_S)
+        transfer.wait(0, pool=1, timeout_s=math.inf)
 
     assert arrived
     assert not any(layer.any() for layer in others)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -364,3 +366,31 @@ def test_a_loss_beside_a_gain_is_published_after_it(
     loss.join()
 
     assert [stored(0), removed(0)] == publisher.events
+
+
+def test_a_forked_child_announces_nothing_and_does_not_wait(publisher: Publisher) -> None:
+    settings = EventSettings.parse("test", SETTINGS)
+    events = EventObserver(settings, announces=everything, hash_format="int64")
+    store = PageStore(HookedStorage(), observers=[events])
+    is_held, is_over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with events._order:
+            is_held.set()
+            is_over.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    is_held.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)
+        store.present(TARGET, HASHES[:1])
+        events.close()
+        os._exit(len(publisher.events))
+    ended = os.waitpid(child, 0)[1]
+    is_over.set()
+    holder.join()
+    store.close()
+
+    assert 0 == ended

@@ -242,11 +242,23 @@ def test_nothing_is_read_into_revoked_memory_under_load(module: Any, tmp_path: P
 
 def test_a_forked_child_has_a_lock_of_its_own() -> None:
     state = bytearray(8)
-    with revocables._ACCESSES.changed:  # as by a thread of the parent, which the child has not
-        child = os.fork()
-        if not child:
-            signal.alarm(5)
-            revocables.revoke_access(state)
-            os._exit(0)
+    is_held, is_over = threading.Event(), threading.Event()
 
-    assert 0 == os.waitpid(child, 0)[1]
+    def hold() -> None:
+        with revocables._ACCESSES.changed:
+            is_held.set()
+            is_over.wait()
+
+    holder = threading.Thread(target=hold)  # a thread that the child has not
+    holder.start()
+    is_held.wait()
+    child = os.fork()
+    if not child:
+        signal.alarm(5)
+        revocables.revoke_access(state)
+        os._exit(0)
+    ended = os.waitpid(child, 0)[1]
+    is_over.set()
+    holder.join()
+
+    assert 0 == ended

@@ -6,7 +6,14 @@ import os
 from typing import Literal
 
 from hicache_backends.file.page_file import TRAILER_NBYTES
-from hicache_storage.settings import ByteSize, Field, PositiveSeconds, Seconds, Settings
+from hicache_storage.settings import (
+    ByteSize,
+    DirectoryName,
+    Field,
+    PositiveSeconds,
+    Seconds,
+    Settings,
+)
 
 # Threads beyond the processors only wait for each other: most of a cached read is a copy.
 DEFAULT_PARALLELISM = min(4, os.cpu_count() or 1)
@@ -15,7 +22,7 @@ DEFAULT_PARALLELISM = min(4, os.cpu_count() or 1)
 class FileSettings(Settings):
     """The config of `file`."""
 
-    path: str = Field(min_length=1)
+    path: DirectoryName
     """The directory, which is made if it is missing. All that use the directory share its pages."""
     capacity_nbytes: ByteSize | None = Field(default=None, gt=TRAILER_NBYTES)
     """The limit of all page files together. The least recently used go first. None: no limit."""

@@ -7,7 +7,15 @@ from typing import Self
 
 from pydantic import model_validator
 
-from hicache_storage.settings import ByteSize, Field, PositiveSeconds, Seconds, SecretStr, Settings
+from hicache_storage.settings import (
+    ByteSize,
+    DirectoryName,
+    Field,
+    PositiveSeconds,
+    Seconds,
+    SecretStr,
+    Settings,
+)
 
 SQLITE = "sqlite"
 DEFAULT_PARALLELISM = 4
@@ -17,7 +25,7 @@ _INDEX = re.compile(rf"{SQLITE}\Z|(redis|rediss|unix)://")
 class Hf3fsSettings(Settings):
     """The config of `hf3fs`."""
 
-    path: str = Field(min_length=1)
+    path: DirectoryName
     """The directory on the mount, which is made if it is missing. All that use it share its pages."""
     index: SecretStr = SecretStr(SQLITE)
     """The index of pages and slots: "sqlite", a file under `path`, for one host; or the URL of a Redis

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hicache_conformance.run.outcomes import Outcome, Verdict
-from hicache_storage.errors import HiCacheError
+from hicache_storage.errors import HiCacheError, shown
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,6 +24,20 @@ SCHEMA_VERSION = 2
 
 class RecordError(HiCacheError, ValueError):
     """A file is no record of a run, or one of a newer kit."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a file of JSON, or an empty one for another value.
+
+    Raises:
+        RecordError: The file cannot be read.
+    """
+    try:
+        fields: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RecordError(f"{shown(path)}: cannot be read as JSON: {reason}") from error
+    return cast("dict[str, Any]", fields) if isinstance(fields, dict) else {}
 
 
 class _Part(BaseModel):
@@ -158,11 +172,8 @@ class Record(_Part):
         Raises:
             RecordError: The file cannot be read, is no record, or is of a newer kit.
         """
-        try:
-            fields: Any = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise RecordError(f"{path}: cannot be read as JSON: {error}") from error
-        version = cast("Any", fields).get("schema_version") if isinstance(fields, dict) else None
+        fields = read_json(path)
+        version = fields.get("schema_version")
         if not isinstance(version, int):
             raise RecordError(f"{path}: is no record of a conformance run: no schema_version")
         if version > SCHEMA_VERSION:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from hicache_conformance.report.record import Record, RecordError
+from hicache_conformance.report.record import Record, RecordError, read_json
 from hicache_conformance.run.outcomes import Outcome, Verdict
 
 if TYPE_CHECKING:
@@ -102,13 +102,10 @@ class Summary(_Part):
         Raises:
             RecordError: The file cannot be read, or holds neither.
         """
-        try:
-            fields: Any = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise RecordError(f"{path}: cannot be read as JSON: {error}") from error
-        if not isinstance(fields, dict) or "summary_version" not in fields:
+        fields = read_json(path)
+        if "summary_version" not in fields:
             return cls.of(Record.read(path))
-        version = cast("dict[str, Any]", fields)["summary_version"]
+        version = fields["summary_version"]
         if version != SUMMARY_VERSION:
             raise RecordError(f"{path}: has summary_version {version}, not {SUMMARY_VERSION}")
         try:

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from hicache_conformance.report.record import CheckRecord, RuleRecord, WaiverRecord
 from hicache_conformance.rules import RULES
 from hicache_conformance.run.outcomes import Outcome
-from hicache_storage.errors import ConfigError
+from hicache_storage.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,7 +69,8 @@ def read_waivers(path: Path) -> dict[str, Waiver]:
     try:
         waivers = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8"))).waiver
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as TOML: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{shown(path)}: cannot be read as TOML: {reason}") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

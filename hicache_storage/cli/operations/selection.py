@@ -73,7 +73,7 @@ class SpaceSelection:
                 continue
             asked.append(f"{name} {wanted!r}")
             found = [one for one in spaces if getattr(one, name) == wanted]
-            if spaces and not found:
+            if not found:
                 names = sorted({escaped(getattr(one, name)) for one in spaces} - {""})
                 hint = did_you_mean(wanted, names)
                 if "?" not in hint and len(names) > _MOST_CHOICES:

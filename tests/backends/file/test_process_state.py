@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import time
@@ -14,7 +13,6 @@ import pytest
 from file_roots import (
     HASHES,
     SPACE,
-    failing,
     file_of,
     is_right,
     opened,
@@ -132,19 +130,25 @@ class TestHeal:
         self, pages: tuple[FileStorage, FileStorage], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         healer, other = pages
-        real = PageFiles.check
+        real, real_rename = PageFiles.check, os.rename
+        renamed: list[Any] = []
+
+        def rename(source: Any, *args: Any, **options: Any) -> None:
+            renamed.append(source)
+            real_rename(source, *args, **options)
 
         def check(*args: Any) -> list[int]:
             found = real(*args)
             monkeypatch.setattr(PageFiles, "check", real)
             other.batch_delete(SPACE, HASHES[:1])
             put(other, 0)
-            monkeypatch.setattr(os, "rename", failing("rename", errno.EIO))
+            monkeypatch.setattr(os, "rename", rename)
             return found
 
         monkeypatch.setattr(PageFiles, "check", check)
         is_right(healer, 0)
 
+        assert [] == renamed
         assert is_right(other, 0)
 
     def test_healers_of_one_page_take_turns(
