@@ -12,7 +12,7 @@ from hicache_storage.errors import ConfigError
 from hicache_storage.registry import resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Callable, Generator, Iterable, Mapping
 
     from hicache_storage.page_store import PageStore
     from hicache_storage.storage import HiCacheStorage
@@ -99,11 +99,16 @@ def closed_on_failure(store: PageStore) -> Generator[None, None, None]:
 
 def close_store(store: PageStore) -> None:
     """Close a page store and its storage. Errors are logged, because nobody can mend them any more."""
-    for close in (store.close, store.storage.close):
+    close_all([store.close, store.storage.close])
+
+
+def close_all(closes: Iterable[Callable[[], object]]) -> None:
+    """Close the parts of an adapter, in this order. An error is logged, and keeps no other part open."""
+    for close in closes:
         try:
             close()
         except Exception:
-            logger.warning("the store could not be closed", exc_info=True)
+            logger.warning("a part of the adapter could not be closed", exc_info=True)
 
 
 def register_memory(store: PageStore, memory: memoryview) -> bool:

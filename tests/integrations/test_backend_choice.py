@@ -145,7 +145,7 @@ def test_a_store_is_closed_with_its_storage() -> None:
 def test_a_storage_that_cannot_close_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     close_store(PageStore(Unclosable.from_config({})))
 
-    assert "the store could not be closed" in caplog.text
+    assert "a part of the adapter could not be closed" in caplog.text
 
 
 def test_memory_that_cannot_be_registered_is_copied(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
 from hicache_storage.integrations._backend_choice import (
     BackendChoice,
+    close_all,
     close_store,
     closed_on_failure,
     register_memory,
@@ -107,13 +108,8 @@ class Session:
             self._buffer = buffer
 
     def _close_parts(self) -> None:
-        """Close all that is not the store. An error is logged, and keeps nothing else open."""
-        for part in (*self._observers, self.explain_log, self._sizes):
-            try:
-                if part is not None:
-                    part.close()
-            except Exception:
-                logger.warning("a part of the adapter could not be closed", exc_info=True)
+        parts = (*self._observers, self.explain_log, self._sizes)
+        close_all(part.close for part in parts if part is not None)
 
 
 class Attachment:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
-from hicache_storage.integrations._backend_choice import BackendChoice, closed_on_failure
+from hicache_storage.integrations._backend_choice import BackendChoice, close_all, closed_on_failure
 from hicache_storage.integrations._metrics import AdapterMetrics, EngineRegistry
 from hicache_storage.integrations._write_admission import WriteAdmission
 from hicache_storage.integrations.sglang._arguments import WATCHED
@@ -371,18 +372,14 @@ class Adapter:
         if self._closed or self._pid != os.getpid():
             return
         self._closed = True
-        self._metrics.close()
-        self._admission.close(self._timeout_s)
-        self._pools.close()
-        self._store.close()
-        self._storage.close()
+        save_sketch = partial(self._admission.close, self._timeout_s)
+        parts = (self._pools, self._store, self._storage)
+        close_all([self._metrics.close, save_sketch, *(part.close for part in parts)])
         self._close_records()
 
     def _close_records(self) -> None:
-        for observer in self._observers:
-            observer.close()
-        if self._explain_log is not None:
-            self._explain_log.close()
+        parts = (*self._observers, self._explain_log)
+        close_all(part.close for part in parts if part is not None)
 
     def _call(self, function: Callable[[], T], otherwise: T) -> T:
         """Call `function`; return `otherwise` if it raises or if the weights have changed."""

@@ -8,6 +8,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 
+from hicache_storage.integrations._backend_choice import close_all
 from hicache_storage.integrations._metrics import AdapterMetrics
 from hicache_storage.integrations.vllm._connection import StoreConnection
 from hicache_storage.integrations.vllm._identity import renewed, spaces_of
@@ -365,9 +366,7 @@ class Tier:
         self._close_logs()
 
     def _close_logs(self) -> None:
-        for log in (self._explain_log, self._trace):
-            if log is not None:
-                log.close()
+        close_all(log.close for log in (self._explain_log, self._trace) if log is not None)
 
     def _clear_lookups(self) -> None:
         self._lookups.clear()

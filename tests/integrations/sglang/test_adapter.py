@@ -11,14 +11,15 @@ from hicache_backends.memory import MemoryStorage
 from pages import hash_of, space
 from spans import Spans
 
+from hicache_storage.integrations._metrics import AdapterMetrics
 from hicache_storage.integrations.sglang import _adapter
 from hicache_storage.integrations.sglang._adapter import Adapter
 from hicache_storage.integrations.sglang._engine import EngineTypes
+from hicache_storage.page_store import PageStore
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from hicache_storage.page_store import PageStore
 
 SPACE = space()
 
@@ -95,5 +96,19 @@ def test_a_start_that_fails_closes_the_storage(monkeypatch: pytest.MonkeyPatch) 
 
     with pytest.raises(TypeError), attached():
         pass
+
+    assert 1 == len(closed)
+
+
+def test_a_part_that_cannot_be_closed_leaves_no_other_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[MemoryStorage] = []
+
+    def close(storage: MemoryStorage) -> None:
+        closed.append(storage)
+
+    monkeypatch.setattr(MemoryStorage, "close", close)
+    with attached():
+        monkeypatch.setattr(AdapterMetrics, "close", None)  # it cannot be called
+        monkeypatch.setattr(PageStore, "close", None)
 
     assert 1 == len(closed)
