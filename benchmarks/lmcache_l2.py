@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 from _disk import empty_files, spread_directories
 from _harness import KIB, MIB, Parser, Report, console, names, page_hashes_of, scratch, size_text
-from _redis_server import redis_server
+from _servers import redis_server
 from _store import DIRECTIONS, BatchRun, Memory, Store, memories
 from rich.table import Table
 

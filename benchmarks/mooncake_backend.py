@@ -13,14 +13,14 @@ import sys
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import _sglang
-from _harness import KIB, MIB, Parser, Report, size_text
-from _mooncake_cluster import master, node
+from _harness import KIB, MIB, Parser, Report, scratch, size_text
 from _mooncake_stores import Cluster, ExistsFirstClient, RawClient, SGLangMooncakeStore
-from _our_stores import OurPageStore, OurStorage
+from _our_stores import TIMEOUT_S, OurPageStore, OurStorage
 from _plain_files import Memcpy
+from _servers import mooncake_master, servers
 from _store import DIRECTIONS, BatchRun, Memory, memories
 
 if TYPE_CHECKING:
@@ -69,12 +69,12 @@ def bench(report: Report, options: argparse.Namespace, *, own_segment: bool) -> 
     """Measure all sizes in a cluster whose memory is this process's, or another process's."""
     where = "own segment" if own_segment else "another process, TCP"
     with ExitStack() as stack:
-        config: dict[str, Any] = stack.enter_context(master())
-        if own_segment:
-            config["global_segment_size"] = SEGMENT_NBYTES
-        else:
-            stack.enter_context(node(config, SEGMENT_NBYTES))
-        cluster = Cluster(config)
+        directory = stack.enter_context(scratch(None))
+        master = stack.enter_context(mooncake_master(directory))
+        if not own_segment:
+            stack.enter_context(servers.MooncakeNode(master, str(SEGMENT_NBYTES)))
+        lent_nbytes = SEGMENT_NBYTES if own_segment else 0
+        cluster = Cluster(master.config(global_segment_size=lent_nbytes, timeout_s=TIMEOUT_S))
         stack.callback(cluster.storage.close)
         cluster.touch(TOUCHED_NBYTES)
         for page_nbytes in options.sizes:

@@ -18,6 +18,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from _disk import default_parent
+from _harness import markdown_head, markdown_row
+
 _POOLS = ("kv:mha,layers=2,heads=1,dim=2", "draft:mha,layers=1,heads=1,dim=1")
 _PAGE_NBYTES = 512 * (2 * 2 * 2 * 2 + 2 * 2)
 _FRAME_NBYTES = 128
@@ -55,7 +58,7 @@ def _check(host: int, storage: int, flags: list[str], scratch: Path) -> str:
     shares = [option["l2_hit_rate"], blocks["l2_hits"] / blocks["total"]]
     shares += [option["l3_hit_rate"], blocks["l3_hits"] / blocks["total"]]
     cells = [f"{host:,}", f"{storage:,}", *(f"{100 * share:.2f} %" for share in shares)]
-    return f"| {' | '.join(cells)} |"
+    return markdown_row(cells)
 
 
 def main() -> None:
@@ -64,12 +67,10 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", required=True, metavar="L2:L3")
     parser.add_argument("flags", nargs="*")
     arguments = parser.parse_args()
-    print("| L2 | L3 | in L2, planned | replayed | in L3, planned | replayed |")
-    print("|---|---|---|---|---|---|")
-    tmpfs = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - a directory of its own in it
+    print(markdown_head(("L2", "L3", "in L2, planned", "replayed", "in L3, planned", "replayed")))
     for sizes in arguments.sizes:
         host, storage = (int(number) for number in sizes.split(":"))
-        with tempfile.TemporaryDirectory(prefix="hicache-plan-", dir=tmpfs) as scratch:
+        with tempfile.TemporaryDirectory(prefix="hicache-plan-", dir=default_parent()) as scratch:
             print(_check(host, storage, arguments.flags, Path(scratch)), flush=True)
 
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from _disk import default_parent
-from _redis_server import redis_server
+from _harness import markdown_head, markdown_row, names
+from _servers import redis_server
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -71,10 +72,7 @@ def replay(name: str, config: Mapping[str, Any], ranks: int, conversations: int)
 
 def row(name: str, ranks: int, runs: Sequence[dict[str, Any]]) -> list[str]:
     """Return the cells of a table: medians over the runs."""
-
-    def median(each: Sequence[float]) -> float:
-        return statistics.median(each)
-
+    median = statistics.median
     moved = [run["l3_read"]["nbytes"] + run["l3_write"]["nbytes"] for run in runs]
     pages = [_rank_pages(run) for run in runs]
     seconds = [run["elapsed_s"] for run in runs]
@@ -105,23 +103,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=(__doc__ or "").partition("\n")[0], allow_abbrev=False
     )
     add = parser.add_argument
-    add("--stores", default="file,redis", help="of file and redis (default: both)")
+    add("--stores", type=names, default="file,redis", help="of file and redis (default: both)")
     add("--ranks", default="1,2,4,8", help="(default: %(default)s)")
     add("--rounds", type=int, default=3, help="(default: %(default)s)")
     add("--conversations", type=int, default=30, help="of the synthetic trace (default: 30)")
     add("--path", type=Path, default=default_parent(), metavar="DIRECTORY", help=_PATH_HELP)
     chosen = parser.parse_args(arguments)
     sizes = [int(size) for size in chosen.ranks.split(",")]
-    for line in (_TITLES, ["---"] * len(_TITLES)):
-        print(f"| {' | '.join(line)} |")
-    for name in chosen.stores.split(","):
+    print(markdown_head(_TITLES))
+    for name in chosen.stores:
         runs: dict[int, list[dict[str, Any]]] = {size: [] for size in sizes}
         for _ in range(chosen.rounds):
             for size, done in runs.items():
                 with store(name, chosen.path) as config:
                     done.append(replay(name, config, size, chosen.conversations))
         for size, done in runs.items():
-            print(f"| {' | '.join(row(name, size, done))} |", flush=True)
+            print(markdown_row(row(name, size, done)), flush=True)
 
 
 if __name__ == "__main__":

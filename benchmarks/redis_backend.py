@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 from _harness import KIB, MIB, Parser, Report, size_text
+from _loopback import Loopback
 from _our_stores import TIMEOUT_S, OurPageStore, OurStorage
-from _redis_server import redis_server, sink
-from _redis_stores import LmcacheClient, Loopback, RawSocket, RedisPy
+from _redis_stores import LmcacheClient, RawSocket, RedisPy
+from _servers import REDIS, null_server, redis_server
 from _store import DIRECTIONS, BatchRun, Memory, memories, print_cpu
 from hicache_backends.redis import RedisStorage
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 PAGES = {64 * KIB: 1024, 1 * MIB: 128, 4 * MIB: 64}
 ROUNDS = {64 * KIB: 9, 1 * MIB: 9, 4 * MIB: 5}
+LIMIT = "loopback, 1 socket"
 OURS = "ours: RedisStorage"
 MIN_OF_RAW = 0.8
 MIN_OF_REDIS_PY = 2.0
@@ -64,7 +66,7 @@ def measure(
             turns,
             rounds,
             work=source.gb,
-            baselines=[Loopback.name, RawSocket.name, RedisPy.name],
+            baselines=[LIMIT, RawSocket.name, RedisPy.name],
         )
     print_cpu(turns, source.gb)
     for name in (OURS, "ours: page store, none"):
@@ -75,14 +77,14 @@ def measure(
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(__doc__, page_sizes=PAGES, quick_rounds=3)
     parser.add_argument(
-        "--server", default="redis-server", help="the program (default: %(default)s)"
+        "--server", choices=REDIS, default="redis-server", help="(default: %(default)s)"
     )
     options = parser.parsed(arguments)
     libraries = ["redis", "hiredis", *(["lmcache"] if LmcacheClient.is_installed() else [])]
     report = Report.begin(distributions=libraries)
     for page_nbytes in options.sizes:
         source, destination = memories(PAGES.get(page_nbytes, 64), page_nbytes)
-        with sink() as sink_port, redis_server(options.server) as port:
+        with null_server() as sink_port, redis_server(options.server) as port:
             all_stores = stores(port, sink_port, source, destination)
             for direction in DIRECTIONS:
                 rounds = options.rounds or ROUNDS.get(page_nbytes, 5)

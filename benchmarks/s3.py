@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING
 
 import _sglang
 from _harness import KIB, MIB, Parser, Report, names, size_text
-from _s3_servers import ministack, null_server
-from _s3_stores import Boto3, Loopback, Obstore, OurPagesOnS3, Ours, SeaweedFS
+from _loopback import Loopback
+from _s3_stores import Boto3, Obstore, OurPagesOnS3, Ours, SeaweedFS, request
+from _servers import ministack, null_server
 from _store import DIRECTIONS, BatchRun, Memory, memories, print_cpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
-    from _s3_stores import S3Store
-    from _store import Direction
+    from _store import Direction, Store
 
-    StoreFactory: TypeAlias = Callable[[int, Memory, Memory], S3Store]
+    StoreFactory: TypeAlias = Callable[[int, Memory, Memory], Store]
 
 PAGES = {64 * KIB: 128, 1 * MIB: 128, 4 * MIB: 32}
 ROUNDS = {64 * KIB: 9, 1 * MIB: 5, 4 * MIB: 5}
@@ -42,7 +42,7 @@ def factories(server: str) -> list[StoreFactory]:
     """Return the candidates for a server."""
     found: list[StoreFactory] = []
     if server == "null":
-        found += [partial(Loopback, connections=1), partial(Loopback, connections=4)]
+        found += [Loopback, partial(Loopback, sockets=4)]
     found += [partial(Boto3, threads=16), partial(Boto3, threads=4, tuned=True)]
     if importlib.util.find_spec("obstore"):
         found += [partial(Obstore, threads=4)]
@@ -57,7 +57,7 @@ def factories(server: str) -> list[StoreFactory]:
 
 
 def measure(
-    report: Report, where: str, stores: Sequence[S3Store], direction: Direction, rounds: int
+    report: Report, where: str, stores: Sequence[Store], direction: Direction, rounds: int
 ) -> None:
     """Add one table and one of processor time, and note the aims."""
     turns = [
@@ -98,6 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for page_nbytes in options.sizes:
             source, destination = memories(PAGES.get(page_nbytes, 32), page_nbytes)
             with SERVERS[server]() as port:
+                request(port, "PUT")
                 stores = [factory(port, source, destination) for factory in factories(server)]
                 for direction in DIRECTIONS:
                     rounds = options.rounds or ROUNDS.get(page_nbytes, 5)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from _disk import default_parent
-from _harness import console, machine_facts
+from _harness import console, machine_facts, markdown_head, markdown_row
 from _scale_costs import FilledStore
 from _scale_fill import Sample
 from _scale_places import PLACES
@@ -182,9 +182,9 @@ def table(costs: Sequence[Cost], cell: Callable[[Cost], str]) -> list[str]:
     sizes = sorted({cost.pages for cost in costs})
     rows = dict.fromkeys(cost.operation for cost in costs)
     cells = {(cost.operation, cost.pages): cell(cost) for cost in costs}
-    lines = [["", *(f"{size:,}" for size in sizes)], ["---"] * (len(sizes) + 1)]
-    lines += [[row, *(cells.get((row, size), "") for size in sizes)] for row in rows]
-    return [f"| {' | '.join(line)} |" for line in lines]
+    head = markdown_head(["", *(f"{size:,}" for size in sizes)]).split("\n")
+    body = ([row, *(cells.get((row, size), "") for size in sizes)] for row in rows)
+    return [*head, *map(markdown_row, body)]
 
 
 def cost_cell(cost: Cost) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import TYPE_CHECKING, Any
+
+from hicache_storage.cli.printing import output_console, print_json, print_lines
+from hicache_storage.text_tables import text_table
 
 if TYPE_CHECKING:
     import argparse
@@ -32,8 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     entries = [_entry(backend) for backend in backends().values()]
     if arguments.json:
-        json.dump(entries, sys.stdout, indent=2)
-        sys.stdout.write("\n")
+        print_json(entries)
     else:
         _print_table(entries, everything=arguments.capabilities)
     return 0
@@ -60,22 +60,17 @@ def _entry(backend: Backend) -> dict[str, Any]:
 
 def _print_table(entries: Sequence[dict[str, Any]], *, everything: bool) -> None:
     """Print a line for each backend, then the problems, then all capabilities if `everything`."""
-    from rich import box  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-
-    from hicache_storage.cli.printing import output_console, print_lines  # noqa: PLC0415
-
     console = output_console()
     is_wide = console.width >= _WIDE
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     shown = _all_capabilities(entries) if is_wide else _MAIN_CAPABILITIES
-    for title in ("name", "installed", *shown, *(["from"] if is_wide else [])):
-        table.add_column(title.replace("_", " "), no_wrap=True)
+    titles = ("name", "installed", *shown, *(["from"] if is_wide else []))
+    rows: list[list[str]] = []
     for entry in entries:
         values = [str(entry["capabilities"].get(name, "")) for name in shown]
         installed = "yes" if entry["installed"] else "no"
         origin = [entry["distribution"]] if is_wide else []
-        table.add_row(entry["name"], installed, *values, *origin)
+        rows.append([entry["name"], installed, *values, *origin])
+    table = text_table([title.replace("_", " ") for title in titles], rows)
     print_lines(console, [table, *_paragraphs(entries, everything=everything)])
 
 

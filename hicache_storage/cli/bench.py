@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from hicache_storage import config
 from hicache_storage.cli.ages import age
-from hicache_storage.cli.output_files import check_output, write_json, write_text
+from hicache_storage.cli.output_files import add_output_arguments, check_outputs, write_outputs
 from hicache_storage.cli.page_sizes import (
     DEFAULT_PAGE_TOKENS,
     add_model_argument,
     model_page_nbytes,
 )
+from hicache_storage.cli.printing import output_console, print_lines
 from hicache_storage.cli.progress import meter
 from hicache_storage.cli.signal_stop import SignalStop
 from hicache_storage.cli.sizes import parse_share, size
@@ -43,9 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_store_arguments(parser)
     _add_page_arguments(parser)
     _add_load_arguments(parser)
-    add = parser.add_argument_group("output").add_argument
-    add("--json", type=Path, metavar="FILE", help="write the figures to a file, too")
-    add("--html", type=Path, metavar="FILE", help="write a page with plots to a file, too")
+    add = add_output_arguments(parser).add_argument
     add(
         "--compare",
         type=Path,
@@ -135,8 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
     Return 0; 1 if calls failed, pages may be left, or a figure is worse than tolerated; or 128 plus
     the number of the signal that ended the run.
     """
-    for flag in ("json", "html"):
-        check_output(flag, getattr(arguments, flag))
+    check_outputs(arguments)
     choice = store_choice(arguments)
     from hicache_storage.cli.operations.bench import comparison  # noqa: PLC0415 - wrong flags fail fast
     from hicache_storage.cli.operations.bench.run import run_bench  # noqa: PLC0415
@@ -222,13 +220,8 @@ def _tolerances(arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def _publish(report: dict[str, Any], cells: Sequence[Cell], arguments: argparse.Namespace) -> None:
+    from hicache_storage.cli.operations.bench.page import html_page  # noqa: PLC0415
     from hicache_storage.cli.operations.bench.tables import tables  # noqa: PLC0415
-    from hicache_storage.cli.printing import output_console, print_lines  # noqa: PLC0415
 
     print_lines(output_console(), tables(report, cells))
-    if arguments.json is not None:
-        write_json(arguments.json, report)
-    if arguments.html is not None:
-        from hicache_storage.cli.operations.bench.page import html_page  # noqa: PLC0415
-
-        write_text("html", arguments.html, html_page(report, cells))
+    write_outputs(arguments, report, lambda: html_page(report, cells))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 from hicache_storage import config
+from hicache_storage.cli.printing import print_json, write_line
 from hicache_storage.cli.progress import meter
 from hicache_storage.cli.selection_flags import add_selection_arguments, selection_of
 from hicache_storage.cli.sizes import counted, format_nbytes, size
@@ -77,11 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _print(document: dict[str, Any] | None, result: Copied) -> None:
     """Print the figures, also those of a copy that fails or is interrupted: it can go on from there."""
-    from hicache_storage.cli.printing import write_line  # noqa: PLC0415
-
     if document is not None:
-        json.dump(document, sys.stdout, indent=2)
-        sys.stdout.write("\n")
+        print_json(document)
         return
     for line in _lines(result):
         write_line(line)

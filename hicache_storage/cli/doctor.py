@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +12,7 @@ from hicache_storage.cli.page_sizes import (
     add_model_argument,
     model_page_nbytes,
 )
+from hicache_storage.cli.printing import output_console, print_json, print_lines
 from hicache_storage.cli.sizes import size
 from hicache_storage.cli.stores import (
     add_store_arguments,
@@ -28,6 +27,7 @@ from hicache_storage.errors import (
     StorageUnavailable,
     shown,
 )
+from hicache_storage.text_tables import text_table
 
 if TYPE_CHECKING:
     import argparse
@@ -74,13 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
         checks.append(Check("open", Status.PROBLEM, str(error)))
     status = worst(checks)
     if arguments.json:
-        document = {
-            "backend": backend,
-            "status": status.value,
-            "checks": [check.as_json() for check in checks],
-        }
-        json.dump(document, sys.stdout, indent=2)
-        sys.stdout.write("\n")
+        fields = [check.as_json() for check in checks]
+        print_json({"backend": backend, "status": status.value, "checks": fields})
     elif len(checks) > 1:
         _print(checks)
     if error is not None:
@@ -156,16 +151,13 @@ def _looked(choice: config.StorageChoice, pages: int, page_nbytes: int) -> list[
 
 
 def _print(checks: Sequence[Check]) -> None:
-    from rich import box  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-
-    from hicache_storage.cli.printing import output_console, print_lines  # noqa: PLC0415
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("check", no_wrap=True)
-    table.add_column("result", no_wrap=True)
-    table.add_column("fact, and what to do", overflow="fold")
-    for check in checks:
-        advice = f"\n-> {check.advice}" if check.advice else ""
-        table.add_row(check.topic, check.status.value, f"{escaped(check.fact)}{advice}")
+    rows = [
+        (
+            check.topic,
+            check.status.value,
+            escaped(check.fact) + f"\n-> {check.advice}" * bool(check.advice),
+        )
+        for check in checks
+    ]
+    table = text_table(("check", "result", "fact, and what to do"), rows, "llL")
     print_lines(output_console(), [table])

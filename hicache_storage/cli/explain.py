@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import time
@@ -11,8 +10,10 @@ from typing import TYPE_CHECKING
 
 from hicache_storage.cli.ages import age, format_time
 from hicache_storage.cli.escapes import escaped
+from hicache_storage.cli.printing import output_console, print_json, print_lines
 from hicache_storage.cli.sizes import counted
 from hicache_storage.errors import ConfigError
+from hicache_storage.text_tables import text_table
 
 if TYPE_CHECKING:
     import argparse
@@ -70,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _tell(reader: LogReader, selection: Selection, *, as_json: bool) -> int:
     records = list(reader.records(selection))
     if as_json:
-        _print_json({"records": [record.as_json() for record in records]})
+        print_json({"records": [record.as_json() for record in records]})
     elif records:
         for record in records[-_LISTED:]:
             sys.stdout.write("".join(f"{escaped(line)}\n" for line in _story(record)))
@@ -147,10 +148,8 @@ def _summarize(reader: LogReader, selection: Selection, *, as_json: bool) -> int
 
     summary = summary_of(reader, selection)
     if as_json:
-        _print_json(_summary_json(summary))
+        print_json(_summary_json(summary))
     else:
-        from hicache_storage.cli.printing import output_console, print_lines  # noqa: PLC0415
-
         print_lines(output_console(), _parts(summary))
     return 0
 
@@ -172,26 +171,20 @@ def _parts(summary: Summary) -> Iterator[Table | str]:
 
 
 def _reason_table(summary: Summary) -> Table:
-    from rich import box  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("operation", no_wrap=True)
-    table.add_column("reason", no_wrap=True)
-    table.add_column("records", justify="right", no_wrap=True)
-    table.add_column("pages", justify="right", no_wrap=True)
-    table.add_column("the first missing page", overflow="fold", ratio=1)
-    for (operation, reason), count in sorted(
-        summary.reasons.items(), key=lambda item: -item[1].records
-    ):
-        table.add_row(
+    titles = ("operation", "reason", "records", "pages", "the first missing page")
+    rows = [
+        (
             operation.value,
             _words(reason.name),
             f"{count.records:,}",
             f"{count.missing_pages:,}",
             reason.value,
         )
-    return table
+        for (operation, reason), count in sorted(
+            summary.reasons.items(), key=lambda item: -item[1].records
+        )
+    ]
+    return text_table(titles, rows, "llrrL")
 
 
 def _summary_json(summary: Summary) -> dict[str, object]:
@@ -230,8 +223,3 @@ def _were(number: int) -> str:
 
 def _words(name: str) -> str:
     return name.lower().replace("_", " ")
-
-
-def _print_json(document: dict[str, object]) -> None:
-    json.dump(document, sys.stdout, indent=2)
-    sys.stdout.write("\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from dataclasses import asdict
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hicache_storage.cli.ages import age, format_time
 from hicache_storage.cli.escapes import one_line
+from hicache_storage.cli.printing import output_console, print_json, print_lines, write_line
 from hicache_storage.cli.progress import meter
 from hicache_storage.cli.selection_flags import add_selection_arguments, selection_of
 from hicache_storage.cli.sizes import counted, format_nbytes
@@ -137,15 +137,13 @@ def _print_json(
         "kept": [one.space_id for one in removal.kept],
         "reasons": {one.space_id: one.reason for one in removal.kept},
     }
-    json.dump(document, sys.stdout, indent=2)
-    sys.stdout.write("\n")
+    print_json(document)
 
 
 def _print(
     goes: Sequence[Candidate | UnreadableSpace], unreadable: Sequence[UnreadableSpace]
 ) -> None:
     from hicache_storage.cli.operations.collection import Candidate  # noqa: PLC0415
-    from hicache_storage.cli.printing import output_console, print_lines  # noqa: PLC0415
     from hicache_storage.cli.space_table import space_parts, unreadable_lines  # noqa: PLC0415
 
     found = [one for one in goes if isinstance(one, Candidate)]
@@ -165,7 +163,6 @@ def _print(
 
 def _print_removal(removal: Removal, *, is_done: bool, stays: bool) -> None:
     from hicache_storage.cli.operations.selection import SHORT_ID_DIGITS  # noqa: PLC0415
-    from hicache_storage.cli.printing import write_line  # noqa: PLC0415
 
     if is_done:
         verb = "was" if removal.pages == 1 else "were"

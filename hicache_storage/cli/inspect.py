@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import TYPE_CHECKING, Any, cast
 
 from hicache_storage.cli.escapes import escaped
+from hicache_storage.cli.printing import output_console, print_json, print_lines
 from hicache_storage.cli.sizes import format_nbytes
 from hicache_storage.cli.stores import (
     add_store_arguments,
@@ -14,6 +13,7 @@ from hicache_storage.cli.stores import (
     require_listing,
     store_choice,
 )
+from hicache_storage.text_tables import fact_table
 
 if TYPE_CHECKING:
     import argparse
@@ -48,24 +48,14 @@ def run(arguments: argparse.Namespace) -> int:
             page_hash = find_page(storage, space, arguments.hash)
             facts, is_right = page_facts(storage, space, page_hash)
     if arguments.json:
-        json.dump(facts, sys.stdout, indent=2)
-        sys.stdout.write("\n")
+        print_json(facts)
     else:
-        _print_table(facts)
+        rows = [
+            (escaped(name.removesuffix("_nbytes").replace("_", " ")), escaped(value))
+            for name, value in _rows(facts)
+        ]
+        print_lines(output_console(), [fact_table(rows)])
     return 0 if is_right else _FOUND
-
-
-def _print_table(facts: Mapping[str, Any]) -> None:
-    from rich.table import Table  # noqa: PLC0415
-
-    from hicache_storage.cli.printing import output_console, print_lines  # noqa: PLC0415
-
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in _rows(facts):
-        table.add_row(escaped(name.removesuffix("_nbytes").replace("_", " ")), escaped(value))
-    print_lines(output_console(), [table])
 
 
 def _rows(facts: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

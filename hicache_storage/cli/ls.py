@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from hicache_storage.cli.printing import output_console, print_json, print_lines, write_line
 from hicache_storage.cli.progress import meter
 from hicache_storage.cli.sizes import counted, format_nbytes
 from hicache_storage.cli.stores import (
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from hicache_storage.cli.operations.listing import SpaceUsage
+    from hicache_storage.cli.operations.selection import SpaceUsage
     from hicache_storage.keys import KeySpace
     from hicache_storage.storage import HiCacheStorage, UnreadableSpace
 
@@ -60,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
             "spaces": [one.as_json() for one in usages],
             "unreadable_spaces": [asdict(one) for one in selected.unreadable],
         }
-        _print_json(document)
+        print_json(document)
     else:
         _print_table(usages, selected.unreadable)
     return _FOUND if selected.unreadable else 0
@@ -69,34 +68,29 @@ def run(arguments: argparse.Namespace) -> int:
 def _usages(
     storage: HiCacheStorage, spaces: Sequence[KeySpace], *, count: bool
 ) -> list[SpaceUsage]:
-    from hicache_storage.cli.operations.listing import SpaceUsage, count_pages  # noqa: PLC0415
+    from hicache_storage.cli.operations.collection import Candidate, Wanted  # noqa: PLC0415
+    from hicache_storage.cli.operations.selection import SpaceUsage  # noqa: PLC0415
 
     if not count:
         return [SpaceUsage(space, None, None) for space in spaces]
     with meter("counting") as shown:
-        return list(count_pages(storage, spaces, shown))
+        found = Wanted().found(storage, spaces, shown)
+        return [one.usage for one in found if isinstance(one, Candidate)]
 
 
 def _print_pages(storage: HiCacheStorage, space: KeySpace, *, as_json: bool) -> None:
     """Print a line for each page, as the store lists it. JSON: one document."""
-    from hicache_storage.cli.printing import write_line  # noqa: PLC0415
 
     pages = storage.scan(space)
     if as_json:
         found = [{"hash": info.page_hash, "nbytes": info.nbytes} for info in pages]
-        _print_json({"id": space.id, **space.manifest(), "page_list": found})
+        print_json({"id": space.id, **space.manifest(), "page_list": found})
         return
     for info in pages:
         write_line(f"{info.page_hash} {info.nbytes}")
 
 
-def _print_json(document: dict[str, Any]) -> None:
-    json.dump(document, sys.stdout, indent=2)
-    sys.stdout.write("\n")
-
-
 def _print_table(usages: Sequence[SpaceUsage], unreadable: Sequence[UnreadableSpace]) -> None:
-    from hicache_storage.cli.printing import output_console, print_lines  # noqa: PLC0415
     from hicache_storage.cli.space_table import space_parts, unreadable_lines  # noqa: PLC0415
 
     pages = sum(one.pages or 0 for one in usages)

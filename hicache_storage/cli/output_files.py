@@ -3,40 +3,61 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hicache_storage.errors import ConfigError, shown
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    import argparse
+    from collections.abc import Callable, Mapping
 
 
-def check_output(flag: str, path: Path | None) -> None:
+def add_output_arguments(parser: argparse.ArgumentParser, *, html: bool = True) -> Any:
+    """Add the flags of the files. Return their group, for more flags."""
+    group = parser.add_argument_group("output")
+    help_text = "write the figures to a file, too"
+    group.add_argument("--json", type=Path, metavar="FILE", help=help_text)
+    if html:
+        help_text = "write a page with plots to a file, too"
+        group.add_argument("--html", type=Path, metavar="FILE", help=help_text)
+    return group
+
+
+def check_outputs(arguments: argparse.Namespace) -> None:
     """Refuse an unwritable file before the work rather than after it.
 
     Raises:
-        ConfigError: The path is a directory, or in none.
+        ConfigError: A path is a directory, or in none.
     """
-    if path is None:
-        return
-    if path.is_dir():
-        raise ConfigError(f"--{flag} {shown(path)}: is a directory, not a file")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--{flag} {shown(path)}: there is no directory {shown(path.parent)}")
+    for flag in ("json", "html"):
+        path: Path | None = getattr(arguments, flag, None)
+        if path is None:
+            continue
+        if path.is_dir():
+            raise ConfigError(f"--{flag} {shown(path)}: is a directory, not a file")
+        if not path.parent.is_dir():
+            raise ConfigError(f"--{flag} {shown(path)}: there is no directory {shown(path.parent)}")
 
 
-def write_text(flag: str, path: Path, text: str) -> None:
-    """Write the file of a flag.
+def write_outputs(
+    arguments: argparse.Namespace,
+    report: Mapping[str, Any],
+    html_page: Callable[[], str] | None = None,
+) -> None:
+    """Write the files that are asked for.
 
     Raises:
-        ConfigError: The file cannot be written.
+        ConfigError: A file cannot be written.
     """
+    if arguments.json is not None:
+        _write("json", arguments.json, json.dumps(report, indent=2) + "\n")
+    if html_page is not None and arguments.html is not None:
+        _write("html", arguments.html, html_page())
+
+
+def _write(flag: str, path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--{flag} {shown(path)}: cannot be written: {error.strerror}") from None
-
-
-def write_json(path: Path, document: dict[str, Any]) -> None:
-    """Write the file of `--json`. Raises what `write_text` raises."""
-    write_text("json", path, json.dumps(document, indent=2) + "\n")

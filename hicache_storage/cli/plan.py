@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hicache_storage import config
-from hicache_storage.cli.output_files import check_output, write_json, write_text
+from hicache_storage.cli.output_files import add_output_arguments, check_outputs, write_outputs
+from hicache_storage.cli.printing import output_console, print_lines
 from hicache_storage.cli.sizes import size_from_zero
 from hicache_storage.cli.traces import (
     add_shape_arguments,
@@ -45,9 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_cache_arguments(parser)
     _add_price_arguments(parser)
-    add = parser.add_argument_group("output").add_argument
-    add("--json", type=Path, metavar="FILE", help="write the figures to a file, too")
-    add("--html", type=Path, metavar="FILE", help="write a page with plots to a file, too")
+    add_output_arguments(parser)
 
 
 def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
@@ -120,8 +118,7 @@ def _add_price_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan, write the files that are asked for, and return 0."""
-    for flag in ("json", "html"):
-        check_output(flag, getattr(arguments, flag))
+    check_outputs(arguments)
     if arguments.gpu_price is not None and arguments.prefill_rate is None:
         raise ConfigError("--gpu-price needs --prefill-rate: money is GPU time that hits save")
     settings = _settings(arguments)
@@ -131,7 +128,11 @@ def run(arguments: argparse.Namespace) -> int:
         "trace": str(arguments.trace or "synthetic"),
         **make_plan(_requests(arguments), settings),
     }
-    _publish(report, arguments)
+    from hicache_storage.planning.page import html_page  # noqa: PLC0415 - as above
+    from hicache_storage.planning.tables import tables  # noqa: PLC0415
+
+    print_lines(output_console(), tables(report))
+    write_outputs(arguments, report, lambda: html_page(report))
     return 0
 
 
@@ -165,15 +166,3 @@ def _settings(arguments: argparse.Namespace) -> PlanSettings:
         ),
         max_pages=arguments.sample_above or MAX_PAGES,
     )
-
-
-def _publish(report: dict[str, Any], arguments: argparse.Namespace) -> None:
-    from hicache_storage.cli.printing import output_console, print_lines  # noqa: PLC0415
-    from hicache_storage.planning.page import html_page  # noqa: PLC0415
-    from hicache_storage.planning.tables import tables  # noqa: PLC0415
-
-    print_lines(output_console(), tables(report))
-    if arguments.json is not None:
-        write_json(arguments.json, report)
-    if arguments.html is not None:
-        write_text("html", arguments.html, html_page(report))

@@ -5,36 +5,37 @@ Every text that a verb prints goes through `print_lines` or `write_line`, which 
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
 
 from hicache_storage.cli.escapes import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
 _FILE_WIDTH = 80
 
 
-class _EscapingConsole(Console):
-    """A console to which a cell or a paragraph is text, and nothing in it a command."""
-
-    def render_str(self, text: str, **options: Any) -> Text:
-        """Return what rich makes of each text that it prints or measures. Line breaks stay."""
-        return super().render_str("\n".join(map(escaped, text.split("\n"))), **options)
-
-
 def output_console() -> Console:
     """Return a console of standard output, which prints every text literally."""
-    console = _EscapingConsole(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console.width = _FILE_WIDTH
-    return console
+    from rich import console  # noqa: PLC0415 - `--help` stays fast
+
+    class EscapingConsole(console.Console):
+        """A console to which a cell or a paragraph is text, and nothing in it a command."""
+
+        def render_str(self, text: str, **options: Any) -> Text:
+            """Return what rich makes of each text that it prints or measures. Line breaks stay."""
+            return super().render_str("\n".join(map(escaped, text.split("\n"))), **options)
+
+    output = EscapingConsole(highlight=False, markup=False, emoji=False)
+    if not output.is_terminal:
+        output.width = _FILE_WIDTH
+    return output
 
 
 def print_lines(console: Console, parts: Iterable[Table | str]) -> None:
@@ -43,6 +44,12 @@ def print_lines(console: Console, parts: Iterable[Table | str]) -> None:
         for part in parts:
             console.print(part, soft_wrap=isinstance(part, str))
     sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+
+
+def print_json(document: object) -> None:
+    """Print a document."""
+    json.dump(document, sys.stdout, indent=2)
+    sys.stdout.write("\n")
 
 
 def write_line(text: str) -> None:

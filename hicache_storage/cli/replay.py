@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hicache_storage import config
-from hicache_storage.cli.output_files import check_output, write_json
+from hicache_storage.cli.output_files import check_outputs, write_outputs
+from hicache_storage.cli.printing import output_console, print_lines
 from hicache_storage.cli.program import add_cwd_to_path
 from hicache_storage.cli.signal_stop import SignalStop
 from hicache_storage.cli.sizes import size_from_zero
@@ -175,7 +176,7 @@ def _add_observer_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Replay, and return 0, 1 for corrupt pages, or 128 plus the number of the signal that ended it."""
     choice = store_choice(arguments)
-    check_output("json", arguments.json)
+    check_outputs(arguments)
     requests = read_requests(arguments)
     settings = _settings(arguments, choice)
     if arguments.tracing:
@@ -204,7 +205,10 @@ def run(arguments: argparse.Namespace) -> int:
         "interrupted": stop.signal is not None,
         **figures,
     }
-    _publish(report, arguments.json)
+    from hicache_storage.replay.tables import tables  # noqa: PLC0415
+
+    print_lines(output_console(), tables(report))
+    write_outputs(arguments, report)
     if stop.signal is not None:
         return 128 + stop.signal
     return _CORRUPT if report["corrupt_pages"] else 0
@@ -305,12 +309,3 @@ def _progress() -> Generator[Progress, None, None]:
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         yield progress
-
-
-def _publish(report: dict[str, Any], path: Path | None) -> None:
-    from hicache_storage.cli.printing import output_console, print_lines  # noqa: PLC0415
-    from hicache_storage.replay.tables import tables  # noqa: PLC0415
-
-    print_lines(output_console(), tables(report))
-    if path is not None:
-        write_json(path, report)

@@ -15,7 +15,7 @@ from hicache_storage.cli.sizes import format_nbytes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from hicache_storage.cli.operations.listing import SpaceUsage
+    from hicache_storage.cli.operations.selection import SpaceUsage
     from hicache_storage.keys import KeySpace
     from hicache_storage.storage import UnreadableSpace
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING
 
+from hicache_storage.cli.printing import output_console, print_json, print_lines
 from hicache_storage.cli.progress import meter
 from hicache_storage.cli.selection_flags import add_selection_arguments, selection_of
 from hicache_storage.cli.sizes import counted, format_nbytes, share
@@ -17,6 +17,7 @@ from hicache_storage.cli.stores import (
     store_choice,
 )
 from hicache_storage.errors import ConfigError
+from hicache_storage.text_tables import text_table
 
 if TYPE_CHECKING:
     import argparse
@@ -68,12 +69,12 @@ def run(arguments: argparse.Namespace) -> int:
             result = verify(storage, selected.spaces, shown, share=arguments.sample)
         result.unreadable = selected.unreadable
         if not arguments.json:
-            _print(result)
+            console = output_console()
+            print_lines(console, _parts(result, console.width))
         if arguments.delete_wrong:
             _delete_wrong(choice, storage, result, asks=asks, quiet=arguments.json)
     if arguments.json:
-        json.dump({"backend": choice.backend, **result.as_json()}, sys.stdout, indent=2)
-        sys.stdout.write("\n")
+        print_json({"backend": choice.backend, **result.as_json()})
     return 0 if result.is_clean else _FOUND
 
 
@@ -95,13 +96,6 @@ def _delete_wrong(
             result.deleted = delete_wrong(look, storage, wrong)
     if not quiet:
         sys.stdout.write(f"{result.deleted:,} of {len(wrong):,} wrong pages were deleted.\n")
-
-
-def _print(result: Verification) -> None:
-    from hicache_storage.cli.printing import output_console, print_lines  # noqa: PLC0415
-
-    console = output_console()
-    print_lines(console, _parts(result, console.width))
 
 
 def _parts(result: Verification, width: int) -> Iterator[Table | str]:
@@ -126,21 +120,15 @@ def _parts(result: Verification, width: int) -> Iterator[Table | str]:
 
 
 def _finding_table(result: Verification, digits: int) -> Table:
-    from rich import box  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-
     from hicache_storage.cli.operations.selection import SHORT_ID_DIGITS  # noqa: PLC0415
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("space", no_wrap=True)
-    table.add_column("reason", no_wrap=True)
-    table.add_column("page", no_wrap=True)
     ordered = sorted(result.findings, key=lambda one: (one.page.proof.value, one.space.id))
-    for finding in ordered[:_LISTED]:
-        page = finding.page
-        table.add_row(
+    rows = [
+        (
             finding.space.id[:SHORT_ID_DIGITS],
-            page.proof.value.replace("_", " "),
-            page.page_hash[:digits],
+            finding.page.proof.value.replace("_", " "),
+            finding.page.page_hash[:digits],
         )
-    return table
+        for finding in ordered[:_LISTED]
+    ]
+    return text_table(("space", "reason", "page"), rows)

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     import torch
 
     from hicache_storage.device_pool.slot_mapping import PerPool, SlotMapping
-    from hicache_storage.device_pool.streams import CopyStream, StreamEvent
+    from hicache_storage.device_pool.streams import HostStream, StreamEvent
     from hicache_storage.device_pool.tensors import LayeredPool
 
-    Move: TypeAlias = Callable[["CopyStream", Sequence["_PoolCopy"], LayerTransfer], None]
+    Move: TypeAlias = Callable[["HostStream", Sequence["_PoolCopy"], LayerTransfer], None]
 else:
     torch = load_torch()
 
@@ -39,7 +39,7 @@ staging memory between device and host pool."""
 class _PoolCopy:
     """The pages of one pool in a transfer: the same pages in every layer."""
 
-    def __init__(self, mapping: SlotMapping, stream: CopyStream) -> None:
+    def __init__(self, mapping: SlotMapping, stream: HostStream) -> None:
         self.pool = mapping.pool
         self._host_slots = torch.tensor(mapping.host_slots, dtype=torch.int64)
         self._device_slots = stream.index(torch.tensor(mapping.device_slots, dtype=torch.int64))
@@ -144,7 +144,7 @@ class LayerCopier:
 
     def _submit(
         self,
-        worker: tuple[DaemonExecutor, CopyStream],
+        worker: tuple[DaemonExecutor, HostStream],
         move: Move,
         mappings: Sequence[SlotMapping],
     ) -> LayerTransfer:
@@ -162,7 +162,7 @@ def _run(
     transfer: LayerTransfer,
     move: Move,
     mappings: Sequence[SlotMapping],
-    stream: CopyStream,
+    stream: HostStream,
     after: StreamEvent,
 ) -> None:
     """Run one transfer on its thread. Every waiting thread is released, also after an error."""
@@ -187,7 +187,7 @@ def _failure(what: str, error: BaseException) -> LayerTransferFailed:
     return failure
 
 
-def _load(stream: CopyStream, copies: Sequence[_PoolCopy], transfer: LayerTransfer) -> None:
+def _load(stream: HostStream, copies: Sequence[_PoolCopy], transfer: LayerTransfer) -> None:
     for copy, layer in _layers(copies):
         if transfer.failed:
             return
@@ -196,7 +196,7 @@ def _load(stream: CopyStream, copies: Sequence[_PoolCopy], transfer: LayerTransf
         transfer.arrive(stream.record_event())
 
 
-def _store(stream: CopyStream, copies: Sequence[_PoolCopy], transfer: LayerTransfer) -> None:
+def _store(stream: HostStream, copies: Sequence[_PoolCopy], transfer: LayerTransfer) -> None:
     """Copy layer by layer. Some layers are queued ahead, so that the device does not idle."""
     queued: deque[_QueuedLayer] = deque()
     for copy, layer in _layers(copies):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from hicache_storage.host_pool.memory import load_torch
 
@@ -27,8 +27,8 @@ class Pages(NamedTuple):
     """Slot numbers of the pages, on the device of `rows`."""
 
 
-class StreamEvent(Protocol):
-    """A point in the work that a device has queued."""
+class StreamEvent:
+    """A point in the work that a device has queued. This one has passed, as every one on a CPU."""
 
     def block_caller_stream(self) -> None:
         """Make the later work of the calling thread's current stream wait for this event."""
@@ -37,66 +37,38 @@ class StreamEvent(Protocol):
         """Block until the device has reached this event."""
 
 
-class CopyStream(Protocol):
-    """Copies in one direction, in order. One thread uses it; any thread may call `caller_event`."""
+class HostStream:
+    """Copies in one direction, in order. One thread uses it; any thread may call `caller_event`.
+
+    This is the stream of a CPU: a copy is complete when the call returns.
+    """
 
     def caller_event(self) -> StreamEvent:
         """Return an event after the work that the calling thread's current stream has queued."""
-        ...
+        return StreamEvent()
 
     def wait_for(self, event: StreamEvent) -> None:
         """Make the later copies wait for `event`."""
 
     def index(self, slots: torch.Tensor) -> torch.Tensor:
         """Return slot numbers in memory that the device can read."""
-        ...
-
-    def upload(self, in_host: Pages, on_device: Pages) -> None:
-        """Copy pages from host memory to the device."""
-
-    def download(self, on_device: Pages, in_host: Pages) -> Callable[[], None]:
-        """Copy pages from the device to staging memory, and return a call that puts them into place."""
-        ...
-
-    def record_event(self) -> StreamEvent:
-        """Return an event after all copies so far."""
-        ...
-
-
-class _CompletedEvent:
-    """An event that the device has already reached."""
-
-    def block_caller_stream(self) -> None:
-        """Do nothing: the event has passed."""
-
-    def synchronize(self) -> None:
-        """Do nothing: the event has passed."""
-
-
-class HostStream:
-    """A stream of the CPU: a copy is complete when the call returns."""
-
-    def caller_event(self) -> StreamEvent:
-        return _CompletedEvent()
-
-    def wait_for(self, event: StreamEvent) -> None:
-        """Do nothing: all earlier work is complete."""
-
-    def index(self, slots: torch.Tensor) -> torch.Tensor:
         return slots
 
     def upload(self, in_host: Pages, on_device: Pages) -> None:
+        """Copy pages from host memory to the device."""
         _copy(in_host, on_device)
 
     def download(self, on_device: Pages, in_host: Pages) -> Callable[[], None]:
+        """Copy pages from the device to staging memory, and return a call that puts them into place."""
         _copy(on_device, in_host)
         return lambda: None
 
     def record_event(self) -> StreamEvent:
-        return _CompletedEvent()
+        """Return an event after all copies so far."""
+        return StreamEvent()
 
 
-class _CudaEvent:
+class _CudaEvent(StreamEvent):
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._device = stream.device
         self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no types there
@@ -109,7 +81,7 @@ class _CudaEvent:
         self.event.synchronize()
 
 
-class CudaStream:
+class CudaStream(HostStream):
     """A CUDA stream of its own. The CPU gathers pages, one copy moves them, and the GPU scatters them.
 
     The staging memory is pinned if the host pool is. Only pinned copies overlap with work of the CPU.
@@ -171,7 +143,7 @@ def _staging(in_host: Pages) -> Pages:
     return Pages(rows, torch.arange(count))
 
 
-def stream_for(device: torch.device) -> CopyStream:
+def stream_for(device: torch.device) -> HostStream:
     """Return a new copy stream on `device`.
 
     Raises:

@@ -49,6 +49,8 @@ class EventPublisher:
         Raises:
             ConfigError: An address is malformed, or is in use.
         """
+        self.users: int = 0
+        """The users that `acquire_publisher` has counted."""
         self._rank = data_parallel_rank
         self._topic = settings.topic.encode()
         self._encoder = msgspec.msgpack.Encoder()
@@ -180,16 +182,8 @@ def _open(field: str, open_socket: Any, endpoint: str) -> None:
 # --- publishers of the process --------------------------------------------------------------------
 
 
-class _Users:
-    """A publisher, and the number of its users."""
-
-    def __init__(self, publisher: EventPublisher) -> None:
-        self.publisher = publisher
-        self.count = 0
-
-
 _lock = threading.Lock()
-_publishers: dict[tuple[EventSettings, int | None], _Users] = {}
+_publishers: dict[tuple[EventSettings, int | None], EventPublisher] = {}
 
 
 def acquire_publisher(settings: EventSettings, rank: int | None) -> EventPublisher:
@@ -203,16 +197,15 @@ def acquire_publisher(settings: EventSettings, rank: int | None) -> EventPublish
     key = (settings, rank)
     with _lock:
         if key not in _publishers:
-            _publishers[key] = _Users(EventPublisher(settings, data_parallel_rank=rank))
-        _publishers[key].count += 1
-        return _publishers[key].publisher
+            _publishers[key] = EventPublisher(settings, data_parallel_rank=rank)
+        _publishers[key].users += 1
+        return _publishers[key]
 
 
 def release_publisher(settings: EventSettings, rank: int | None) -> None:
     """Close the publisher if this was its last user."""
     key = (settings, rank)
     with _lock:
-        users = _publishers[key]
-        users.count -= 1
-        if not users.count:
-            _publishers.pop(key).publisher.close()
+        _publishers[key].users -= 1
+        if not _publishers[key].users:
+            _publishers.pop(key).close()

@@ -12,6 +12,7 @@ from hicache_storage.planning.wording import (
     size,
 )
 from hicache_storage.scalars import counted, unit_of
+from hicache_storage.text_tables import fact_table, text_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -28,17 +29,19 @@ def tables(report: Mapping[str, Any]) -> list[Table | str]:
     options: Sequence[Mapping[str, Any]] = report["options"]
     stored = [option for option in options if option["storage_nbytes"]]
     parts: list[Table | str] = [
-        _table(HIT_TITLES, [hit_row(option) for option in options], best=report["best"])
+        text_table(HIT_TITLES, [hit_row(option) for option in options], "R", best=report["best"])
     ]
     if stored:
         unit_nbytes, _ = bandwidth_unit(report)
         rows = [bandwidth_row(option, unit_nbytes) for option in stored]
-        parts.append(_table(BANDWIDTH_TITLES, rows))
+        parts.append(text_table(BANDWIDTH_TITLES, rows, "R"))
     if options[0]["gpu_seconds"] is not None:
         parts.append(
-            _table(MONEY_TITLES, [money_row(option) for option in options], best=report["best"])
+            text_table(
+                MONEY_TITLES, [money_row(option) for option in options], "R", best=report["best"]
+            )
         )
-    return [*parts, _fact_table(facts(report))]
+    return [*parts, fact_table(facts(report))]
 
 
 def facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -112,28 +115,3 @@ def _bandwidths(option: Mapping[str, Any]) -> list[float]:
 
 def _sizes(option: Mapping[str, Any]) -> list[str]:
     return [size(option["host_nbytes"]), size(option["storage_nbytes"])]
-
-
-def _table(
-    titles: Sequence[str], rows: Sequence[Sequence[str]], *, best: int | None = None
-) -> Table:
-    from rich import box  # noqa: PLC0415 - JSON alone does without it
-    from rich.table import Table  # noqa: PLC0415
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for title in titles:
-        table.add_column(title, justify="right", overflow="fold")
-    for number, row in enumerate(rows):
-        table.add_row(*row, style="bold" if number == best else None)
-    return table
-
-
-def _fact_table(rows: Iterator[tuple[str, str]]) -> Table:
-    from rich.table import Table  # noqa: PLC0415
-
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, text in rows:
-        table.add_row(name, text)
-    return table

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from hicache_storage.replay.report import ratio
 from hicache_storage.scalars import counted, format_nbytes
+from hicache_storage.text_tables import fact_table, text_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,21 +33,8 @@ _TIERS = {
 
 def tables(report: Mapping[str, Any]) -> list[Table]:
     """Return two tables of a run's report: hits by tier, and everything else."""
-    from rich import box  # noqa: PLC0415 - JSON alone does without it
-    from rich.table import Table  # noqa: PLC0415
-
-    tiers = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    tiers.add_column("found in", no_wrap=True)
-    for title in (*_COUNTED, "of blocks"):
-        tiers.add_column(title, justify="right", no_wrap=True)
-    for row in _tier_rows(report):
-        tiers.add_row(*row)
-    facts = Table(box=None, show_header=False, pad_edge=False)
-    facts.add_column(no_wrap=True)
-    facts.add_column(overflow="fold")
-    for name, text in _facts(report):
-        facts.add_row(name, text)
-    return [tiers, facts]
+    titles = ("found in", *_COUNTED, "of blocks")
+    return [text_table(titles, _tier_rows(report), "lr"), fact_table(_facts(report))]
 
 
 def _tier_rows(report: Mapping[str, Any]) -> Iterator[list[str]]:

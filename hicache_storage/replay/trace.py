@@ -21,7 +21,9 @@ import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count, islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hicache_storage.errors import ConfigError, shown
 from hicache_storage.request_log import trace as trace_format
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy.typing as npt
+    from pydantic_core import ErrorDetails
 
 BLOCK_TOKENS = trace_format.BLOCK_TOKENS
 
@@ -128,37 +131,57 @@ def _lines(path: Path) -> Iterator[str]:
             yield line
 
 
-def _request(line: str, where: str) -> Request:
+class _Line(BaseModel):
+    """A line of a file, as the format has it."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True)
+
+    timestamp: Annotated[float, Field(ge=0, le=MAX_INT64)]
+    input_length: Annotated[int, Field(ge=0)]
+    output_length: Annotated[int, Field(ge=0)]
+    hash_ids: list[Annotated[int, Field(ge=0, le=_MAX_BLOCK_ID)]]
+
+
+_MUST_BE = {
+    "timestamp": f"milliseconds from 0 to {MAX_INT64}",
+    "input_length": "a whole number from 0 on",
+    "output_length": "a whole number from 0 on",
+    "hash_ids": f"whole numbers from 0 to {_MAX_BLOCK_ID}",
+}
+
+
+def _request(text: str, where: str) -> Request:
     try:
-        value = json.loads(line)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         reason = error.msg.lower() if isinstance(error, json.JSONDecodeError) else error
         raise ConfigError(f"{where}: is not JSON: {reason}") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{where}: must be an object, not {type(value).__name__}")
-    record: dict[str, Any] = cast("Any", value)
-    for name in ("timestamp", "input_length", "output_length", "hash_ids"):
-        if name not in record:
-            raise ConfigError(f"{where}: {name}: this field is required")
-    timestamp_ms = record["timestamp"]
-    if not (_is_number(timestamp_ms) and 0 <= timestamp_ms <= MAX_INT64):
+    try:
+        line = _Line.model_validate(value)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {_problem(error.errors()[0])}") from None
+    needed = -(-line.input_length // BLOCK_TOKENS)
+    if len(line.hash_ids) != needed:
         raise ConfigError(
-            f"{where}: timestamp: must be milliseconds from 0 to {MAX_INT64},"
-            f" not {timestamp_ms!r:.40}"
+            f"{where}: hash_ids: {len(line.hash_ids)} of them, and an input_length of"
+            f" {line.input_length} tokens has {needed} blocks of {BLOCK_TOKENS}"
         )
-    request = Request(
-        timestamp_ms / 1000,
-        _tokens(record, "input_length", where),
-        _tokens(record, "output_length", where),
-        _blocks(record["hash_ids"], where),
+    return Request(
+        line.timestamp / 1000, line.input_length, line.output_length, tuple(line.hash_ids)
     )
-    needed = -(-request.input_tokens // BLOCK_TOKENS)
-    if len(request.blocks) != needed:
-        raise ConfigError(
-            f"{where}: hash_ids: {len(request.blocks)} of them, and an input_length of"
-            f" {request.input_tokens} tokens has {needed} blocks of {BLOCK_TOKENS}"
-        )
-    return request
+
+
+def _problem(detail: ErrorDetails) -> str:
+    """Return what is wrong with a line."""
+    value = detail["input"]
+    if not detail["loc"]:
+        return f"must be an object, not {type(value).__name__}"
+    name = str(detail["loc"][0])
+    if detail["type"] == "missing":
+        return f"{name}: this field is required"
+    if detail["type"] == "list_type":
+        return f"{name}: must be a list, not {type(value).__name__}"
+    return f"{name}: must be {_MUST_BE[name]}, not {value!r:.40}"
 
 
 def _check_order(arrival_s: float, latest_s: float, where: str) -> None:
@@ -167,29 +190,6 @@ def _check_order(arrival_s: float, latest_s: float, where: str) -> None:
             f"{where}: timestamp: {1000 * arrival_s:g} ms is earlier than {1000 * latest_s:g} ms of the"
             " request before it: sort the file by timestamp"
         )
-
-
-def _tokens(record: dict[str, Any], name: str, where: str) -> int:
-    value = record[name]
-    if type(value) is not int or value < 0:
-        raise ConfigError(f"{where}: {name}: must be a whole number from 0 on, not {value!r:.40}")
-    return value
-
-
-def _blocks(value: Any, where: str) -> tuple[int, ...]:
-    if not isinstance(value, list):
-        raise ConfigError(f"{where}: hash_ids: must be a list, not {type(value).__name__}")
-    ids: list[Any] = cast("Any", value)
-    wrong = next((i for i in ids if type(i) is not int or not 0 <= i <= _MAX_BLOCK_ID), None)
-    if wrong is not None or None in ids:
-        raise ConfigError(
-            f"{where}: hash_ids: must be whole numbers from 0 to {_MAX_BLOCK_ID}, not {wrong!r:.40}"
-        )
-    return tuple(ids)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 # --- a synthetic trace -----------------------------------------------------------------------------

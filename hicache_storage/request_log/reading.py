@@ -12,8 +12,8 @@ from hicache_storage.request_log.records import (
     MAX_ID_CHARACTERS,
     Operation,
     RequestRecord,
-    count_of_json,
 )
+from hicache_storage.scalars import check_integer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,9 +134,11 @@ class LogReader:
         try:
             value = json.loads(line)
             if "dropped_records" in value:
-                self.dropped_records += count_of_json("dropped_records", value["dropped_records"])
+                self.dropped_records += check_integer(
+                    "dropped_records", value["dropped_records"], least=0
+                )
                 return None
-            return RequestRecord.of_json(value)
+            return RequestRecord.model_validate(value)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             self.unreadable_lines += 1
             return None

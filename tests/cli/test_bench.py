@@ -19,7 +19,7 @@ from hicache_storage.cli import main
 from hicache_storage.cli.operations.bench.load import Operation
 from hicache_storage.cli.operations.bench.pages import PageBuffers, bench_space
 from hicache_storage.cli.operations.bench.run import BenchSettings, run_bench
-from hicache_storage.cli.progress import NoMeter
+from hicache_storage.cli.progress import Meter
 from hicache_storage.page_store import PageStore, Verdict
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ def _settings(**changes: Any) -> BenchSettings:
 
 
 @contextmanager
-def _no_meter(title: str, duration_s: float | None) -> Generator[NoMeter, None, None]:
-    yield NoMeter()
+def _no_meter(title: str, duration_s: float | None) -> Generator[Meter, None, None]:
+    yield Meter()
 
 
 def _pages(storage: HookedStorage) -> int:
@@ -216,8 +216,8 @@ def test_calls_that_hang_time_out_and_are_counted() -> None:
         return answer()
 
     @contextmanager
-    def meter(title: str, duration_s: float | None) -> Generator[NoMeter, None, None]:
-        yield NoMeter()
+    def meter(title: str, duration_s: float | None) -> Generator[Meter, None, None]:
+        yield Meter()
         if "threads" in title:
             measured.set()
 

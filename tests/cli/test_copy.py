@@ -24,7 +24,7 @@ from hicache_storage.cli import main
 from hicache_storage.cli.operations.copying import copy
 from hicache_storage.cli.operations.proofs import Proof
 from hicache_storage.cli.operations.rate_limit import RateLimit
-from hicache_storage.cli.progress import NoMeter
+from hicache_storage.cli.progress import Meter
 from hicache_storage.page import Page
 from hicache_storage.storage import Capabilities
 
@@ -38,7 +38,7 @@ PAIRS = [("file", "redis"), ("redis", "s3"), ("s3", "hf3fs"), ("hf3fs", "file")]
 
 
 def _copy(source: HiCacheStorage, target: HiCacheStorage, *spaces: KeySpace) -> Any:
-    return copy(source, target, spaces, NoMeter(), RateLimit(None))
+    return copy(source, target, spaces, Meter(), RateLimit(None))
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)

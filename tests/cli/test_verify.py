@@ -16,7 +16,7 @@ from hicache_storage import open_storage
 from hicache_storage.cli import main
 from hicache_storage.cli.operations.proofs import Proof
 from hicache_storage.cli.operations.verification import delete_wrong, verify
-from hicache_storage.cli.progress import NoMeter
+from hicache_storage.cli.progress import Meter
 
 
 def test_right_pages_are_proved(store: CliStore, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +68,7 @@ def test_a_page_of_another_key_is_wrong() -> None:
     assert storage.batch_get(target, [hash_of(0)], [other]) == [True]
     storage.batch_set(target, [hash_of(7)], [other])
 
-    result = verify(storage, [target], NoMeter())
+    result = verify(storage, [target], Meter())
 
     assert {hash_of(7): Proof.WRONG_KEY} == {
         finding.page.page_hash: finding.page.proof for finding in result.findings
@@ -79,7 +79,7 @@ def test_a_page_without_a_checksum_is_not_proved_and_stays() -> None:
     storage = MemoryStorage()
     target = save(storage, range(2), checksum="none")
 
-    result = verify(storage, [target], NoMeter())
+    result = verify(storage, [target], Meter())
 
     assert result.proofs[Proof.NO_CHECKSUM] == 2
     assert not result.is_clean
@@ -91,7 +91,7 @@ def test_pages_without_frames_cannot_be_proved() -> None:
     storage.open_space(SPACE)
     storage.batch_set(SPACE, [hash_of(0)], [page()])
 
-    result = verify(storage, [SPACE], NoMeter())
+    result = verify(storage, [SPACE], Meter())
 
     assert result.proofs == {Proof.NO_FRAME: 1}
 
@@ -100,7 +100,7 @@ def test_a_page_that_was_replaced_meanwhile_is_not_deleted() -> None:
     storage = MemoryStorage()
     target = save(storage, range(2))
     break_page(storage, 1, target)
-    result = verify(storage, [target], NoMeter())
+    result = verify(storage, [target], Meter())
     storage.batch_delete(target, [hash_of(1)])
     save(storage, [1])
 
@@ -113,7 +113,7 @@ def test_a_sample_reads_a_share_of_the_pages() -> None:
     target = save(storage, range(100))
     draws = iter(number / 100 for number in range(100))
 
-    result = verify(storage, [target], NoMeter(), share=0.1, chance=lambda: next(draws))
+    result = verify(storage, [target], Meter(), share=0.1, chance=lambda: next(draws))
 
     assert result.pages == 10
 
@@ -238,7 +238,7 @@ def test_a_damaged_page_is_no_page_that_is_gone(tmp_path: Path) -> None:
     file.write_bytes(bytes([*file.read_bytes()[:-1], file.read_bytes()[-1] ^ 1]))
 
     with open_storage("encrypted", sealed.config, read_only=True) as storage:
-        result = verify(storage, [target], NoMeter())
+        result = verify(storage, [target], Meter())
 
     assert {Proof.OK: 2} != result.proofs
     assert not result.is_clean

@@ -37,7 +37,7 @@ def test_a_record_comes_back_from_its_line(record: RequestRecord) -> None:
     line = record.line()
 
     assert line.endswith("}\n")
-    assert RequestRecord.of_json(json.loads(line)) == record
+    assert RequestRecord.model_validate(json.loads(line)) == record
 
 
 def test_fields_without_a_value_are_left_out() -> None:
@@ -52,7 +52,7 @@ def test_fields_without_a_value_are_left_out() -> None:
 
 
 def test_fields_of_a_later_release_are_left_out() -> None:
-    assert RequestRecord.of_json({**LEAST.as_json(), "weather": "fine"}) == LEAST
+    assert RequestRecord.model_validate({**LEAST.as_json(), "weather": "fine"}) == LEAST
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_fields_of_a_later_release_are_left_out() -> None:
 )
 def test_a_line_of_something_else_is_refused(change: dict[str, object]) -> None:
     with pytest.raises((ValueError, TypeError, KeyError, AttributeError)):
-        RequestRecord.of_json({**WHOLE.as_json(), **change})
+        RequestRecord.model_validate({**WHOLE.as_json(), **change})
 
 
 def test_a_long_request_id_is_cut() -> None:

@@ -8,19 +8,34 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
+from hicache_storage.keys import KeySpace, Shard
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
 
-    from hicache_storage.keys import KeySpace
-    from hicache_storage.storage import HiCacheStorage
+    from hicache_storage.storage import HiCacheStorage, PageInfo
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _MOST_PAGES = 64
+_MOST_LISTED = 256
 _MOST_NBYTES = 32 << 20
 _MOST_THREADS = 16
 _BATCHES_PER_THREAD = 2
+
+
+def trial_space(model: str, pool: str, page_nbytes: int, page_tokens: int) -> KeySpace:
+    """Return a key space for pages of a verb's own, of a model that no engine uses."""
+    return KeySpace(
+        model=model,
+        dtype="uint8",
+        layout="page_first",
+        page_tokens=page_tokens,
+        page_nbytes=page_nbytes,
+        shard=Shard(layers=(0, 1)),
+        pool=pool,
+    )
 
 
 def pages_per_batch(space: KeySpace, *storages: HiCacheStorage) -> int:
@@ -40,6 +55,12 @@ def batches(items: Iterable[T], pages: int) -> Iterator[list[T]]:
     rest = iter(items)
     while batch := list(islice(rest, pages)):
         yield batch
+
+
+def listed(storage: HiCacheStorage, space: KeySpace) -> Iterator[list[PageInfo]]:
+    """Yield the pages of a key space as the store lists them, as many as one call takes."""
+    most = storage.capabilities.max_batch or _MOST_LISTED
+    return batches(storage.scan(space), min(_MOST_LISTED, most))
 
 
 class PageMemory:

@@ -1,4 +1,4 @@
-"""Removal of key spaces that nobody uses any more."""
+"""Key spaces with their pages, and the removal of those that nobody uses any more."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hicache_storage.cli.ages import format_time
-from hicache_storage.cli.operations.batches import batches
-from hicache_storage.cli.operations.listing import SpaceUsage
+from hicache_storage.cli.operations.batches import listed
+from hicache_storage.cli.operations.selection import SpaceUsage
 from hicache_storage.errors import StorageUnavailable, UnsupportedOperation
 
 if TYPE_CHECKING:
@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 
     from hicache_storage.cli.progress import Meter
     from hicache_storage.keys import KeySpace
-    from hicache_storage.storage import HiCacheStorage, PageInfo, PageTimes, UnreadableSpace
+    from hicache_storage.storage import HiCacheStorage, PageTimes, UnreadableSpace
 
-_PAGES_AT_ONCE = 256
 _FIRST_USE_S = 1_577_836_800.0
 """The begin of 2020, before which no page can have been used: this program is younger."""
 _LAST_TIME_S = 253_402_300_799.0
@@ -88,7 +87,7 @@ class Wanted:
         """Return what becomes of one key space."""
         pages = nbytes = 0
         last_s: float | None = None
-        for batch in _batches(storage, space):
+        for batch in listed(storage, space):
             if self.is_empty:
                 return Kept(space.id, "it holds pages")
             pages += len(batch)
@@ -152,11 +151,6 @@ def _remove(storage: HiCacheStorage, space_id: str, space: KeySpace | None) -> i
             raise
         storage.open_space(space)
         return storage.clear(space)
-
-
-def _batches(storage: HiCacheStorage, space: KeySpace) -> Iterator[list[PageInfo]]:
-    most = storage.capabilities.max_batch or _PAGES_AT_ONCE
-    return batches(storage.scan(space), min(_PAGES_AT_ONCE, most))
 
 
 def _uses(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hicache_storage import native
 from hicache_storage.cli.ages import format_age
-from hicache_storage.cli.operations.batches import batches
+from hicache_storage.cli.operations.batches import listed
 from hicache_storage.cli.operations.probe import PROBE_MODEL
 from hicache_storage.cli.sizes import format_nbytes
 from hicache_storage.cli.stores import excess_of
@@ -171,7 +171,7 @@ def _times(storage: HiCacheStorage, spaces: Iterable[KeySpace]) -> Iterator[Chec
     looked = ahead = 0
     most_s, end_s = 0.0, time.monotonic() + _TIMES_S
     for space in spaces:
-        for batch in batches(storage.scan(space), min(256, storage.capabilities.max_batch or 256)):
+        for batch in listed(storage, space):
             found = storage.page_times(space, [info.page_hash for info in batch])
             latest = [max(one.written_at_s or 0.0, one.used_at_s or 0.0) for one in found]
             now_s = time.time()

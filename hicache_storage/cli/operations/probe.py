@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from hicache_storage.cli.operations.batches import PageMemory, batches, pages_per_batch
+from hicache_storage.cli.operations.batches import PageMemory, batches, pages_per_batch, trial_space
 from hicache_storage.cli.operations.proofs import PageProver, Proof, framed_page
 from hicache_storage.errors import HiCacheError, UnsupportedOperation
-from hicache_storage.keys import KeySpace, Shard
 from hicache_storage.page_store import PageStore, PageStoreSettings, PoolSpec, Transfer, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from hicache_storage.keys import KeySpace
     from hicache_storage.page_store.frame import FramedPage
     from hicache_storage.storage import HiCacheStorage
 
@@ -53,19 +53,6 @@ class Measured:
     """True if the store did not answer a write in time: it may carry it out later."""
 
 
-def probe_space(page_nbytes: int, page_tokens: int) -> KeySpace:
-    """Return the key space of the probe's pages, which no engine uses."""
-    return KeySpace(
-        model=PROBE_MODEL,
-        dtype="uint8",
-        layout="page_first",
-        page_tokens=page_tokens,
-        page_nbytes=page_nbytes,
-        shard=Shard(layers=(0, 1)),
-        pool="doctor",
-    )
-
-
 def probe(
     storage: HiCacheStorage,
     *,
@@ -79,7 +66,7 @@ def probe(
     Each step ends after `timeout_s`, also where the store hangs.
     """
     measured = Measured(pages, page_nbytes, page_tokens)
-    space = probe_space(page_nbytes, page_tokens)
+    space = trial_space(PROBE_MODEL, "doctor", page_nbytes, page_tokens)
     hashes = [os.urandom(32).hex() for _ in range(pages)]
     with ExitStack() as stack:
         store = PageStore(storage, PageStoreSettings(timeout_s=timeout_s))

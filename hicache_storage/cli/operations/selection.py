@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hicache_storage.cli.escapes import escaped
 from hicache_storage.errors import ConfigError, did_you_mean, shown
@@ -22,6 +22,24 @@ _LEAST_DIGITS = 4
 _HASH_DIGITS = 64
 _HEX = re.compile("[0-9a-f]+")
 _MOST_CHOICES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceUsage:
+    """A key space, and its pages. None: they were not counted."""
+
+    space: KeySpace
+    pages: int | None
+    nbytes: int | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the manifest, the id, and the figures."""
+        return {
+            "id": self.space.id,
+            **self.space.manifest(),
+            "pages": self.pages,
+            "nbytes": self.nbytes,
+        }
 
 
 @dataclass(frozen=True, slots=True)

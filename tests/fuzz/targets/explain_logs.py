@@ -72,7 +72,7 @@ def check(data: bytes) -> None:
         return
     assert reader.dropped_records >= 0
     for record in records:
-        again = RequestRecord.of_json(json.loads(record.line()))
+        again = RequestRecord.model_validate(json.loads(record.line()))
         assert record.line() == again.line()
         assert record in selection
     summary = summary_of(LogReader(path), selection)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from hicache_storage.cli.operations.bench.run import FORMAT
@@ -42,14 +42,7 @@ class Cell:
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields."""
-        return {
-            "page_nbytes": self.page_nbytes,
-            "threads": self.threads,
-            "operation": self.operation or None,
-            "metric": self.metric,
-            "ratio": self.ratio,
-            "worse": self.worse,
-        }
+        return {**asdict(self), "operation": self.operation or None}
 
 
 def read_before(path: Path) -> dict[str, Any]:

@@ -15,16 +15,17 @@ from hicache_storage.cli.operations.batches import (
     pages_per_batch,
     run_batches,
     threads_for,
+    trial_space,
 )
 from hicache_storage.cli.operations.proofs import framed_page
 from hicache_storage.errors import HiCacheError
-from hicache_storage.keys import KeySpace, Shard
 from hicache_storage.page_store import PageStore, PageStoreSettings, Transfer, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from hicache_storage.cli.progress import Meter
+    from hicache_storage.keys import KeySpace
     from hicache_storage.page_store import Outcome
     from hicache_storage.storage import HiCacheStorage
 
@@ -34,15 +35,7 @@ MODEL = "hicache-bench"
 
 def bench_space(page_nbytes: int, page_tokens: int) -> KeySpace:
     """Return the key space of a load's pages."""
-    return KeySpace(
-        model=MODEL,
-        dtype="uint8",
-        layout="page_first",
-        page_tokens=page_tokens,
-        page_nbytes=page_nbytes,
-        shard=Shard(layers=(0, 1)),
-        pool="bench",
-    )
+    return trial_space(MODEL, "bench", page_nbytes, page_tokens)
 
 
 class Hashes:

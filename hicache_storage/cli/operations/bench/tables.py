@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.table import Table
-
 from hicache_storage.cli.operations.bench.comparison import CPU, METRICS
 from hicache_storage.cli.sizes import counted, format_nbytes
+from hicache_storage.text_tables import text_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from rich.table import Table
 
     from hicache_storage.cli.operations.bench.comparison import Cell
 
@@ -25,10 +25,10 @@ def tables(report: Mapping[str, Any], cells: Sequence[Cell]) -> Iterator[Table |
     """Yield the figures of each load, the ratios to an earlier run, and the problems."""
     for load in report["loads"]:
         yield title_of(load)
-        yield _table(TITLES, operation_rows(load))
+        yield text_table(TITLES, operation_rows(load), "lr", tight=True)
     if cells:
         yield "Ratios to the run before (! is worse than tolerated):"
-        yield _table(RATIO_TITLES, ratio_rows(cells))
+        yield text_table(RATIO_TITLES, ratio_rows(cells), "lr", tight=True)
     if report["interrupted"]:
         yield "Interrupted: the figures are those until then."
     yield from (f"! {problem}" for problem in report["problems"])
@@ -94,12 +94,3 @@ def format_seconds(seconds: float | None) -> str:
     value, unit = (seconds, "s") if seconds >= 1 else (seconds * 1000, "ms")
     digits = 2 if value < 10 else 1 if value < 100 else 0
     return f"{value:.{digits}f} {unit}"
-
-
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for number, title in enumerate(titles):
-        table.add_column(title, justify="right" if number else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table

@@ -1,0 +1,53 @@
+"""Tables for terminals. Printing them takes rich, whose import waits until there is a table."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.table import Table
+
+
+def text_table(
+    titles: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    columns: str = "l",
+    *,
+    best: int | None = None,
+    tight: bool = False,
+) -> Table:
+    """Return a table below its titles. The row number `best` stands out.
+
+    `columns` has a letter for each column, the last of which is that of all further ones: `l` and `r`
+    for texts and figures in one line, `L` and `R` for those that a narrow terminal may wrap.
+    """
+    from rich import box  # noqa: PLC0415 - JSON alone does without it
+    from rich.table import Table  # noqa: PLC0415
+
+    padding = (0, 1, 0, 0) if tight else (0, 1)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=padding)
+    for title, column in zip_longest(titles, columns, fillvalue=columns[-1]):
+        table.add_column(
+            title,
+            justify="right" if column in "rR" else "left",
+            no_wrap=column in "lr",
+            overflow="fold" if column in "LR" else "ellipsis",
+        )
+    for number, row in enumerate(rows):
+        table.add_row(*row, style="bold" if number == best else None)
+    return table
+
+
+def fact_table(facts: Iterable[tuple[str, str]]) -> Table:
+    """Return a table of names, each with its fact, without titles."""
+    from rich.table import Table  # noqa: PLC0415 - as above
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, fact in facts:
+        table.add_row(name, fact)
+    return table
