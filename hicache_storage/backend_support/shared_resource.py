@@ -11,6 +11,7 @@ from hicache_storage.errors import StorageClosed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+    from concurrent.futures import Future
 
 T = TypeVar("T")
 
@@ -48,6 +49,12 @@ class CallGate:
             self._calls -= 1
             self._changed.notify_all()
             return self._closed and not self._calls
+
+    def track(self, settled: Future[None], release: Callable[[], None]) -> None:
+        """Count a call until `settled`, also after `close`. The last one calls `release` then."""
+        with self._changed:
+            self._calls += 1
+        settled.add_done_callback(lambda _: release() if self.end() else None)
 
     def close(self) -> bool:
         """Refuse later calls. Return True if this is the first close, and no call is in flight."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-import threading
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from hicache_storage.backend_support.byte_limit import ByteLimit
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.controller.prefetch_quota import InFlightReads
+from hicache_storage.backend_support.shared_resource import CallGate
 from hicache_storage.controller.writeback import Writeback
 from hicache_storage.controller_settings import MIN_END_WAIT_S
 from hicache_storage.errors import HiCacheError
@@ -16,7 +17,6 @@ from hicache_storage.page_store.sketch_store import SketchStore
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
-    from concurrent.futures import Future
 
     from hicache_storage.backend_support.counters import Counters
     from hicache_storage.controller.cache import HostCache
@@ -57,7 +57,8 @@ class AttachedStore:
                 store.open_space(part.space)
         self.store = store
         self.epoch: int = cache.new_epoch()
-        self.in_flight: InFlightReads = InFlightReads(settings.inflight_nbytes)
+        self.in_flight: ByteLimit = ByteLimit(settings.inflight_nbytes)
+        """The bytes that the store is reading, for callers that gave up, too."""
         self.writeback: Writeback = Writeback(
             store,
             cache,
@@ -74,9 +75,8 @@ class AttachedStore:
             self._sketches = SketchStore(store, admission, cache.pools[0].stored[0].space)
         self._buffers = [buffer for pool in cache.pools for buffer in pool.host.buffers]
         self._registered: list[HostBuffer] = []
-        self._calls = 0
-        self._closing = self._unregister_later = False
-        self._changed = threading.Condition()
+        self._calls = CallGate()
+        self._closing = False
 
     @property
     def closing(self) -> bool:
@@ -103,19 +103,16 @@ class AttachedStore:
     @contextmanager
     def in_use(self) -> Generator[bool]:
         """Count calls of the store in the `with` block; yield False where none may be made any more."""
-        with self._changed:
-            allowed = not self._closing
-            self._calls += 1
+        call: Future[None] = Future()
+        self.track_call(call)
         try:
-            yield allowed
+            yield not self._closing
         finally:
-            self._end_call()
+            call.set_result(None)
 
     def track_call(self, settled: Future[None]) -> None:
         """Count a call until `settled`: a call that overran its timeout may still touch host memory."""
-        with self._changed:
-            self._calls += 1
-        settled.add_done_callback(lambda _: self._end_call())
+        self._calls.track(settled, self._unregister)
 
     def detach(self, deadline: Deadline, *, drain: bool, unsaved: Sequence[Entry] = ()) -> bool:
         """Stop reads; with `drain`, write the queued and the `unsaved` pages first.
@@ -123,15 +120,12 @@ class AttachedStore:
         The host pools stay registered while a call still runs at the deadline; `wait_idle` waits for it.
         Return False where `drain` has lost a page that was queued.
         """
-        with self._changed:
-            self._closing = True
+        self._closing = True
         written = self.writeback.close(deadline, drain=drain, unsaved=unsaved)
         if self._sketches is not None:
             self._sketches.close(max(MIN_END_WAIT_S, deadline.remaining_s()))
         self.wait_idle(deadline)
-        with self._changed:
-            idle, self._unregister_later = not self._calls, bool(self._calls)
-        if idle:
+        if self._calls.close():
             self._unregister()
         else:
             logger.warning("storage calls still run after %.0f s: left behind", deadline.timeout_s)
@@ -139,18 +133,7 @@ class AttachedStore:
 
     def wait_idle(self, deadline: Deadline) -> bool:
         """Wait until no call runs; return False where one still runs at the deadline."""
-        with self._changed:
-            left_s = max(MIN_END_WAIT_S, deadline.remaining_s())
-            return self._changed.wait_for(lambda: not self._calls, left_s)
-
-    def _end_call(self) -> None:
-        with self._changed:
-            self._calls -= 1
-            last = not self._calls and self._unregister_later
-            self._unregister_later &= not last
-            self._changed.notify_all()
-        if last:
-            self._unregister()
+        return self._calls.wait_until_idle(max(MIN_END_WAIT_S, deadline.remaining_s()))
 
     def _unregister(self) -> None:
         while self._registered:

@@ -54,8 +54,12 @@ class PrefixLoader:
     def load(self, wanted: Sequence[PoolBits]) -> None:
         """Load the `wanted` pools of each page, up to a page whose absence ends the prefix."""
         pages = [page for page, bits in enumerate(wanted) if bits]
-        limit = self._context.settings.batch_pages
-        step = self._attached.in_flight.pages_per_read(limit, self._page_nbytes)
+        step, limit_nbytes = (
+            self._context.settings.batch_pages,
+            self._attached.in_flight.limit_nbytes,
+        )
+        if limit_nbytes is not None:
+            step = max(1, min(step, limit_nbytes // self._page_nbytes))
         for start in range(0, len(pages), step):
             reason = self._stop_reason()
             if reason is not None:

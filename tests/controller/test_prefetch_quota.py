@@ -11,8 +11,9 @@ from engines import PROMPT, cache_pools, compute, engine_on, is_right, leaked, u
 from pages import hash_of
 from stores import Gate, HookedStorage
 
+from hicache_storage.backend_support.byte_limit import ByteLimit
 from hicache_storage.controller import DropPolicy, PrefetchPolicy, Reason
-from hicache_storage.controller.prefetch_quota import InFlightReads, PrefetchQuota
+from hicache_storage.controller.prefetch_quota import PrefetchQuota
 from hicache_storage.page_store import PageStore
 from hicache_storage.storage import Capabilities
 
@@ -71,26 +72,6 @@ class TestCapacity:
 
 
 class TestInFlight:
-    def test_a_read_waits_for_those_before_it(self) -> None:
-        flight = InFlightReads(100)
-        assert flight.acquire(60, 0)
-        assert not flight.acquire(60, 0)
-        entered: list[bool] = []
-        waiter = threading.Thread(target=lambda: entered.append(flight.acquire(60, 20)))
-        waiter.start()
-
-        flight.release(60)
-        waiter.join(20)
-
-        assert entered == [True]
-        assert flight.nbytes == 60
-
-    def test_a_read_larger_than_the_limit_goes_alone(self) -> None:
-        flight = InFlightReads(100)
-
-        assert flight.acquire(1000, 0)
-        assert not flight.acquire(1, 0)
-
     def test_batches_are_cut_to_the_limit(self, storage: HookedStorage) -> None:
         page_nbytes = sum(pool.space.page_nbytes for pool in cache_pools())
         with engine_on(
@@ -122,12 +103,12 @@ class TestInFlight:
     def test_the_wait_for_its_turn_is_part_of_the_time_of_a_load(
         self, storage: HookedStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def acquire_late(flight: InFlightReads, nbytes: int, timeout_s: float) -> bool:
+        def acquire_late(limit: ByteLimit, nbytes: int, timeout_s: float) -> bool:
             time.sleep(0.2)  # the others' bytes are on their way
-            return entered(flight, nbytes, timeout_s)
+            return entered(limit, nbytes, timeout_s)
 
-        entered = InFlightReads.acquire
-        monkeypatch.setattr(InFlightReads, "acquire", acquire_late)
+        entered = ByteLimit.acquire
+        monkeypatch.setattr(ByteLimit, "acquire", acquire_late)
         given_s: list[float] = []
         load = PageStore.load
 

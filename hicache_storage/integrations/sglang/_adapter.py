@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import time
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from hicache_storage.integrations._backend_choice import BackendChoice, close_all, closed_on_failure
 from hicache_storage.integrations._metrics import AdapterMetrics, EngineRegistry
@@ -23,7 +24,7 @@ from hicache_storage.page_store.lookup import HitPolicy, usable_prefix
 from hicache_storage.request_log import open_explain_log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from hicache_storage.integrations.sglang._engine import (
         EngineTypes,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 _Transfer: TypeAlias = "Callable[[StoredPool, Sequence[str], Indices], TransferResult]"
 
 _NOT_GATING = "block_groups"
@@ -163,11 +163,10 @@ class Adapter:
 
     def batch_exists(self, keys: Sequence[str], extra_info: object = None) -> int:
         """Return the number of leading pages in the storage."""
-
-        def run() -> int:
-            return self._match(keys, {ANCHOR: self._pools[ANCHOR].specs()}).pages
-
-        return self._call(run, 0)
+        if not self._is_outdated():
+            with self._caught():
+                return self._match(keys, {ANCHOR: self._pools[ANCHOR].specs()}).pages
+        return 0
 
     def batch_exists_v2(
         self,
@@ -176,8 +175,10 @@ class Adapter:
         extra_info: object = None,
     ) -> Any:
         """Return the longest prefix that KV and every side pool have, and every shorter such prefix."""
-        miss = self.engine.pool_transfer_result(0, {}, [])
-        return self._call(lambda: self._match_pools(keys, pool_transfers or []), miss)
+        if not self._is_outdated():
+            with self._caught():
+                return self._match_pools(keys, pool_transfers or [])
+        return self.engine.pool_transfer_result(0, {}, [])
 
     def _match_pools(self, keys: Sequence[str], transfers: Sequence[PoolTransfer]) -> Any:
         pools = {ANCHOR: self._pools[ANCHOR].specs()}
@@ -257,26 +258,20 @@ class Adapter:
         hashes = keys or []
         verdicts: list[bool] = []
         answered = True
-
-        def run() -> None:
-            nonlocal answered
-            pool = self._pools[name]
-            checked = pool.check_indices(hashes, indices)
-            tokens = pool.host.page_size
-            for part in _batches(len(hashes), pool.batch_pages):
-                batch = checked[part.start * tokens : part.stop * tokens]
-                result = transfer_pages(pool, hashes[part], batch)
-                verdicts.extend(result.moved)
-                answered = result.answered
-                if not answered:
-                    return
-
-        if hashes:
+        if hashes and not self._is_outdated():
             activity = self._store.begin_activity(
                 "transfer", {"pool": _text(name), "pages": len(hashes)}
             )
-            with activity.resume():
-                self._call(run, None)
+            with activity.resume(), self._caught():
+                pool = self._pools[name]
+                checked = pool.check_indices(hashes, indices)
+                tokens = pool.host.page_size
+                for part in _batches(len(hashes), pool.batch_pages):
+                    batch = checked[part.start * tokens : part.stop * tokens]
+                    moved, answered = transfer_pages(pool, hashes[part], batch)
+                    verdicts += moved
+                    if not answered:
+                        break
             activity.end({"pages.moved": verdicts.count(True)})
         return TransferResult(verdicts + [False] * (len(hashes) - len(verdicts)), answered)
 
@@ -293,16 +288,14 @@ class Adapter:
     ) -> list[Any]:
         """Return each tensor that was filled, and None for every other one."""
         found: list[Any] = []
-
-        def run() -> None:
-            pool, targets = self._pools[ANCHOR], list(target_locations or ())
-            for part in _batches(len(keys), pool.batch_pages):
-                filled, answered = self._transport.load_flat(pool, keys[part], targets[part])
-                found.extend(filled)
-                if not answered:
-                    return
-
-        self._call(run, None)
+        if not self._is_outdated():
+            with self._caught():
+                pool, targets = self._pools[ANCHOR], list(target_locations or ())
+                for part in _batches(len(keys), pool.batch_pages):
+                    filled, answered = self._transport.load_flat(pool, keys[part], targets[part])
+                    found += filled
+                    if not answered:
+                        break
         return found + [None] * (len(keys) - len(found))
 
     def set(
@@ -322,36 +315,35 @@ class Adapter:
         target_sizes: object = None,
     ) -> bool:
         """Return whether all pages were stored."""
-
-        def run() -> bool:
-            pool, given = self._pools[ANCHOR], list(values or ())
-            saved = (
-                self._transport.save_flat(pool, keys[part], given[part]).moved
-                for part in _batches(len(keys), pool.batch_pages)
-            )
-            return all(all(part) for part in saved)  # the first failed batch ends the call
-
-        return self._call(run, otherwise=False)
+        if not self._is_outdated():
+            with self._caught():
+                pool, given = self._pools[ANCHOR], list(values or ())
+                saved = (
+                    self._transport.save_flat(pool, keys[part], given[part]).moved
+                    for part in _batches(len(keys), pool.batch_pages)
+                )
+                return all(all(part) for part in saved)  # the first failed batch ends the call
+        return False
 
     # --- the rest ------------------------------------------------------------------------------------
 
     def clear(self) -> bool:
         """Delete this rank's pages only. Return False if the store cannot list its pages."""
-
-        def run() -> bool:
+        with self._caught():
             for pool in self._pools.all():
                 for space in pool.spaces:
                     self._store.clear(space)
             return True
-
-        return self._catch(run, otherwise=False)
+        return False
 
     def get_stats(self) -> Any:
         """Return the transfers since the last call; None if SGLang collects no metrics. Never raises."""
         metrics = self._transport.metrics
         if metrics is None or self._closed:
             return None
-        return self._catch(lambda: metrics.take(self.engine.storage_metrics), None)
+        with self._caught():
+            return metrics.take(self.engine.storage_metrics)
+        return None
 
     def counters(self) -> dict[str, int]:
         """Return the page store's counters, and the pages that were not admitted, by reason."""
@@ -381,10 +373,6 @@ class Adapter:
         parts = (*self._observers, self._explain_log)
         close_all(part.close for part in parts if part is not None)
 
-    def _call(self, function: Callable[[], T], otherwise: T) -> T:
-        """Call `function`; return `otherwise` if it raises or if the weights have changed."""
-        return otherwise if self._is_outdated() else self._catch(function, otherwise)
-
     def _is_outdated(self) -> bool:
         """Return whether SGLang has changed its weights or their version since the attach.
 
@@ -406,18 +394,18 @@ class Adapter:
                 )
         return self._outdated
 
-    def _catch(self, function: Callable[[], T], otherwise: T) -> T:
-        """Call `function`; return `otherwise` if it raises.
+    @contextmanager
+    def _caught(self) -> Generator[None]:
+        """Log an exception of the `with` block, which then ends without a result.
 
-        An exception would end SGLang's scheduler, and some exceptions end its storage threads.
+        It would end SGLang's scheduler, and some exceptions end its storage threads.
         """
         try:
-            return function()
+            yield
         except Exception:
             if not self._closed:
                 self._errors += 1
                 logger.exception("a storage call of SGLang failed, and the result is a miss")
-            return otherwise
 
 
 def rank_number(config: StorageConfig, replica: int) -> int:

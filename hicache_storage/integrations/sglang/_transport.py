@@ -69,15 +69,14 @@ class Transport:
         revocable = store.storage.capabilities.revocable
         way = LentPages if is_direct else RevocablePages if revocable else CopiedPages
         # Each direction has its own buffers, so that overdue writes do not delay reads.
-        self._lenders = {
-            "prefetch": way(store, "load", Buffers(store)),
-            "backup": way(store, "save", Buffers(store)),
-        }
+        self._loads = way(store, "load", Buffers(store))
+        self._saves = way(store, "save", Buffers(store))
 
     def load(self, pool: StoredPool, keys: Sequence[str], indices: Indices) -> TransferResult:
         """Load pages into the host pool."""
-        transfers = pool.targets(keys, indices)
-        result = self._run("prefetch", pool, transfers)
+        transfers, began_s = pool.targets(keys, indices), time.monotonic()
+        outcome = self._loads.move(transfers)
+        result = self._result("prefetch", pool, transfers, outcome, began_s)
         pool.write_back(indices, transfers, result.moved)
         return result
 
@@ -87,37 +86,31 @@ class Transport:
         A page that is not admitted counts as moved: SGLang ends a backup at the first page that is not.
         """
         admitted = self.admission.admit(keys, pool.page_nbytes, pool.name)
-        if all(admitted):
-            return self._save(pool, keys, indices)
-        self._explain_refused(pool, keys, admitted)
-        if not any(admitted):
-            return TransferResult([True] * len(keys), answered=True)
-        places = list(compress(range(len(keys)), admitted))
-        result = self._save(
-            pool,
-            [keys[place] for place in places],
-            indices.reshape(-1, pool.host.page_size)[places].reshape(-1),
-        )
-        return _with_refused(admitted, result)
-
-    def _save(self, pool: StoredPool, keys: Sequence[str], indices: Indices) -> TransferResult:
+        if not all(admitted):
+            self._explain_refused(pool, keys, admitted)
+            places = list(compress(range(len(keys)), admitted))
+            keys = [keys[place] for place in places]
+            indices = indices.reshape(-1, pool.host.page_size)[places].reshape(-1)
         stored, deadline = 0, Deadline(self._timeout_s)
-        if pool.is_replicated and not self.writes_replicated:
+        if keys and pool.is_replicated and not self.writes_replicated:
             stored = self.store.match(keys, pool.specs()).pages
-        rest, rest_indices = keys[stored:], indices[stored * pool.host.page_size :]
-        if not rest:
-            return TransferResult([True] * stored, answered=True)
-        remaining = deadline if stored else None
-        result = self._run("backup", pool, pool.sources(rest, rest_indices), remaining)
-        return TransferResult([True] * stored + result.moved, result.answered)
+        saved = TransferResult([True] * stored, answered=True)
+        if keys[stored:]:
+            transfers = pool.sources(keys[stored:], indices[stored * pool.host.page_size :])
+            began_s = time.monotonic()
+            outcome = self._saves.move(transfers, deadline if stored else None)
+            moved, answered = self._result("backup", pool, transfers, outcome, began_s)
+            saved = TransferResult(saved.moved + moved, answered)
+        return saved if all(admitted) else _with_refused(admitted, saved)
 
     def load_flat(
         self, pool: StoredPool, keys: Sequence[str], targets: Sequence[Any]
     ) -> tuple[list[Any], bool]:
         """Load pages into tensors of SGLang. Return the filled tensors, and None for the others."""
         buffers = [target.contiguous() for target in targets]
-        transfers = pool.flat_transfers(keys, _flats(pool, buffers))
-        moved, answered = self._run("prefetch", pool, transfers)
+        transfers, began_s = pool.flat_transfers(keys, _flats(pool, buffers)), time.monotonic()
+        outcome = self._loads.move(transfers)
+        moved, answered = self._result("prefetch", pool, transfers, outcome, began_s)
         for target, buffer, is_moved in zip(targets, buffers, moved, strict=True):
             if is_moved and buffer is not target:
                 target.copy_(buffer)
@@ -136,23 +129,24 @@ class Transport:
             return TransferResult([True] * len(keys), answered=True)
         keys, values = list(compress(keys, admitted)), list(compress(values, admitted))
         flats = _flats(pool, [value.contiguous() for value in values])
-        result = self._run("backup", pool, pool.flat_transfers(keys, flats))
-        return _with_refused(admitted, result)
+        transfers, began_s = pool.flat_transfers(keys, flats), time.monotonic()
+        outcome = self._saves.move(transfers)
+        return _with_refused(admitted, self._result("backup", pool, transfers, outcome, began_s))
 
     def close(self) -> None:
         """Release the buffers."""
-        for lender in self._lenders.values():
+        for lender in (self._loads, self._saves):
             lender.buffers.close()
 
-    def _run(
+    def _result(
         self,
         direction: str,
         pool: StoredPool,
-        transfers: list[Transfer],
-        deadline: Deadline | None = None,
+        transfers: Sequence[Transfer],
+        outcome: Outcome | None,
+        began_s: float,
     ) -> TransferResult:
-        began_s = time.monotonic()
-        outcome = self._lenders[direction].move(transfers, deadline)
+        """Return the result of a move, once SGLang's memory is free."""
         if outcome is None:
             logger.warning("pool %r: too many overdue calls, no %s", pool.name, direction)
             unavailable = [Verdict.UNAVAILABLE] * len(transfers[0].hashes)
