@@ -1,10 +1,11 @@
 """The data plane: whole batches in one call, without the interpreter lock.
 
 Each function takes a batch and returns one verdict a page. The compiled module releases the interpreter
-lock once for the whole call. `reference` has the same functions in Python, with the same verdicts. The
-reference serves where the compiled module is missing, where it was compiled of other C sources than
-those beside it, or where the environment has `HICACHE_NATIVE=0`. `HICACHE_NATIVE=1` insists on the
-compiled module. `implementation` says which one serves, and `reason` why it is the reference.
+lock once for the whole call. `reference` has the same functions in Python, with the same verdicts; only
+those of `transports` are not in it. The reference serves where the compiled module is missing, where it
+was compiled of other C sources than those beside it, or where the environment has `HICACHE_NATIVE=0`.
+`HICACHE_NATIVE=1` insists on the compiled module. `implementation` says which one serves, and `reason`
+why it is the reference.
 """
 
 from __future__ import annotations
@@ -34,18 +35,14 @@ from hicache_storage.native.reference import (
     copy_pages,
     digests,
     end_access,
-    exchange_lines,
     exists_files,
-    fetch_bulks,
     list_directories,
     modes_of,
     page_files,
     page_trailers,
     read_files,
     read_slots,
-    receive_pieces,
     revoke_access,
-    send_pieces,
     stat_files,
     take_lines,
     write_files,
@@ -62,6 +59,8 @@ from hicache_storage.native.transports import (
     STATE_COUNT,
     STOPPED,
     VERDICT,
+    exchange_lines,
+    fetch_bulks,
     run_exchanges,
 )
 
@@ -103,10 +102,8 @@ __all__ = [
     "read_files",
     "read_slots",
     "reason",
-    "receive_pieces",
     "revoke_access",
     "run_exchanges",
-    "send_pieces",
     "stat_files",
     "take_lines",
     "write_files",

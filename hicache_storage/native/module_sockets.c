@@ -7,43 +7,6 @@
 #include "files.h"
 #include "sockets.h"
 
-PyObject *send_pieces(PyObject *module, PyObject *arguments) {
-    (void)module;
-    int fd;
-    PyObject *pieces;
-    double deadline_s;
-    if (!PyArg_ParseTuple(arguments, "iOd", &fd, &pieces, &deadline_s))
-        return NULL;
-    batch all;
-    if (pieces_hold(&all, pieces, 0))
-        return NULL;
-    int64_t result;
-    Py_BEGIN_ALLOW_THREADS
-    result = socket_send(fd, all.iov, all.views, deadline_s);
-    Py_END_ALLOW_THREADS
-    batch_release(&all);
-    return PyLong_FromLongLong(result);
-}
-
-PyObject *receive_pieces(PyObject *module, PyObject *arguments) {
-    (void)module;
-    int fd;
-    PyObject *pieces;
-    Py_ssize_t least;
-    double deadline_s;
-    if (!PyArg_ParseTuple(arguments, "iOnd", &fd, &pieces, &least, &deadline_s))
-        return NULL;
-    batch all;
-    if (pieces_hold(&all, pieces, 1))
-        return NULL;
-    int64_t result;
-    Py_BEGIN_ALLOW_THREADS
-    result = socket_receive(fd, all.iov, all.views, least < 0 ? 0 : (size_t)least, deadline_s);
-    Py_END_ALLOW_THREADS
-    batch_release(&all);
-    return PyLong_FromLongLong(result);
-}
-
 /* Receive the replies to requests into pages. Return a tuple for Python, or NULL with an exception. */
 static PyObject *bulks_of(bulk_exchange *all) {
     size_t done;

@@ -1,4 +1,4 @@
-/* The functions of the module that move bytes over one connected socket. */
+/* The functions of the module that exchange pages over one connected socket. */
 #ifndef HICACHE_MODULE_SOCKETS_H
 #define HICACHE_MODULE_SOCKETS_H
 
@@ -7,7 +7,5 @@
 
 PyObject *exchange_lines(PyObject *module, PyObject *arguments);
 PyObject *fetch_bulks(PyObject *module, PyObject *arguments);
-PyObject *receive_pieces(PyObject *module, PyObject *arguments);
-PyObject *send_pieces(PyObject *module, PyObject *arguments);
 
 #endif

@@ -53,3 +53,52 @@ def run_exchanges(
         unfinished; STOPPED; STALE where its connection was not idle; or a negated errno.
     """
     raise NotImplementedError
+
+
+def fetch_bulks(
+    fd: int,
+    requests: Sequence[bytes],
+    sent: int,
+    head: bytes,
+    pages: Sequence[Pieces],
+    window: int,
+    deadline_s: float,
+) -> tuple[list[int], int, bytes]:
+    """Send requests, and receive one RESP bulk string a page, up to the first reply that is none.
+
+    Args:
+        fd: A connected socket.
+        requests: The request for each page.
+        sent: The number of requests that are sent already.
+        head: The bytes of the first reply that have arrived: 4 at most.
+        pages: The memory of each page. The bulk string of a page has as many bytes as its pieces.
+        window: The number of requests that are on their way at once. More are sent when half of them
+            are answered.
+        deadline_s: The time of `time.monotonic` after which the verdict is -ETIMEDOUT.
+
+    Returns:
+        The verdicts, the number of requests that are sent now, and the bytes of the next reply that
+        have arrived. A verdict is HIT, or MISS for a null. The last one may be WRONG (another length,
+        or a damaged end), NO_BULK (another kind of reply, whose head is returned), or a negated errno.
+        After WRONG and an errno the bytes mean nothing.
+    """
+    raise NotImplementedError
+
+
+def exchange_lines(
+    fd: int, requests: Sequence[Pieces], replies: Sequence[int], window: int, deadline_s: float
+) -> tuple[int, bytes]:
+    """Send requests, and receive as many lines as their replies have.
+
+    Args:
+        fd: A connected socket.
+        requests: The pieces of each request.
+        replies: The number of lines of the reply to each request, from 1 to 4096.
+        window: The number of requests that are on their way at once, as in `fetch_bulks`.
+        deadline_s: The time of `time.monotonic` after which the verdict is -ETIMEDOUT.
+
+    Returns:
+        The verdict, and all bytes that have come. The verdict is HIT; WRONG after a line that is longer
+        than 4096 bytes or is no RESP reply of one line; or a negated errno.
+    """
+    raise NotImplementedError

@@ -67,7 +67,7 @@ def test_the_wheel_has_the_packages_and_the_compiled_module(
 
     assert {*packages, f"{NAME}.dist-info"} == {name.split("/")[0] for name in names}
     assert {f"{package}/py.typed" for package in packages} <= names
-    assert {"__init__.py", "_native.abi3.so", "_sources.py", "reference"} == native
+    assert {"__init__.py", "_native.abi3.so", "_sources.py", "reference", "transports.py"} == native
 
 
 def test_the_wheel_has_every_module_of_the_tree(distributions: tuple[Path, Path]) -> None:

@@ -6,13 +6,17 @@ private method `Connection._connect` is overridden, so that the connection uses 
 
 from __future__ import annotations
 
+import socket
+import ssl
 from typing import TYPE_CHECKING, Any
 
 import redis.connection
 from redis import exceptions
 
-from hicache_backends.redis.deadline_socket import DeadlineSocket, dial
 from hicache_backends.redis.replies import MALFORMED, ErrorReply, WrongReply
+from hicache_storage.backend_support.deadline_socket import DeadlineSocket, connect
+from hicache_storage.backend_support.resolver import RESOLVER
+from hicache_storage.errors import StorageTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
     from hicache_backends.redis.access import Access, Address
     from hicache_backends.redis.replies import Command, Reply
     from hicache_storage.backend_support.deadline import Deadline
+    from hicache_storage.backend_support.resolver import SocketAddress
 
 _MAX_COMMANDS = 1024
 """The commands that are sent before replies are read. They and their replies fit into kernel buffers."""
@@ -174,3 +179,68 @@ def _may_be_tls(error: Exception) -> bool:
     """Return True if a greeting failed as with a TLS server. Most of them end the connection."""
     ended = isinstance(error.__context__, ConnectionResetError) or _CLOSED_BY_SERVER in str(error)
     return ended or _TLS_ALERT in str(error)
+
+
+# --- connecting ----------------------------------------------------------------------------------
+
+
+def dial(address: Address, context: ssl.SSLContext | None, deadline: Deadline) -> socket.socket:
+    """Return a socket that is connected to `address`, encrypted if there is a `context`.
+
+    Raises:
+        StorageTimeout: The name server, the server or its TLS did not answer in time.
+        OSError: The server cannot be reached, or its certificate is refused.
+    """
+    plain = _connect(address, deadline)
+    if context is None:
+        return plain
+    try:
+        return _encrypt(plain, context, address, deadline)
+    except BaseException:
+        plain.close()
+        raise
+
+
+def _connect(address: Address, deadline: Deadline) -> socket.socket:
+    if address.path is not None:
+        candidates: list[SocketAddress] = [(socket.AF_UNIX, (address.path,))]
+    else:
+        candidates = RESOLVER.addresses(address.host, address.port, deadline)
+    try:
+        return connect(candidates, deadline)
+    except TimeoutError:
+        raise StorageTimeout(
+            f"connecting to {address} did not end within {deadline.timeout_s:g} s"
+        ) from None
+    except OSError as error:
+        raise ConnectionError(f"cannot connect to {address}: {error.strerror or error}") from None
+
+
+def _encrypt(
+    plain: socket.socket, context: ssl.SSLContext, address: Address, deadline: Deadline
+) -> ssl.SSLSocket:
+    try:
+        return context.wrap_socket(plain, server_hostname=address.host)
+    except ssl.SSLCertVerificationError as error:
+        raise ConnectionError(
+            f"the certificate of {address} is refused: {error.verify_message}"
+        ) from None
+    except TimeoutError:
+        raise StorageTimeout(
+            f"the TLS handshake with {address} did not end within {deadline.timeout_s:g} s. Does the"
+            " server speak TLS at this port? Without it the scheme is redis://"
+        ) from None
+    except ssl.SSLError as error:
+        hint = ""
+        if error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"):
+            hint = ". The server does not speak TLS at this port: without it the scheme is redis://"
+        raise ConnectionError(
+            f"the TLS handshake with {address} failed: {error.reason or error}{hint}"
+        ) from None
+    except OSError as error:
+        raise ConnectionError(
+            f"the TLS handshake with {address} failed: {error.strerror or error}. Does the server"
+            " speak TLS at this port? Without it the scheme is redis://"
+        ) from None
+    except ValueError:
+        raise ConnectionError(f"no certificate can name the host of {address}") from None

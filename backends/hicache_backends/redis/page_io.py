@@ -1,8 +1,9 @@
 """GET and SET of pages in RESP2, between a connection and the caller's memory.
 
-One `sendmsg` sends a request that carries a page: its header, the page's segments and its end. One
-`recvmsg_into` receives a page into its segments, together with the end of its reply and the beginning
-of the next. Over a plain socket one call of the data plane does so for all pages.
+A page is sent from its segments and received into them, without a copy. Over a plain socket one call
+of the compiled data plane does so for all pages. Over TLS, or without the compiled module, Python sends
+and reads the same bytes. It receives a page together with the end of its reply and the beginning of the
+next.
 
 No page is used before all of its reply is known to be right: `settle` is called for a page when its
 verdict is certain, in the order of the requests.
@@ -20,7 +21,7 @@ from hicache_storage import native
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hicache_backends.redis.deadline_socket import DeadlineSocket
+    from hicache_storage.backend_support.deadline_socket import DeadlineSocket
     from hicache_storage.page import Page
 
     Settle = Callable[[int, Reply], None]
@@ -102,7 +103,7 @@ def get_pages(
     reader = _PageReader(sock)
     sent = done = 0
     while done < len(keys):
-        if sock.is_plain:
+        if sock.is_compiled:
             count, ahead = reader.read_many(
                 requests[done:], pages[done:], done, settle, sent=sent - done, window=window
             )
@@ -141,8 +142,9 @@ class _PageReader:
         Return how many have settled, and how many of the requests are sent; `sent` were so before.
         """
         arrived = bytes(self._head)[: _HEAD_NBYTES - sum(map(len, self._missing))]
-        verdicts, sent, arrived = self._socket.fetch_bulks(
-            requests, sent, arrived, [page.segments for page in pages], window
+        sock, memory = self._socket, [page.segments for page in pages]
+        verdicts, sent, arrived = native.fetch_bulks(
+            sock.fileno(), requests, sent, arrived, memory, window, sock.deadline.end_s
         )
         last = verdicts[-1]
         plain = verdicts if last in (native.HIT, native.MISS) else verdicts[:-1]
@@ -150,7 +152,7 @@ class _PageReader:
             settle(position, verdict == native.HIT)
         position = start + len(plain)
         if last < 0:
-            raise self._socket.error_of(-last)
+            raise sock.error_of(-last)
         if last == native.WRONG:
             settle(position, False)
             raise WrongReply("a page has another length, or its reply another form")
@@ -225,7 +227,7 @@ def set_pages(
         WrongReply: A reply has another kind.
         OSError: The connection failed. Requests that have not settled may or may not be carried out.
     """
-    if sock.is_plain:
+    if sock.is_compiled:
         _set_in_one_call(sock, requests, pages, window, settle)
         return
     lines = _LineReader(sock)
@@ -251,8 +253,9 @@ def _set_in_one_call(
     for request, page in zip(requests, pages, strict=True):
         before, after = request.framing()
         pieces.append([before, *page.segments, after])
-    verdict, received = sock.exchange_lines(
-        pieces, [request.reply_count for request in requests], window
+    counts = [request.reply_count for request in requests]
+    verdict, received = native.exchange_lines(
+        sock.fileno(), pieces, counts, window, sock.deadline.end_s
     )
     *lines, unfinished = received.split(_END)
     replies = iter(lines)

@@ -39,12 +39,6 @@ from hicache_storage.native.reference.revocables import (
     revoke_access,
 )
 from hicache_storage.native.reference.slots import check_slots, read_slots, write_slots
-from hicache_storage.native.reference.sockets import (
-    exchange_lines,
-    fetch_bulks,
-    receive_pieces,
-    send_pieces,
-)
 
 __all__ = [
     "HIT",
@@ -65,9 +59,7 @@ __all__ = [
     "copy_pages",
     "digests",
     "end_access",
-    "exchange_lines",
     "exists_files",
-    "fetch_bulks",
     "list_directories",
     "modes_of",
     "move_all",
@@ -75,9 +67,7 @@ __all__ = [
     "page_trailers",
     "read_files",
     "read_slots",
-    "receive_pieces",
     "revoke_access",
-    "send_pieces",
     "stat_files",
     "take_lines",
     "write_files",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hicache_backends.redis import RedisSettings, RedisStorage
-from hicache_backends.redis.deadline_socket import DeadlineSocket, dial
+from hicache_backends.redis.connection import dial
 from pages import hash_of, page, space
 from redis_servers import (
     OtherHostServer,
@@ -22,6 +22,7 @@ from servers import RedisServer, TlsRedisServer
 
 from hicache_storage import ConfigError, StorageTimeout, StorageUnavailable
 from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.backend_support.deadline_socket import DeadlineSocket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

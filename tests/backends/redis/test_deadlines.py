@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hicache_backends.redis import RedisSettings, RedisStorage
 from hicache_backends.redis.access import Address
-from hicache_backends.redis.deadline_socket import DeadlineSocket
 from hicache_backends.redis.session import Session
 from pages import blank, hash_of, page, space
 from redis_servers import RespServer, array, bulk, empty_reply, unreachable_port
@@ -24,6 +22,7 @@ from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Generator, Iterator
 
     from hicache_backends.redis.server_pool import ServerPool
@@ -115,6 +114,7 @@ class TestSilence:
 
         assert took_s(calls_of(storage)[name]) < LATE_S
 
+    @pytest.mark.usefixtures("transport")
     def test_half_a_reply_is_silence(self, storage: RedisStorage, fault: Fault) -> None:
         halves = {b"GET": b"$%d\r\nhalf a page" % NBYTES, b"STRLEN": b":12", b"UNLINK": b":"}
         fault.reply = lambda command: halves.get(command[0], empty_reply(command))
@@ -122,6 +122,7 @@ class TestSilence:
         for name in ("exists", "get", "set", "delete"):
             assert took_s(calls_of(storage)[name]) < LATE_S
 
+    @pytest.mark.usefixtures("transport")
     def test_a_page_is_not_touched_after_the_call(
         self, server: RespServer, storage: RedisStorage, fault: Fault
     ) -> None:
@@ -143,6 +144,7 @@ def _when(event: threading.Event) -> bytes:
     return bulk(page().tobytes())
 
 
+@pytest.mark.usefixtures("transport")
 class TestDrips:
     @pytest.mark.parametrize("name", ["exists", "get", "set", "delete", "spaces", "scan"])
     def test_a_byte_now_and_then_prolongs_nothing(self, name: str) -> None:
@@ -173,6 +175,7 @@ class Dripping(RespServer):
             time.sleep(0.02)
 
 
+@pytest.mark.usefixtures("transport")
 class TestSignals:
     @pytest.mark.parametrize("name", ["exists", "get", "set", "delete"])
     def test_a_signal_does_not_restart_the_deadline(
@@ -306,27 +309,3 @@ class TestClose:
             thread.join()
 
         assert took_s < 3 * limit_s
-
-
-class TestUnixSockets:
-    def test_a_server_that_reads_little_by_little_does_not_prolong_a_call(self) -> None:
-        """The kernel limits each part of a send over a unix socket, not the whole send."""
-        near, far = socket.socketpair()
-        with near, far:
-            sock = DeadlineSocket(near, Deadline(LIMIT_S))
-            done = threading.Event()
-            last_resort = threading.Timer(10 * LATE_S, sock.shut_down)
-
-            def read() -> None:
-                while not done.wait(LIMIT_S / 4):
-                    far.recv(1 << 16)
-
-            reader = threading.Thread(target=read)
-            reader.start()
-            last_resort.start()
-            try:
-                assert LATE_S > took_s(lambda: sock.sendall(bytes(64 << 20)))
-            finally:
-                done.set()
-                last_resort.cancel()
-                reader.join()

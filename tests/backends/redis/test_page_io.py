@@ -7,12 +7,12 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from hicache_backends.redis.deadline_socket import DeadlineSocket
 from hicache_backends.redis.page_io import PageRequest, get_pages, set_pages, window_of
 from hicache_backends.redis.replies import UNANSWERED, ErrorReply, Reply, WrongReply
 from pages import blank, page
 
 from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.backend_support.deadline_socket import DeadlineSocket
 from hicache_storage.page import Page
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ def got(peer: Peer, pages: list[Page], window: int = 4) -> tuple[list[Reply], Ex
     return replies, None
 
 
+@pytest.mark.usefixtures("transport")
 class TestGet:
     @pytest.mark.parametrize("each", [1, 3, 7, None])
     @pytest.mark.parametrize("nbytes", [1, 9, 10, 100, 12345])
@@ -197,11 +198,7 @@ class TestGet:
         assert data == memory
 
     @pytest.mark.parametrize("text", [b"E", b"NO", b"ERR"])
-    @pytest.mark.parametrize("is_plain", [True, False])
-    def test_a_short_error_takes_no_other_reply_along(
-        self, peer: Peer, monkeypatch: pytest.MonkeyPatch, text: bytes, *, is_plain: bool
-    ) -> None:
-        monkeypatch.setattr(DeadlineSocket, "is_plain", is_plain)
+    def test_a_short_error_takes_no_other_reply_along(self, peer: Peer, text: bytes) -> None:
         data = contents(1)
         pages = [blank(_NBYTES) for _ in range(3)]
         peer.send(b"-%b\r\n" % text, b"$-1\r\n", bulk(data[0]))
@@ -211,11 +208,7 @@ class TestGet:
         assert [ErrorReply(text.decode(), ""), False, True] == replies
         assert (None, data[0]) == (error, pages[2].tobytes())
 
-    @pytest.mark.parametrize("is_plain", [True, False])
-    def test_an_error_without_text_ends_the_connection(
-        self, peer: Peer, monkeypatch: pytest.MonkeyPatch, *, is_plain: bool
-    ) -> None:
-        monkeypatch.setattr(DeadlineSocket, "is_plain", is_plain)
+    def test_an_error_without_text_ends_the_connection(self, peer: Peer) -> None:
         peer.send(b"-\r\n", b"$-1\r\n")
 
         replies, error = got(peer, [blank(_NBYTES) for _ in range(2)])
@@ -223,11 +216,9 @@ class TestGet:
         assert [UNANSWERED] * 2 == replies
         assert isinstance(error, WrongReply)
 
-    @pytest.mark.parametrize("is_plain", [True, False])
     def test_a_null_without_its_end_is_a_miss_of_the_last_reply_that_counts(
-        self, peer: Peer, monkeypatch: pytest.MonkeyPatch, *, is_plain: bool
+        self, peer: Peer
     ) -> None:
-        monkeypatch.setattr(DeadlineSocket, "is_plain", is_plain)
         peer.send(b"$-1\rx", bulk(contents(1)[0]))
 
         replies, error = got(peer, [blank(_NBYTES) for _ in range(2)])
@@ -245,6 +236,7 @@ def put(peer: Peer, count: int, *, index_command: tuple[bytes, ...] = ()) -> lis
     return settled
 
 
+@pytest.mark.usefixtures("transport")
 class TestSet:
     def test_each_page_has_its_own_replies(self, peer: Peer) -> None:
         peer.send(b":1\r\n+OK\r\n:0\r\n", b":0\r\n$-1\r\n:0\r\n", b"-OOM no\r\n" * 3)
@@ -286,21 +278,3 @@ def test_the_window_is_the_depth_for_large_pages_and_wide_for_small_ones() -> No
     assert 4 == window_of(4, 1 << 20)
     assert 128 == window_of(4, 4096)
     assert 512 == window_of(4, 1)
-
-
-def test_drips_do_not_prolong_a_deadline(peer: Peer) -> None:
-    peer.socket.deadline = Deadline(0.3)
-    stop = threading.Event()
-
-    def drip() -> None:
-        while not stop.wait(0.02):
-            peer.send(b"$")
-
-    dripping = threading.Thread(target=drip)
-    dripping.start()
-    try:
-        with pytest.raises(TimeoutError):
-            peer.socket.receive_into([memoryview(bytearray(1000))])
-    finally:
-        stop.set()
-        dripping.join()

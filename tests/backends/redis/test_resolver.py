@@ -43,7 +43,7 @@ def server() -> Iterator[RespServer]:
 def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Names]:
     made = Names()
     resolver = Resolver()
-    monkeypatch.setattr("hicache_backends.redis.deadline_socket.RESOLVER", resolver)
+    monkeypatch.setattr("hicache_backends.redis.connection.RESOLVER", resolver)
     monkeypatch.setattr(socket, "getaddrinfo", made.look_up)
     yield made
     made.answers.set()

@@ -1,20 +1,17 @@
-"""Replies to SET and ZADD: both data planes count the same lines, and Python reads the same replies."""
+"""Replies to SET and ZADD: C and Python read the same replies."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from data_planes import compiled
 from fuzz.choices import Choices
 from fuzz.scratch import peer_of
 from fuzz.targets.resp_pages import _EncryptedLike
-from hicache_backends.redis.deadline_socket import DeadlineSocket
 from hicache_backends.redis.page_io import PageRequest, set_pages
 from hicache_backends.redis.replies import ErrorReply, Reply, WrongReply
 
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.native import HIT, WRONG, reference
+from hicache_storage.backend_support.deadline_socket import DeadlineSocket
 from hicache_storage.page import Page
 
 _LINES = (b"+OK\r\n", b"$-1\r\n", b":1\r\n", b"-OOM no\r\n", b"-MOVED 1 h:1\r\n", b":0\r\n")
@@ -39,27 +36,14 @@ def check(data: bytes) -> None:
     count, window = choices.integer(1, 4), choices.integer(1, 4)
     is_listed = choices.flag()
     replies = choices.rest()
-    lines = [3 if is_listed else 1] * count
-    found: list[tuple[int, bytes]] = []
-    for module in (reference, compiled or reference):
-        with peer_of(replies) as near:
-            verdict, received = module.exchange_lines(
-                near.fileno(), [[b"x"]] * count, lines, window, math.inf
-            )
-        assert replies.startswith(received)
-        if verdict == HIT:
-            assert received.count(b"\n") >= sum(lines)
-        found.append((verdict, received))
-    assert found[0] == found[1]
     command = (b"ZADD", b"index") if is_listed else ()
     requests = [PageRequest(b"key", 1, index_command=command)] * count
     by_plane, plane_error = _settled(DeadlineSocket, replies, requests, window)
     by_python, python_error = _settled(_EncryptedLike, replies, requests, window)
     shorter = min(len(by_plane), len(by_python))
     assert by_plane[:shorter] == by_python[:shorter]
-    if found[0][0] == HIT and not plane_error:
+    if not plane_error:
         assert (by_plane, "") == (by_python, python_error)
-    assert found[0][0] in (HIT, WRONG) or plane_error
 
 
 def _settled(

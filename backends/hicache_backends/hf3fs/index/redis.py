@@ -46,7 +46,7 @@ class RedisIndex(RedisReader, Index):
         self._lease_ms = int(1000 * lease_s(timeout_s))
         self._unsettled: list[tuple[str, Place]] = []
         self._unsettled_lock = threading.Lock()
-        client = RedisClient(url, timeout_s)
+        client = RedisClient(url)
         try:
             with client.call(Deadline(timeout_s)) as server:
                 server.info(

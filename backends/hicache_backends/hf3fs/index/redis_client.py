@@ -17,6 +17,7 @@ from redis.backoff import NoBackoff
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.retry import Retry
 
+from hicache_storage.backend_support.deadline_socket import DeadlineSocket, connect
 from hicache_storage.backend_support.redis_url import check_redis_url
 from hicache_storage.backend_support.resolver import RESOLVER
 from hicache_storage.errors import ConfigError, HiCacheError, StorageTimeout, StorageUnavailable
@@ -32,8 +33,8 @@ _call = threading.local()
 class RedisClient:
     """Commands to one server. Thread-safe; belongs to the process that made it."""
 
-    def __init__(self, url: str, timeout_s: float) -> None:
-        self._pool = _pool(url, timeout_s)
+    def __init__(self, url: str) -> None:
+        self._pool = _pool(url)
         client_class: Any = redis.Redis
         self._client: Any = client_class(connection_pool=self._pool)
         self._scripts: dict[str, Any] = {}
@@ -109,76 +110,46 @@ class RedisClient:
         self._pool.disconnect()
 
 
-class _TcpConnection(Connection):
+class _Pool(redis.ConnectionPool):
+    """Connections that keep the deadline of the call of the thread that takes them."""
+
+    def get_connection(self, *arguments: Any, **options: Any) -> Any:
+        untyped: Any = super()
+        connection = untyped.get_connection(*arguments, **options)
+        connection._sock.deadline = _deadline()  # noqa: SLF001 - the socket of `_WithDeadline`
+        return connection
+
+
+class _WithDeadline:
+    """A mixin for redis-py's connection classes that makes their socket keep the call's deadline."""
+
+    def _connect(self) -> Any:
+        untyped: Any = super()
+        return DeadlineSocket(untyped._connect(), _deadline())  # noqa: SLF001 - a method of redis-py
+
+
+class _Tcp(Connection):
     """A connection over TCP. The look-up and all addresses share the time that is left."""
 
     def _connect(self) -> Any:
-        addresses = RESOLVER.addresses(self.host, int(self.port), _deadline())
-        refused: OSError = OSError(f"the name {self.host} has no address")
-        for tried, (family, address) in enumerate(addresses):
-            connection = socket.socket(family, socket.SOCK_STREAM)
-            try:
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                connection.settimeout(_remaining_s() / (len(addresses) - tried))
-                connection.connect(address)
-                connection.settimeout(_remaining_s())
-            except OSError as error:
-                connection.close()
-                refused = error
-            except BaseException:
-                connection.close()
-                raise
-            else:
-                return connection
-        raise refused
+        return connect(RESOLVER.addresses(self.host, int(self.port), _deadline()), _deadline())
 
 
-class _PlainConnection(_TcpConnection):
+class _Unix(UnixDomainSocketConnection):
     def _connect(self) -> Any:
-        untyped: Any = super()
-        return _BoundedSocket(untyped._connect())  # noqa: SLF001 - the method above
+        return connect([(socket.AF_UNIX, (self.path,))], _deadline())
 
 
-class _TlsConnection(SSLConnection, _TcpConnection):
-    def _connect(self) -> Any:
-        untyped: Any = super()
-        return _BoundedSocket(untyped._connect())  # noqa: SLF001 - the method above
+class _TcpConnection(_WithDeadline, _Tcp):
+    pass
 
 
-class _UnixConnection(UnixDomainSocketConnection):
-    def _connect(self) -> Any:
-        self.socket_connect_timeout = _remaining_s()
-        untyped: Any = super()
-        return _BoundedSocket(untyped._connect())  # noqa: SLF001 - the method above
+class _TlsConnection(_WithDeadline, SSLConnection, _Tcp):
+    pass
 
 
-class _BoundedSocket:
-    """A socket. Every step ends by the deadline of the call that uses the socket."""
-
-    def __init__(self, connection: Any) -> None:
-        self._socket = connection
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._socket, name)
-
-    def recv(self, *arguments: Any) -> Any:
-        return self._within(self._socket.recv, *arguments)
-
-    def recv_into(self, *arguments: Any) -> Any:
-        return self._within(self._socket.recv_into, *arguments)
-
-    def sendall(self, *arguments: Any) -> Any:
-        return self._within(self._socket.sendall, *arguments)
-
-    def _within(self, step: Any, *arguments: Any) -> Any:
-        usual_s = self._socket.gettimeout()
-        if usual_s == 0:
-            return step(*arguments)
-        self._socket.settimeout(_remaining_s())
-        try:
-            return step(*arguments)
-        finally:
-            self._socket.settimeout(usual_s)
+class _UnixConnection(_WithDeadline, _Unix):
+    pass
 
 
 def _deadline() -> Deadline:
@@ -187,24 +158,12 @@ def _deadline() -> Deadline:
     return deadline
 
 
-def _remaining_s() -> float:
-    """Return the seconds that the call of this thread has left.
-
-    Raises:
-        TimeoutError: No time is left.
-    """
-    remaining_s = _deadline().remaining_s()
-    if not remaining_s:
-        raise TimeoutError("the deadline of the call has passed")
-    return remaining_s
-
-
-def _pool(url: str, timeout_s: float) -> redis.ConnectionPool:
+def _pool(url: str) -> redis.ConnectionPool:
     try:
         untyped: Any = redis_connection
         options: dict[str, Any] = untyped.parse_url(url)
         options.update(
-            socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=Retry(NoBackoff(), 0)
+            socket_timeout=None, socket_connect_timeout=None, retry=Retry(NoBackoff(), 0)
         )
         kind = options.pop("connection_class", Connection)
         if kind is SSLConnection and str(options.get("ssl_cert_reqs", "")).lower() != "none":
@@ -213,8 +172,8 @@ def _pool(url: str, timeout_s: float) -> redis.ConnectionPool:
         ours: Any = {
             SSLConnection: _TlsConnection,
             UnixDomainSocketConnection: _UnixConnection,
-        }.get(kind, _PlainConnection)
-        pool = redis.ConnectionPool(connection_class=ours, **options)
+        }.get(kind, _TcpConnection)
+        pool = _Pool(connection_class=ours, **options)
         pool.make_connection()  # no I/O: wrong options raise here
     except (ValueError, TypeError, redis.RedisError):
         raise ConfigError('hf3fs: index: must be "sqlite" or a URL such as redis://host') from None

@@ -179,7 +179,7 @@ def place_of(value: bytes) -> Place:
 def open_reader(url: str, layout: Layout, timeout_s: float) -> RedisReader:
     """Open the index of a root, which an engine has made."""
     prefix = prefix_of(layout.root_id(make=False))
-    client = RedisClient(url, timeout_s)
+    client = RedisClient(url)
     epoch = KnownEpoch(client, prefix, layout)
     reader = RedisReader(client, prefix, epoch, timeout_s)
     try:

@@ -1,0 +1,200 @@
+"""Sockets that keep a deadline, encrypted or not: connecting, and bytes that need no copy."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import ssl
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hicache_storage import native
+from hicache_storage.errors import StorageTimeout
+from hicache_storage.native.reference import IOV_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hicache_storage.backend_support.deadline import Deadline
+    from hicache_storage.backend_support.resolver import SocketAddress
+
+_MIN_TIMEOUT_S = 0.001
+"""A timeout of 0 would make a socket non-blocking."""
+_TCP_OPTIONS = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+_SMALL_NBYTES = 1 << 14
+_MS = 1000
+_NOT_READY = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+_T = TypeVar("_T")
+
+
+def connect(addresses: Sequence[SocketAddress], deadline: Deadline) -> socket.socket:
+    """Return a socket that is connected to the first address that answers.
+
+    Each attempt gets an equal share of the time that is left. What is left afterwards is the timeout of
+    the socket, for a handshake.
+
+    Raises:
+        OSError: No address can be reached. It is the error of the last one.
+    """
+    failure = OSError("there is no address")
+    for tried, (family, address) in enumerate(addresses):
+        plain = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            if family != socket.AF_UNIX:
+                for option in _TCP_OPTIONS:
+                    plain.setsockopt(*option)
+            _set_timeout(plain, deadline.remaining_s() / (len(addresses) - tried))
+            plain.connect(address[0] if family == socket.AF_UNIX else address)
+            _set_timeout(plain, deadline.remaining_s())
+        except OSError as error:
+            plain.close()
+            failure = error
+        except BaseException:
+            plain.close()
+            raise
+        else:
+            return plain
+    raise failure
+
+
+def _set_timeout(plain: socket.socket, timeout_s: float) -> None:
+    plain.settimeout(max(_MIN_TIMEOUT_S, timeout_s))
+
+
+class DeadlineSocket:
+    """A connected socket. No call on it exceeds `deadline`, even if bytes arrive one at a time.
+
+    redis-py can use it as its socket. One thread at a time may use it; any thread may call `shut_down`.
+    """
+
+    def __init__(self, connected: socket.socket, deadline: Deadline) -> None:
+        self.deadline = deadline
+        self._socket = connected
+        self._is_tls = isinstance(connected, ssl.SSLSocket)
+        self._never_waits = False
+        self._poller = select.poll()
+        connected.setblocking(False)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+    # --- as redis-py uses it ---------------------------------------------------------------------
+
+    def settimeout(self, timeout_s: float | None) -> None:
+        """Let calls raise if they would wait: 0. Any other limit gives way to the deadline."""
+        self._never_waits = timeout_s == 0
+
+    def recv(self, nbytes: int, flags: int = 0) -> bytes:
+        return self._when(select.POLLIN, self._socket.recv, nbytes, flags)
+
+    def recv_into(self, buffer: Any, nbytes: int = 0) -> int:
+        return self._when(select.POLLIN, self._socket.recv_into, buffer, nbytes)
+
+    def sendall(self, data: Any) -> None:
+        self.send_buffers([memoryview(data)])
+
+    # --- as pages use it -------------------------------------------------------------------------
+
+    @property
+    def is_compiled(self) -> bool:
+        """True if the compiled data plane may read and write the socket."""
+        return not self._is_tls and native.implementation == "compiled"
+
+    def send_buffers(self, buffers: Sequence[memoryview]) -> None:
+        """Send all of `buffers`, in order."""
+        for joined in _join_small(buffers):
+            buffer = joined
+            while buffer:
+                buffer = buffer[self._when(select.POLLOUT, self._socket.send, buffer) :]
+
+    def receive_into(
+        self, buffers: list[memoryview], minimum: int | None = None
+    ) -> list[memoryview]:
+        """Fill `buffers` in order, with at least `minimum` bytes or all. Return the unfilled rest.
+
+        Raises:
+            ConnectionResetError: The server has ended the connection.
+        """
+        missing = sum(map(len, buffers)) if minimum is None else minimum
+        start = _advance(buffers, 0, 0)
+        while missing > 0:
+            if self._is_tls:
+                received = self.recv_into(buffers[start])
+            else:
+                some = buffers[start : start + IOV_MAX]
+                received = self._when(select.POLLIN, self._socket.recvmsg_into, some)[0]
+            if received == 0:
+                raise self.error_of(errno.ECONNRESET)
+            start = _advance(buffers, start, received)
+            missing -= received
+        return buffers[start:]
+
+    def error_of(self, code: int) -> OSError:
+        """Return the exception for an errno of the data plane."""
+        if code == errno.ETIMEDOUT:
+            return StorageTimeout(f"the server did not answer within {self.deadline.timeout_s:g} s")
+        if code == errno.ECONNRESET:
+            return ConnectionResetError("the server ended the connection")
+        return OSError(code, os.strerror(code))
+
+    def shut_down(self) -> None:
+        """End the connection for both sides. A thread that waits in it wakes up."""
+        with suppress(OSError):  # the server may have ended it before
+            # SSLSocket.shutdown ends encryption first. The thread that uses the socket could then send
+            # unencrypted bytes before the connection ends.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def _when(self, event: int, call: Callable[..., _T], *arguments: Any) -> _T:
+        """Return the result of a call, once the socket is ready for it.
+
+        Raises:
+            StorageTimeout: The socket was not ready in time.
+        """
+        while True:
+            left_s = self.deadline.remaining_s()
+            if left_s == 0.0 and not self._never_waits:
+                raise self.error_of(errno.ETIMEDOUT)
+            try:
+                return call(*arguments)
+            except _NOT_READY as error:
+                if self._never_waits:
+                    raise
+                if isinstance(error, ssl.SSLWantReadError):
+                    event = select.POLLIN
+                elif isinstance(error, ssl.SSLWantWriteError):
+                    event = select.POLLOUT
+            self._poller.register(self._socket, event)
+            self._poller.poll(left_s * _MS)
+
+
+def _advance(buffers: list[memoryview], start: int, nbytes: int) -> int:
+    """Return the index of the first unfinished buffer after `nbytes` more, which is cut in place."""
+    while start < len(buffers) and nbytes >= len(buffers[start]):
+        nbytes -= len(buffers[start])
+        start += 1
+    if nbytes:
+        buffers[start] = buffers[start][nbytes:]
+    return start
+
+
+def _join_small(buffers: Sequence[memoryview]) -> list[memoryview]:
+    """Return `buffers` with small neighbours joined: each buffer is a call, and a record of TLS."""
+    joined: list[memoryview] = []
+    small: list[memoryview] = []
+    for buffer in buffers:
+        if len(buffer) < _SMALL_NBYTES:
+            small.append(buffer)
+            continue
+        if small:
+            joined.append(memoryview(b"".join(small)))
+            small = []
+        joined.append(buffer)
+    return [*joined, memoryview(b"".join(small))] if small else joined
