@@ -40,7 +40,7 @@ FIELD := field-sglang-file field-sglang-hf3fs field-sglang-seaweedfs field-sglan
   test-sdk test-sdk-core test-sdk-tools test-sdk-rest test-sglang test-sglang-full test-lmcache test-lmcache-full test-vllm test-vllm-full \
   test-s3fs test-rgw test-mooncake test-long test-sanitized gpu fuzz explore explore-proof storm storm-calls soak wheel \
   quick check lint verify-types \
-  format selftest kill-matrix rules-page identity-page cli-page docs release-check clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes bench-encrypted tenants \
+  format selftest kill-matrix rules-page identity-page kills cli-page docs release-check clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes bench-encrypted tenants \
   bench-controller bench-device-pool bench-ranks bench-scale bench-scheduler bench-sglang bench-sglang-adapter bench-lmcache bench-vllm \
   conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake conformance-encrypted \
   fleet field field-known field-sglang-known field-lmcache-known field-vllm-known field-records field-matrix $(FIELD)
@@ -221,6 +221,9 @@ selftest: $(VENV)/.all ## the conformance kit on wrong and right stores
 
 kill-matrix: $(VENV)/.all ## every wrong store against every check of its rules: docs/kill-matrix.md
 	@$(BIN)/hicache-conformance selftest --matrix docs/kill-matrix.md
+
+kills: $(VENV)/.all ## which test kills which mutant of MODULE, a file or a folder of hicache_storage
+	@nice $(BIN)/python tests/support/kills.py $(MODULE) $(KILLS)
 
 identity-page: $(VENV)/.base ## write docs/sglang-identity.md and docs/vllm-identity.md from the tables of arguments and variables
 	@$(BIN)/python tests/support/identity_page.py docs

@@ -220,6 +220,9 @@ class TestExtraConfig:
             ("c.toml", "['{TOPSECRET}']\n['{TOPSECRET}']\n"),
             ("c.json", '{"{TOPSECRET}": 1, "{TOPSECRET}": 2}'),
             ("c.json", '{"password": TOPSECRET}'),
+            ("c.json", '{"url": "redis://:TOPSECRET@h" "b": 1}'),
+            ("c.toml", 'url = "redis://:TOPSECRET@h\n'),
+            ("c.yaml", "url: redis: //:TOPSECRET@h: x\n"),
         ],
     )
     def test_no_message_quotes_a_file(self, tmp_path: Path, name: str, content: str) -> None:
@@ -235,12 +238,9 @@ class TestExtraConfig:
         with pytest.raises(ConfigError, match=r"no\.json: cannot be read: No such file"):
             load_extra_config(f"@{tmp_path}/no.json")
 
-    @pytest.mark.parametrize("name", ["~\0.json", "a\0.json", "~\ud800.json"])
-    def test_a_name_that_no_file_can_have_is_refused(self, name: str) -> None:
-        with pytest.raises(ConfigError, match="is no name of a file"):
-            load_extra_config(f"@{name}")
-
-    @pytest.mark.parametrize("text", ["nonsense", '{"a": 1', "[]", "3", '"x"', "null"])
+    @pytest.mark.parametrize(
+        "text", ["nonsense", '{"a": 1', "[]", "3", '"x"', "null", '{"a": 1, "a": 2}']
+    )
     def test_wrong_inline_json_names_the_flag(self, text: str) -> None:
         with pytest.raises(ConfigError, match=_EXTRA):
             load_extra_config(text)
@@ -264,10 +264,6 @@ class TestExtraConfig:
 
         with pytest.raises(ConfigError, match=r"path' is there twice|Cannot overwrite a value"):
             load_extra_config(f"@{file}")
-
-    def test_inline_json_has_each_field_once(self) -> None:
-        with pytest.raises(ConfigError, match=f"{_EXTRA}: .*'path' is there twice"):
-            load_extra_config('{"path": "/a", "path": "/b"}')
 
     @pytest.mark.parametrize("value", ["!!set {.nan}", "!!omap [a: .inf]", "[[.inf]]"])
     def test_a_number_that_is_not_finite_is_found_in_every_kind_of_list(
@@ -326,24 +322,7 @@ class TestExtraConfig:
         with pytest.raises(ConfigError, match="digits"):
             load_extra_config(f"@{file}")
 
-    @pytest.mark.parametrize("text", ["@~nosuchuser/c.json", "@a\0b.json"])
-    def test_a_text_that_is_no_file_name_is_refused(self, text: str) -> None:
-        with pytest.raises(ConfigError, match=_EXTRA):
-            load_extra_config(text)
-
-    @pytest.mark.parametrize(
-        ("name", "text"),
-        [
-            ("c.json", f'{{"url": "redis://:{_SECRET}@h" "b": 1}}'),
-            ("c.toml", f'url = "redis://:{_SECRET}@h\n'),
-            ("c.yaml", f"url: redis: //:{_SECRET}@h: x\n"),
-        ],
-    )
-    def test_a_complaint_never_repeats_the_text(self, tmp_path: Path, name: str, text: str) -> None:
-        file = tmp_path / name
-        file.write_text(text)
-
-        with pytest.raises(ConfigError) as caught:
-            load_extra_config(f"@{file}")
-
-        assert _SECRET not in str(caught.value)
+    @pytest.mark.parametrize("name", ["~nosuchuser/c.json", "~\0.json", "a\0.json", "~\ud800.json"])
+    def test_a_name_that_no_file_can_have_is_refused(self, name: str) -> None:
+        with pytest.raises(ConfigError, match=f"{_EXTRA}.*(no name of a file|no such home)"):
+            load_extra_config(f"@{name}")

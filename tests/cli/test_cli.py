@@ -60,16 +60,6 @@ def test_the_version_is_printed(
     assert end.value.code == 0
 
 
-def test_help_names_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--help"])
-
-    assert ended.value.code == 0
-    assert {"backends", "replay", "ls", "inspect", "verify", "gc", "copy", "doctor"} <= set(
-        capsys.readouterr().out.split()
-    )
-
-
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
@@ -85,38 +75,25 @@ def test_help_names_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
         ([*_REPLAY, "--requests", "0"], "--requests: must be a whole number"),
         ([*_REPLAY, "--conversations", "-1"], "--conversations"),
         ([*_REPLAY, "--seed", "x"], "--seed: must be a whole number"),
-        ([*_REPLAY, "--seed", "1_000"], "--seed: must be a whole number"),
-        ([*_REPLAY, "--seed", "1.0"], "--seed: must be a whole number"),
         ([*_REPLAY, "--requests", "１２"], "--requests: must be a whole number"),  # noqa: RUF001
-        ([*_REPLAY, "--requests", "1e3"], "--requests: must be a whole number"),
         ([*_REPLAY, "--requests", "10000001"], "--requests: must be at most 10,000,000"),
         ([*_REPLAY, "--conversations", "1000001"], "--conversations: must be at most 1,000,000"),
         ([*_REPLAY, "--ranks", "257"], "--ranks: must be at most 256"),
         ([*_REPLAY, "--speed", "10x"], "--speed: must be a number greater than 0"),
-        ([*_REPLAY, "--speed", "1_0"], "--speed: must be a number greater than 0"),
         ([*_REPLAY, "--speed", "inf"], "--speed: must be a number greater than 0"),
-        ([*_REPLAY, "--scale-bytes", "100000"], "must make pages at most 16,384 times smaller"),
         ([*_REPLAY, "--scale-bytes", "1/100000"], "must make pages at most 16,384 times smaller"),
-        ([*_REPLAY, "--scale-bytes", "64/"], "--scale-bytes: must be a number like 1/64"),
-        ([*_REPLAY, "--scale-bytes", "1_000"], "--scale-bytes: must be a number like 1/64"),
-        ([*_REPLAY, "--host-size", "50%"], "--host-size: must be a size like 512MiB"),
-        ([*_REPLAY, "--host-size", "1,000GB"], "--host-size: must be a size like 512MiB"),
         ([*_REPLAY, "--faults", "get:raise@5 %"], "needs a number from 0 on, not '5 '"),
         ([*_REPLAY, "--faults", "get:raise@1_0%"], "needs a number from 0 on, not '1_0'"),
-        ([*_REPLAY, "--faults", "get:raise@1.5"], "needs a whole number from 0 on, not '1.5'"),
         ([*_REPLAY, "--faults", "get:hang@5%,hang_s=1e9"], "must be at most 600 seconds"),
         ([*_REPLAY, "--faults", "get:miss@5%,seed=1,seed=2"], "seed is given twice"),
         ([*_REPLAY, "--speed", "0"], "--speed: must be a number greater than 0"),
-        ([*_REPLAY, "--speed", "nan"], "--speed: must be a number greater than 0"),
         ([*_REPLAY, "--scale-bytes", "0"], "--scale-bytes: must be a number like 1/64"),
         ([*_REPLAY, "--host-size", "much"], "--host-size: must be a size like 512MiB"),
-        ([*_REPLAY, "--host-size", "-1GiB"], "--host-size"),
         ([*_REPLAY, "--host-size", "1KiB"], "holds no page"),
         ([*_REPLAY, "--host-size", "4095PiB"], "this machine has"),
         ([*_REPLAY, "--checksum", "md5"], "--checksum: invalid choice: 'md5'"),
         ([*_REPLAY, "--model", "llama"], "--model: invalid choice: 'llama'"),
         ([*_REPLAY, "--pool", "kv:mha,layers=2"], "heads: this field is required"),
-        ([*_REPLAY, "--pool", "draft:mla,layers=1,dim=8"], "'kv', is missing"),
         ([*_REPLAY, "--pool", "kv:mla,layers=1,dim=8,dtype=int3"], "int3"),
         ([*_REPLAY, "--pool", "kv:mla,layers=1,dim=8", "--model", "qwen3-8b"], "not allowed with"),
         ([*_REPLAY, "--model", "deepseek-v3", "--hicache-mem-layout", "page_head"], "page_head"),
@@ -126,7 +103,6 @@ def test_help_names_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
         ([*_REPLAY, "--json", "/no/such/file.json"], "there is no directory /no/such"),
         ([*_REPLAY, "--json", "/"], "is a directory"),
         ([*_REPLAY, _EXTRA, "{"], "is not JSON"),
-        ([*_REPLAY, _EXTRA, "@/no/such.toml"], "/no/such.toml: cannot be read"),
         ([*_REPLAY, _EXTRA, '{"prefetch_threshold": "9"}'], "prefetch_threshold: must be an int"),
         ([*_REPLAY, _EXTRA, '{"capacty_nbytes": 9}'], "did you mean 'capacity_nbytes'?"),
         (["replay", "--hicache-storage-backend", "dynamic"], "backend_name"),
@@ -144,16 +120,6 @@ def test_wrong_input_is_one_line_and_exit_code_2(
     assert printed.err.count("\n") == 1
     assert printed.err.endswith("\n")
     assert reason in printed.err
-
-
-def test_a_wrong_trace_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace = tmp_path / "t.jsonl"
-    trace.write_text('{"timestamp": 0}\n')
-
-    assert main([*_REPLAY, "--trace", str(trace)]) == 2
-    assert capsys.readouterr().err == (
-        f"hicache: {trace}: line 1: input_length: this field is required\n"
-    )
 
 
 @pytest.mark.parametrize("flag", ["--seed", "--conversations"])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from cli_stores import DRAFT, SPACE, CliStore, break_page, run_json, save
+from cli_stores import DRAFT, SPACE, CliStore, run_json, save
 from hicache_backends.memory import MemorySettings, MemoryStorage
 from pages import hash_of, page, space
 from s3_kit import config_of
@@ -247,16 +247,6 @@ def test_ctrl_c_ends_it_cleanly_while_it_waits_for_its_limit(
     )
 
     assert (130, "hicache: interrupted\n") == (code, errors)
-
-
-def test_a_broken_page_in_memory_is_found_on_the_way() -> None:
-    source = MemoryStorage()
-    key_space = save(source, range(2))
-    break_page(source, 0, key_space)
-
-    result = _copy(source, MemoryStorage(), key_space)
-
-    assert (1, {Proof.CORRUPT: 1}) == (result.copied, result.not_proved)
 
 
 def test_a_target_that_takes_nothing_ends_the_copy() -> None:

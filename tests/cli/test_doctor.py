@@ -87,14 +87,6 @@ def test_files_of_another_program_are_no_place_for_a_new_store(
     assert [tmp_path / "thesis.tex"] == [*tmp_path.iterdir()]
 
 
-def test_no_page_is_left_behind(store: CliStore, capsys: pytest.CaptureFixture[str]) -> None:
-    _checked(capsys, store)
-
-    _, found = run_json(capsys, "ls", *store.flags)
-
-    assert sum(one["pages"] for one in found["spaces"]) == 0
-
-
 @pytest.mark.parametrize("backend", ["redis", "s3"])
 def test_a_store_that_is_down_is_a_problem_without_a_secret(
     backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -306,36 +298,24 @@ def test_a_read_only_mount_is_a_problem_whatever_the_capacity(
     assert (1, "problem") == (code, checks["mount"]["status"])
 
 
-def test_a_full_disk_needs_room() -> None:
-    words = "hf3fs: /kv/index.sqlite cannot be used: database or disk is full"
-
-    assert opening_problem(StorageUnavailable(words)).advice == "make room"
-
-
 @pytest.mark.parametrize("backend", ["file", "hf3fs"])
-def test_the_bytes_beyond_the_capacity_have_a_unit(
+def test_a_store_beyond_its_capacity_is_a_problem_with_a_unit(
     backend: str, store_of: Callable[[str], CliStore], capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = store_of(backend)
     store.fill(range(20))
 
-    _, checks = _checked(capsys, replace(store, config={**store.config, "capacity_nbytes": 20480}))
+    limited = replace(store, config={**store.config, "capacity_nbytes": 20480})
 
+    code, checks = _checked(capsys, limited)
+
+    assert (1, "problem") == (code, checks["capacity"]["status"])
     assert "more than capacity_nbytes (20 KiB)" in checks["capacity"]["fact"]
 
 
-def test_a_store_beyond_its_capacity_is_a_problem(
-    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+def test_no_page_and_no_key_space_is_left_behind(
+    store: CliStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file_store.fill(range(20))
-    store = replace(file_store, config={**file_store.config, "capacity_nbytes": 10_000})
-
-    code, checks = _checked(capsys, store)
-
-    assert (1, "problem") == (code, checks["capacity"]["status"])
-
-
-def test_no_key_space_is_left_behind(store: CliStore, capsys: pytest.CaptureFixture[str]) -> None:
     store.fill(range(2))
     _checked(capsys, store)
 
@@ -429,6 +409,7 @@ def _unavailable(message: str, code: int | None = None) -> HiCacheError:
         (_unavailable("hf3fs: earlier writers may be at work for another 65 s"), "wait 65 s"),
         (StorageTimeout("redis: no answer"), "raise timeout_s"),
         (_unavailable("redis: refused"), "start the store"),
+        (_unavailable("hf3fs: /kv/index cannot be used: database or disk is full"), "make room"),
     ],
 )
 def test_the_advice_fits_the_reason(error: HiCacheError, advice: str) -> None:

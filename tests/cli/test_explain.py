@@ -207,12 +207,3 @@ def test_wrong_use_is_one_line(
     assert code == 2
     assert message in error
     assert error.count("\n") == 1
-
-
-def test_a_replay_with_a_log_that_cannot_be_written_is_wrong_use(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    code = main([*REPLAY[:-4], "--explain-log", "missing/log.jsonl"])
-
-    assert code == 2
-    assert "explain_log: missing/log.jsonl cannot be written" in capsys.readouterr().err

@@ -16,13 +16,6 @@ _PLAN = ["plan", "--conversations", "20"]
 _PRICES = ["--prefill-rate", "8000", "--gpu-price", "2.5", "--host-price", "3"]
 
 
-@pytest.fixture(autouse=True)
-def no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove the variables that make rich take a file for a terminal."""
-    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def _trace(path: Path, *ids: list[int]) -> Path:
     lines = (
         {"timestamp": 0, "input_length": 512 * len(each), "output_length": 1, "hash_ids": each}

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import pytest
 
 from hicache_storage.cli.progress import meter
 
-if TYPE_CHECKING:
-    import pytest
 
-
-def test_work_of_an_unknown_size_has_no_question_marks(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "120")
+
+
+def test_work_of_an_unknown_size_has_no_question_marks(capsys: pytest.CaptureFixture[str]) -> None:
     with meter("copying") as shown:
         shown.begin(None)
         shown.advance(1, 2048)
@@ -24,11 +23,7 @@ def test_work_of_an_unknown_size_has_no_question_marks(
     assert "?" not in text.replace("\x1b[?", "")
 
 
-def test_a_listing_moves_no_bytes(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "120")
+def test_a_listing_moves_no_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     with meter("counting") as shown:
         shown.advance(2, 0)
 
@@ -37,11 +32,7 @@ def test_a_listing_moves_no_bytes(
     assert "0 B" not in text
 
 
-def test_a_known_size_is_told(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "120")
+def test_a_known_size_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with meter("copying") as shown:
         shown.begin(8192)
         shown.advance(2, 4096)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from event_streams import Subscriber
 from replays import COMPLETE_PREFETCH, replay_args, reported
 from servers import free_port
@@ -13,8 +14,6 @@ from hicache_storage.cli import main
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 _REPLAY = replay_args(
     "memory",
@@ -43,10 +42,13 @@ def test_pages_that_are_written_are_announced(tmp_path: Path) -> None:
     assert 0 < len(announced) <= report["controller"]["written_pages"]
 
 
-def test_a_replay_address_needs_an_address(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*_REPLAY, "--events-replay-endpoint", "tcp://*:5558"]) == 2
+@pytest.mark.parametrize("flags", [["--events-replay-endpoint", "tcp://*:5558"], ["--events-bind"]])
+def test_flags_of_an_address_need_an_address(
+    flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*_REPLAY, *flags]) == 2
 
-    assert "needs --events-endpoint" in capsys.readouterr().err
+    assert f"{flags[0]} needs --events-endpoint" in capsys.readouterr().err
 
 
 def test_an_address_of_this_machine_can_be_bound(tmp_path: Path) -> None:
@@ -58,9 +60,3 @@ def test_an_address_of_this_machine_can_be_bound(tmp_path: Path) -> None:
 
         number, _ = first.result(20)
         assert number >= 0
-
-
-def test_a_bound_address_needs_an_address(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*_REPLAY, "--events-bind"]) == 2
-
-    assert "--events-bind needs --events-endpoint" in capsys.readouterr().err

@@ -140,7 +140,7 @@ def test_a_store_that_cannot_list_is_told_in_one_line(
 
 
 @pytest.mark.parametrize("backend", ["redis", "s3"])
-@pytest.mark.parametrize("verb", _VERBS, ids=lambda verb: verb[0])
+@pytest.mark.parametrize("verb", [*_VERBS, ["bench", "--pages", "4"]], ids=lambda verb: verb[0])
 def test_a_store_that_is_down_is_one_line_without_its_secret(
     backend: str, verb: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

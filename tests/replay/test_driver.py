@@ -256,9 +256,13 @@ class TestSettings:
         with pytest.raises(ConfigError, match="this machine has"):
             Replay(MemoryStorage(), _settings(host_nbytes=1 << 60))
 
-    def test_a_layout_that_does_not_go_with_a_shape_is_refused(self) -> None:
+    def test_a_layout_that_does_not_go_with_a_shape_is_refused_and_leaves_no_thread(self) -> None:
+        before = threading.active_count()
+
         with pytest.raises(ConfigError, match=r"pool 'kv' .*page_head"):
             Replay(MemoryStorage(), _settings(_MLA, layout="page_head"))
+
+        assert threading.active_count() == before
 
     def test_the_draft_is_another_key_space(self) -> None:
         with Replay(MemoryStorage(), _settings()) as replay:
@@ -274,11 +278,3 @@ class TestSettings:
     def test_pools_share_l2_in_proportion(self) -> None:
         with Replay(MemoryStorage(), _settings()) as replay:
             assert [pool.host.slots for pool in replay.pools] == [400, 400]
-
-    def test_a_replay_that_cannot_open_leaves_no_thread(self) -> None:
-        before = threading.active_count()
-
-        with pytest.raises(ConfigError):
-            Replay(MemoryStorage(), _settings(_MLA, layout="page_head"))
-
-        assert threading.active_count() == before

@@ -110,17 +110,6 @@ def test_pages_stored_before_a_kill_are_found(tmp_path: Path) -> None:
     assert report["corrupt_pages"] == 0
 
 
-def test_another_run_on_the_same_directory_finds_everything(tmp_path: Path) -> None:
-    argv = ["--conversations", "20", "--scale-bytes", "1/1024", "--host-size", "8MiB"]
-    _replayed(tmp_path / "store", "--keep", *argv)
-
-    report = _replayed(tmp_path / "store", *argv)
-
-    assert report["pages"]["hit_rate"] == 1.0
-    assert report["pages"]["l3_hits"] > 0
-    assert report["corrupt_pages"] == 0
-
-
 def _replayed_trace(store: Path, host_size: str, *argv: str) -> dict[str, Any]:
     """Replay the trace that HICACHE_TRACE names with an L2 that is smaller than its pages."""
     return _replayed(

@@ -43,12 +43,10 @@ class TestAddPrompt:
 
 
 class TestPercentile:
-    @pytest.mark.parametrize(("percent", "expected"), [(50, 50), (99, 99), (100, 100), (1, 1)])
-    def test_of_a_hundred_values(self, percent: int, expected: int) -> None:
-        assert percentile(list(range(100, 0, -1)), percent) == expected
-
-    def test_of_one_value(self) -> None:
-        assert percentile([7.0], 99) == 7.0
+    @pytest.mark.parametrize("percent", [1, 50, 99, 100])
+    def test_of_a_hundred_values_and_of_one(self, percent: int) -> None:
+        assert percentile(list(range(100, 0, -1)), percent) == percent
+        assert percentile([7.0], percent) == 7.0
 
     def test_of_none(self) -> None:
         assert percentile([], 50) is None

@@ -109,7 +109,3 @@ def test_a_single_pool_has_no_pairs() -> None:
     report = report_of(RequestCounts()) | {"pools": [POOL | {"name": "kv"}]}
 
     assert "paired" not in _text(report)
-
-
-def test_a_run_without_requests_has_tables() -> None:
-    assert "corrupt pages" in _text(report_of(RequestCounts()))

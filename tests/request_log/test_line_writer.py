@@ -160,11 +160,6 @@ def test_the_end_waits_for_a_file_that_hangs_no_longer_than_told(path: Path) -> 
     wait_until(lambda: path.read_text() == "one\n")
 
 
-def test_a_file_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        LineWriter(shared(tmp_path / "missing" / "log.jsonl"))
-
-
 def test_a_forked_child_writes_nothing_and_does_not_wait(path: Path) -> None:
     writer = LineWriter(shared(path), queued_lines=1)
 
