@@ -10,7 +10,7 @@ from rich.table import Table
 
 from hicache_storage.cli.escapes import escaped
 from hicache_storage.cli.operations.selection import SHORT_ID_DIGITS, format_shard
-from hicache_storage.cli.sizes import format_nbytes
+from hicache_storage.cli.sizes import counted, format_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -78,6 +78,6 @@ def _cells(usage: SpaceUsage) -> list[str]:
         escaped(space.pool),
         format_shard(space.shard),
         escaped(f"{space.dtype} {space.layout}"),
-        "" if usage.pages is None else f"{usage.pages:,} pages",
+        "" if usage.pages is None else counted(usage.pages, "page"),
         "" if usage.nbytes is None else format_nbytes(usage.nbytes),
     ]

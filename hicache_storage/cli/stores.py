@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
@@ -134,14 +135,20 @@ def excess_of(storage: HiCacheStorage) -> str | None:
 
 def is_same_store(one: config.StorageChoice, other: config.StorageChoice) -> bool:
     """Return True if two choices surely name the same store: one place, or one config."""
-    paths = [choice.config.get("path") for choice in (one, other)]
-    if one.backend != other.backend:
-        return False
-    first, second = (
-        os.path.realpath(os.path.expanduser(path)) if isinstance(path, str) else None  # noqa: PTH111 - as the backends do
-        for path in paths
-    )
-    return first == second if first and second else one.config == other.config
+    return one.backend == other.backend and _place(one.config) == _place(other.config)
+
+
+def _place(config: Mapping[str, Any]) -> object:
+    """Return what a config says of the place: its path, or all of it."""
+    path = config.get("path")
+    if isinstance(path, str):
+        return os.path.realpath(os.path.expanduser(path))  # noqa: PTH111 - as the backends do
+    return {
+        name: _place(cast("Mapping[str, Any]", value))
+        if isinstance(value, Mapping)
+        else (value.rstrip("/") if isinstance(value, str) else value)
+        for name, value in config.items()
+    }
 
 
 def require_listing(storage: HiCacheStorage, backend: str, verb: str) -> None:

@@ -60,17 +60,21 @@ def run(arguments: argparse.Namespace) -> int:
     asks = arguments.delete_wrong and not arguments.yes
     if asks and (arguments.json or not sys.stdin.isatty()):
         raise ConfigError("--delete-wrong asks on a terminal: give --yes where there is none")
-    from hicache_storage.cli.operations.verification import verify  # noqa: PLC0415 - wrong flags fail fast
+    from hicache_storage.cli.operations.verification import Verification, verify  # noqa: PLC0415 - wrong flags fail fast
 
     with open_existing_store(choice) as storage:
         require_listing(storage, choice.backend, "verify")
         selected = selection_of(arguments).of(storage)
-        with meter("verifying") as shown:
-            result = verify(storage, selected.spaces, shown, share=arguments.sample)
-        result.unreadable = selected.unreadable
-        if not arguments.json:
-            console = output_console()
-            print_lines(console, _parts(result, console.width))
+        result = Verification(unreadable=selected.unreadable)
+        try:
+            with meter("verifying") as shown:
+                verify(storage, selected.spaces, shown, result=result, share=arguments.sample)
+        finally:
+            if not arguments.json:
+                console = output_console()
+                print_lines(console, _parts(result, console.width))
+            elif not result.is_done:
+                print_json({"backend": choice.backend, **result.as_json()})
         if arguments.delete_wrong:
             _delete_wrong(choice, storage, result, asks=asks, quiet=arguments.json)
     if arguments.json:

@@ -275,6 +275,20 @@ def test_a_copy_of_a_store_onto_itself_is_refused(
     assert "the target is the source" in capsys.readouterr().err
 
 
+def test_one_store_below_another_is_known_by_its_place(
+    file_store: CliStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link, keys = tmp_path / "link", key_files(tmp_path)
+    link.symlink_to(file_store.config["path"])
+    source, target = (
+        CliStore("encrypted", {"backend": "file", "config": {"path": str(path)}, **keys})
+        for path in (file_store.config["path"], link)
+    )
+
+    assert main(["copy", *source.flags, *target.target_flags]) == 2
+    assert "the target is the source" in capsys.readouterr().err
+
+
 def test_an_interrupted_copy_prints_its_figures(
     store_of: Callable[[str], CliStore], tmp_path: Path
 ) -> None:

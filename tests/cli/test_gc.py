@@ -173,7 +173,7 @@ def test_an_empty_store_has_nothing_to_remove(
 ) -> None:
     store.open().close()
 
-    assert main(["gc", "--model", "any", *store.flags]) == 0
+    assert main(["gc", "--unused-for", "1d", *store.flags]) == 0
     assert capsys.readouterr().out == "0 key spaces, 0 pages, 0 B\n"
 
 

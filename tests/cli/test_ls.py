@@ -125,7 +125,7 @@ def test_a_name_is_never_cut(file_store: CliStore, capsys: pytest.CaptureFixture
 
     lines = capsys.readouterr().out.splitlines()
     assert name in lines
-    assert [target.id[:8]] == [line.split()[0] for line in lines if "1 pages" in line][:1]
+    assert [target.id[:8]] == [line.split()[0] for line in lines if "1 page" in line][:1]
 
 
 def test_an_id_is_not_cut_on_50_columns(

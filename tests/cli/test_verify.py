@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,8 @@ from cli_stores import DRAFT, SPACE, CliStore, break_page, run_json, save
 from hicache_backends.memory import MemoryStorage
 from pages import hash_of, page
 from sealed_stores import key_files, page_file
-from verb_processes import interrupted, on_terminal, slow_store
+from servers import wait_until
+from verb_processes import interrupted, on_terminal, slow_store, verb
 
 from hicache_storage import open_storage
 from hicache_storage.cli import main
@@ -201,8 +204,8 @@ def test_key_spaces_that_cannot_be_read_are_something_found(
     target = file_store.fill(range(5))
     (Path(file_store.config["path"]) / "spaces" / target.id / "manifest.json").unlink()
 
-    for verb in ("verify", "ls"):
-        code, found = run_json(capsys, verb, *file_store.flags)
+    for name in ("verify", "ls"):
+        code, found = run_json(capsys, name, *file_store.flags)
         assert (1, [target.id]) == (code, [one["space_id"] for one in found["unreadable_spaces"]])
 
 
@@ -223,11 +226,25 @@ def test_a_selection_that_matches_nothing_is_wrong_use(
 def test_a_selection_from_an_empty_store_is_wrong_use(
     verb: str, file_store: CliStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    open_storage("file", file_store.config).close()
     target = ["--to-backend", "memory"] if verb == "copy" else []
 
     assert main([verb, "--model", "m", *target, *file_store.flags]) == 2
 
     assert "the store has no key space of model 'm'\n" in capsys.readouterr().err
+
+
+def test_an_interrupted_verify_prints_its_figures(file_store: CliStore, tmp_path: Path) -> None:
+    file_store.fill(range(200))
+    slow = slow_store(file_store, tmp_path)
+    with verb(tmp_path, "verify", "--json", *slow.flags) as process:
+        wait_until((tmp_path / "slow_store.called").exists)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+
+    document = json.loads(output)
+    assert (130, False) == (process.returncode, document["is_done"])
+    assert {"proofs", "findings", "pages"} <= {*document}
 
 
 def test_a_damaged_page_is_no_page_that_is_gone(tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ class Verification:
     """The pages that are wrong, cannot be read, or cannot be proved."""
     nbytes: int = 0
     elapsed_s: float = 0.0
+    is_done: bool = False
+    """False if the run was ended before it had read all pages."""
     deleted: int = 0
     unreadable: Sequence[UnreadableSpace] = ()
     """The key spaces of which no page can be read."""
@@ -79,6 +81,7 @@ class Verification:
             "nbytes": self.nbytes,
             "elapsed_s": self.elapsed_s,
             "proofs": {proof.value: self.proofs[proof] for proof in Proof},
+            "is_done": self.is_done,
             "deleted": self.deleted,
             "unreadable_spaces": [asdict(one) for one in self.unreadable],
             "findings": [
@@ -98,22 +101,29 @@ def verify(
     spaces: Sequence[KeySpace],
     meter: Meter,
     *,
+    result: Verification | None = None,
     share: float = 1.0,
     chance: Callable[[], float] = random.random,
 ) -> Verification:
-    """Read and prove a share of the pages, chosen by chance, and list all pages of a wrong length."""
-    result = Verification()
+    """Read and prove a share of the pages, chosen by chance, and list all pages of a wrong length.
+
+    `result` has what was found so far, also if this is interrupted.
+    """
+    result = result or Verification()
     if meter.wants_total:
         nbytes = sum(info.nbytes for space in spaces for info in storage.scan(space))
         meter.begin(int(nbytes * share))
     began_s = time.monotonic()
-    for space in spaces:
-        result.add(space, [fault_proof(fault) for fault in storage.faults(space)])
-        with closing(_proofs(storage, space, share, chance)) as parts:
-            for proofs in parts:
-                meter.advance(len(proofs), len(proofs) * space.stored_nbytes)
-                result.add(space, proofs)
-    result.elapsed_s = time.monotonic() - began_s
+    try:
+        for space in spaces:
+            result.add(space, [fault_proof(fault) for fault in storage.faults(space)])
+            with closing(_proofs(storage, space, share, chance)) as parts:
+                for proofs in parts:
+                    meter.advance(len(proofs), len(proofs) * space.stored_nbytes)
+                    result.add(space, proofs)
+        result.is_done = True
+    finally:
+        result.elapsed_s = time.monotonic() - began_s
     return result
 
 
