@@ -102,20 +102,6 @@ class TestPages:
 
         assert put(storage, A, sized) == got(storage, A, sized)
 
-    def test_each_item_of_a_batch_has_its_own_verdict(self, storage: EncryptedStorage) -> None:
-        storage.batch_set(SPACE, [A, C], [page(seed=1), page(seed=3)])
-        targets = [blank(), blank(), blank()]
-
-        assert [True, False, True] == storage.batch_get(SPACE, [A, B, C], targets)
-        assert [page(seed=1).tobytes(), page(seed=3).tobytes()] == [
-            targets[0].tobytes(),
-            targets[2].tobytes(),
-        ]
-
-    def test_empty_batches(self, storage: EncryptedStorage) -> None:
-        assert [] == storage.batch_get(SPACE, [], [])
-        assert [] == storage.batch_set(SPACE, [], [])
-
     def test_a_page_of_another_size_is_refused(self, storage: EncryptedStorage) -> None:
         put(storage)
 
@@ -625,15 +611,6 @@ class TestDelegation:
 
         assert [SPACE] == list(storage.spaces())
         assert [] == list(storage.scan(SPACE))
-
-    def test_clear_and_delete_reach_the_pages(self, storage: EncryptedStorage) -> None:
-        put(storage, A)
-        put(storage, B)
-
-        assert [True] == storage.batch_delete(SPACE, [A])
-        assert [False, True] == storage.batch_exists(SPACE, [A, B])
-        assert storage.clear(SPACE) == 1
-        assert [False] == storage.batch_exists(SPACE, [B])
 
     def test_page_times_are_those_of_the_sealed_page(self, tmp_path: Path) -> None:
         with over_files(tmp_path) as storage:
