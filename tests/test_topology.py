@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from servers import ROOT
 
 from hicache_storage.errors import ConfigError
 from hicache_storage.host_pool import Tile
@@ -224,3 +225,10 @@ def test_a_size_is_a_whole_number_from_one_on(
 def test_the_layers_of_stages_are_whole_numbers_that_add_up(split: Any) -> None:
     with pytest.raises(ConfigError, match=r"^stage_layers"):
         Extent(layers=2, stage_layers=split)
+
+
+def test_the_refusal_that_docs_ranks_quotes_is_the_actual_one() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Topology(tp_size=8).tiles(MHA, 0, Grid(head_group=2))
+
+    assert f"\n{caught.value}\n" in (ROOT / "docs" / "ranks.md").read_text(encoding="utf-8")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -7,6 +8,7 @@ from engines import PROMPT, cache_pools, compute, engine_on
 from framed import DRAFT, HASHES, NBYTES, TARGET, empty, filled, framed, transfer
 from job_runners import SPACE, Engine, batch, target
 from opentelemetry.trace import SpanKind, StatusCode
+from servers import ROOT
 from spans import Spans, is_child
 from stores import HookedStorage, failing
 
@@ -222,3 +224,17 @@ class TestJobs:
 
         attributes = spans.only("hicache.store_job").attributes or {}
         assert 3 == attributes["hicache.pages.refused"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("match", "present", "load", "save", "delete", "clear", "prefetch", "writeback"),
+        *("load_job", "store_job", "transfer"),
+    ],
+)
+def test_a_span_is_in_the_table_of_the_page(name: str) -> None:
+    page = (ROOT / "docs" / "tracing.md").read_text(encoding="utf-8")
+    (spans,) = re.findall(r"^## Spans$(.*?)^## ", page, re.DOTALL | re.MULTILINE)
+
+    assert any(f"`{name}`" in row.split("|")[1] for row in spans.splitlines() if row[:1] == "|")
