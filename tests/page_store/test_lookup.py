@@ -219,11 +219,6 @@ class TestPresent:
             assert [None] == store.present(TARGET, PROMPT[:1], timeout_s=0.05)
             go_on.set()
 
-    def test_no_hash_needs_no_query(self) -> None:
-        with holding([]) as (storage, store):
-            assert store.present(TARGET, []) == []
-            assert not storage.calls
-
     @pytest.mark.parametrize("hashes", [["XYZ"], ["../../etc/passwd"]])
     def test_a_malformed_hash_is_refused(self, hashes: list[str]) -> None:
         with holding([]) as (storage, store):

@@ -38,7 +38,7 @@ from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore, PageStoreSettings, lane
 from hicache_storage.page_store import store as page_store
 from hicache_storage.page_store.frame import FRAME_NBYTES, FramedPage
-from hicache_storage.page_store.lookup import HitPolicy, PoolSpec
+from hicache_storage.page_store.lookup import PoolSpec
 from hicache_storage.page_store.results import Transfer, Verdict
 from hicache_storage.storage import Capabilities
 
@@ -237,20 +237,11 @@ class TestProof:
         store.save([transfer([framed(1)])])
         assert store.load([transfer([framed(0)])]).arrived() == 1
 
+    @pytest.mark.parametrize("checksum", ["xxh3", "none"])
     def test_another_page_under_this_name_is_a_wrong_key(
-        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+        self, storage: HookedStorage, open_store: Callable[..., PageStore], checksum: str
     ) -> None:
-        store = open_store()
-        store.save([transfer(filled(2))])
-        (pages,) = (p for known, p in storage.inner._spaces.items() if known.pool == "kv")
-        pages[HASHES[0]] = pages[HASHES[1]]
-
-        assert [[Verdict.WRONG_KEY]] == store.load([transfer([framed(0)])]).verdicts
-
-    def test_without_a_checksum_identity_is_still_proved(
-        self, storage: HookedStorage, open_store: Callable[..., PageStore]
-    ) -> None:
-        store = open_store(checksum="none")
+        store = open_store(checksum=checksum)
         store.save([transfer(filled(2))])
         (pages,) = (p for known, p in storage.inner._spaces.items() if known.pool == "kv")
         pages[HASHES[0]] = pages[HASHES[1]]
@@ -364,18 +355,6 @@ class TestMatch:
         assert match.pages == 3
         assert [("batch_exists", 8), *[("batch_exists", 6)] * 3] == storage.batches
 
-    def test_a_trailing_pool_needs_its_last_pages_only(
-        self, open_store: Callable[..., PageStore]
-    ) -> None:
-        store = open_store()
-        store.save([transfer(filled(6)), Transfer(DRAFT, HASHES[2:4], filled(2))])
-        side = PoolSpec(space=DRAFT, hit_policy=HitPolicy.TRAILING_PAGES, window_pages=2)
-
-        match = store.match(HASHES, [PoolSpec(space=TARGET), side])
-
-        assert match.pages == 4
-        assert [0, 4] == [length for length, usable in enumerate(match.usable) if usable]
-
     def test_pages_of_the_caller_are_not_queried_and_count(
         self, storage: HookedStorage, open_store: Callable[..., PageStore]
     ) -> None:
@@ -422,12 +401,6 @@ class TestMatch:
 
         assert store.match(HASHES, [PoolSpec(space=TARGET)]).pages == 0
         assert store.stats()["match_failed"] == 1
-
-    def test_an_empty_prefix_asks_nothing(
-        self, storage: HookedStorage, open_store: Callable[..., PageStore]
-    ) -> None:
-        assert open_store().match([], [PoolSpec(space=TARGET)]).pages == 0
-        assert not storage.batches
 
     def test_a_prefix_of_no_pools_is_refused(self, open_store: Callable[..., PageStore]) -> None:
         with pytest.raises(ValueError, match="at least one pool"):
