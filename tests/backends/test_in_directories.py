@@ -15,7 +15,7 @@ from hicache_backends.file import FileStorage
 from hicache_backends.hf3fs import Hf3fsStorage
 from pages import blank, hash_of, page, space
 
-from hicache_storage import ConfigError, HiCacheStorage, Page, StorageClosed, open_storage
+from hicache_storage import ConfigError, HiCacheStorage, Page, open_storage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,54 +94,6 @@ class TestPages:
         assert [True] == storage.batch_get(key_space, HASHES[:1], [target])
         assert source.tobytes() == target.tobytes()
 
-    def test_a_page_of_another_size_is_refused(self, storage: HiCacheStorage) -> None:
-        stored(storage, range(1))
-
-        assert [False] == storage.batch_set(SPACE, HASHES[1:2], [page(4095)])
-        assert [False] == storage.batch_get(SPACE, HASHES[:1], [blank(4097)])
-
-    def test_each_item_of_a_batch_has_its_own_verdict(self, storage: HiCacheStorage) -> None:
-        stored(storage, range(0, 3, 2))
-        targets = [blank() for _ in range(3)]
-
-        assert [True, False, True] == storage.batch_get(SPACE, HASHES[:3], targets)
-        assert [page(seed=0).tobytes(), page(seed=2).tobytes()] == [
-            targets[0].tobytes(),
-            targets[2].tobytes(),
-        ]
-
-    def test_duplicates_in_a_batch_are_each_answered(self, storage: HiCacheStorage) -> None:
-        twice = [HASHES[0], HASHES[0]]
-        targets = [blank(), blank()]
-
-        assert [True, True] == storage.batch_set(SPACE, twice, [page(), page()])
-        assert [True, True] == storage.batch_get(SPACE, twice, targets)
-        assert [True, True] == storage.batch_delete(SPACE, twice)
-        assert [page().tobytes()] * 2 == [target.tobytes() for target in targets]
-
-    def test_empty_batches(self, storage: HiCacheStorage) -> None:
-        assert [] == storage.batch_set(SPACE, [], [])
-        assert [] == storage.batch_get(SPACE, [], [])
-        assert [] == storage.batch_exists(SPACE, [])
-        assert [] == storage.batch_delete(SPACE, [])
-
-    def test_a_present_page_keeps_its_bytes(self, storage: HiCacheStorage) -> None:
-        stored(storage, range(1))
-
-        assert [True] == storage.batch_set(SPACE, HASHES[:1], [page(seed=99)])
-        assert page().tobytes() == got(storage, HASHES[0])
-
-    def test_hashes_that_begin_alike_are_different_pages(self, storage: HiCacheStorage) -> None:
-        alike = ["00" * 31 + "01", "00" * 31 + "02", "00" * 16]
-        assert [True] * 3 == storage.batch_set(SPACE, alike, [page(seed=n) for n in range(3)])
-        targets = [blank() for _ in alike]
-
-        assert [True] * 3 == storage.batch_get(SPACE, alike, targets)
-        assert [page(seed=n).tobytes() for n in range(3)] == [t.tobytes() for t in targets]
-
-    def test_delete_of_an_absent_page_is_true(self, storage: HiCacheStorage) -> None:
-        assert [True] == storage.batch_delete(SPACE, HASHES[:1])
-
     def test_no_joined_copy_is_made(self, storage: HiCacheStorage) -> None:
         """The allocations of a batch are far below one page."""
         nbytes = 8 << 20
@@ -161,13 +113,6 @@ class TestPages:
 
 
 class TestLifecycle:
-    def test_pages_survive_reopening(self, kind: Kind, storage: HiCacheStorage, root: Path) -> None:
-        stored(storage, range(3))
-        storage.close()
-        with kind.open(root) as again:
-            assert page(seed=2).tobytes() == got(again, HASHES[2])
-            assert [SPACE] == list(again.spaces())
-
     def test_a_manifest_in_the_wrong_place_is_no_key_space(
         self, storage: HiCacheStorage, root: Path
     ) -> None:
@@ -176,24 +121,6 @@ class TestLifecycle:
         shutil.copy(root / "spaces" / SPACE.id / "manifest.json", strange)
 
         assert [SPACE] == list(storage.spaces())
-
-    def test_after_close_everything_raises(self, storage: HiCacheStorage) -> None:
-        storage.close()
-        storage.close()
-        calls: list[Any] = [
-            lambda: storage.batch_exists(SPACE, []),
-            lambda: storage.batch_get(SPACE, [], []),
-            lambda: storage.batch_set(SPACE, [], []),
-            lambda: storage.batch_delete(SPACE, []),
-            lambda: storage.open_space(SPACE),
-            storage.spaces,
-            lambda: storage.scan(SPACE),
-            lambda: storage.clear(SPACE),
-            storage.stats,
-        ]
-        for call in calls:
-            with pytest.raises(StorageClosed):
-                call()
 
     def test_opening_fifty_times_leaves_nothing_behind(self, kind: Kind, root: Path) -> None:
         def use() -> None:
