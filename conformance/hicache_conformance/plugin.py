@@ -116,7 +116,11 @@ class _Conformance:
     def pytest_testnodedown(self, node: Any) -> None:
         """Take the verdicts of a worker of pytest-xdist. One that crashed has none."""
         output: dict[str, Any] = getattr(node, "workeroutput", {})
-        self.verdicts += [_Verdict(**one) for one in output.get(_VERDICTS, [])]
+        self.take(output.get(_VERDICTS, []))
+
+    def take(self, verdicts: list[dict[str, Any]]) -> None:
+        """Show the verdicts of another process, too, as `dataclasses.asdict` has made them."""
+        self.verdicts += [_Verdict(**one) for one in verdicts]
 
     def _judge(self, cls: type[StorageConformance], name: str, chosen: set[str]) -> None:
         record = self._judged(cls, self.checks.get(name, []))

@@ -41,26 +41,27 @@ def unpassed(record: dict[str, Any]) -> dict[str, str]:
     }
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("name", "config", "arguments"),
     [
-        ("memory", {}, []),
+        ("memory", {}, ["--quick"]),
+        pytest.param("memory", {}, [], marks=pytest.mark.slow),
         ("file", {"path": "{scratch}"}, ["--quick"]),
         pytest.param("file", {"path": "{scratch}"}, [], marks=pytest.mark.long),
-        ("file", _POWER, ["--quick", "--rules", "KV-4*"]),
+        pytest.param("file", _POWER, ["--quick", "--rules", "KV-4*"], marks=pytest.mark.slow),
         pytest.param("file", _POWER, ["--quick"], marks=pytest.mark.long),
-        ("file", _EVICTING, ["--quick", "--rules", "KV-00*"]),
+        pytest.param("file", _EVICTING, ["--quick", "--rules", "KV-00*"], marks=pytest.mark.slow),
         pytest.param("file", _EVICTING, ["--quick"], marks=pytest.mark.long),
-        (
+        pytest.param(
             "dynamic",
             {"backend_name": "d", "module_path": "dict_backend", "class_name": "DictStorage"},
             ["--quick"],
+            marks=pytest.mark.slow,
         ),
     ],
     ids=[
-        *("memory", "file", "file-whole", "file-power", "file-power-all-rules"),
+        *("memory", "memory-whole", "file", "file-whole", "file-power", "file-power-all-rules"),
         *("file-evicting", "file-evicting-all-rules", "example"),
     ],
 )

@@ -13,7 +13,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 CHANGES = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 WORKFLOW: Any = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
 PAGE = (ROOT / "docs/releasing.md").read_text(encoding="utf-8")
-MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+MAKEFILES = [(ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", "maintain.mk")]
 
 
 def steps() -> list[dict[str, Any]]:
@@ -59,4 +59,8 @@ def test_targets_that_are_named_exist() -> None:
     named = set(re.findall(r"\bmake ([a-z][a-z-]*)", commands + PAGE))
 
     assert {"release-check", "check"} <= named
-    assert [] == sorted(one for one in named if f"\n{one}:" not in MAKEFILE)
+    assert [] == sorted(one for one in named if f"\n{one}:" not in "".join(MAKEFILES))
+
+
+def test_the_help_of_the_makefile_fits_a_screen() -> None:
+    assert len(re.findall(r"^[a-z0-9-]+:.*## ", MAKEFILES[0], re.MULTILINE)) <= 24

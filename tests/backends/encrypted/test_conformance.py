@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from hicache_storage.keys import KeySpace
 
-pytestmark = pytest.mark.slow
-
 
 class Sealed(StorageConformance):
     """The keys of a test, in files of its own."""

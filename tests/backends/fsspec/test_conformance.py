@@ -5,14 +5,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from hicache_backends.fsspec import FsspecStorage
 from hicache_conformance import Scratch, StorageConformance
 
 if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
-pytestmark = pytest.mark.slow
 
 fsspec: Any = importlib.import_module("fsspec")  # it has no types
 

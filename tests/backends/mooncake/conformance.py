@@ -24,7 +24,6 @@ _backend: Any = importlib.import_module("hicache_backends.mooncake")
 
 _native: Any = importlib.import_module("mooncake.store")
 
-pytestmark = pytest.mark.slow
 
 NODE_SEGMENT = "1gb"
 

@@ -10,10 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import sglang_cpu
 
 from hicache_storage.integrations import sglang as adapter
 from hicache_storage.integrations.sglang import _interface
 
+sglang_cpu.stand_in()
 storage: Any = importlib.import_module("sglang.srt.mem_cache.hicache_storage")
 metrics: Any = importlib.import_module("sglang.srt.observability.metrics_collector")
 

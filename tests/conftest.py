@@ -1,0 +1,152 @@
+"""What every run of pytest here shares: the reports of tests that run in a pytest of their own.
+
+Engines live in environments of their own, and native code may end its process. A test starts such a
+pytest with the fixture `run_elsewhere`. The reports of its tests count in this run, and the summary
+shows the kit's verdicts from there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parents[1]
+VARIABLE = "HICACHE_TEST_REPORTS"
+"""The file that the pytest below writes its reports to."""
+REPORTS = "reports from elsewhere"
+"""The property in which a test hands them to the process that prints the summary."""
+KIT = "hicache-conformance-verdicts"
+SLOW = (
+    "tests/conformance/selftest/",
+    "tests/fuzz/",
+    "tests/native/test_fuzz.py",
+    "tests/storm/",
+    "tests/test_interleavings.py",
+)
+"""Short forms of what runs for hours before a release: `make test` leaves them to `.ci/run`."""
+OTHERS = ("tests/backends/", "tests/conformance/")
+"""What these reach of the SDK does not count as covered."""
+_SHOWN = 6000
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path = os.environ.pop(VARIABLE, "")
+    if path:
+        config.pluginmanager.register(_Below(config, Path(path)))
+    elif not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Above(config))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put first what takes longest, so that no worker is left with it at the end."""
+    covering = config.pluginmanager.hasplugin("pytest_cov")
+    for item in items:
+        if item.nodeid.startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
+        if covering and item.nodeid.startswith(OTHERS):
+            item.add_marker(pytest.mark.no_cover)
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/test_elsewhere.py"))
+
+
+class _Below:
+    """Writes down each report, and what the kit says at the end."""
+
+    def __init__(self, config: pytest.Config, path: Path) -> None:
+        self.config = config
+        self.path = path
+
+    def _write(self, **line: Any) -> None:
+        with self.path.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(line, default=str) + "\n")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        hook = self.config.hook
+        self._write(report=hook.pytest_report_to_serializable(config=self.config, report=report))
+
+    def pytest_sessionfinish(self) -> None:
+        kit: Any = self.config.pluginmanager.get_plugin(KIT)
+        if kit is not None:
+            self._write(verdicts=[dataclasses.asdict(one) for one in kit.verdicts])
+
+
+class _Above:
+    """Gives the reports that a test brings to everything that counts and shows reports."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.session: pytest.Session
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        self.session = session
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "call":
+            return
+        for line in [str(each) for key, each in report.user_properties if key == REPORTS]:
+            data: dict[str, Any] = json.loads(line)
+            if "report" in data:
+                self._pass_on(data["report"])
+            else:
+                kit: Any = self.config.pluginmanager.get_plugin(KIT)
+                kit.take(data["verdicts"])
+
+    def _pass_on(self, data: dict[str, Any]) -> None:
+        longrepr: Any = data["longrepr"]
+        if isinstance(longrepr, list):  # JSON has no tuples: this is of a skipped test
+            data["longrepr"] = (*longrepr,)
+        hook = self.config.hook
+        report = hook.pytest_report_from_serializable(config=self.config, data=data)
+        self.session.testscollected += report.when == "setup"  # the progress is a share of it
+        hook.pytest_runtest_logreport(report=report)
+
+
+@pytest.fixture
+def run_elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., None]:
+    """Return a function that runs pytest in another process, by this Python or another.
+
+    A failure there fails the run by its own report. This test fails if the process ends otherwise.
+    """
+
+    def run(python: Path, *arguments: str) -> None:
+        if not python.exists():
+            message = f"there is no {python}: `make environments` makes it"
+            if os.environ.get("CI"):
+                pytest.fail(message)
+            pytest.skip(message)
+        path = tmp_path / "reports"
+        path.touch()
+        variables = {key: os.environ[key] for key in os.environ if not key.startswith("PYTEST_")}
+        process = subprocess.Popen(
+            [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
+            cwd=ROOT,
+            env={**variables, VARIABLE: str(path)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            output, _ = process.communicate()
+        finally:
+            if process.poll() is None:  # the time limit of this test
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            lines = path.read_text(encoding="utf-8").splitlines()
+            request.node.user_properties.extend((REPORTS, line) for line in lines)
+        failed = any('"outcome": "failed"' in line or '"fails": true' in line for line in lines)
+        assert process.returncode == (1 if failed else 0), output[-_SHOWN:]
+
+    return run
