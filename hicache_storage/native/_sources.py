@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def checksum(folder: Path) -> str:
     """Return the CRC-32 of the C sources in `folder`, or "" where there are none, as in a wheel."""
-    sources = sorted(path for path in folder.iterdir() if path.suffix in (".c", ".h"))
+    sources = sorted(folder.rglob("*.[ch]"))
     value = 0
     for path in sources:
         value = zlib.crc32(path.read_bytes(), zlib.crc32(path.name.encode(), value))

@@ -58,7 +58,7 @@ PyObject *page_files(PyObject *module, PyObject *arguments) {
             *end++ = text[1];
             *end++ = '/';
             memcpy(end, text, (size_t)length);
-            xxh3_128_short(name + PREFIX_NBYTES, text, (size_t)length);
+            xxh3_128(name + PREFIX_NBYTES, text, (size_t)length);
             PyObject *one = PyBytes_FromStringAndSize(path, directory_nbytes + 4 + length);
             PyObject *other = PyBytes_FromStringAndSize((const char *)name, NAME_NBYTES);
             failed = !one || PyList_SetItem(paths, i, one) || !other || PyList_SetItem(names, i, other);

@@ -81,7 +81,7 @@ def test_a_new_source_is_a_change(sources: Path) -> None:
 
 
 def test_a_module_without_sources_is_used_as_in_a_wheel(sources: Path) -> None:
-    for source in [*sources.glob("*.c"), *sources.glob("*.h")]:
+    for source in sources.rglob("*.[ch]"):
         source.unlink()
 
     assert "compiled\n" == run(sources, "-c", SAY).stdout

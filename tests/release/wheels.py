@@ -90,7 +90,7 @@ def test_the_sdist_has_the_sources_in_c_and_nothing_compiled(
     with tarfile.open(distributions[0]) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
     native = ROOT / "hicache_storage" / "native"
-    sources = {str(path.relative_to(ROOT)) for path in native.glob("*.[ch]")}
+    sources = {str(path.relative_to(ROOT)) for path in native.rglob("*.[ch]")}
 
     assert sources
     assert {*sources, "hatch_build.py", "hicache_storage/native/_build.py"} <= names
