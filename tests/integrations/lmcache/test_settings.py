@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from hicache_storage.errors import ConfigError
 from hicache_storage.integrations.lmcache._settings import AdapterSettings
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 PARAMS: dict[str, Any] = {"backend": "redis", "config": {"url": "redis://x"}, "revision": "main"}
 
 
 def test_the_backends_fields_are_under_config() -> None:
     assert {"url": "redis://x"} == AdapterSettings.of(PARAMS).backend_fields()
-
-
-def test_the_backends_fields_may_be_in_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "redis.json"
-    path.write_text('{"url": "redis://y"}')
-
-    settings = AdapterSettings.of({**PARAMS, "config": f"@{path}"})
-
-    assert {"url": "redis://y"} == settings.backend_fields()
 
 
 def test_an_empty_revision_may_be_stated() -> None:

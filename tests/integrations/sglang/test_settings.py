@@ -233,17 +233,6 @@ def test_weights_that_are_not_on_this_machine_are_known_by_their_path() -> None:
     assert launch.revision(draft=False) == "weights=named:s3://models/llama"
 
 
-def test_adapters_of_the_start_are_known_by_their_weights(tmp_path: Path) -> None:
-    revisions: list[str] = []
-    for content in (b"one", b"two"):
-        (tmp_path / "adapter_model.bin").write_bytes(content * 4096)
-        entry = {"lora_name": "a", "lora_path": str(tmp_path), "lora_id": "same"}
-        launch = LaunchIdentity({"lora_paths": [entry]}, AdapterSettings())
-        revisions.append(launch.revision(draft=False))
-
-    assert revisions[0] != revisions[1]
-
-
 def test_adapters_that_swap_their_weights_are_another_identity(tmp_path: Path) -> None:
     revisions: list[str] = []
     for contents in ((b"one", b"two"), (b"two", b"one"), (b"one", b"one")):

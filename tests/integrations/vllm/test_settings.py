@@ -86,15 +86,6 @@ def test_an_unknown_field_of_a_tier_is_an_error() -> None:
         _settings.tier_settings({"type": "HiCacheTier", **REDIS, "colour": "red"})
 
 
-def test_the_fields_of_the_backend_may_be_in_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "redis.toml"
-    path.write_text('url = "redis://cache/0"\n')
-
-    settings = _settings.tier_settings({"backend": "redis", "config": f"@{path}"})
-
-    assert {"url": "redis://cache/0"} == settings.backend_fields()
-
-
 def test_the_file_is_named_where_it_is_wrong(tmp_path: Path) -> None:
     path = tmp_path / "redis.toml"
     path.write_text("url = hush")
