@@ -24,39 +24,6 @@ def settled(transfer: LayerTransfer) -> None:
     transfer.settled.result(TIMEOUT_S)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_prefix_goes_from_storage_to_l1_and_new_pages_back(device: str) -> None:
-    storage = MemoryStorage()
-    with engine_on(storage, cache_pools()) as engine:
-        compute(engine, PROMPT)
-        engine.drain(TIMEOUT_S)
-
-    pools = cache_pools()
-    on_device = CacheDevice(pools, device)
-    with engine_on(storage, pools) as engine, on_device.l1 as l1:
-        lease = engine.prefetch("request", PROMPT).result()
-        slots = l1.allocate(lease.pages) or []
-        settled(l1.load(lease.slots, slots, indices=lease.indices))
-        lease.release()
-        found = [
-            on_device.has(number, slot, content(pool, page_hash))
-            for number, pool in enumerate(pools)
-            for slot, page_hash in zip(slots, PROMPT, strict=True)
-        ]
-        engine.cache.clear()
-        reservation = engine.reserve(PROMPT)
-        settled(l1.store(slots, reservation.slots, indices=reservation.indices))
-        stored = [
-            pool.host.page(slot).tobytes() == content(pool, page_hash)
-            for pool, taken in zip(pools, reservation.slots, strict=True)
-            for slot, page_hash in zip(taken, PROMPT, strict=True)
-        ]
-        engine.commit(reservation)
-
-    assert len(PROMPT) == len(slots)
-    assert [True] * 2 * len(PROMPT) == found == stored
-
-
 def test_pages_in_transfer_to_l1_are_not_evicted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
