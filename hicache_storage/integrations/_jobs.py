@@ -4,7 +4,7 @@ The engine's thread submits jobs and fetches results. It waits for nothing, and 
 else is done by daemon threads:
 
     hicache-lookup-N    two; each answers all lookups that wait, with one call for each key space
-    hicache-load-N      four; each moves one piece of a load at a time, the last one of small loads only
+    hicache-load-N      eleven; each moves one piece of a load at a time, and three of them large loads
     hicache-store-N     two; the same for stores, while no load waits for a thread
     hicache-open-N      two; they open key spaces, and try again after a failure
     hicache-admission   one, if pages are written at their second use; it keeps the sketch in the store
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
 __all__ = ["JobKind", "JobResult", "JobRunner", "JobSettings", "LookupResult", "PageBatch"]
 
-_LOAD_THREADS = 3
-_SPARE_LOAD_THREADS = 1
-_STORE_THREADS = 2
+# Of eight small loads none waits behind large ones that a slow store can't move in time.
+_LOADS = {"large": 3, "small": 4, "threads": 11}
+_STORES = {"large": 2, "small": 2, "threads": 2}
 # A bounded call ends a second after the store's own time limit.
 _GRACE_S = 1.0
 _MIN_IDLE_WAIT_S = 1.0
@@ -128,13 +128,15 @@ class JobRunner:
         self._loads = TransferQueue(
             self._load_results,
             self._lenders[0],
-            TransferLimits(_LOAD_THREADS, load_s, load_begins_s, _SPARE_LOAD_THREADS),
+            TransferLimits(**_LOADS, timeout_s=load_s, begin_s=load_begins_s),
             store.begin_activity,
         )
         self._stores = TransferQueue(
             self._store_results,
             self._lenders[1],
-            TransferLimits(_STORE_THREADS, store_s, store_s, queued_nbytes=settings.queued_nbytes),
+            TransferLimits(
+                **_STORES, timeout_s=store_s, begin_s=store_s, queued_nbytes=settings.queued_nbytes
+            ),
             store.begin_activity,
             spaces=self._spaces,
             before=self._loads,

@@ -25,18 +25,22 @@ logger = logging.getLogger(__name__)
 
 # A piece has as many bytes at most: a small job needs one turn of a thread.
 _SMALL_NBYTES = 32 << 20
+_SMALL, _LARGE = "small", "large"
 
 
 class TransferLimits(NamedTuple):
     """The limits of one direction."""
 
+    large: int
+    """The pieces of large jobs that are moved at a time."""
+    small: int
+    """The small jobs that are moved at a time."""
     threads: int
+    """All threads. Those that are left over move small jobs while large ones have all of theirs."""
     timeout_s: float
     """The deadline of a job, from its submission."""
     begin_s: float
     """The time from the submission of a job until which its pieces may begin."""
-    spare_threads: int = 0
-    """Further threads, which take small jobs only: large ones cannot keep them all."""
     queued_nbytes: int | None = None
     """The payload bytes of the jobs that wait. A job that exceeds them is dropped, unless none waits.
     None: no limit."""
@@ -48,8 +52,8 @@ class TransferQueue:
     Threads `hicache-load-N` or `hicache-store-N` take jobs in their order, split them into pieces, and
     move one piece at a time. No piece of this queue begins while jobs of the queue `before` wait for a
     thread. A thread waits for the store until the deadline of a piece at the longest, and jobs that
-    wait have later deadlines, so each job is taken by its deadline. A spare thread takes the first small
-    job among those that wait.
+    wait have later deadlines, so each job is taken by its deadline. Small jobs overtake large ones that
+    wait for a thread: one large job that a slow store can't move in time keeps no small one waiting.
     """
 
     def __init__(
@@ -77,13 +81,13 @@ class TransferQueue:
         self._when_empty: Callable[[], None] | None = None
         self._changed = threading.Condition()
         self._waiting: deque[TransferJob | Piece] = deque()
+        self._running = {_SMALL: 0, _LARGE: 0}
         self._closed = self._gives_up = False
         if before is not None:
             before.call_when_empty(self._wake)
-        for number in range(limits.threads + limits.spare_threads):
+        for number in range(limits.threads):
             name = f"hicache-{self._name}-{number}"
-            takes = self._next if number < limits.threads else self._next_small
-            threading.Thread(target=self._work, args=(takes,), name=name, daemon=True).start()
+            threading.Thread(target=self._work, name=name, daemon=True).start()
 
     @property
     def has_waiting(self) -> bool:
@@ -110,7 +114,7 @@ class TransferQueue:
             if is_admitted:
                 self.waiting_nbytes += job.nbytes
                 self._waiting.append(job)
-                self._changed.notify_all()
+                self._changed.notify()
         if not is_admitted:
             self._drop(job)
 
@@ -133,45 +137,46 @@ class TransferQueue:
 
     # --- the threads ---------------------------------------------------------------------------------
 
-    def _work(self, takes: Callable[[], TransferJob | Piece | None]) -> None:
-        while (item := takes()) is not None:
+    def _work(self) -> None:
+        while (item := self._next()) is not None:
             if isinstance(item, TransferJob):
                 self._begin(item)
             else:
                 self._run(item)
+            with self._changed:
+                self._running[_size_of(item)] -= 1
             del item  # a thread that waits keeps no page in memory
 
     def _next(self) -> TransferJob | Piece | None:
         with self._changed:
-            while not self._may_begin():
+            while (place := self._first_to_begin()) is None:
                 if self._closed and not self._waiting:
                     return None
-                first = self._first_job()
-                self._changed.wait(None if first is None else first.deadline.remaining_s())
-            item = self._take(0)
+                left_s = _job_of(self._waiting[0]).deadline.remaining_s() if self._waiting else 0.0
+                self._changed.wait(left_s or None)
+            item = self._waiting[place]
+            del self._waiting[place]
+            if isinstance(item, TransferJob):
+                self.waiting_nbytes -= item.nbytes
+            size = _size_of(item)
+            self._running[size] += 1
+            if self._closed or (size == _LARGE and self._running[size] == self._limits.large):
+                self._changed.notify_all()  # the threads that are left over may move small jobs now
         self._tell_if_empty()
         return item
 
-    def _next_small(self) -> TransferJob | Piece | None:
-        with self._changed:
-            while (place := self._first_small()) is None:
-                if self._closed:
-                    return None  # the other threads take what waits
-                self._changed.wait()
-            item = self._take(place)
-        self._tell_if_empty()
-        return item
-
-    def _first_small(self) -> int | None:
-        jobs = (item if isinstance(item, TransferJob) else item.job for item in self._waiting)
-        return next((n for n, job in enumerate(jobs) if job.nbytes <= _SMALL_NBYTES), None)
-
-    def _take(self, place: int) -> TransferJob | Piece:
-        item = self._waiting[place]
-        del self._waiting[place]
-        if isinstance(item, TransferJob):
-            self.waiting_nbytes -= item.nbytes
-        return item
+    def _first_to_begin(self) -> int | None:
+        """Return the place of the first job or piece that may begin."""
+        limits, large = self._limits, self._running[_LARGE]
+        has_room = {
+            _LARGE: large < limits.large,
+            _SMALL: large >= limits.large or self._running[_SMALL] < limits.small,
+        }
+        if self._waiting and self._before is not None and self._before.has_waiting:
+            first = _job_of(self._waiting[0])
+            if first.failure is None and not first.deadline.passed():
+                return None
+        return next((n for n, item in enumerate(self._waiting) if has_room[_size_of(item)]), None)
 
     def _tell_if_empty(self) -> None:
         if not self._waiting and self._when_empty is not None:
@@ -180,19 +185,6 @@ class TransferQueue:
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
-
-    def _may_begin(self) -> bool:
-        first = self._first_job()
-        if first is None:
-            return False
-        is_urgent = first.failure is not None or first.deadline.passed()
-        return self._before is None or not self._before.has_waiting or is_urgent
-
-    def _first_job(self) -> TransferJob | None:
-        if not self._waiting:
-            return None
-        first = self._waiting[0]
-        return first if isinstance(first, TransferJob) else first.job
 
     def _begin(self, job: TransferJob) -> None:
         try:
@@ -207,7 +199,7 @@ class TransferQueue:
             return
         with self._changed:
             self._waiting.extendleft(reversed(pieces))
-            self._changed.notify_all()
+            self._changed.notify(len(pieces))
 
     def _admit(self, job: TransferJob) -> None:
         """Keep the pages of a store that are admitted."""
@@ -279,6 +271,14 @@ class TransferQueue:
                 job.activity.end(_attributes(result))
         finally:
             self._results.finish(result)
+
+
+def _job_of(item: TransferJob | Piece) -> TransferJob:
+    return item if isinstance(item, TransferJob) else item.job
+
+
+def _size_of(item: TransferJob | Piece) -> str:
+    return _SMALL if _job_of(item).nbytes <= _SMALL_NBYTES else _LARGE
 
 
 def _attributes(result: JobResult) -> Attributes:

@@ -366,7 +366,7 @@ def test_a_store_of_any_size_finds_room_where_none_waits() -> None:
         assert {OK} == set(jobs.save(batch(pages)).verdicts[0])
 
 
-def test_a_small_load_has_a_thread_beside_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_loads_have_threads_beside_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_transfer_queue, "_SMALL_NBYTES", SPACE.page_nbytes)
     plan = [Strike("batch_get", number, Fault.HANG) for number in range(3)]
     with engine(plan, load_timeout_s=30) as jobs:
@@ -374,10 +374,25 @@ def test_a_small_load_has_a_thread_beside_large_ones(monkeypatch: pytest.MonkeyP
         for number in range(4):
             jobs.runner.submit_load(number, [target([0, 1])])
         _wait_until(lambda: jobs.storage.calls["batch_get"] == 3)  # type: ignore[attr-defined]
-        jobs.runner.submit_load(9, [target([0])])
+        for number in range(8):
+            jobs.runner.submit_load(10 + number, [target([0])])
 
-        (small,) = jobs.fetch(jobs.runner.finished_loads)
-        assert (9, [[OK]]) == (small.job_id, small.verdicts)
+        small = jobs.fetch(jobs.runner.finished_loads, 8)
+        assert {(10 + number, OK) for number in range(8)} == {
+            (result.job_id, result.verdicts[0][0]) for result in small
+        }
+        jobs.storage.release()  # type: ignore[attr-defined]
+
+
+def test_small_loads_wait_for_each_other_without_large_ones() -> None:
+    plan = [Strike("batch_get", number, Fault.HANG) for number in range(4)]
+    with engine(plan, load_timeout_s=30) as jobs:
+        jobs.save(batch([0]))
+        for number in range(8):
+            jobs.runner.submit_load(number, [target([0])])
+        _wait_until(lambda: jobs.storage.calls["batch_get"] == 4)  # type: ignore[attr-defined]
+
+        assert 4 == sum(jobs.runner._loads._running.values())
         jobs.storage.release()  # type: ignore[attr-defined]
 
 
