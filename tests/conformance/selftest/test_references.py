@@ -1,4 +1,4 @@
-"""Reference stores, beyond what the kit checks in each: what they refuse, and several callers at once."""
+"""Reference stores, beyond what the kit checks: what they refuse, and several callers at once."""
 
 from __future__ import annotations
 
