@@ -29,7 +29,7 @@ READ = [
     "pieces_move",
     "preadv",
 ]
-SEND = ["send_pieces", "socket_send", "sendmsg"]
+SEND = ["exchange_lines", "lines_exchange", "socket_send", "sendmsg"]
 
 
 @pytest.fixture(autouse=True)
