@@ -13,15 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from _disk import default_parent
-from _harness import markdown_head, markdown_row, names
+from _harness import markdown_head, markdown_row, names, run_verb
 from _servers import redis_server
 
 if TYPE_CHECKING:
@@ -51,18 +49,15 @@ def replay(name: str, config: Mapping[str, Any], ranks: int, conversations: int)
     Raises:
         RuntimeError: A block or a write was lost, or a byte was wrong.
     """
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        flags = [
-            *("--hicache-storage-backend", name),
-            *("--hicache-storage-backend-extra-config", json.dumps(config)),
-            *("--hicache-storage-prefetch-policy", "wait_complete"),
-            *("--pool", _POOL, "--scale-bytes", "1", "--page-size", "64"),
-            *("--host-size", str(_HOST_NBYTES // ranks), "--ranks", str(ranks)),
-            *("--conversations", str(conversations), "--json", file.name),
-        ]
-        command = [sys.executable, "-m", "hicache_storage.cli", "replay", *flags]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        figures: dict[str, Any] = json.loads(Path(file.name).read_text(encoding="utf-8"))
+    figures = run_verb(
+        "replay",
+        *("--hicache-storage-backend", name),
+        *("--hicache-storage-backend-extra-config", json.dumps(config)),
+        *("--hicache-storage-prefetch-policy", "wait_complete"),
+        *("--pool", _POOL, "--scale-bytes", "1", "--page-size", "64"),
+        *("--host-size", str(_HOST_NBYTES // ranks), "--ranks", str(ranks)),
+        *("--conversations", str(conversations)),
+    )
     blocks = figures["blocks"]
     found = blocks["l2_hits"] + blocks["l3_hits"]
     if found != blocks["ideal_hits"] or figures["dropped_write_pages"] or figures["corrupt_pages"]:
