@@ -11,7 +11,6 @@ mood. Pages are small: the cost is that of finding and keeping a page, not of mo
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from dataclasses import asdict, dataclass, fields
@@ -19,12 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from _disk import default_parent
-from _harness import console, machine_facts, markdown_head, markdown_row, names
+from _harness import Parser, console, machine_facts, markdown_head, markdown_row, names
 from _scale_costs import FilledStore
 from _scale_fill import Sample
 from _scale_places import PLACES
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
@@ -184,9 +184,7 @@ def ratio_cell(cost: Cost) -> str:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the flags."""
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").partition("\n")[0], allow_abbrev=False
-    )
+    parser = Parser(__doc__, rounds=5)
     add = parser.add_argument
     add(
         "--stores",
@@ -195,13 +193,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help=f"of {', '.join(PLACES)} (default: %(default)s)",
     )
     add("--pages", default=_PAGES, help="sizes of the stores (default: %(default)s)")
-    add("--rounds", type=int, default=5, help="of each measurement (default: %(default)s)")
     add("--batches", type=int, default=4, help="in a round (default: %(default)s)")
     add("--batch", type=int, default=128, help="pages in a call (default: %(default)s)")
     add("--page-nbytes", type=int, default=64, help="a multiple of 32 (default: %(default)s)")
     add("--processes", type=int, default=2, help="that fill a store (default: %(default)s)")
     add("--path", type=Path, default=default_parent(), metavar="DIRECTORY", help=_PATH_HELP)
-    add("--json", type=Path, metavar="FILE", help="write all costs there")
     return parser.parse_args(arguments)
 
 
