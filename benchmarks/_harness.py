@@ -15,6 +15,7 @@ import os
 import platform
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -22,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -292,6 +293,15 @@ def table(section: Section) -> Table:
             *[f"{section.ratio(name, baseline):.2f}" for baseline in section.baselines],
         )
     return shown
+
+
+def run_verb(verb: str, *flags: str) -> dict[str, Any]:
+    """Run `hicache VERB --json`, and return the figures that it writes."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        command = [sys.executable, "-m", "hicache_storage.cli", verb, "--json", file.name, *flags]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        report: dict[str, Any] = json.loads(Path(file.name).read_text(encoding="utf-8"))
+    return report
 
 
 def markdown_row(cells: Iterable[str]) -> str:

@@ -117,32 +117,18 @@ def in_directory(
     source: Memory,
     destination: Memory,
     *,
-    detail: str = "",
-    **settings: Any,
-) -> OurStorage:
-    """Return an `OurStorage` on a backend that keeps pages in a directory."""
-    return OurStorage(_opened(backend, directory, settings), source, destination, detail=detail)
-
-
-def pages_in_directory(
-    backend: str,
-    directory: Path,
-    source: Memory,
-    destination: Memory,
-    *,
-    checksum: Literal["xxh3", "none"],
+    checksum: Literal["xxh3", "none"] | None = None,
     detail: str = "",
     parallelism: int | None = None,
     **settings: Any,
-) -> OurPageStore:
-    """Return an `OurPageStore` over a backend that keeps pages in a directory."""
+) -> Store:
+    """Return a backend that keeps pages in a directory: under the page store with a `checksum`."""
+    config = {"path": str(directory), "timeout_s": TIMEOUT_S, **settings}
+    storage = open_storage(backend, config)
+    if checksum is None:
+        return OurStorage(storage, source, destination, detail=detail)
     return OurPageStore(
-        _opened(backend, directory, settings),
-        source,
-        destination,
-        checksum=checksum,
-        detail=detail,
-        parallelism=parallelism,
+        storage, source, destination, checksum=checksum, detail=detail, parallelism=parallelism
     )
 
 
@@ -156,10 +142,6 @@ def key_space(page_nbytes: int) -> KeySpace:
         page_nbytes=page_nbytes,
         shard=Shard(layers=(0, 32), heads=(0, 8)),
     )
-
-
-def _opened(backend: str, directory: Path, settings: dict[str, Any]) -> HiCacheStorage:
-    return open_storage(backend, {"path": str(directory), "timeout_s": TIMEOUT_S, **settings})
 
 
 def _expect_ok(verdicts: Sequence[Verdict]) -> None:

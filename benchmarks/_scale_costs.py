@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-import time
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from _our_stores import key_space
@@ -20,21 +18,6 @@ _FIRST_NEW = 1 << 40
 _FIRST_ABSENT = 1 << 41
 _IN_PROCESS = 4096
 """The most pages that one process sets, rather than several."""
-
-
-@dataclass(slots=True)
-class _Clock:
-    wall_s: float = 0.0
-    cpu_s: float = 0.0
-
-
-@contextmanager
-def _timing() -> Generator[_Clock, None, None]:
-    clock = _Clock()
-    begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
-    yield clock
-    clock.wall_s = time.perf_counter() - begun_s
-    clock.cpu_s = time.process_time() - begun_cpu_s
 
 
 class FilledStore:
@@ -75,11 +58,12 @@ class FilledStore:
         hashes = self._present()
         pages = self._batch.pages[: len(hashes)]
         self._batch.overwrite()
-        with _timing() as clock:
+        sample = Sample(count=len(hashes))
+        with sample.timing():
             verdicts = self.storage.batch_get(self._space, hashes, pages)
         _expect(all(verdicts), "a page was lost")
         self._batch.check(hashes)
-        return Sample(count=len(hashes), wall_s=clock.wall_s, cpu_s=clock.cpu_s)
+        return sample
 
     def set(self, pages: int | None = None) -> Sample:
         """Set a batch, or some other number, of new pages. `forget_new` removes them."""
@@ -102,21 +86,22 @@ class FilledStore:
 
     def scan(self) -> Sample:
         """List all pages."""
-        with _timing() as clock:
+        sample = Sample(count=self.pages)
+        with sample.timing():
             found = sum(1 for _ in self.storage.scan(self._space))
         _expect(found == self.pages, f"{found} of {self.pages} pages were listed")
-        return Sample(count=found, wall_s=clock.wall_s, cpu_s=clock.cpu_s)
+        return sample
 
     def open(self) -> Sample:
         """Open another storage here and its key space, and look up a page."""
-        hashes = [page_hash(0)]
-        with _timing() as clock:
+        hashes, sample = [page_hash(0)], Sample(count=1)
+        with sample.timing():
             storage = self._place.open()
             storage.open_space(self._space)
             found = storage.batch_exists(self._space, hashes)
         storage.close()
         _expect(all(found), "a page was lost")
-        return Sample(count=1, wall_s=clock.wall_s, cpu_s=clock.cpu_s)
+        return sample
 
     def count(self) -> Sample:
         """Open a storage that has to look at every page first, until it takes a page."""
@@ -124,13 +109,14 @@ class FilledStore:
         fields = self._place.ample_capacity(self._stored_nbytes())
         self.storage.close()
         self._place.forget_counts()
-        with _timing() as clock:
+        sample = Sample(count=self.pages)
+        with sample.timing():
             self.storage = self._place.open(**fields)
             self.storage.open_space(self._space)
             self.set(1)
         self.forget_new()
         self._reopen()
-        return Sample(count=self.pages, wall_s=clock.wall_s, cpu_s=clock.cpu_s)
+        return sample
 
     @contextmanager
     def at_capacity(self) -> Generator[None, None, None]:
@@ -146,10 +132,11 @@ class FilledStore:
 
     def clear(self) -> Sample:
         """Remove all pages. The count may lack some after an eviction."""
-        with _timing() as clock:
-            removed = self.storage.clear(self._space)
+        sample = Sample()
+        with sample.timing():
+            sample.count = self.storage.clear(self._space)
         _expect(not any(self.storage.scan(self._space)), "pages are left")
-        return Sample(count=removed, wall_s=clock.wall_s, cpu_s=clock.cpu_s)
+        return sample
 
     def refill(self) -> None:
         """Set all pages again."""
@@ -171,10 +158,11 @@ class FilledStore:
         return [page_hash(number) for number in self._random.sample(range(self.pages), count)]
 
     def _exists(self, hashes: list[str], *, expected: bool) -> Sample:
-        with _timing() as clock:
+        sample = Sample(count=len(hashes))
+        with sample.timing():
             found = self.storage.batch_exists(self._space, hashes)
         _expect(found == [expected] * len(hashes), f"exists did not answer {expected}")
-        return Sample(count=len(hashes), wall_s=clock.wall_s, cpu_s=clock.cpu_s)
+        return sample
 
     def _reopen(self, **fields: Any) -> None:
         self.storage.close()

@@ -6,6 +6,7 @@ import hashlib
 import multiprocessing
 import time
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from hicache_storage.page import Page
 from hicache_storage.registry import open_storage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
     from _scale_places import Place
 
@@ -25,14 +26,29 @@ FILL_BATCH = 512
 _DIGEST_NBYTES = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Sample:
     """One measurement: pages, or 1 for a whole, and the time of all of them together."""
 
-    count: int
-    wall_s: float
-    cpu_s: float
+    count: int = 0
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
     """Processor time of the clients, all of their threads included."""
+
+    @contextmanager
+    def timing(self) -> Generator[None, None, None]:
+        """Add the time of a block."""
+        begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
+        yield
+        self.wall_s += time.perf_counter() - begun_s
+        self.cpu_s += time.process_time() - begun_cpu_s
+
+    def __add__(self, other: Sample) -> Sample:
+        return Sample(
+            count=self.count + other.count,
+            wall_s=self.wall_s + other.wall_s,
+            cpu_s=self.cpu_s + other.cpu_s,
+        )
 
 
 def page_hash(number: int) -> str:
@@ -85,17 +101,15 @@ def set_numbers(storage: HiCacheStorage, batch: Batch, numbers: range, page_nbyt
         RuntimeError: A page was refused.
     """
     space = key_space(page_nbytes)
-    wall_s = cpu_s = 0.0
+    sample = Sample(count=len(numbers))
     for start in range(0, len(numbers), len(batch.pages)):
         hashes = [page_hash(number) for number in numbers[start : start + len(batch.pages)]]
         pages = batch.write(hashes)
-        begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
-        verdicts = storage.batch_set(space, hashes, pages)
-        wall_s += time.perf_counter() - begun_s
-        cpu_s += time.process_time() - begun_cpu_s
+        with sample.timing():
+            verdicts = storage.batch_set(space, hashes, pages)
         if not all(verdicts):
             raise RuntimeError(f"{verdicts.count(False)} pages were refused: {storage.stats()}")
-    return Sample(count=len(numbers), wall_s=wall_s, cpu_s=cpu_s)
+    return sample
 
 
 def fill(place: Place, pages: int, page_nbytes: int, processes: int) -> Sample:
@@ -111,12 +125,7 @@ def fill(place: Place, pages: int, page_nbytes: int, processes: int) -> Sample:
             pool.submit(_fill_part, place.backend, dict(place.config), part, page_nbytes)
             for part in parts
         ]
-        samples = [task.result() for task in tasks]
-    return Sample(
-        count=pages,
-        wall_s=sum(sample.wall_s for sample in samples),
-        cpu_s=sum(sample.cpu_s for sample in samples),
-    )
+        return sum((task.result() for task in tasks), Sample())
 
 
 def _fill_part(backend: str, config: Mapping[str, Any], part: range, page_nbytes: int) -> Sample:

@@ -11,7 +11,7 @@ import _sglang
 import redis
 from _hf3fs_stores import SGLangHf3fsStore
 from _mooncake_stores import Cluster, SGLangMooncakeStore
-from _our_stores import TIMEOUT_S, OurPageStore, pages_in_directory
+from _our_stores import TIMEOUT_S, OurPageStore, in_directory
 from _s3_stores import OurPagesOnS3
 from _servers import TlsRedisServer, mooncake_master, null_server, null_servers, servers
 
@@ -75,7 +75,7 @@ def _nothing() -> None:
 @contextmanager
 def _in_directory(place: Place, backend: str) -> Generator[Subject, None, None]:
     settings: dict[str, Any] = {"capacity_nbytes": place.capacity_nbytes}
-    store = pages_in_directory(
+    store = in_directory(
         backend,
         place.directory,
         *place.memories,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import _sglang
 from _disk import empty_files, spread_directories, used_nbytes
 from _harness import KIB, MIB, Parser, Report, Section, page_hashes_of, scratch, size_text
-from _our_stores import in_directory, pages_in_directory
+from _our_stores import in_directory
 from _plain_files import (
     Memcpy,
     OpenedFiles,
@@ -256,8 +256,8 @@ def ours(**settings: Any) -> list[StoreFactory]:
     """Return the backend alone, and under the page store without and with checksums."""
     return [
         partial(in_directory, "file", **settings),
-        partial(pages_in_directory, "file", checksum="none", **settings),
-        partial(pages_in_directory, "file", checksum="xxh3", **settings),
+        partial(in_directory, "file", checksum="none", **settings),
+        partial(in_directory, "file", checksum="xxh3", **settings),
     ]
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import _sglang
 from _harness import MIB, Report, scratch
 from _hf3fs_stores import PlainSlots, SGLangHf3fsStore
-from _our_stores import in_directory, pages_in_directory
+from _our_stores import in_directory
 from file import Bench, Get, SetMore, benches, parser
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ def factories(bench: Bench, *, direct: bool) -> list[StoreFactory]:
         partial(plain, threads=1),
         partial(plain, threads=THREADS),
         partial(in_directory, "hf3fs", **ours),
-        partial(pages_in_directory, "hf3fs", checksum="none", **ours),
-        partial(pages_in_directory, "hf3fs", checksum="xxh3", **ours),
+        partial(in_directory, "hf3fs", checksum="none", **ours),
+        partial(in_directory, "hf3fs", checksum="xxh3", **ours),
     ]
 
 

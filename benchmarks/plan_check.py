@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from _disk import default_parent
-from _harness import markdown_head, markdown_row
+from _harness import markdown_head, markdown_row, run_verb
 
 _POOLS = ("kv:mha,layers=2,heads=1,dim=2", "draft:mha,layers=1,heads=1,dim=1")
 _PAGE_NBYTES = 512 * (2 * 2 * 2 * 2 + 2 * 2)
@@ -28,26 +26,20 @@ _TRAILER_NBYTES = 64
 """Bytes that the backend `file` adds to each page, and that the plan does not know of."""
 
 
-def _report(verb: str, scratch: Path, *flags: str) -> dict[str, Any]:
-    file = scratch / f"{verb}.json"
+def _report(verb: str, *flags: str) -> dict[str, Any]:
     pools = [flag for pool in _POOLS for flag in ("--pool", pool)]
-    command = [sys.executable, "-m", "hicache_storage.cli", verb, "--json", str(file), *pools]
-    fixed = ("--page-size", "512", "--scale-bytes", "1")
-    subprocess.run([*command, *fixed, *flags], check=True, stdout=subprocess.DEVNULL)
-    report: dict[str, Any] = json.loads(file.read_text())
-    return report
+    return run_verb(verb, *pools, "--page-size", "512", "--scale-bytes", "1", *flags)
 
 
 def _check(host: int, storage: int, flags: list[str], scratch: Path) -> str:
     """Return a row of the table: sizes, and the shares of L2 and of L3, planned and measured."""
     host_size = ("--host-size", str(host * _PAGE_NBYTES))
     planned_nbytes = storage * (_PAGE_NBYTES + len(_POOLS) * _FRAME_NBYTES)
-    plan = _report("plan", scratch, *flags, *host_size, "--storage-size", str(planned_nbytes))
+    plan = _report("plan", *flags, *host_size, "--storage-size", str(planned_nbytes))
     capacity = planned_nbytes + storage * len(_POOLS) * _TRAILER_NBYTES
     config = {"path": str(scratch / "pages"), "capacity_nbytes": capacity}
     replay = _report(
         "replay",
-        scratch,
         *flags,
         *host_size,
         *("--hicache-storage-backend", "file"),

@@ -13,19 +13,15 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
-import tempfile
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from _disk import default_parent
-from _harness import markdown_head, markdown_row, names
-from _servers import redis_server
+from _harness import markdown_head, markdown_row, names, run_verb
+from _scale_places import PLACES
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 _POOL = "kv:mha,layers=8,heads=8,dim=16"
 _PATH_HELP = "for the files (default: tmpfs where there is one)"
@@ -34,35 +30,21 @@ _HOST_NBYTES = 160 << 20
 _TITLES = ("", "requests/s", "MB/s", "1000 pages/s", "prefetch p50, p99", "verified", "corrupt")
 
 
-@contextmanager
-def store(name: str, directory: Path | None) -> Generator[Mapping[str, Any], None, None]:
-    """Provide the config of an empty store."""
-    if name == "redis":
-        with redis_server() as port:
-            yield {"url": f"redis://127.0.0.1:{port}/0"}
-    else:
-        with tempfile.TemporaryDirectory(prefix="hicache-ranks-", dir=directory) as path:
-            yield {"path": path}
-
-
 def replay(name: str, config: Mapping[str, Any], ranks: int, conversations: int) -> dict[str, Any]:
     """Return the figures of one run.
 
     Raises:
         RuntimeError: A block or a write was lost, or a byte was wrong.
     """
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        flags = [
-            *("--hicache-storage-backend", name),
-            *("--hicache-storage-backend-extra-config", json.dumps(config)),
-            *("--hicache-storage-prefetch-policy", "wait_complete"),
-            *("--pool", _POOL, "--scale-bytes", "1", "--page-size", "64"),
-            *("--host-size", str(_HOST_NBYTES // ranks), "--ranks", str(ranks)),
-            *("--conversations", str(conversations), "--json", file.name),
-        ]
-        command = [sys.executable, "-m", "hicache_storage.cli", "replay", *flags]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        figures: dict[str, Any] = json.loads(Path(file.name).read_text(encoding="utf-8"))
+    figures = run_verb(
+        "replay",
+        *("--hicache-storage-backend", name),
+        *("--hicache-storage-backend-extra-config", json.dumps(config)),
+        *("--hicache-storage-prefetch-policy", "wait_complete"),
+        *("--pool", _POOL, "--scale-bytes", "1", "--page-size", "64"),
+        *("--host-size", str(_HOST_NBYTES // ranks), "--ranks", str(ranks)),
+        *("--conversations", str(conversations)),
+    )
     blocks = figures["blocks"]
     found = blocks["l2_hits"] + blocks["l3_hits"]
     if found != blocks["ideal_hits"] or figures["dropped_write_pages"] or figures["corrupt_pages"]:
@@ -103,7 +85,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=(__doc__ or "").partition("\n")[0], allow_abbrev=False
     )
     add = parser.add_argument
-    add("--stores", type=names, default="file,redis", help="of file and redis (default: both)")
+    add(
+        "--stores",
+        type=names,
+        default="file,redis",
+        help="(default: %(default)s)",
+    )
     add("--ranks", default="1,2,4,8", help="(default: %(default)s)")
     add("--rounds", type=int, default=3, help="(default: %(default)s)")
     add("--conversations", type=int, default=30, help="of the synthetic trace (default: 30)")
@@ -115,8 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         runs: dict[int, list[dict[str, Any]]] = {size: [] for size in sizes}
         for _ in range(chosen.rounds):
             for size, done in runs.items():
-                with store(name, chosen.path) as config:
-                    done.append(replay(name, config, size, chosen.conversations))
+                with PLACES[name](chosen.path) as place:
+                    done.append(replay(name, place.config, size, chosen.conversations))
         for size, done in runs.items():
             print(markdown_row(row(name, size, done)), flush=True)
 

@@ -11,20 +11,20 @@ mood. Pages are small: the cost is that of finding and keeping a page, not of mo
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from _disk import default_parent
-from _harness import console, machine_facts, markdown_head, markdown_row
+from _harness import Parser, console, machine_facts, markdown_head, markdown_row, names
 from _scale_costs import FilledStore
 from _scale_fill import Sample
 from _scale_places import PLACES
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
@@ -66,8 +66,9 @@ def measured(name: str, pages: int, amounts: Amounts) -> Iterator[Cost]:
     """Yield the costs of a store of `pages`, which exists for as long as the iterator."""
     place = PLACES[name]
     with place(amounts.path) as here, place(amounts.path) as beside:
-        reference = _filled(beside, REFERENCE_PAGES, amounts)
-        store = _filled(here, pages, amounts)
+        sizes = {name: getattr(amounts, name) for name in ("page_nbytes", "batch", "processes")}
+        reference = FilledStore(beside, REFERENCE_PAGES, **sizes)
+        store = FilledStore(here, pages, **sizes)
         try:
             yield _cost("fill", store, [store.filled], [reference.filled])
             if here.nbytes is not None:
@@ -106,16 +107,6 @@ def _operations(store: FilledStore, reference: FilledStore, amounts: Amounts) ->
         yield _in_turns("open", amounts.rounds, store, store.open, reference.open)
 
 
-def _filled(place: Any, pages: int, amounts: Amounts) -> FilledStore:
-    return FilledStore(
-        place,
-        pages,
-        page_nbytes=amounts.page_nbytes,
-        batch=amounts.batch,
-        processes=amounts.processes,
-    )
-
-
 def _scans(pages: int, amounts: Amounts) -> int:
     return 1 if pages > _ONE_SCAN_ABOVE else amounts.rounds
 
@@ -145,16 +136,8 @@ def _in_turns(
 def _evictions(store: FilledStore, reference: FilledStore, turns: int) -> Cost:
     """Measure evictions in turns. The cost is the mean: a few of them wait for a list of victims."""
     samples = [(store.evict(turns), reference.evict(turns)) for _ in range(turns)]
-    ours, theirs = (_total(each) for each in zip(*samples, strict=True))
+    ours, theirs = (sum(each, Sample()) for each in zip(*samples, strict=True))
     return _cost("evict", store, [ours], [theirs])
-
-
-def _total(samples: Sequence[Sample]) -> Sample:
-    return Sample(
-        count=sum(sample.count for sample in samples),
-        wall_s=sum(sample.wall_s for sample in samples),
-        cpu_s=sum(sample.cpu_s for sample in samples),
-    )
 
 
 def _cost(
@@ -201,35 +184,29 @@ def ratio_cell(cost: Cost) -> str:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the flags."""
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").partition("\n")[0], allow_abbrev=False
-    )
+    parser = Parser(__doc__, rounds=5)
     add = parser.add_argument
-    add("--stores", default=_STORES, help=f"of {', '.join(PLACES)} (default: %(default)s)")
+    add(
+        "--stores",
+        type=names,
+        default=_STORES,
+        help=f"of {', '.join(PLACES)} (default: %(default)s)",
+    )
     add("--pages", default=_PAGES, help="sizes of the stores (default: %(default)s)")
-    add("--rounds", type=int, default=5, help="of each measurement (default: %(default)s)")
     add("--batches", type=int, default=4, help="in a round (default: %(default)s)")
     add("--batch", type=int, default=128, help="pages in a call (default: %(default)s)")
     add("--page-nbytes", type=int, default=64, help="a multiple of 32 (default: %(default)s)")
     add("--processes", type=int, default=2, help="that fill a store (default: %(default)s)")
     add("--path", type=Path, default=default_parent(), metavar="DIRECTORY", help=_PATH_HELP)
-    add("--json", type=Path, metavar="FILE", help="write all costs there")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure every store, and print two tables for each."""
     chosen = parse(arguments)
-    amounts = Amounts(
-        rounds=chosen.rounds,
-        batches=chosen.batches,
-        batch=chosen.batch,
-        page_nbytes=chosen.page_nbytes,
-        processes=chosen.processes,
-        path=chosen.path,
-    )
+    amounts = Amounts(**{each.name: getattr(chosen, each.name) for each in fields(Amounts)})
     report: dict[str, Any] = {"facts": machine_facts(chosen.path or Path("/tmp")), "stores": {}}  # noqa: S108
-    for name in chosen.stores.split(","):
+    for name in chosen.stores:
         costs: list[Cost] = []
         for pages in map(int, chosen.pages.split(",")):
             for cost in measured(name, pages, amounts):

@@ -39,34 +39,8 @@ if TYPE_CHECKING:
     __version__: str
     """The version of the installed distribution."""
 
-_MODULES = {
-    "errors": (
-        "BackendNotInstalled",
-        "ConfigError",
-        "CorruptPage",
-        "HiCacheError",
-        "NoSuchStore",
-        "StorageClosed",
-        "StorageTimeout",
-        "StorageUnavailable",
-        "UnknownBackend",
-        "UnsupportedOperation",
-    ),
-    "keys": ("KeySpace", "Shard", "namespace_seed", "page_hashes"),
-    "page": ("Page",),
-    "registry": ("open_storage",),
-    "storage": (
-        "Capabilities",
-        "Diagnosis",
-        "Durability",
-        "HiCacheStorage",
-        "PageInfo",
-        "PageTimes",
-        "Retention",
-        "StorageStats",
-    ),
-}
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+_MODULES = ("errors", "keys", "page", "storage", "registry")
+"""The modules of the names. The first one that has a name defines it."""
 
 __all__ = [
     "BackendNotInstalled",
@@ -99,11 +73,12 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return import_module("importlib.metadata").version("hicache-storage")
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    globals()[name] = value
-    return value
+    for module in _MODULES if name in __all__ else ():
+        found = vars(import_module(f"{__name__}.{module}"))
+        if name in found:
+            globals()[name] = found[name]
+            return found[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

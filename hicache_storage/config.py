@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from hicache_storage.controller_settings import ControllerSettings, PrefetchPolicy, WritePolicy
-from hicache_storage.durations import MAX_DURATION_S
+from hicache_storage.durations import check_seconds
 from hicache_storage.errors import ConfigError, shown
-from hicache_storage.scalars import MAX_INT64, format_number
+from hicache_storage.scalars import check_integer
 
 if TYPE_CHECKING:
     import argparse
@@ -61,37 +61,35 @@ def add_arguments(parser: argparse.ArgumentParser, *, engine_flags_in_help: bool
         metavar="JSON|@FILE",
         help="the backend's config: JSON, or @ and a .json, .toml, .yaml or .yml file",
     )
-    for flag, options in _engine_flags().items():
-        if not engine_flags_in_help:
-            options["help"] = argparse.SUPPRESS
-        add(flag, **options)
 
+    def add_engines(flag: str, help_text: str, **options: Any) -> None:
+        add(flag, help=help_text if engine_flags_in_help else argparse.SUPPRESS, **options)
 
-def _engine_flags() -> dict[str, dict[str, Any]]:
-    """Return the flags that set how an engine uses the storage, with their argparse options."""
-    return {
-        "--hicache-storage-prefetch-policy": {
-            "choices": PREFETCH_POLICIES,
-            "default": _DEFAULTS.prefetch_policy.value,
-            "help": "how long a request waits for its pages (default: %(default)s)",
-        },
-        "--hicache-write-policy": {
-            "choices": WRITE_POLICIES,
-            "default": _DEFAULTS.write_policy.value,
-            "help": "when a page is written to the storage (default: %(default)s)",
-        },
-        "--hicache-mem-layout": {
-            "choices": MEM_LAYOUTS,
-            "default": "page_first",
-            "help": "byte order inside a page (default: %(default)s)",
-        },
-        "--page-size": {
-            "type": positive_int,
-            "metavar": "TOKENS",
-            "help": "tokens in a page (default: the engine's)",
-        },
-        "--served-model-name": {"metavar": "NAME", "help": "the model's name in keys"},
-    }
+    add_engines(
+        "--hicache-storage-prefetch-policy",
+        "how long a request waits for its pages (default: %(default)s)",
+        choices=PREFETCH_POLICIES,
+        default=_DEFAULTS.prefetch_policy.value,
+    )
+    add_engines(
+        "--hicache-write-policy",
+        "when a page is written to the storage (default: %(default)s)",
+        choices=WRITE_POLICIES,
+        default=_DEFAULTS.write_policy.value,
+    )
+    add_engines(
+        "--hicache-mem-layout",
+        "byte order inside a page (default: %(default)s)",
+        choices=MEM_LAYOUTS,
+        default="page_first",
+    )
+    add_engines(
+        "--page-size",
+        "tokens in a page (default: the engine's)",
+        type=positive_int,
+        metavar="TOKENS",
+    )
+    add_engines("--served-model-name", "the model's name in keys", metavar="NAME")
 
 
 def positive_int(text: str) -> int:
@@ -126,14 +124,11 @@ class StorageChoice:
     backend: str
     config: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
     """The backend's fields. They are not in the `repr`, because they may hold secrets."""
-    prefetch_policy: str = _DEFAULTS.prefetch_policy.value
-    write_policy: str = _DEFAULTS.write_policy.value
+    controller: ControllerSettings = _DEFAULTS
+    """The policies, and SGLang's own fields of the extra config."""
     mem_layout: str = "page_first"
     page_tokens: int | None = None
     served_model_name: str | None = None
-    prefetch_threshold_tokens: int = _DEFAULTS.prefetch_threshold_tokens
-    prefetch_timeout_base_s: float = _DEFAULTS.prefetch_timeout_base_s
-    prefetch_timeout_per_ki_token_s: float = _DEFAULTS.prefetch_timeout_per_ki_token_s
     pass_prefix_keys: bool = False
 
     @classmethod
@@ -146,14 +141,18 @@ class StorageChoice:
         if not arguments.hicache_storage_backend:
             raise ConfigError(f"{_BACKEND} is required; `hicache backends` lists the names")
         config = load_extra_config(arguments.hicache_storage_backend_extra_config)
+        fields = _pop_engine_fields(config)
         return cls(
             backend=arguments.hicache_storage_backend,
-            prefetch_policy=arguments.hicache_storage_prefetch_policy,
-            write_policy=arguments.hicache_write_policy,
             mem_layout=arguments.hicache_mem_layout,
             page_tokens=arguments.page_size,
             served_model_name=arguments.served_model_name,
-            **_pop_engine_fields(config),
+            pass_prefix_keys=fields.pop("pass_prefix_keys", False),
+            controller=ControllerSettings(
+                prefetch_policy=PrefetchPolicy(arguments.hicache_storage_prefetch_policy),
+                write_policy=WritePolicy(arguments.hicache_write_policy),
+                **fields,
+            ),
             config=config,
         )
 
@@ -346,49 +345,28 @@ def _check_fields(value: Any, where: str) -> dict[str, Any]:
 
 def _pop_engine_fields(config: dict[str, Any]) -> dict[str, Any]:
     """Remove SGLang's own fields from `config`. Return their checked values by the names used here."""
-    return {
-        name: check(field, config.pop(field))
-        for field, (name, check) in _ENGINE_FIELDS.items()
-        if field in config
-    }
+    found: dict[str, Any] = {}
+    for knob, (name, check) in _ENGINE_FIELDS.items():
+        if knob in config:
+            found[name] = config.pop(knob)
+            try:
+                check(f"{_EXTRA_CONFIG}: {knob}:", found[name])
+            except (TypeError, ValueError) as error:
+                raise ConfigError(str(error)) from None
+    return found
 
 
-def _number(field: str, value: Any, *, whole: bool = False) -> float:
-    expected = int if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, expected):
-        raise ConfigError(
-            f"{_EXTRA_CONFIG}: {field}: must be {'an integer' if whole else 'a number'},"
-            f" not {type(value).__name__}"
-        )
-    if not 0 <= value <= MAX_INT64:
-        raise ConfigError(
-            f"{_EXTRA_CONFIG}: {field}: must be at least 0 and have at most 64 bits,"
-            f" not {format_number(value)}"
-        )
-    return value
-
-
-def _seconds(field: str, value: Any) -> float:
-    seconds = _number(field, value)
-    if seconds > MAX_DURATION_S:
-        raise ConfigError(
-            f"{_EXTRA_CONFIG}: {field}: must be at most {MAX_DURATION_S:.0f} seconds,"
-            f" not {format_number(value)}"
-        )
-    return seconds
-
-
-def _flag(field: str, value: Any) -> bool:
+def _check_flag(name: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise ConfigError(
-            f"{_EXTRA_CONFIG}: {field}: must be true or false, not {type(value).__name__}"
-        )
-    return value
+        raise TypeError(f"{name} must be true or false, not {type(value).__name__}")
 
 
-_ENGINE_FIELDS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
-    "prefetch_threshold": ("prefetch_threshold_tokens", partial(_number, whole=True)),
-    "prefetch_timeout_base": ("prefetch_timeout_base_s", _seconds),
-    "prefetch_timeout_per_ki_token": ("prefetch_timeout_per_ki_token_s", _seconds),
-    "hicache_storage_pass_prefix_keys": ("pass_prefix_keys", _flag),
+_ENGINE_FIELDS: dict[str, tuple[str, Callable[[str, object], object]]] = {
+    "prefetch_threshold": ("prefetch_threshold_tokens", partial(check_integer, least=0)),
+    "prefetch_timeout_base": ("prefetch_timeout_base_s", partial(check_seconds, zero=True)),
+    "prefetch_timeout_per_ki_token": (
+        "prefetch_timeout_per_ki_token_s",
+        partial(check_seconds, zero=True),
+    ),
+    "hicache_storage_pass_prefix_keys": ("pass_prefix_keys", _check_flag),
 }

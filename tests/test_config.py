@@ -96,13 +96,7 @@ class TestStorageChoice:
         assert choice.mem_layout == "page_head"
 
     def test_knob_defaults_are_the_controllers(self) -> None:
-        choice, settings = _choice(), ControllerSettings()
-
-        assert choice.prefetch_threshold_tokens == settings.prefetch_threshold_tokens
-        assert choice.prefetch_timeout_base_s == settings.prefetch_timeout_base_s
-        assert choice.prefetch_timeout_per_ki_token_s == settings.prefetch_timeout_per_ki_token_s
-        assert choice.prefetch_policy == settings.prefetch_policy.value
-        assert choice.write_policy == settings.write_policy.value
+        assert _choice().controller == ControllerSettings()
 
     def test_knobs_are_taken_out_of_the_backends_config(self) -> None:
         choice = _choice(
@@ -116,9 +110,9 @@ class TestStorageChoice:
         )
 
         assert choice.config == {"capacity_nbytes": 1024}
-        assert choice.prefetch_threshold_tokens == 64
-        assert choice.prefetch_timeout_base_s == 2
-        assert choice.prefetch_timeout_per_ki_token_s == 0.5
+        assert choice.controller.prefetch_threshold_tokens == 64
+        assert choice.controller.prefetch_timeout_base_s == 2
+        assert choice.controller.prefetch_timeout_per_ki_token_s == 0.5
         assert choice.pass_prefix_keys is True
 
     @pytest.mark.parametrize(

@@ -62,7 +62,8 @@ def _print_table(entries: Sequence[dict[str, Any]], *, everything: bool) -> None
     """Print a line for each backend, then the problems, then all capabilities if `everything`."""
     console = output_console()
     is_wide = console.width >= _WIDE
-    shown = _all_capabilities(entries) if is_wide else _MAIN_CAPABILITIES
+    names = (name for entry in entries for name in entry["capabilities"])
+    shown = tuple(dict.fromkeys(names)) if is_wide else _MAIN_CAPABILITIES
     titles = ("name", "installed", *shown, *(["from"] if is_wide else []))
     rows: list[list[str]] = []
     for entry in entries:
@@ -90,7 +91,3 @@ def _paragraphs(entries: Sequence[dict[str, Any]], *, everything: bool) -> Itera
         capabilities = [f"{name} {value}" for name, value in entry["capabilities"].items()]
         if capabilities:
             yield f"{entry['name']}: {', '.join(capabilities).replace('_', ' ')}"
-
-
-def _all_capabilities(entries: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for entry in entries for name in entry["capabilities"]))

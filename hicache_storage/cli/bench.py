@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hicache_storage.cli.operations.bench.comparison import Cell
-    from hicache_storage.cli.operations.bench.run import BenchSettings
+    from hicache_storage.cli.operations.bench.load import BenchSettings
 
 SUMMARY = "Put a load on a store, and measure latencies, bandwidth and processor time."
 
@@ -162,8 +162,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _settings(arguments: argparse.Namespace, choice: config.StorageChoice) -> BenchSettings:
-    from hicache_storage.cli.operations.bench.load import Operation  # noqa: PLC0415
-    from hicache_storage.cli.operations.bench.run import BenchSettings  # noqa: PLC0415
+    from hicache_storage.cli.operations.bench.load import BenchSettings, Operation  # noqa: PLC0415
 
     page_tokens = choice.page_tokens or DEFAULT_PAGE_TOKENS
     duration_s: float | None = arguments.duration

@@ -13,9 +13,8 @@ from hicache_storage.cli.stores import (
     add_store_arguments,
     config_file_choice,
     is_same_store,
-    open_existing_store,
+    open_listed_store,
     open_to_change,
-    require_listing,
     store_choice,
 )
 from hicache_storage.errors import ConfigError
@@ -58,8 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hicache_storage.cli.operations.rate_limit import RateLimit  # noqa: PLC0415
 
     limit, result = RateLimit(arguments.bandwidth_limit), Copied()
-    with open_existing_store(choice) as source:
-        require_listing(source, choice.backend, "copy")
+    with open_listed_store(choice, "copy") as source:
         selected = selection_of(arguments).of(source)
         result.unreadable = selected.unreadable
         with open_to_change(target_choice) as target:

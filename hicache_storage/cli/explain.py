@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -161,12 +162,12 @@ def _parts(summary: Summary) -> Iterator[Table | str]:
     if summary.first_s is None or summary.last_s is None:
         yield f"There are no records.{faults}"
         return
-    have = "has" if summary.whole == 1 else "have"
+    have = "has" if summary.whole_records == 1 else "have"
     yield (
         f"{counted(summary.records, 'record')} from {format_time(summary.first_s)} to"
         f" {format_time(summary.last_s)}\n"
         f"{summary.hit_pages:,} of {counted(summary.asked_pages, 'page')} hit;"
-        f" {counted(summary.whole, 'record')} {have} every page{faults}"
+        f" {counted(summary.whole_records, 'record')} {have} every page{faults}"
     )
 
 
@@ -189,15 +190,7 @@ def _reason_table(summary: Summary) -> Table:
 
 def _summary_json(summary: Summary) -> dict[str, object]:
     return {
-        "records": summary.records,
-        "whole_records": summary.whole,
-        "asked_pages": summary.asked_pages,
-        "hit_pages": summary.hit_pages,
-        "l2_pages": summary.l2_pages,
-        "first_s": summary.first_s,
-        "last_s": summary.last_s,
-        "dropped_records": summary.dropped_records,
-        "unreadable_lines": summary.unreadable_lines,
+        **{each.name: getattr(summary, each.name) for each in fields(summary)},
         "reasons": [
             {
                 "operation": operation.value,

@@ -15,9 +15,8 @@ from hicache_storage.cli.selection_flags import add_selection_arguments, selecti
 from hicache_storage.cli.sizes import counted, format_nbytes
 from hicache_storage.cli.stores import (
     add_store_arguments,
-    open_existing_store,
+    open_listed_store,
     open_to_change,
-    require_listing,
     store_choice,
 )
 from hicache_storage.errors import ConfigError
@@ -71,8 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     unused_s: float | None = arguments.unused_for
     used_before_s = None if unused_s is None else time.time() - unused_s
     wanted = Wanted(used_before_s=used_before_s, is_empty=arguments.empty)
-    with open_existing_store(choice) as look:
-        require_listing(look, choice.backend, "gc")
+    with open_listed_store(choice, "gc") as look:
         selected = selection_of(arguments).of(look)
         spaces = [] if arguments.unreadable else selected.spaces
         with meter("looking") as shown:

@@ -9,8 +9,7 @@ from hicache_storage.cli.printing import output_console, print_json, print_lines
 from hicache_storage.cli.sizes import format_nbytes
 from hicache_storage.cli.stores import (
     add_store_arguments,
-    open_existing_store,
-    require_listing,
+    open_listed_store,
     store_choice,
 )
 from hicache_storage.text_tables import fact_table
@@ -39,8 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hicache_storage.cli.operations.inspection import page_facts, space_facts  # noqa: PLC0415 - wrong flags fail fast
     from hicache_storage.cli.operations.selection import find_page, find_space  # noqa: PLC0415
 
-    with open_existing_store(choice) as storage:
-        require_listing(storage, choice.backend, "inspect")
+    with open_listed_store(choice, "inspect") as storage:
         space = find_space(storage, arguments.space)
         if arguments.hash is None:
             facts, is_right = space_facts(storage, space), True

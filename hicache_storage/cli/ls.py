@@ -10,8 +10,7 @@ from hicache_storage.cli.progress import meter
 from hicache_storage.cli.sizes import counted, format_nbytes
 from hicache_storage.cli.stores import (
     add_store_arguments,
-    open_existing_store,
-    require_listing,
+    open_listed_store,
     store_choice,
 )
 
@@ -45,8 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         find_space,
     )
 
-    with open_existing_store(choice) as storage:
-        require_listing(storage, choice.backend, "ls")
+    with open_listed_store(choice, "ls") as storage:
         if arguments.space is not None:
             space = find_space(storage, arguments.space)
             _print_pages(storage, space, as_json=arguments.json)

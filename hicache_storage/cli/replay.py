@@ -218,11 +218,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _settings(arguments: argparse.Namespace, choice: config.StorageChoice) -> ReplaySettings:
-    from hicache_storage.controller import (  # noqa: PLC0415
-        ControllerSettings,
-        PrefetchPolicy,
-        WritePolicy,
-    )
     from hicache_storage.replay.driver import ReplaySettings  # noqa: PLC0415
     from hicache_storage.request_log import ExplainLogSettings  # noqa: PLC0415
     from hicache_storage.topology import Grid, Topology  # noqa: PLC0415
@@ -234,13 +229,7 @@ def _settings(arguments: argparse.Namespace, choice: config.StorageChoice) -> Re
         layout=choice.mem_layout,
         host_nbytes=arguments.host_size,
         checksum=arguments.checksum,
-        controller=ControllerSettings(
-            prefetch_policy=PrefetchPolicy(choice.prefetch_policy),
-            write_policy=WritePolicy(choice.write_policy),
-            prefetch_threshold_tokens=choice.prefetch_threshold_tokens,
-            prefetch_timeout_base_s=choice.prefetch_timeout_base_s,
-            prefetch_timeout_per_ki_token_s=choice.prefetch_timeout_per_ki_token_s,
-        ),
+        controller=choice.controller,
         admission=_admission(arguments),
         speed=arguments.speed,
         topology=Topology(tp_size=arguments.ranks),

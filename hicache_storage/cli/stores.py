@@ -103,6 +103,22 @@ def open_existing_store(choice: config.StorageChoice) -> HiCacheStorage:
     return choice.open(read_only=True)
 
 
+def open_listed_store(choice: config.StorageChoice, verb: str) -> HiCacheStorage:
+    """Open the store of a choice for a verb that looks at its list of pages.
+
+    Raises:
+        UnsupportedOperation: The store cannot list its pages. The message says why the verb cannot work.
+    """
+    storage = open_existing_store(choice)
+    if not storage.capabilities.enumerable:
+        storage.close()
+        raise UnsupportedOperation(
+            f"{verb}: the backend {choice.backend!r} cannot list its pages, with this config"
+            " (enumerable: no)"
+        )
+    return storage
+
+
 def open_to_change(choice: config.StorageChoice) -> HiCacheStorage:
     """Open the store of a choice for writing, once a look at it has shown that this evicts nothing.
 
@@ -149,18 +165,6 @@ def _place(config: Mapping[str, Any]) -> object:
         else (value.rstrip("/") if isinstance(value, str) else value)
         for name, value in config.items()
     }
-
-
-def require_listing(storage: HiCacheStorage, backend: str, verb: str) -> None:
-    """Refuse a store that cannot list its pages.
-
-    Raises:
-        UnsupportedOperation: The message says why the verb cannot work.
-    """
-    if not storage.capabilities.enumerable:
-        raise UnsupportedOperation(
-            f"{verb}: the backend {backend!r} cannot list its pages, with this config (enumerable: no)"
-        )
 
 
 def _storage_fields(fields: dict[str, Any], where: str) -> dict[str, Any]:

@@ -11,9 +11,8 @@ from hicache_storage.cli.selection_flags import add_selection_arguments, selecti
 from hicache_storage.cli.sizes import counted, format_nbytes, share
 from hicache_storage.cli.stores import (
     add_store_arguments,
-    open_existing_store,
+    open_listed_store,
     open_to_change,
-    require_listing,
     store_choice,
 )
 from hicache_storage.errors import ConfigError
@@ -62,8 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--delete-wrong asks on a terminal: give --yes where there is none")
     from hicache_storage.cli.operations.verification import Verification, verify  # noqa: PLC0415 - wrong flags fail fast
 
-    with open_existing_store(choice) as storage:
-        require_listing(storage, choice.backend, "verify")
+    with open_listed_store(choice, "verify") as storage:
         selected = selection_of(arguments).of(storage)
         result = Verification(unreadable=selected.unreadable)
         try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hicache_storage.controller_settings import WritePolicy
 from hicache_storage.errors import ConfigError
 from hicache_storage.page_store.frame import FRAME_NBYTES
-from hicache_storage.replay.trace import BLOCK_TOKENS
+from hicache_storage.replay.trace import BLOCK_TOKENS, check_page_tokens
 from hicache_storage.scalars import format_nbytes
 
 if TYPE_CHECKING:
@@ -55,11 +55,7 @@ class PlanSettings:
     max_pages: int = MAX_PAGES
 
     def __post_init__(self) -> None:
-        if BLOCK_TOKENS % self.page_tokens:
-            raise ConfigError(
-                f"--page-size must divide the trace's blocks of {BLOCK_TOKENS} tokens,"
-                f" and {self.page_tokens} does not"
-            )
+        check_page_tokens(self.page_tokens)
         block_nbytes = self.pages_per_block * self.page_nbytes(self.pools)
         for size in self.host_sizes:
             if self.host_blocks(size) < 1:

@@ -21,7 +21,12 @@ from hicache_storage.replay.content import PageContent
 from hicache_storage.replay.report import RequestCounts, Throughput, figures
 from hicache_storage.replay.swap import Swap
 from hicache_storage.replay.timed_store import TimedPageStore
-from hicache_storage.replay.trace import BLOCK_TOKENS, InfiniteCache, block_tokens
+from hicache_storage.replay.trace import (
+    BLOCK_TOKENS,
+    InfiniteCache,
+    block_tokens,
+    check_page_tokens,
+)
 from hicache_storage.request_log import ExplainLogSettings, open_explain_log
 from hicache_storage.scalars import format_nbytes
 from hicache_storage.topology import Extent, Grid, Topology
@@ -89,11 +94,7 @@ class ReplaySettings:
     """Whether the page stores make OpenTelemetry spans."""
 
     def __post_init__(self) -> None:
-        if BLOCK_TOKENS % self.page_tokens:
-            raise ConfigError(
-                f"--page-size must divide the trace's blocks of {BLOCK_TOKENS} tokens,"
-                f" and {self.page_tokens} does not"
-            )
+        check_page_tokens(self.page_tokens)
         if not self.slots:
             raise ConfigError(
                 f"--host-size of {format_nbytes(self.host_nbytes)} holds no page of"

@@ -102,6 +102,19 @@ def _offsets() -> npt.NDArray[Any]:
     return np.arange(BLOCK_TOKENS, dtype=np.uint32)
 
 
+def check_page_tokens(page_tokens: int) -> None:
+    """Refuse pages that do not fill a block of a trace.
+
+    Raises:
+        ConfigError: The message names the flag.
+    """
+    if BLOCK_TOKENS % page_tokens:
+        raise ConfigError(
+            f"--page-size must divide the trace's blocks of {BLOCK_TOKENS} tokens,"
+            f" and {page_tokens} does not"
+        )
+
+
 class InfiniteCache:
     """A cache that starts empty and evicts nothing: the upper bound of hits on a trace."""
 

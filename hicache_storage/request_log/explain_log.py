@@ -42,11 +42,11 @@ class ExplainLog:
 
     def add(self, operation: Operation, **fields: Any) -> None:
         """Add a record; `fields` are its other fields, without time, engine and rank."""
-        self._writer.add(partial(self._line, time.time(), operation, fields))
+        self.add_later(operation, lambda: fields)
 
     def add_later(self, operation: Operation, fields: Callable[[], dict[str, Any]]) -> None:
         """Add a record whose other fields the writer's thread makes."""
-        self._writer.add(partial(self._late_line, time.time(), operation, fields))
+        self._writer.add(partial(self._line, time.time(), operation, fields))
 
     def add_match(
         self, hashes: Sequence[str], match: Match, pools: Sequence[str], *, elapsed_s: float
@@ -82,14 +82,9 @@ class ExplainLog:
 
     # --- in the writer's thread ----------------------------------------------------------------------
 
-    def _late_line(
-        self, at_s: float, operation: Operation, fields: Callable[[], dict[str, Any]]
-    ) -> str:
-        return self._line(at_s, operation, fields())
-
-    def _line(self, at_s: float, operation: Operation, fields: dict[str, Any]) -> str:
+    def _line(self, at_s: float, operation: Operation, fields: Callable[[], dict[str, Any]]) -> str:
         record = RequestRecord(
-            at_s=at_s, engine=self._engine, rank=self._rank, operation=operation, **fields
+            at_s=at_s, engine=self._engine, rank=self._rank, operation=operation, **fields()
         )
         return record.line()
 

@@ -61,7 +61,7 @@ class Summary:
     """The records of a log, counted."""
 
     records: int = 0
-    whole: int = 0
+    whole_records: int = 0
     """Records of requests that have every page."""
     asked_pages: int = 0
     hit_pages: int = 0
@@ -83,7 +83,7 @@ class Summary:
             self.asked_pages += record.asked_pages
             self.hit_pages += record.hit_pages
             self.l2_pages += record.l2_pages or 0
-            self.whole += record.reason is None
+            self.whole_records += record.reason is None
         if record.reason is not None:
             count = self.reasons.setdefault((record.operation, record.reason), ReasonCount())
             count.records += 1

@@ -15,9 +15,9 @@ from stores import HookedStorage
 from verb_processes import interrupted, on_terminal, slow_store, verb
 
 from hicache_storage.cli import main
-from hicache_storage.cli.operations.bench.load import Operation
+from hicache_storage.cli.operations.bench.load import BenchSettings, Operation
 from hicache_storage.cli.operations.bench.pages import PageBuffers, bench_space
-from hicache_storage.cli.operations.bench.run import BenchSettings, run_bench
+from hicache_storage.cli.operations.bench.run import run_bench
 from hicache_storage.cli.progress import Meter
 from hicache_storage.page_store import PageStore, Verdict
 

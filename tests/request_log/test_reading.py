@@ -95,7 +95,7 @@ def test_records_are_counted_by_operation_and_reason(path: Path) -> None:
 
     summary = summary_of(LogReader(path), Selection())
 
-    assert (summary.records, summary.whole) == (4, 1)
+    assert (summary.records, summary.whole_records) == (4, 1)
     assert (summary.asked_pages, summary.hit_pages) == (24, 20)
     assert (summary.first_s, summary.last_s) == (1, 4)
     counted = {key: (one.records, one.missing_pages) for key, one in summary.reasons.items()}

@@ -102,13 +102,12 @@ def run_batches(
     pool = ThreadPoolExecutor(threads, thread_name_prefix="hicache-verb")
     pending: set[Future[R]] = set()
     try:
-        for batch in items:
-            pending.add(pool.submit(work, batch))
-            if len(pending) >= threads * _BATCHES_PER_THREAD:
-                done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                for future in done:
-                    yield future.result()
-        while pending:
+        left = iter(items)
+        while True:
+            for batch in islice(left, max(0, threads * _BATCHES_PER_THREAD - len(pending))):
+                pending.add(pool.submit(work, batch))
+            if not pending:
+                break
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
             for future in done:
                 yield future.result()

@@ -98,7 +98,7 @@ class Wanted:
             for page_hash, times in _uses(storage, space, [info.page_hash for info in batch]):
                 if doubt := _doubt(times):
                     return Kept(space.id, f"its page {page_hash} {doubt}", is_doubt=True)
-                last_s = max(last_s or 0.0, _latest_use_s(times))
+                last_s = max(last_s or 0.0, (times.used_at_s or 0.0) + times.used_within_s)
             if last_s is not None and last_s >= self.used_before_s:
                 return Kept(space.id, "it was used meanwhile")
         if self.used_before_s is not None and last_s is None:
@@ -165,11 +165,6 @@ def _uses(
             " or pool instead of --unused-for"
         )
     return [(page_hash, times) for page_hash, times in found if times.used_at_s is not None]
-
-
-def _latest_use_s(times: PageTimes) -> float:
-    """Return the time after which a page was not used, if its times are right."""
-    return (times.used_at_s or 0.0) + times.used_within_s
 
 
 def _doubt(times: PageTimes) -> str:

@@ -18,6 +18,7 @@ from hicache_storage.cli.operations.batches import listed
 from hicache_storage.cli.operations.probe import PROBE_MODEL
 from hicache_storage.cli.sizes import format_nbytes
 from hicache_storage.cli.stores import excess_of
+from hicache_storage.controller_settings import PrefetchPolicy
 from hicache_storage.errors import StorageTimeout
 from hicache_storage.page_store import Verdict
 from hicache_storage.storage import Retention
@@ -40,7 +41,6 @@ _MOST_NAMED = 4
 _LEFT = re.compile(r"for another ([0-9]+ s)")
 _LEAST_FREE_SHARE = 0.05
 _REQUESTS_TOKENS = (1024, 8192, 32_768, 131_072)
-_KI_TOKENS = 1024
 _VOLATILE = frozenset({"tmpfs", "ramfs", "overlay"})
 
 _ADVICE = {
@@ -261,7 +261,8 @@ def probe_checks(measured: Measured, choice: StorageChoice) -> Iterator[Check]:
         yield _round_trip(measured.round_trip_s)
     if measured.clock_skew_s is not None:
         yield _clock(measured.clock_skew_s)
-    if measured.read_nbytes_s is not None and choice.prefetch_policy == "timeout":
+    policy = choice.controller.prefetch_policy
+    if measured.read_nbytes_s is not None and policy is PrefetchPolicy.TIMEOUT:
         yield _prefetch(measured, choice)
 
 
@@ -284,9 +285,7 @@ def _prefetch(measured: Measured, choice: StorageChoice) -> Check:
     token_nbytes = measured.page_nbytes / measured.page_tokens
     late: list[str] = []
     for tokens in _REQUESTS_TOKENS:
-        limit_s = choice.prefetch_timeout_base_s + (
-            choice.prefetch_timeout_per_ki_token_s * tokens / _KI_TOKENS
-        )
+        limit_s = choice.controller.max_wait_s(1, tokens) or 0.0
         needed_s = tokens * token_nbytes / (measured.read_nbytes_s or 1.0)
         if needed_s > limit_s:
             late.append(f"{tokens:,} tokens need {needed_s:.1f} s of {limit_s:.1f} s")

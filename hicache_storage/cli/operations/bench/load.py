@@ -9,7 +9,7 @@ import time
 from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hicache_storage.cli.operations.bench.latencies import Latencies
 from hicache_storage.cli.operations.bench.pages import PageBuffers
@@ -44,19 +44,34 @@ class Operation(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """A load on the pages of one key space."""
+class BenchSettings:
+    """The flags of a run."""
 
-    threads: int
+    page_sizes: Sequence[int]
+    page_tokens: int
+    threads: Sequence[int]
+    """The numbers of threads of the loads."""
     batch_pages: int
     """Pages of one call."""
     mix: Mapping[Operation, float]
     """The weight of each operation."""
     duration_s: float | None
+    """Seconds of each load."""
     pages: int | None
-    """Pages of all calls together, instead of a duration."""
-    written_nbytes: int
-    """Most bytes of written pages that all threads together leave in the store."""
+    """Pages of all calls of a load together, instead of a duration."""
+    working_set_nbytes: int
+    """Bytes of pages that are written before the loads, and the most that a load leaves in the store."""
+    timeout_s: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the settings that two runs must share to be compared."""
+        return {
+            "page_tokens": self.page_tokens,
+            "batch_pages": self.batch_pages,
+            "mix": {operation.value: weight for operation, weight in self.mix.items()},
+            "working_set_nbytes": self.working_set_nbytes,
+            "timeout_s": self.timeout_s,
+        }
 
 
 @dataclass(slots=True)
@@ -102,15 +117,18 @@ class Target:
     """The hashes of pages to write."""
 
 
-def measure(target: Target, load: Load, meter: Meter, stop: threading.Event) -> Measured:
-    """Run a load until its end, or until `stop`. Calls under way end first."""
+def measure(
+    target: Target, load: BenchSettings, threads: int, meter: Meter, stop: threading.Event
+) -> Measured:
+    """Run a load of some threads until its end, or until `stop`. Calls under way end first."""
     shared, page_nbytes = _Shared(target, load, stop), target.space.page_nbytes
-    workers = [_Worker(shared, number) for number in range(load.threads)]
+    most_nbytes = load.working_set_nbytes // threads
+    workers = [_Worker(shared, number, most_nbytes) for number in range(threads)]
     if load.pages is not None:
         meter.begin(load.pages * page_nbytes)
     cpu_s, shown = time.process_time(), 0
     shared.begin()
-    with ThreadPoolExecutor(load.threads, thread_name_prefix="hicache-bench") as pool:
+    with ThreadPoolExecutor(threads, thread_name_prefix="hicache-bench") as pool:
         futures = [pool.submit(worker.run) for worker in workers]
         try:
             while wait(futures, _TICK_S).not_done:
@@ -133,7 +151,7 @@ def measure(target: Target, load: Load, meter: Meter, stop: threading.Event) -> 
 class _Shared:
     """The state that the threads of a load share. Thread-safe."""
 
-    def __init__(self, target: Target, load: Load, stop: threading.Event) -> None:
+    def __init__(self, target: Target, load: BenchSettings, stop: threading.Event) -> None:
         self.store, self.space, self.stored = target.store, target.space, target.stored
         self.load = load
         self.buffers = PageBuffers(target.store, target.space, load.batch_pages)
@@ -167,7 +185,7 @@ class _Shared:
 class _Worker:
     """The calls of one thread."""
 
-    def __init__(self, shared: _Shared, number: int) -> None:
+    def __init__(self, shared: _Shared, number: int, most_nbytes: int) -> None:
         self._shared = shared
         self._random = random.Random(number)
         self._operations = [*shared.load.mix]
@@ -176,7 +194,7 @@ class _Worker:
         self._undeleted: list[str] = []
         load = shared.load
         batch_nbytes = load.batch_pages * shared.space.page_nbytes
-        self._most_batches = max(1, load.written_nbytes // (load.threads * batch_nbytes))
+        self._most_batches = max(1, most_nbytes // batch_nbytes)
         self.figures: dict[Operation, Figures] = {}
         self.pages = 0
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hicache_storage import native
 from hicache_storage.cli.operations.batches import batches, pages_per_batch
-from hicache_storage.cli.operations.bench.load import Load, Operation, Target, measure
+from hicache_storage.cli.operations.bench.load import Operation, Target, measure
 from hicache_storage.cli.operations.bench.pages import Hashes, bench_space, fill, remove
 from hicache_storage.page_store import PageStore, PageStoreSettings, Verdict
 from hicache_storage.scalars import counted
@@ -18,38 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from hicache_storage.cli.operations.bench.load import Figures, Measured
+    from hicache_storage.cli.operations.bench.load import BenchSettings, Figures, Measured
     from hicache_storage.cli.progress import Meter
     from hicache_storage.storage import HiCacheStorage
 
 FORMAT = 1
 _FINE = frozenset({Verdict.OK, Verdict.MISS})
 _LEAST_CLOSE_S = 10.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchSettings:
-    """The flags of a run."""
-
-    page_sizes: Sequence[int]
-    page_tokens: int
-    threads: Sequence[int]
-    batch_pages: int
-    mix: Mapping[Operation, float]
-    duration_s: float | None
-    pages: int | None
-    working_set_nbytes: int
-    timeout_s: float
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the settings that two runs must share to be compared."""
-        return {
-            "page_tokens": self.page_tokens,
-            "batch_pages": self.batch_pages,
-            "mix": {operation.value: weight for operation, weight in self.mix.items()},
-            "working_set_nbytes": self.working_set_nbytes,
-            "timeout_s": self.timeout_s,
-        }
 
 
 def run_bench(
@@ -133,17 +108,9 @@ class _PageSize:
 
     def _measure(self, store: PageStore, stored: Sequence[str], threads: int) -> None:
         settings = self._settings
-        load = Load(
-            threads=threads,
-            batch_pages=settings.batch_pages,
-            mix=settings.mix,
-            duration_s=settings.duration_s,
-            pages=settings.pages,
-            written_nbytes=settings.working_set_nbytes,
-        )
         with self._meter(f"{threads} threads", settings.duration_s) as shown:
             target = Target(store, self._space, stored, self._hashes)
-            measured = measure(target, load, shown, self._stop)
+            measured = measure(target, settings, threads, shown, self._stop)
         self._report["loads"].append(_load_report(measured, self._space.page_nbytes, threads))
         self._written += measured.written
         self._make_room(store)
