@@ -6,6 +6,7 @@ A check that fails no wrong store proves nothing, and one that fails a right sto
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
@@ -150,10 +151,18 @@ def killed(mutant: Mutant, check: Check, options: RunOptions) -> Finding:
         record = run_check(
             subject_for(mutant), check, replace(options, seed=options.seed + attempt)
         )
-        if record.outcome is Outcome.FAILED:
+        if record.outcome is Outcome.FAILED and _says(mutant, record):
             return Finding(mutant.name, mutant.fault, check.name, True, record.message)
-        last = f"survives: {record.outcome.value} {record.message}".strip()
+        survives = "survives" if record.outcome is not Outcome.FAILED else "killed in other words"
+        last = f"{survives}: {record.outcome.value} {record.message} {record.got}".strip()
     return Finding(mutant.name, mutant.fault, check.name, False, last)
+
+
+def _says(mutant: Mutant, record: CheckRecord) -> bool:
+    if not mutant.says:
+        return True
+    found = re.search(mutant.says, f"{record.message} {record.got}")
+    return found is not None and bool(record.sequence)
 
 
 def selected_checks(options: RunOptions) -> list[Check]:

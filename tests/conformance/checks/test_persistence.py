@@ -1,4 +1,4 @@
-"""The checks of crashes and corruption: right stores pass, and messages name the fault."""
+"""The checks of crashes and corruption, on right stores of unusual kinds."""
 
 from __future__ import annotations
 
@@ -10,19 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hicache_conformance.checks import all_checks
-from hicache_conformance.checks.persistence import interrupted_writes
 from hicache_conformance.run.outcomes import Outcome
 from hicache_conformance.run.runner import RunOptions, run_check
 from hicache_conformance.run.subject import Scratch, Subject
-from hicache_conformance.scenarios import killed_writers
-from hicache_conformance.selftest.mutants import all_mutants
 from hicache_conformance.selftest.references.file_a_page import Shelf, ShelfSettings
 from hicache_conformance.selftest.references.streaming import StreamingShelf
 from hicache_conformance.selftest.references.subjects import (
     DictSubject,
     SqliteSubject,
     WireSubject,
-    subject_of,
 )
 
 from hicache_storage.errors import StorageUnavailable
@@ -38,19 +34,10 @@ QUICK = RunOptions(call_limit_s=10, quick=True)
 FAMILY = ("KV-401", "KV-402", "KV-403", "KV-404")
 ALL_CHECKS = {one.run.__name__: one for one in all_checks()}
 CHECKS = {name: one for name, one in ALL_CHECKS.items() if one.rule.id in FAMILY}
-CONTROLS = {one.name: one for one in all_mutants()}
 
 
 def verdict(subject: type[Subject], name: str) -> CheckRecord:
     return run_check(subject, ALL_CHECKS[name], QUICK)
-
-
-def caught(control_name: str, check_name: str) -> CheckRecord:
-    control = CONTROLS[control_name]
-    return verdict(control.subject or subject_of(control.storage_class), check_name)
-
-
-# --- right stores pass ---------------------------------------------------------------------------
 
 
 class Files(Subject):
@@ -217,103 +204,3 @@ def test_pages_in_a_shared_file_can_have_flipped_bits_only() -> None:
 
     assert (Outcome.NOT_VERIFIED, Outcome.PASSED) == (cut.outcome, flipped.outcome)
     assert "back door `tamper`" in cut.message
-
-
-# --- messages ------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the waits for locks and files of dead writers, which these mutants never remove."""
-    monkeypatch.setattr(killed_writers, "_LEASE_LIMIT_S", 1.0)
-    monkeypatch.setattr(interrupted_writes, "_CLEANING_LIMIT_S", 1.0)
-
-
-@pytest.mark.parametrize(
-    ("control", "name", "words"),
-    [
-        ("WritesSoon", "pages_survive_sigkill_of_their_writer", "whose batch_set returned True"),
-        (
-            "LastPageInTheBuffer",
-            "a_page_survives_a_kill_right_after_its_verdict",
-            "whose batch_set returned True",
-        ),
-        (
-            "TruncatesToOverwrite",
-            "an_overwrite_killed_at_a_byte_leaves_old_or_new_bytes",
-            "whose batch_set returned True",
-        ),
-        (
-            "DeletesAtClose",
-            "a_deleted_page_stays_deleted_after_a_kill",
-            "was deleted before the process that did it was killed",
-        ),
-        (
-            "TornRecordEndsTheLog",
-            "a_kill_in_a_set_takes_no_other_page_with_it",
-            "whose batch_set returned True",
-        ),
-        (
-            "OverwritesInPlace",
-            "an_overwrite_killed_at_a_byte_leaves_old_or_new_bytes",
-            "bytes that were never set",
-        ),
-        (
-            "VisibleWhenPreallocated",
-            "a_writer_killed_half_way_through_a_page_leaves_it_absent_or_whole",
-            "all zeros from byte",
-        ),
-        (
-            "LengthInTheIndex",
-            "a_writer_killed_at_a_byte_leaves_the_page_absent_or_whole",
-            "all zeros",
-        ),
-        (
-            "HalfAFormatFile",
-            "a_writer_killed_while_it_opens_leaves_a_store_that_opens",
-            "can't be opened after a process",
-        ),
-        (
-            "UploadsInParts",
-            "a_connection_cut_in_a_set_leaves_the_page_absent_or_whole",
-            "bytes that were never set",
-        ),
-        ("ServesLonger", "a_damaged_object_is_a_miss", "extended by a byte"),
-        (
-            "NeverHeals",
-            "a_damaged_object_heals_when_it_is_set_after_a_miss",
-            "cut by its last byte",
-        ),
-        ("HealsWhatItRead", "a_damaged_object_heals_when_it_is_set_unseen", "cut by its last byte"),
-        ("CorruptIsAnError", "the_page_store_heals_a_damaged_object", "makes the whole call fail"),
-        ("ListingStumbles", "damaged_objects_do_not_break_listings", "scan raised CorruptPage"),
-        ("DeleteOnlyHides", "a_flipped_bit_is_a_miss_and_heals", "not healed by the next save"),
-        (
-            "SealUnread",
-            "a_flipped_bit_in_what_the_store_adds_does_no_harm",
-            "makes the whole call fail",
-        ),
-    ],
-)
-@pytest.mark.usefixtures("short_limits")
-def test_a_message_names_the_fault(control: str, name: str, words: str) -> None:
-    record = caught(control, name)
-
-    assert record.outcome is Outcome.FAILED, record
-    assert words in f"{record.message} {record.got}"
-
-
-@pytest.mark.usefixtures("short_limits")
-def test_debris_of_killed_writers_is_counted() -> None:
-    record = caught("TempFilesForEver", "killed_writers_leave_nothing_that_grows")
-
-    assert Outcome.FAILED is record.outcome
-    assert "grows with every one that is killed" in record.message
-    assert "files with" in record.got
-
-
-@pytest.mark.usefixtures("short_limits")
-def test_a_lock_of_a_dead_writer_is_found() -> None:
-    record = caught("LockOfTheDead", "a_writer_killed_at_a_byte_leaves_the_page_absent_or_whole")
-
-    assert "can't be set any more" in record.message

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hicache_conformance.checks import Check, all_checks
 from hicache_conformance.rules import RULES
 from hicache_conformance.run.runner import RunOptions
-from hicache_conformance.selftest.mutants import Mutant, all_mutants
+from hicache_conformance.selftest.mutants import Mutant, all_mutants, mutant_named
 from hicache_conformance.selftest.references.dict_store import DictStore
 from hicache_conformance.selftest.references.subjects import must_pass
 from hicache_conformance.selftest.selftest import (
@@ -67,6 +69,16 @@ def test_a_wrong_store_that_survives_is_a_finding() -> None:
     assert not finding.as_expected
     assert "survives: passed" in finding.message
     assert [finding] == survivors([finding])
+
+
+def test_a_kill_in_other_words_than_the_mutant_names_is_a_finding() -> None:
+    check = check_named("KV-202:a_missing_page_changes_no_other")
+    mutant = replace(mutant_named("MovesUpAfterAMiss"), says="no such words")
+
+    finding = killed(mutant, check, QUICK)
+
+    assert not finding.as_expected
+    assert "killed in other words: failed" in finding.message
 
 
 def test_a_wrong_store_states_its_fault_in_a_sentence() -> None:

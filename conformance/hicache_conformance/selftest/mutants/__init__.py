@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from hicache_conformance.rules import RULES
 
@@ -50,6 +50,7 @@ _MODULES = (
 )
 
 S = TypeVar("S", bound="type[HiCacheStorage]")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,8 @@ class Mutant:
     storage_class: type[HiCacheStorage]
     checks: tuple[str, ...]
     """The full names of the checks, such as `KV-202:a_missing_page_changes_no_other`."""
+    says: str = ""
+    """A pattern of the words that the message must have, which then comes with a sequence of calls."""
     subject: type[Subject] | None = None
     """The config and back doors, where they differ from those of the store that it derives from."""
     seen_in: str = ""
@@ -83,12 +86,12 @@ _MUTANTS: dict[str, Mutant] = {}
 
 
 def caught_by(
-    *checks: str, subject: type[Subject] | None = None, seen_in: str = ""
+    *checks: str, says: str = "", subject: type[Subject] | None = None, seen_in: str = ""
 ) -> Callable[[S], S]:
     """Register a storage class as a mutant. Each of the checks must fail it on its own."""
 
     def register(storage_class: S) -> S:
-        mutant = Mutant(storage_class, checks, subject, seen_in)
+        mutant = Mutant(storage_class, checks, says, subject, seen_in)
         unknown = [rule_id for rule_id in mutant.rule_ids if rule_id not in RULES]
         if unknown:
             raise ValueError(f"mutant {mutant.name}: there is no rule {unknown[0]}")
@@ -100,6 +103,23 @@ def caught_by(
         return storage_class
 
     return register
+
+
+def own(make: Callable[[], T]) -> T:
+    """Return an attribute that each store has for itself. `make` makes it when it is first used."""
+    return cast("T", _Own(make))
+
+
+class _Own(Generic[T]):
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, store: object, owner: type) -> T:
+        made: T = vars(store).setdefault(self._name, self._make())
+        return made
 
 
 @cache

@@ -5,15 +5,13 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING
 
-from hicache_conformance.selftest.mutants import caught_by
+from hicache_conformance.selftest.mutants import caught_by, own
 from hicache_conformance.selftest.references.dict_store import DictStore, Stored
 from hicache_conformance.selftest.references.file_a_page import Shelf
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from hicache_conformance.selftest.references.dict_store import DictSettings
-    from hicache_conformance.selftest.references.file_a_page import ShelfSettings
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
 
@@ -21,7 +19,11 @@ if TYPE_CHECKING:
 # --- KV-001 --------------------------------------------------------------------------------------
 
 
-@caught_by("KV-001:a_fresh_key_space_is_empty", "KV-001:a_new_key_space_takes_over_nothing")
+@caught_by(
+    "KV-001:a_fresh_key_space_is_empty",
+    "KV-001:a_new_key_space_takes_over_nothing",
+    says="lists pages that are not there",
+)
 class AskingMakesPages(DictStore):
     """A get of a missing page leaves a page of zeros in its place (a defaultdict)."""
 
@@ -33,7 +35,7 @@ class AskingMakesPages(DictStore):
         return found
 
 
-@caught_by("KV-001:a_new_key_space_of_a_used_store_is_empty")
+@caught_by("KV-001:a_new_key_space_of_a_used_store_is_empty", says="another key space")
 class HashesOfAllSpaces(DictStore):
     """Exists knows which hashes were set, and not in which key space."""
 
@@ -53,13 +55,11 @@ class SpacesMadeByLooking(DictStore):
         return super()._has(space, page_hash)
 
 
-@caught_by("KV-001:asking_for_a_page_does_not_make_it")
+@caught_by("KV-001:asking_for_a_page_does_not_make_it", says="only asked for")
 class DeletingListsPages(DictStore):
     """A delete of a page that was never there leaves an entry, which exists takes for a page."""
 
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._entries: set[Hashable] = set()
+    _entries: set[Hashable] = own(set)
 
     def _has(self, space: KeySpace, page_hash: str) -> bool:
         return self._key(space, page_hash) in self._entries or super()._has(space, page_hash)
@@ -73,7 +73,7 @@ class DeletingListsPages(DictStore):
 # --- KV-002 --------------------------------------------------------------------------------------
 
 
-@caught_by("KV-002:what_was_set_is_there")
+@caught_by("KV-002:what_was_set_is_there", says="batch_get is False for a page whose")
 class LosesTheLastPage(DictStore):
     """The last page of a batch is not stored, and its verdict is True."""
 
@@ -85,7 +85,7 @@ class LosesTheLastPage(DictStore):
         return stored + [True] * (len(hashes) - kept)
 
 
-@caught_by("KV-002:many_pages_are_all_there")
+@caught_by("KV-002:many_pages_are_all_there", says="1100 pages were set in all")
 class RemembersAThousand(DictStore):
     """The index has room for 1,000 pages; older ones go without a word."""
 
@@ -98,9 +98,7 @@ class RemembersAThousand(DictStore):
 class _RemembersMisses(DictStore):
     """Has a list of pages that were not found, which set does not change."""
 
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._absent: set[Hashable] = set()
+    _absent: set[Hashable] = own(set)
 
     def _is_known_absent(self, space: KeySpace, page_hash: str, found: object) -> bool:
         key = self._key(space, page_hash)
@@ -109,7 +107,7 @@ class _RemembersMisses(DictStore):
         return key in self._absent
 
 
-@caught_by("KV-002:a_page_shows_after_misses")
+@caught_by("KV-002:a_page_shows_after_misses", says="looked for in vain before")
 class RemembersMisses(_RemembersMisses):
     """A page that exists did not find once stays missing for it: set does not update its memory."""
 
@@ -117,7 +115,7 @@ class RemembersMisses(_RemembersMisses):
         return not self._is_known_absent(space, page_hash, super()._has(space, page_hash))
 
 
-@caught_by("KV-002:opening_a_key_space_again_keeps_its_pages")
+@caught_by("KV-002:opening_a_key_space_again_keeps_its_pages", says="open_space was called")
 class OpeningEmpties(DictStore):
     """Opening a key space makes it anew, and loses the pages that it had."""
 
@@ -127,13 +125,11 @@ class OpeningEmpties(DictStore):
             self._removed(space, info.page_hash)
 
 
-@caught_by("KV-002:equal_key_spaces_are_one")
+@caught_by("KV-002:equal_key_spaces_are_one", says="equal key spaces")
 class KeySpacesByIdentity(DictStore):
     """Pages are kept under the object that is the key space, not under what it says."""
 
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._objects: list[KeySpace] = []
+    _objects: list[KeySpace] = own(list)
 
     def _key(self, space: KeySpace, page_hash: str) -> Hashable:
         if not any(one is space for one in self._objects):
@@ -141,7 +137,7 @@ class KeySpacesByIdentity(DictStore):
         return id(space), page_hash
 
 
-@caught_by("KV-002:any_length_of_page_hash_works")
+@caught_by("KV-002:any_length_of_page_hash_works", says="its hash has 32 digits")
 class Sha256Only(DictStore):
     """Page hashes are taken to have 64 digits; others are refused."""
 
@@ -149,7 +145,7 @@ class Sha256Only(DictStore):
         return len(page_hash) == 64 and super()._write_whole(space, page_hash, data)
 
 
-@caught_by("KV-002:pages_in_read_only_memory_can_be_stored")
+@caught_by("KV-002:pages_in_read_only_memory_can_be_stored", says="TypeError")
 class NeedsWritableMemory(DictStore):
     """The address of a page to store is found in a way that needs memory which can be written to."""
 
@@ -158,7 +154,7 @@ class NeedsWritableMemory(DictStore):
         return b"".join(view.raw for view in views)
 
 
-@caught_by("KV-002:a_page_stays_while_others_come_and_go")
+@caught_by("KV-002:a_page_stays_while_others_come_and_go", says="deleted meanwhile")
 class NotFoundIsTheLast(DictStore):
     """Deleting an absent page removes the page that was set last (`find` gives -1)."""
 
@@ -175,7 +171,7 @@ class NotFoundIsTheLast(DictStore):
 # --- KV-004 --------------------------------------------------------------------------------------
 
 
-@caught_by("KV-004:a_miss_is_false")
+@caught_by("KV-004:a_miss_is_false", says="True for a page that was never set")
 class BloomFilter(DictStore):
     """Exists asks a filter that is right about what is there, and sometimes wrong about the rest."""
 
@@ -185,13 +181,11 @@ class BloomFilter(DictStore):
         return any(name[:2] == page_hash[:2] for name in names)
 
 
-@caught_by("KV-004:a_miss_is_false_for_every_reason")
+@caught_by("KV-004:a_miss_is_false_for_every_reason", says="TypeError")
 class StumblesOverTombstones(DictStore):
     """A deleted page is marked as None, and the next get takes the length of it."""
 
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._tombstones: set[Hashable] = set()
+    _tombstones: set[Hashable] = own(set)
 
     def _put(self, key: Hashable, stored: Stored) -> None:
         self._tombstones.discard(key)
@@ -211,7 +205,7 @@ class StumblesOverTombstones(DictStore):
 # --- KV-005 --------------------------------------------------------------------------------------
 
 
-@caught_by("KV-005:a_present_page_can_be_set_again")
+@caught_by("KV-005:a_present_page_can_be_set_again", says="there already")
 class RefusesPresentPages(DictStore):
     """A set of a page that is there returns False: nothing was stored."""
 
@@ -219,7 +213,7 @@ class RefusesPresentPages(DictStore):
         return not super()._has(space, page_hash) and super()._write_whole(space, page_hash, data)
 
 
-@caught_by("KV-005:other_bytes_leave_a_page_whole")
+@caught_by("KV-005:other_bytes_leave_a_page_whole", says="up to byte 512")
 class PatchesTheFirstBlock(DictStore):
     """Of a page that is there only the first 512 bytes are replaced."""
 
@@ -230,13 +224,11 @@ class PatchesTheFirstBlock(DictStore):
         super()._put(key, stored)
 
 
-@caught_by("KV-005:another_handle_can_set_a_page_again")
+@caught_by("KV-005:another_handle_can_set_a_page_again", says="another handle")
 class LeavesOthersPagesAlone(Shelf):
     """A set of a page that another handle has set returns False: it is not this one's."""
 
-    def __init__(self, settings: ShelfSettings) -> None:
-        super().__init__(settings)
-        self._own: set[tuple[KeySpace, str]] = set()
+    _own: set[tuple[KeySpace, str]] = own(set)
 
     def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
         if (space, page_hash) not in self._own and super()._has(space, page_hash):

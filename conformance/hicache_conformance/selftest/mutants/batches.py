@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from hicache_conformance.selftest.mutants import caught_by
+from hicache_conformance.selftest.mutants import caught_by, own
 from hicache_conformance.selftest.references.dict_store import DictStore
 from hicache_conformance.selftest.references.file_a_page import Shelf
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hicache_conformance.selftest.references.dict_store import DictSettings
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
 
@@ -21,7 +20,11 @@ if TYPE_CHECKING:
 # --- KV-202 --------------------------------------------------------------------------------------
 
 
-@caught_by("KV-202:a_missing_page_changes_no_other", seen_in="SGLang 0.5.23, hf3fs")
+@caught_by(
+    "KV-202:a_missing_page_changes_no_other",
+    says="of a batch of 2 are missing",
+    seen_in="SGLang 0.5.23, hf3fs",
+)
 class MovesUpAfterAMiss(DictStore):
     """A missing page moves its successors into the memory before theirs."""
 
@@ -31,7 +34,7 @@ class MovesUpAfterAMiss(DictStore):
         return [*there, *[None] * (len(found) - len(there))]
 
 
-@caught_by("KV-202:each_page_of_a_batch_has_its_own_bytes")
+@caught_by("KV-202:each_page_of_a_batch_has_its_own_bytes", says="bytes of the page")
 class BindsLate(DictStore):
     """The writers of a batch are made in a loop, and all write the bytes of its last page."""
 
@@ -41,7 +44,7 @@ class BindsLate(DictStore):
         return super()._store(space, hashes, [contents[-1]] * len(contents) if contents else [])
 
 
-@caught_by("KV-202:a_present_page_in_a_set_changes_no_other")
+@caught_by("KV-202:a_present_page_in_a_set_changes_no_other", says="there already")
 class PairsAbsentWithAll(DictStore):
     """Of a set, the hashes that are absent are paired with the pages from the first one on."""
 
@@ -53,7 +56,7 @@ class PairsAbsentWithAll(DictStore):
         return [True] * len(hashes)
 
 
-@caught_by("KV-202:an_absent_page_in_a_delete_changes_no_other")
+@caught_by("KV-202:an_absent_page_in_a_delete_changes_no_other", says="not there")
 class DeletesToTheFirstAbsent(DictStore):
     """A delete ends at the first page that is not there, and is True for all."""
 
@@ -63,7 +66,7 @@ class DeletesToTheFirstAbsent(DictStore):
         return [True] * len(hashes)
 
 
-@caught_by("KV-202:a_damaged_page_changes_no_other")
+@caught_by("KV-202:a_damaged_page_changes_no_other", says="was cut in half")
 class DamageStopsTheBatch(Shelf):
     """A file of the wrong length ends the get: all pages after it are False."""
 
@@ -79,7 +82,7 @@ class DamageStopsTheBatch(Shelf):
 # --- KV-203 --------------------------------------------------------------------------------------
 
 
-@caught_by("KV-203:duplicates_are_each_read")
+@caught_by("KV-203:duplicates_are_each_read", says="untouched buffer")
 class FillsTheLastOfEqualPages(DictStore):
     """Of equal hashes in a get only the last page is filled, and the verdict is True for all."""
 
@@ -98,7 +101,7 @@ class FillsTheLastOfEqualPages(DictStore):
         ]
 
 
-@caught_by("KV-203:duplicates_are_each_set")
+@caught_by("KV-203:duplicates_are_each_set", says="3 of them different")
 class PairsDifferentWithAll(DictStore):
     """Of a set, the different hashes are paired with the pages from the first one on."""
 
@@ -110,7 +113,7 @@ class PairsDifferentWithAll(DictStore):
         return [True] * len(hashes)
 
 
-@caught_by("KV-203:duplicates_with_other_bytes_leave_a_whole_page")
+@caught_by("KV-203:duplicates_with_other_bytes_leave_a_whole_page", says="up to byte 10")
 class MixesEqualHashes(DictStore):
     """Of equal hashes in a set, each writes a part of the page."""
 
@@ -124,7 +127,7 @@ class MixesEqualHashes(DictStore):
         return super()._store(space, hashes, [mixed[page_hash] for page_hash in hashes])
 
 
-@caught_by("KV-203:duplicates_are_each_deleted")
+@caught_by("KV-203:duplicates_are_each_deleted", says=r"\[True, False")
 class DeletesEqualHashesOnce(DictStore):
     """Of equal hashes in a delete the second is False: it was gone already."""
 
@@ -136,7 +139,7 @@ class DeletesEqualHashesOnce(DictStore):
 # --- KV-204 --------------------------------------------------------------------------------------
 
 
-@caught_by("KV-204:batches_of_every_size_are_set")
+@caught_by("KV-204:batches_of_every_size_are_set", says=r"set in a batch of 100\)")
 class LosesAFullLastPiece(DictStore):
     """Sets are cut into pieces of 100; a last piece that is full is not written."""
 
@@ -148,7 +151,7 @@ class LosesAFullLastPiece(DictStore):
         return [*stored, *[True] * (len(hashes) - count)]
 
 
-@caught_by("KV-204:batches_of_every_size_are_read")
+@caught_by("KV-204:batches_of_every_size_are_read", says="in batches of")
 class ReadsThe256First(DictStore):
     """Of a get only the first 256 pages are read; the others are misses."""
 
@@ -157,7 +160,7 @@ class ReadsThe256First(DictStore):
         return [*found, *[None] * (len(hashes) - len(found))]
 
 
-@caught_by("KV-204:ten_thousand_pages_are_looked_up")
+@caught_by("KV-204:ten_thousand_pages_are_looked_up", says="a lookup of 10000 pages")
 class FindsThe4000First(DictStore):
     """Of a lookup only the first 4,000 pages are answered; the others are misses."""
 
@@ -166,7 +169,7 @@ class FindsThe4000First(DictStore):
         return [*found, *[False] * (len(hashes) - len(found))]
 
 
-@caught_by("KV-204:a_batch_of_many_bytes_is_set_and_read")
+@caught_by("KV-204:a_batch_of_many_bytes_is_set_and_read", says="a batch of 6 pages")
 class MessagesOfFourMegabytes(DictStore):
     """A batch is one message, of up to 4 MiB; a larger one is refused as a whole."""
 
@@ -183,7 +186,7 @@ def _as_verdicts(answer: object) -> list[bool]:
     return cast("list[bool]", answer)
 
 
-@caught_by("KV-201:a_batch_gives_one_bool_a_page")
+@caught_by("KV-201:a_batch_gives_one_bool_a_page", says="np.True_")
 class VerdictsOfNumpy(DictStore):
     """Verdicts are numpy.bool_, which `is True` and JSON do not know."""
 
@@ -200,7 +203,7 @@ class CountsThePrefix(DictStore):
         return _as_verdicts(found.index(False))
 
 
-@caught_by("KV-201:verdicts_are_in_the_order_of_the_hashes")
+@caught_by("KV-201:verdicts_are_in_the_order_of_the_hashes", says="with others")
 class AnswersInItsOwnOrder(DictStore):
     """The verdicts of exists are in the order of the sorted hashes."""
 
@@ -208,7 +211,7 @@ class AnswersInItsOwnOrder(DictStore):
         return super()._present(space, sorted(hashes))
 
 
-@caught_by("KV-201:the_callers_lists_are_left_alone")
+@caught_by("KV-201:the_callers_lists_are_left_alone", says="changed the list of hashes")
 class SortsTheHashes(DictStore):
     """The list of hashes is sorted in place, so as to read in the order of the disk."""
 
@@ -219,7 +222,7 @@ class SortsTheHashes(DictStore):
         return verdicts
 
 
-@caught_by("KV-201:hashes_may_come_as_a_tuple")
+@caught_by("KV-201:hashes_may_come_as_a_tuple", says="are tuples")
 class NeedsLists(DictStore):
     """The hashes are copied as only a list can be: a tuple is an AttributeError."""
 
@@ -228,7 +231,7 @@ class NeedsLists(DictStore):
         return super()._present(space, names)
 
 
-@caught_by("KV-201:an_empty_batch_gives_an_empty_list")
+@caught_by("KV-201:an_empty_batch_gives_an_empty_list", says="batch_delete raised ValueError")
 class NothingToDo(DictStore):
     """An empty batch is an error of the store's own making (as a pipeline without commands is)."""
 
@@ -238,13 +241,11 @@ class NothingToDo(DictStore):
         return super()._remove(space, hashes)
 
 
-@caught_by("KV-201:the_answer_is_the_callers")
+@caught_by("KV-201:the_answer_is_the_callers", says="list of an earlier answer")
 class SharesItsAnswers(DictStore):
     """Exists keeps the lists that it returned, and returns them again."""
 
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._answers: dict[tuple[object, ...], list[bool]] = {}
+    _answers: dict[tuple[object, ...], list[bool]] = own(dict)
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         fresh = super().batch_exists(space, hashes)

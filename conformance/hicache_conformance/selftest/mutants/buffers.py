@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from hicache_conformance.selftest.mutants import caught_by
+from hicache_conformance.selftest.mutants import caught_by, own
 from hicache_conformance.selftest.references.dict_store import DictStore
 from hicache_conformance.selftest.references.wire import WireStore
 from hicache_storage.errors import StorageTimeout
@@ -34,7 +34,7 @@ def _soon(call: Callable[[], object]) -> None:
     timer.start()
 
 
-@caught_by("KV-205:memory_may_be_reused_after_a_set")
+@caught_by("KV-205:memory_may_be_reused_after_a_set", says="every byte is 0x3c")
 class CopiesWhenItComesToIt(DictStore):
     """A set is queued with the page's memory, and copied a moment later by another thread."""
 
@@ -51,7 +51,7 @@ class CopiesWhenItComesToIt(DictStore):
             self._store(space, hashes, [page.tobytes() for page in pages])
 
 
-@caught_by("KV-205:no_call_keeps_its_pages")
+@caught_by("KV-205:no_call_keeps_its_pages", says="batch_set keeps references")
 class RemembersItsLastPages(DictStore):
     """The pages of the last call are kept for its log, and with them their memory."""
 
@@ -64,13 +64,11 @@ class RemembersItsLastPages(DictStore):
         return super().batch_set(space, hashes, pages)
 
 
-@caught_by("KV-205:memory_may_be_reused_after_a_get")
+@caught_by("KV-205:memory_may_be_reused_after_a_get", says="every byte is 0x3c")
 class CachesTheCallersMemory(DictStore):
     """A page that was read is served again from the memory that it was read into."""
 
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._seen: dict[bytes, Page] = {}
+    _seen: dict[bytes, Page] = own(dict)
 
     def _filled(self, page: Page, data: bytes | None) -> bool:
         if data is None:
@@ -81,7 +79,7 @@ class CachesTheCallersMemory(DictStore):
         return filled
 
 
-@caught_by("KV-205:nothing_is_written_after_a_get")
+@caught_by("KV-205:nothing_is_written_after_a_get", says="after batch_get returned")
 class WipesMissesLater(DictStore):
     """The page of a miss is filled with zeros, a moment later."""
 
@@ -91,7 +89,7 @@ class WipesMissesLater(DictStore):
         return super()._filled(page, data)
 
 
-@caught_by("KV-205:nothing_is_written_after_a_get_that_raised")
+@caught_by("KV-205:nothing_is_written_after_a_get_that_raised", says="raised")
 class LeavesItsReadersRunning(DictStore):
     """Pages are read by a pool of threads; when one of them fails, get raises and leaves the others."""
 
@@ -153,7 +151,7 @@ class _GivesUp(WireStore):
         return answers[0]
 
 
-@caught_by("KV-205:nothing_is_written_after_a_get_that_timed_out")
+@caught_by("KV-205:nothing_is_written_after_a_get_that_timed_out", says="answered after all")
 class GivesUpAndReadsOn(_GivesUp):
     """A get that takes too long raises; its thread fills the pages when the reply has come."""
 
@@ -163,7 +161,7 @@ class GivesUpAndReadsOn(_GivesUp):
         return self._in_time(partial(super().batch_get, space, hashes, pages))
 
 
-@caught_by("KV-205:nothing_is_stored_after_a_set_that_timed_out")
+@caught_by("KV-205:nothing_is_stored_after_a_set_that_timed_out", says="0x3c")
 class GivesUpAndSendsOn(_GivesUp):
     """A set that takes too long raises; its thread sends the pages once it knows which are absent."""
 

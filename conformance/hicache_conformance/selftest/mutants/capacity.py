@@ -6,7 +6,7 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from hicache_conformance.selftest.mutants import caught_by
+from hicache_conformance.selftest.mutants import caught_by, own
 from hicache_conformance.selftest.references.dict_store import DictStore
 from hicache_conformance.selftest.references.evicting import EvictingStore
 from hicache_conformance.selftest.references.file_a_page import Shelf
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
     from pathlib import Path
 
-    from hicache_conformance.selftest.references.file_a_page import ShelfSettings
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
 
@@ -143,9 +142,7 @@ class WritesWhenItReads(Shelf):
 class RemembersUnreadablePages(Shelf):
     """A page that could not be opened once is taken for damaged for ever."""
 
-    def __init__(self, settings: ShelfSettings) -> None:
-        super().__init__(settings)
-        self._damaged: set[Path] = set()
+    _damaged: set[Path] = own(set)
 
     def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
         path = self._path(space, page_hash)
@@ -159,9 +156,7 @@ class RemembersUnreadablePages(Shelf):
 class RemembersAFullDisk(Shelf):
     """A key space that could not be made when the disk was full is never tried again."""
 
-    def __init__(self, settings: ShelfSettings) -> None:
-        super().__init__(settings)
-        self._given_up: set[str] = set()
+    _given_up: set[str] = own(set)
 
     def _remember(self, space: KeySpace) -> bool:
         if space.id in self._given_up:

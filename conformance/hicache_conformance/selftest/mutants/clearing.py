@@ -7,8 +7,8 @@ import shutil
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from hicache_conformance.selftest.mutants import caught_by
-from hicache_conformance.selftest.references.dict_store import DictSettings, DictStore
+from hicache_conformance.selftest.mutants import caught_by, own
+from hicache_conformance.selftest.references.dict_store import DictStore
 from hicache_conformance.selftest.references.file_a_page import Shelf
 from hicache_conformance.selftest.references.wire import WireStore
 from hicache_storage.errors import StorageUnavailable
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
     from pathlib import Path
 
-    from hicache_conformance.selftest.references.dict_store import DictSettings, Stored
-    from hicache_conformance.selftest.references.file_a_page import ShelfSettings
+    from hicache_conformance.selftest.references.dict_store import Stored
     from hicache_storage.keys import KeySpace
     from hicache_storage.storage import PageInfo
 
@@ -75,9 +74,7 @@ class ClearsNextDoor(Shelf):
 class ClearCountsSets(DictStore):
     """Clear counts sets, not pages: one that was set again counts twice."""
 
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._set_count: Counter[KeySpace] = Counter()
+    _set_count: Counter[KeySpace] = own(Counter)
 
     def _put(self, key: Hashable, stored: Stored) -> None:
         super()._put(key, stored)
@@ -92,9 +89,7 @@ class ClearCountsSets(DictStore):
 class ClearBarsThePages(DictStore):
     """Clear bars the pages that were there, and a later set does not lift the bar."""
 
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._barred: set[Hashable] = set()
+    _barred: set[Hashable] = own(set)
 
     def clear(self, space: KeySpace) -> int:
         removed = 0
@@ -116,9 +111,7 @@ class ClearBarsThePages(DictStore):
 class ClearIsForgotten(Shelf):
     """Clear hides the pages in this instance only: reopened, they are back."""
 
-    def __init__(self, settings: ShelfSettings) -> None:
-        self._hidden: set[Hashable] = set()
-        super().__init__(settings)
+    _hidden: set[Hashable] = own(set)
 
     def clear(self, space: KeySpace) -> int:
         names = [(space, info.page_hash) for info in self.scan(space)]
@@ -144,9 +137,7 @@ class ClearIsForgotten(Shelf):
 class ClearsItsOwnOnly(Shelf):
     """A handle clears the pages that it has set itself."""
 
-    def __init__(self, settings: ShelfSettings) -> None:
-        self._own: set[tuple[KeySpace, str]] = set()
-        super().__init__(settings)
+    _own: set[tuple[KeySpace, str]] = own(set)
 
     def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
         self._own.add((space, page_hash))
@@ -221,10 +212,8 @@ class ClearFreesNoRoom(DictStore):
 class ListingsPinRoom(DictStore):
     """A scan is one read transaction: what is deleted meanwhile takes room until it has ended."""
 
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._listings = 0
-        self._pinned_nbytes = 0
+    _listings = 0
+    _pinned_nbytes = 0
 
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
         self.ensure_open()

@@ -7,10 +7,10 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from hicache_conformance.selftest.mutants import caught_by
-from hicache_conformance.selftest.references.dict_store import DictSettings, DictStore, Stored
-from hicache_conformance.selftest.references.evicting import EvictingSettings, EvictingStore
-from hicache_conformance.selftest.references.file_a_page import Shelf, ShelfSettings
+from hicache_conformance.selftest.mutants import caught_by, own
+from hicache_conformance.selftest.references.dict_store import DictStore, Stored
+from hicache_conformance.selftest.references.evicting import EvictingStore
+from hicache_conformance.selftest.references.file_a_page import Shelf
 from hicache_conformance.selftest.references.streaming import StreamingShelf
 from hicache_conformance.selftest.references.wire import WireStore
 from hicache_storage.storage import PageInfo
@@ -59,9 +59,7 @@ class OverwritesWhatIsRead(_LivePages):
 class OneBufferToRead(DictStore):
     """All gets go through one buffer: two at once get the same page, or a mixture."""
 
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._buffer = bytearray()
+    _buffer = own(bytearray)
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
@@ -113,9 +111,7 @@ class ListsTheLiveDict(DictStore):
 class CachesPerThread(DictStore):
     """Each thread keeps what it has read: what another thread deletes is still there for it."""
 
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._near = threading.local()
+    _near = own(threading.local)
 
     def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
         near = vars(self._near).setdefault("pages", {})
@@ -154,9 +150,7 @@ class StoresSoon(DictStore):
 class ListsUnfinishedSets(DictStore):
     """A listing has the pages of sets that are still running, with no bytes."""
 
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._unfinished: set[tuple[KeySpace, str]] = set()
+    _unfinished: set[tuple[KeySpace, str]] = own(set)
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
@@ -208,9 +202,7 @@ class KeyErrorInTheGap(DictStore):
 class TrustsItsLookup(Shelf):
     """A get of a page that exists has found raises FileNotFoundError if the page is gone by then."""
 
-    def __init__(self, settings: ShelfSettings) -> None:
-        super().__init__(settings)
-        self._found: set[tuple[str, str]] = set()
+    _found: set[tuple[str, str]] = own(set)
 
     def _present(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         present = super()._present(space, hashes)
@@ -227,9 +219,7 @@ class TrustsItsLookup(Shelf):
 class _Recycling(_LivePages):
     """The memory of pages that have gone is used for the next ones."""
 
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._free: list[bytes] = []
+    _free: list[bytes] = own(list)
 
     def _kept(self, key: Hashable, data: bytes) -> bytes:  # noqa: ARG002 - any room will do
         fitting = [room for room in self._free if len(room) == len(data)]
@@ -257,9 +247,7 @@ class ReusesDeletedRoom(_Recycling):
 class ReusesEvictedRoom(EvictingStore):
     """An evicted page's memory takes the next page, while somebody is still copying the evicted one."""
 
-    def __init__(self, settings: EvictingSettings) -> None:
-        super().__init__(settings)
-        self._free: list[bytes] = []
+    _free: list[bytes] = own(list)
 
     def _evict(self) -> None:
         self._free.append(next(iter(self._pages.values())).data)
@@ -278,9 +266,7 @@ class ReusesEvictedRoom(EvictingStore):
 class OneLockForAll(Shelf):
     """A lock is held for the whole of a call, and with it every other call."""
 
-    def __init__(self, settings: ShelfSettings) -> None:
-        super().__init__(settings)
-        self._whole_call = threading.RLock()
+    _whole_call = own(threading.RLock)
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
@@ -310,9 +296,7 @@ class OneConnection(WireStore):
 class RemembersOthersMisses(Shelf):
     """A page that was missing once is taken for missing until this handle sets it."""
 
-    def __init__(self, settings: ShelfSettings) -> None:
-        super().__init__(settings)
-        self._missing: set[Path] = set()
+    _missing: set[Path] = own(set)
 
     def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
         path = self._path(space, page_hash)
@@ -332,9 +316,7 @@ class RemembersOthersMisses(Shelf):
 class RemembersOthersHits(Shelf):
     """A page that was read once is kept in memory, and served after another process has deleted it."""
 
-    def __init__(self, settings: ShelfSettings) -> None:
-        super().__init__(settings)
-        self._near: dict[Path, bytes] = {}
+    _near: dict[Path, bytes] = own(dict)
 
     def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
         path = self._path(space, page_hash)
@@ -356,9 +338,7 @@ class RemembersOthersHits(Shelf):
 class RemembersPresence(Shelf):
     """A page is looked up once; exists is True after another process has deleted it."""
 
-    def __init__(self, settings: ShelfSettings) -> None:
-        super().__init__(settings)
-        self._present_paths: set[Path] = set()
+    _present_paths: set[Path] = own(set)
 
     def _has(self, space: KeySpace, page_hash: str) -> bool:
         path = self._path(space, page_hash)
@@ -379,9 +359,7 @@ class RemembersPresence(Shelf):
 class ListsItsOwn(Shelf):
     """Only key spaces that this handle has opened are listed."""
 
-    def __init__(self, settings: ShelfSettings) -> None:
-        super().__init__(settings)
-        self._opened_spaces: dict[KeySpace, None] = {}
+    _opened_spaces: dict[KeySpace, None] = own(dict)
 
     def _remember(self, space: KeySpace) -> bool:
         self._opened_spaces[space] = None

@@ -6,18 +6,17 @@ import ctypes
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from hicache_conformance.selftest.mutants import caught_by
+from hicache_conformance.selftest.mutants import caught_by, own
 from hicache_conformance.selftest.references.dict_store import DictStore, Stored
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from hicache_conformance.selftest.references.dict_store import DictSettings
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
 
 
-@caught_by("KV-003:any_bytes_are_read_back")
+@caught_by("KV-003:any_bytes_are_read_back", says="the page holds zeros only")
 class ZerosAreAbsent(DictStore):
     """A page that holds nothing but zeros is taken for an empty slot."""
 
@@ -33,9 +32,7 @@ class ZerosAreAbsent(DictStore):
 class _Deduplicated(DictStore):
     """Keeps equal pages once; what is taken for equal is up to the subclass."""
 
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._bodies: dict[Hashable, bytes] = {}
+    _bodies: dict[Hashable, bytes] = own(dict)
 
     def _print_of(self, data: bytes) -> Hashable:
         raise NotImplementedError
@@ -45,7 +42,7 @@ class _Deduplicated(DictStore):
         super()._put(key, stored._replace(data=body))
 
 
-@caught_by("KV-003:pages_that_are_nearly_equal_are_apart")
+@caught_by("KV-003:pages_that_are_nearly_equal_are_apart", says="another page differs")
 class ComparesEnds(_Deduplicated):
     """Pages are kept once if their lengths and their first and last 64 bytes are equal."""
 
@@ -53,7 +50,7 @@ class ComparesEnds(_Deduplicated):
         return len(data), data[:64], data[-64:]
 
 
-@caught_by("KV-003:hashes_that_are_alike_are_apart")
+@caught_by("KV-003:hashes_that_are_alike_are_apart", says="zeros at the end")
 class HashesPadded(DictStore):
     """Page hashes are filled up with zeros to 64 bytes."""
 
@@ -69,7 +66,9 @@ class _SizeBlind(DictStore):
 
 
 @caught_by(
-    "KV-003:a_page_of_another_size_is_no_hit", seen_in="SGLang 0.5.23, file; LMCache 0.5.6, fs"
+    "KV-003:a_page_of_another_size_is_no_hit",
+    says="is asked for with 999",
+    seen_in="SGLang 0.5.23, file; LMCache 0.5.6, fs",
 )
 class LongerPagesServe(_SizeBlind):
     """A longer page under the same hash is a hit with its first bytes."""
@@ -82,12 +81,12 @@ class LongerPagesServe(_SizeBlind):
         return [None if data is None else data[: space.stored_nbytes] for data in found]
 
 
-@caught_by("KV-003:sizes_under_one_hash_are_apart")
+@caught_by("KV-003:sizes_under_one_hash_are_apart", says="other page sizes have this hash")
 class OneSizeAtATime(_SizeBlind):
     """A page of another size under the same hash takes the place of the one that was there."""
 
 
-@caught_by("KV-003:a_page_reads_the_same_every_time")
+@caught_by("KV-003:a_page_reads_the_same_every_time", says="never set")
 class ServesItsLastRead(DictStore):
     """A read that finds nothing gives what is left in the buffer of the read before, of its size."""
 
@@ -102,7 +101,7 @@ class ServesItsLastRead(DictStore):
         return data
 
 
-@caught_by("KV-008:every_size_of_page_works")
+@caught_by("KV-008:every_size_of_page_works", says="pages of 1 bytes")
 class OneByteIsNothing(DictStore):
     """An object of one byte is a marker, and no page."""
 
@@ -111,7 +110,7 @@ class OneByteIsNothing(DictStore):
         return None if data is not None and len(data) == 1 else data
 
 
-@caught_by("KV-008:large_pages_work")
+@caught_by("KV-008:large_pages_work", says="pages of 1048577 bytes")
 class LosesMegabytes(DictStore):
     """Pages of more than 1 MiB are not stored, and the verdict is True (as of some servers)."""
 
@@ -123,6 +122,7 @@ class LosesMegabytes(DictStore):
 @caught_by(
     "KV-008:sizes_coexist_in_one_store",
     "KV-102:pools_of_one_hash_coexist",
+    says="other page sizes were used|of 'mamba'",
     seen_in="SGLang 0.5.23, hf3fs",
 )
 class SizedByTheFirst(DictStore):
@@ -139,14 +139,14 @@ class SizedByTheFirst(DictStore):
 
 
 @caught_by(
-    "KV-008:a_frame_is_a_part_of_the_page", "KV-008:any_segmentation_is_read_back_in_any_other"
+    "KV-008:a_frame_is_a_part_of_the_page",
+    "KV-008:any_segmentation_is_read_back_in_any_other",
+    says="a frame of 64 bytes|was set in 2 segments",
 )
 class ReadsAsItWrote(DictStore):
     """A page is only found by who asks for it in the segments in which it was set."""
 
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._cuts: dict[bytes, list[int]] = {}
+    _cuts: dict[bytes, list[int]] = own(dict)
 
     def _taken(self, page: Page) -> bytes:
         data = super()._taken(page)
@@ -158,7 +158,7 @@ class ReadsAsItWrote(DictStore):
         return data is not None and self._cuts[data] == cuts and super()._filled(page, data)
 
 
-@caught_by("KV-008:batches_of_many_segments_work")
+@caught_by("KV-008:batches_of_many_segments_work", says="512 segments each")
 class OneVectorABatch(DictStore):
     """A batch is written as one vector of at most 1,024 segments; what is beyond is zero (IOV_MAX)."""
 
@@ -173,7 +173,7 @@ class OneVectorABatch(DictStore):
         return self._answer(self._store(space, hashes, parts))
 
 
-@caught_by("KV-008:segments_may_lie_in_any_order")
+@caught_by("KV-008:segments_may_lie_in_any_order", says="shifted by 2000 bytes")
 class SortsSegments(DictStore):
     """Segments are taken in the order of their addresses, to be copied in fewer pieces."""
 
@@ -182,7 +182,7 @@ class SortsSegments(DictStore):
         return b"".join(segment for _, segment in order)
 
 
-@caught_by("KV-004:a_batch_writes_into_its_own_pages_only")
+@caught_by("KV-004:a_batch_writes_into_its_own_pages_only", says="of 2 segments")
 class ZeroesMissesInOnePiece(DictStore):
     """After a miss the page is zeroed from its first byte on, as if it were one piece of memory."""
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 import xxhash
 
 from hicache_conformance.scenarios.framed_store import PAGE_STORE
-from hicache_conformance.selftest.mutants import caught_by
-from hicache_conformance.selftest.references.file_a_page import Shelf, ShelfSettings
+from hicache_conformance.selftest.mutants import caught_by, own
+from hicache_conformance.selftest.references.file_a_page import Shelf
 from hicache_storage.errors import CorruptPage
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ _SEAL_NBYTES = 8
 @caught_by(
     "KV-403:a_damaged_object_is_a_miss",
     "KV-403:an_extended_object_is_a_miss",
+    says="extended by a byte",
     seen_in="SGLang 0.5.23, file; LMCache 0.5.6, fs",
 )
 class ServesLonger(Shelf):
@@ -52,6 +53,7 @@ class ServesRot(Shelf):
 @caught_by(
     "KV-403:a_damaged_object_heals_when_it_is_set_after_a_miss",
     "KV-403:a_damaged_object_heals_when_it_is_set_unseen",
+    says="cut by its last byte",
     seen_in="SGLang 0.5.23, file; LMCache 0.5.6, fs",
 )
 class NeverHeals(Shelf):
@@ -62,7 +64,7 @@ class NeverHeals(Shelf):
         return path.exists() or super()._write_whole(space, page_hash, data)
 
 
-@caught_by("KV-403:a_damaged_object_heals_when_it_is_set_unseen")
+@caught_by("KV-403:a_damaged_object_heals_when_it_is_set_unseen", says="cut by its last byte")
 class HealsWhatItRead(NeverHeals):
     """A damaged file is removed by the get that finds it; a set that comes first changes nothing."""
 
@@ -81,9 +83,7 @@ class HealsWhatItRead(NeverHeals):
 class KnowsWhatItSet(Shelf):
     """A page that this handle has set is remembered, and not written a second time."""
 
-    def __init__(self, settings: ShelfSettings) -> None:
-        super().__init__(settings)
-        self._written: set[Path] = set()
+    _written: set[Path] = own(set)
 
     def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
         path = self._path(space, page_hash)
@@ -113,7 +113,7 @@ class CopiesUnchecked(Shelf):
         return data is not None
 
 
-@caught_by("KV-403:the_page_store_heals_a_damaged_object")
+@caught_by("KV-403:the_page_store_heals_a_damaged_object", says="makes the whole call fail")
 class CorruptIsAnError(Shelf):
     """A damaged page ends the whole call with `CorruptPage`."""
 
@@ -124,7 +124,7 @@ class CorruptIsAnError(Shelf):
         return data
 
 
-@caught_by("KV-403:damaged_objects_do_not_break_listings")
+@caught_by("KV-403:damaged_objects_do_not_break_listings", says="scan raised CorruptPage")
 class ListingStumbles(Shelf):
     """A scan ends with an error at the first object that is not as long as a page."""
 
@@ -136,13 +136,11 @@ class ListingStumbles(Shelf):
         return found
 
 
-@caught_by("KV-404:a_flipped_bit_is_a_miss_and_heals")
+@caught_by("KV-404:a_flipped_bit_is_a_miss_and_heals", says="not healed by the next save")
 class DeleteOnlyHides(Shelf):
     """A deleted page is only marked, and a set takes the mark away without writing the page."""
 
-    def __init__(self, settings: ShelfSettings) -> None:
-        super().__init__(settings)
-        self._hidden: set[Path] = set()
+    _hidden: set[Path] = own(set)
 
     def _has(self, space: KeySpace, page_hash: str) -> bool:
         return self._path(space, page_hash) not in self._hidden and super()._has(space, page_hash)
@@ -181,7 +179,9 @@ class _Sealed(Shelf):
         raise NotImplementedError
 
 
-@caught_by("KV-404:a_flipped_bit_in_what_the_store_adds_does_no_harm")
+@caught_by(
+    "KV-404:a_flipped_bit_in_what_the_store_adds_does_no_harm", says="makes the whole call fail"
+)
 class SealUnread(_Sealed):
     """A seal beside a page is never checked: one that can't be decoded ends the call."""
 

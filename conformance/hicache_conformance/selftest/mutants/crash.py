@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hicache_conformance.selftest.mutants import caught_by
+from hicache_conformance.selftest.mutants import caught_by, own
 from hicache_conformance.selftest.references.file_a_page import Shelf, ShelfSettings
 from hicache_conformance.selftest.references.streaming import StreamingShelf
 from hicache_conformance.selftest.references.wire import WireStore
@@ -39,9 +39,7 @@ _BEHIND_S = 0.05
 class WritesAtClose(Shelf):
     """Pages stay in memory until the store is closed, and it claims to survive crashes."""
 
-    def __init__(self, settings: ShelfSettings) -> None:
-        self._dirty: dict[Path, bytes] = {}
-        super().__init__(settings)
+    _dirty: dict[Path, bytes] = own(dict)
 
     def _replaced(self, path: Path, data: bytes) -> bool:
         self._dirty[path] = data
@@ -67,6 +65,8 @@ class WritesAtClose(Shelf):
 @caught_by(
     "KV-401:a_page_survives_a_kill_right_after_its_verdict",
     "KV-401:an_overwritten_page_survives_a_kill",
+    "KV-401:pages_survive_sigkill_of_their_writer",
+    says="whose batch_set returned True",
 )
 class WritesSoon(WritesAtClose):
     """A set returns True when its page is in a queue, which a thread writes a moment later."""
@@ -86,6 +86,7 @@ class WritesSoon(WritesAtClose):
 @caught_by(
     "KV-401:a_page_survives_a_kill_right_after_its_verdict",
     "KV-401:an_overwritten_page_survives_a_kill",
+    says="whose batch_set returned True",
 )
 class LastPageInTheBuffer(Shelf):
     """The last page stays in the buffer of a file object until the next call flushes it."""
@@ -113,13 +114,14 @@ class LastPageInTheBuffer(Shelf):
             self._last.close()
 
 
-@caught_by("KV-401:a_deleted_page_stays_deleted_after_a_kill")
+@caught_by(
+    "KV-401:a_deleted_page_stays_deleted_after_a_kill",
+    says="was deleted before the process that did it was killed",
+)
 class DeletesAtClose(Shelf):
     """Deleted pages are only marked, in memory; their files go when the store is closed."""
 
-    def __init__(self, settings: ShelfSettings) -> None:
-        self._gone: set[Path] = set()
-        super().__init__(settings)
+    _gone: set[Path] = own(set)
 
     def _has(self, space: KeySpace, page_hash: str) -> bool:
         return self._path(space, page_hash) not in self._gone and super()._has(space, page_hash)
@@ -142,7 +144,9 @@ class DeletesAtClose(Shelf):
         super().close()
 
 
-@caught_by("KV-401:a_kill_in_a_set_takes_no_other_page_with_it")
+@caught_by(
+    "KV-401:a_kill_in_a_set_takes_no_other_page_with_it", says="whose batch_set returned True"
+)
 class TornRecordEndsTheLog(Shelf):
     """A log says which pages are there; one record that was cut off makes all of it unreadable."""
 
@@ -172,7 +176,11 @@ class TornRecordEndsTheLog(Shelf):
 # --- what is left ------------------------------------------------------------------------------------
 
 
-@caught_by("KV-501:readers_see_no_torn_page_while_others_write_it")
+@caught_by(
+    "KV-501:readers_see_no_torn_page_while_others_write_it",
+    "KV-402:an_overwrite_killed_at_a_byte_leaves_old_or_new_bytes",
+    says="bytes that were never set",
+)
 class OverwritesInPlace(Shelf):
     """A page that is there is overwritten where it lies; its length is right all the time."""
 
@@ -187,6 +195,7 @@ class OverwritesInPlace(Shelf):
 @caught_by(
     "KV-402:an_overwrite_killed_at_a_byte_leaves_old_or_new_bytes",
     "KV-402:writers_killed_at_random_leave_pages_absent_or_whole",
+    says="whose batch_set returned True",
 )
 class TruncatesToOverwrite(Shelf):
     """A page is written where it will lie: an overwrite begins by throwing the old bytes away."""
@@ -198,7 +207,9 @@ class TruncatesToOverwrite(Shelf):
         pass
 
 
-@caught_by("KV-402:a_writer_killed_half_way_through_a_page_leaves_it_absent_or_whole")
+@caught_by(
+    "KV-402:a_writer_killed_half_way_through_a_page_leaves_it_absent_or_whole", says="all zeros"
+)
 class VisibleWhenPreallocated(StreamingShelf):
     """A file gets its name and its length first, and its bytes then."""
 
@@ -213,7 +224,7 @@ class VisibleWhenPreallocated(StreamingShelf):
         pass
 
 
-@caught_by("KV-402:a_writer_killed_at_a_byte_leaves_the_page_absent_or_whole")
+@caught_by("KV-402:a_writer_killed_at_a_byte_leaves_the_page_absent_or_whole", says="all zeros")
 class LengthInTheIndex(TruncatesToOverwrite):
     """The index says how long a page is; that its file is shorter is noticed by nobody."""
 
@@ -225,7 +236,11 @@ class LengthInTheIndex(TruncatesToOverwrite):
         return None if data is None else data.ljust(space.stored_nbytes, b"\0")
 
 
-@caught_by("KV-402:killed_writers_leave_nothing_that_grows", seen_in="SGLang 0.5.23, file")
+@caught_by(
+    "KV-402:killed_writers_leave_nothing_that_grows",
+    says=r"grows with every one that is killed \d+ files with",
+    seen_in="SGLang 0.5.23, file",
+)
 class TempFilesForEver(Shelf):
     """A file that a killed writer had begun is never removed."""
 
@@ -233,7 +248,9 @@ class TempFilesForEver(Shelf):
         pass
 
 
-@caught_by("KV-402:a_writer_killed_at_a_byte_leaves_the_page_absent_or_whole")
+@caught_by(
+    "KV-402:a_writer_killed_at_a_byte_leaves_the_page_absent_or_whole", says="can't be set any more"
+)
 class LockOfTheDead(Shelf):
     """A page is locked by a file while it is written; the file of a killed writer stays."""
 
@@ -271,7 +288,10 @@ class StoreLockOfTheDead(Shelf):
         super().close()
 
 
-@caught_by("KV-402:a_writer_killed_while_it_opens_leaves_a_store_that_opens")
+@caught_by(
+    "KV-402:a_writer_killed_while_it_opens_leaves_a_store_that_opens",
+    says="can't be opened after a process",
+)
 class HalfAFormatFile(Shelf):
     """A format file is written in place when the store is made; half of it keeps it from opening."""
 
@@ -283,7 +303,10 @@ class HalfAFormatFile(Shelf):
         self._format: dict[str, Any] = json.loads(path.read_text())
 
 
-@caught_by("KV-402:a_connection_cut_in_a_set_leaves_the_page_absent_or_whole")
+@caught_by(
+    "KV-402:a_connection_cut_in_a_set_leaves_the_page_absent_or_whole",
+    says="bytes that were never set",
+)
 class UploadsInParts(WireStore):
     """A page goes to the server in two parts, under its final name from the first part on."""
 

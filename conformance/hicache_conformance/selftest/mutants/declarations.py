@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
-from hicache_conformance.selftest.mutants import caught_by
+from hicache_conformance.selftest.mutants import caught_by, own
 from hicache_conformance.selftest.references.dict_store import DictStore
 from hicache_conformance.selftest.references.evicting import EvictingStore
 from hicache_conformance.selftest.references.first_wins import FirstWins
@@ -40,9 +40,7 @@ class KeepsAThousand(DictStore):
 class DropsWhatIsRead(EvictingStore):
     """It claims UNTIL_PRESSURE, and drops a page that was read twenty times."""
 
-    def __init__(self, settings: Any) -> None:
-        super().__init__(settings)
-        self._reads: dict[Hashable, int] = {}
+    _reads: dict[Hashable, int] = own(dict)
 
     def _touch(self, key: Hashable) -> None:
         self._reads[key] = self._reads.get(key, 0) + 1

@@ -7,7 +7,7 @@ import threading
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from hicache_conformance.selftest.mutants import caught_by
+from hicache_conformance.selftest.mutants import caught_by, own
 from hicache_conformance.selftest.references.dict_store import DictStore
 from hicache_conformance.selftest.references.file_a_page import Shelf
 from hicache_storage.storage import PageInfo
@@ -15,8 +15,7 @@ from hicache_storage.storage import PageInfo
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
 
-    from hicache_conformance.selftest.references.dict_store import DictSettings, Stored
-    from hicache_conformance.selftest.references.file_a_page import ShelfSettings
+    from hicache_conformance.selftest.references.dict_store import Stored
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
 
@@ -72,9 +71,7 @@ class ListsLongHashesOnly(DictStore):
 class ListsEverySet(DictStore):
     """The index of a listing has an entry for every set: a page that was set twice is listed twice."""
 
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._log: list[Stored] = []
+    _log: list[Stored] = own(list)
 
     def _put(self, key: Hashable, stored: Stored) -> None:
         super()._put(key, stored)
@@ -116,9 +113,7 @@ class ScansByOffset(DictStore):
 class ScansUnderLock(DictStore):
     """A listing holds the lock from its first step to its last; its own thread may go on."""
 
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._lock = threading.RLock()  # type: ignore[assignment]  # it is as good as the other
+    _lock = own(threading.RLock)  # type: ignore[assignment]  # it is as good as the other
 
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
         with self._lock:
@@ -156,9 +151,7 @@ class SpacesGoneWithTheLast(Shelf):
 class SpacesAsOftenAsOpened(DictStore):
     """A key space is listed as often as it was opened."""
 
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._opened: list[KeySpace] = []
+    _opened: list[KeySpace] = own(list)
 
     def open_space(self, space: KeySpace) -> None:
         super().open_space(space)
@@ -180,9 +173,7 @@ class SpacesOfAPage(DictStore):
 class SpacesClearedForGood(DictStore):
     """A key space that was cleared is listed no more, whatever is set in it later."""
 
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._cleared: set[KeySpace] = set()
+    _cleared: set[KeySpace] = own(set)
 
     def clear(self, space: KeySpace) -> int:
         self._cleared.add(space)
@@ -204,9 +195,7 @@ class SpacesInTheLiveDict(DictStore):
 class SpacesSetHere(Shelf):
     """A handle lists the pages that it has set itself."""
 
-    def __init__(self, settings: ShelfSettings) -> None:
-        self._own: set[tuple[KeySpace, str]] = set()
-        super().__init__(settings)
+    _own: set[tuple[KeySpace, str]] = own(set)
 
     def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
         self._own.add((space, page_hash))

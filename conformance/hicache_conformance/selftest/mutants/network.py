@@ -21,7 +21,6 @@ from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavaila
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from hicache_conformance.selftest.references.wire_settings import WireSettings
     from hicache_storage.keys import KeySpace
     from hicache_storage.storage import PageInfo, StorageStats
 
@@ -206,9 +205,7 @@ class WritesPageByPage(WireStore):
 class RemembersEveryBatch(WireStore):
     """Each batch asks again for all batches before it."""
 
-    def __init__(self, settings: WireSettings) -> None:
-        super().__init__(settings)
-        self._batches = 0
+    _batches = 0
 
     def _present(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         for _ in range(self._batches):

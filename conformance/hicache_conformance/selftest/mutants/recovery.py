@@ -7,7 +7,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from hicache_conformance.selftest.mutants import caught_by
+from hicache_conformance.selftest.mutants import caught_by, own
 from hicache_conformance.selftest.references.wire import WireStore
 from hicache_conformance.selftest.references.wire_protocol import (
     Connection,
@@ -27,10 +27,8 @@ if TYPE_CHECKING:
 class _Reusing(WireStore):
     """Goes on using connections that have failed; which ones, a subclass says."""
 
-    def __init__(self, settings: WireSettings) -> None:
-        super().__init__(settings)
-        self._asked = threading.local()
-        self._reused: set[Connection] = set()
+    _asked = own(threading.local)
+    _reused: set[Connection] = own(set)
 
     def _exchange(self, operation: Operation, *parts: bytes) -> Sequence[bytes]:
         self._asked.operation = operation
@@ -111,9 +109,7 @@ class CountsLateReplies(_Reusing):
 class KeepsOnePoisoned(WireStore):
     """Of connections that time out at once, one goes back into the pool: every fourth call fails."""
 
-    def __init__(self, settings: WireSettings) -> None:
-        super().__init__(settings)
-        self._poisoned: Connection | None = None
+    _poisoned: Connection | None = None
 
     def _after_failure(self, number: int, connection: Connection) -> None:
         if self._poisoned is None and len(self._busy) == self._settings.parallelism:
@@ -171,9 +167,7 @@ class NeverWakesUp(WireStore):
 class RemembersAFailedOpen(WireStore):
     """A key space whose first opening failed is refused for ever, with the error of that time."""
 
-    def __init__(self, settings: WireSettings) -> None:
-        super().__init__(settings)
-        self._failed: dict[str, HiCacheError] = {}
+    _failed: dict[str, HiCacheError] = own(dict)
 
     def _remember(self, space: KeySpace) -> bool:
         if space.id in self._failed:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from hicache_conformance.selftest.mutants import caught_by
-from hicache_conformance.selftest.references.dict_store import DictSettings, DictStore, Stored
+from hicache_conformance.selftest.mutants import caught_by, own
+from hicache_conformance.selftest.references.dict_store import DictStore, Stored
 from hicache_conformance.selftest.references.file_a_page import Shelf
 from hicache_storage.storage import StorageStats
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from hicache_conformance.selftest.references.file_a_page import ShelfSettings
     from hicache_storage.keys import KeySpace
 
 
@@ -33,7 +32,7 @@ class _Refusing(DictStore):
         raise NotImplementedError
 
 
-@caught_by("KV-006:a_page_that_has_no_room_never_shows")
+@caught_by("KV-006:a_page_that_has_no_room_never_shows", says="batch_set returned False")
 class GivesUpBeforeItsWriter(_Refusing):
     """A set gives up and returns False; the thread that writes does not know, and goes on."""
 
@@ -48,7 +47,7 @@ class GivesUpBeforeItsWriter(_Refusing):
                 self._put(self._key(stored.space, stored.page_hash), stored)
 
 
-@caught_by("KV-006:bytes_that_have_no_room_never_show")
+@caught_by("KV-006:bytes_that_have_no_room_never_show", says="version 1")
 class RefusesWhatItReplaced(_Refusing):
     """A present page whose new bytes are refused, for want of room for both, has them all the same."""
 
@@ -66,9 +65,7 @@ class RefusesWhatItReplaced(_Refusing):
 class _Remembering(Shelf):
     """Remembers pages whose files could not be written, for a subclass."""
 
-    def __init__(self, settings: ShelfSettings) -> None:
-        super().__init__(settings)
-        self._unwritten: dict[tuple[KeySpace, str], bytes] = {}
+    _unwritten: dict[tuple[KeySpace, str], bytes] = own(dict)
 
     def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
         written = super()._write_whole(space, page_hash, data)
@@ -77,7 +74,7 @@ class _Remembering(Shelf):
         return written
 
 
-@caught_by("KV-006:a_page_that_the_file_system_refused_never_shows")
+@caught_by("KV-006:a_page_that_the_file_system_refused_never_shows", says="shows once")
 class KeepsWhatFilesRefused(_Remembering):
     """A page whose file can't be written stays in a cache in memory, and its set returns False."""
 
@@ -91,9 +88,7 @@ _EVERY = 5
 class _Counting(DictStore):
     """Counts the pages that it is offered."""
 
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._offered = 0
+    _offered = 0
 
     def _is_struck(self) -> bool:
         self._offered += 1

@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hicache_conformance.selftest.mutants import caught_by
+from hicache_conformance.selftest.mutants import caught_by, own
 from hicache_conformance.selftest.references.dict_store import DictStore, Stored
 from hicache_conformance.selftest.references.file_a_page import Shelf
 from hicache_storage.errors import StorageClosed
@@ -15,14 +15,12 @@ from hicache_storage.errors import StorageClosed
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from hicache_conformance.selftest.references.dict_store import DictSettings
-    from hicache_conformance.selftest.references.file_a_page import ShelfSettings
     from hicache_storage.keys import KeySpace
 
 _SOON_S = 0.1
 
 
-@caught_by("KV-007:deleting_an_absent_page_is_true")
+@caught_by("KV-007:deleting_an_absent_page_is_true", says="batch_delete is False")
 class AbsentIsFalse(DictStore):
     """Deleting a page that is not there returns False."""
 
@@ -30,13 +28,11 @@ class AbsentIsFalse(DictStore):
         return self._has(space, page_hash) and super()._removed(space, page_hash)
 
 
-@caught_by("KV-007:a_deleted_page_can_be_set_again")
+@caught_by("KV-007:a_deleted_page_can_be_set_again", says="set and deleted 1 times before")
 class NeverAgain(DictStore):
     """A deleted page is remembered as deleted; setting it again is True, and changes nothing."""
 
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._deleted: set[Hashable] = set()
+    _deleted: set[Hashable] = own(set)
 
     def _removed(self, space: KeySpace, page_hash: str) -> bool:
         self._deleted.add(self._key(space, page_hash))
@@ -47,7 +43,7 @@ class NeverAgain(DictStore):
             super()._put(key, stored)
 
 
-@caught_by("KV-007:deleting_spares_hashes_that_are_alike")
+@caught_by("KV-007:deleting_spares_hashes_that_are_alike", says="whose hash is like it")
 class DeletesByPattern(DictStore):
     """A delete removes every page whose hash begins with the same 32 digits."""
 
@@ -58,13 +54,11 @@ class DeletesByPattern(DictStore):
         return True
 
 
-@caught_by("KV-007:a_deleted_page_is_gone")
+@caught_by("KV-007:a_deleted_page_is_gone", says="batch_get is True for a page that was del")
 class ServesWhatItRead(DictStore):
     """Pages that were read are kept in a cache, which a delete does not reach."""
 
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._cache: dict[Hashable, bytes] = {}
+    _cache: dict[Hashable, bytes] = own(dict)
 
     def _contents(self, space: KeySpace, hashes: Sequence[str]) -> list[bytes | None]:
         keys = [self._key(space, page_hash) for page_hash in hashes]
@@ -74,7 +68,7 @@ class ServesWhatItRead(DictStore):
         return [self._cache.get(key) for key in keys]
 
 
-@caught_by("KV-007:a_page_with_the_same_bytes_stays")
+@caught_by("KV-007:a_page_with_the_same_bytes_stays", says="with the same bytes")
 class CountsNoReferences(DictStore):
     """Equal pages are kept once; deleting one of them deletes the bytes of all."""
 
@@ -86,13 +80,11 @@ class CountsNoReferences(DictStore):
         return super()._removed(space, page_hash)
 
 
-@caught_by("KV-007:another_handle_sees_no_deleted_page")
+@caught_by("KV-007:another_handle_sees_no_deleted_page", says="through an earlier handle")
 class DeletesInMemory(Shelf):
     """A delete is only remembered, and is forgotten when the store is opened again."""
 
-    def __init__(self, settings: ShelfSettings) -> None:
-        super().__init__(settings)
-        self._hidden: set[tuple[KeySpace, str]] = set()
+    _hidden: set[tuple[KeySpace, str]] = own(set)
 
     def _is_hidden(self, space: KeySpace, page_hash: str) -> bool:
         return (space, page_hash) in self._hidden
@@ -112,13 +104,11 @@ class DeletesInMemory(Shelf):
         return True
 
 
-@caught_by("KV-007:a_delete_through_another_handle_counts")
+@caught_by("KV-007:a_delete_through_another_handle_counts", says="through another handle")
 class CachesForItself(Shelf):
     """Each handle keeps what it has read, and does not see what others delete."""
 
-    def __init__(self, settings: ShelfSettings) -> None:
-        super().__init__(settings)
-        self._kept: dict[tuple[KeySpace, str], bytes] = {}
+    _kept: dict[tuple[KeySpace, str], bytes] = own(dict)
 
     def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
         data = self._kept.get((space, page_hash)) or super()._read(space, page_hash)
@@ -135,13 +125,11 @@ class CachesForItself(Shelf):
         return super()._removed(space, page_hash)
 
 
-@caught_by("KV-007:what_is_done_later_brings_no_deleted_page_back")
+@caught_by("KV-007:what_is_done_later_brings_no_deleted_page_back", says="was deleted")
 class RebuildsItsIndex(DictStore):
     """Opening a key space reads what was written, and not what was deleted since."""
 
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._log: list[Stored] = []
+    _log: list[Stored] = own(list)
 
     def _put(self, key: Hashable, stored: Stored) -> None:
         self._log.append(stored)
@@ -154,15 +142,13 @@ class RebuildsItsIndex(DictStore):
                 super()._put(self._key(space, stored.page_hash), stored)
 
 
-@caught_by("KV-007:a_page_deleted_twice_leaves_room_for_one")
+@caught_by("KV-007:a_page_deleted_twice_leaves_room_for_one", says="bytes of the page")
 class FreesSlotsTwice(DictStore):
     """Pages lie in numbered slots; deleting a page twice makes its slot free for two others."""
 
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._slots: list[bytes] = []
-        self._free: list[int] = []
-        self._slot_of: dict[Hashable, int] = {}
+    _slots: list[bytes] = own(list)
+    _free: list[int] = own(list)
+    _slot_of: dict[Hashable, int] = own(dict)
 
     def _put(self, key: Hashable, stored: Stored) -> None:
         if key not in self._pages:
@@ -183,7 +169,7 @@ class FreesSlotsTwice(DictStore):
         return super()._removed(space, page_hash)
 
 
-@caught_by("KV-007:deleting_many_spares_the_rest")
+@caught_by("KV-007:deleting_many_spares_the_rest", says="pages were deleted")
 class CompactsTooMuch(DictStore):
     """When most of it was deleted the store is packed, and every eighth page is left out."""
 
@@ -214,7 +200,7 @@ class _Late(DictStore):
         timer.start()
 
 
-@caught_by("KV-007:sets_and_deletes_take_effect_in_order")
+@caught_by("KV-007:sets_and_deletes_take_effect_in_order", says="right after it was")
 class WritesBehind(_Late):
     """A page shows at once and is written later, when it may have been deleted."""
 

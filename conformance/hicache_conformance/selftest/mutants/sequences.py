@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hicache_conformance.selftest.mutants import caught_by
+from hicache_conformance.selftest.mutants import caught_by, own
 from hicache_conformance.selftest.references.dict_store import DictStore
 from hicache_conformance.selftest.references.file_a_page import Shelf
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
-    from hicache_conformance.selftest.references.dict_store import DictSettings, Stored
-    from hicache_conformance.selftest.references.file_a_page import ShelfSettings
+    from hicache_conformance.selftest.references.dict_store import Stored
     from hicache_storage.keys import KeySpace
     from hicache_storage.storage import PageInfo
 
@@ -21,9 +20,7 @@ if TYPE_CHECKING:
 class SecondDeleteStays(DictStore):
     """A page that was deleted twice never comes back: set, delete, set, delete, set."""
 
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._deletes: dict[Hashable, int] = {}
+    _deletes: dict[Hashable, int] = own(dict)
 
     def _removed(self, space: KeySpace, page_hash: str) -> bool:
         key = self._key(space, page_hash)
@@ -40,11 +37,9 @@ class SecondDeleteStays(DictStore):
 class SlotFreedTwice(DictStore):
     """Deleting an absent page frees its old slot again: two later pages share it, and their bytes."""
 
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._slots: list[bytes] = []
-        self._slot_of: dict[Hashable, int] = {}
-        self._free: list[int] = []
+    _slots: list[bytes] = own(list)
+    _slot_of: dict[Hashable, int] = own(dict)
+    _free: list[int] = own(list)
 
     def _put(self, key: Hashable, stored: Stored) -> None:
         if key not in self._pages:
@@ -64,13 +59,11 @@ class SlotFreedTwice(DictStore):
         return None if data is None else self._slots[self._slot_of[self._key(space, page_hash)]]
 
 
-@caught_by("KV-007:one_delete_is_enough")
+@caught_by("KV-007:one_delete_is_enough", says="had been set four times")
 class OldVersionReturns(DictStore):
     """A log of versions: deleting a page that was set twice brings its first bytes back."""
 
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._older: dict[Hashable, list[Stored]] = {}
+    _older: dict[Hashable, list[Stored]] = own(dict)
 
     def _put(self, key: Hashable, stored: Stored) -> None:
         if key in self._pages:
@@ -89,9 +82,7 @@ class OldVersionReturns(DictStore):
 class ClearsTheLastListing(DictStore):
     """Clear removes what scan listed last: pages that were set since then stay."""
 
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._listed: dict[KeySpace, list[PageInfo]] = {}
+    _listed: dict[KeySpace, list[PageInfo]] = own(dict)
 
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
         self._listed[space] = list(super().scan(space))
@@ -109,9 +100,7 @@ class ClearsTheLastListing(DictStore):
 class StaleSecondHandle(Shelf):
     """A handle remembers for ever that a page was missing when it looked: another one may set it."""
 
-    def __init__(self, settings: ShelfSettings) -> None:
-        self._missing: set[tuple[KeySpace, str]] = set()
-        super().__init__(settings)
+    _missing: set[tuple[KeySpace, str]] = own(set)
 
     def _has(self, space: KeySpace, page_hash: str) -> bool:
         if (space, page_hash) in self._missing:
@@ -126,13 +115,11 @@ class StaleSecondHandle(Shelf):
         return super()._write_whole(space, page_hash, data)
 
 
-@caught_by("KV-002:pages_outlive_an_orderly_close")
+@caught_by("KV-002:pages_outlive_an_orderly_close", says="read by the next handle")
 class ReopenedWithoutTheLast(Shelf):
     """A page that was set last is in memory until the next set: closing loses it."""
 
-    def __init__(self, settings: ShelfSettings) -> None:
-        self._last: tuple[KeySpace, str, bytes] | None = None
-        super().__init__(settings)
+    _last: tuple[KeySpace, str, bytes] | None = None
 
     def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
         previous, self._last = self._last, (space, page_hash, data)

@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hicache_conformance.selftest.mutants import caught_by
+from hicache_conformance.selftest.mutants import caught_by, own
 from hicache_conformance.selftest.references.dict_store import DictStore
 from hicache_conformance.selftest.references.file_a_page import Shelf
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from hicache_conformance.selftest.references.dict_store import DictSettings, Stored
+    from hicache_conformance.selftest.references.dict_store import Stored
     from hicache_conformance.selftest.references.file_a_page import ShelfSettings
     from hicache_storage.keys import KeySpace
 
@@ -96,9 +96,7 @@ class RangesSorted(_Confused):
 class RanklessBesideReplicated(_Confused):
     """No pool has a rank in its keys if the model's KV is the same on all ranks."""
 
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._replicated: set[str] = set()
+    _replicated: set[str] = own(set)
 
     def _seen(self, space: KeySpace) -> Hashable:
         if space.pool == "kv" and space.shard.heads is None:
@@ -139,9 +137,7 @@ class IdsShortened(_Confused):
 class SpacesNumbered(Shelf):
     """Directories are numbered in the order in which a handle opens its key spaces."""
 
-    def __init__(self, settings: ShelfSettings) -> None:
-        self._numbers: dict[KeySpace, int] = {}
-        super().__init__(settings)
+    _numbers: dict[KeySpace, int] = own(dict)
 
     def _folder(self, space: KeySpace) -> Path:
         return self._root / f"{self._numbers.setdefault(space, len(self._numbers)):032x}"
@@ -194,9 +190,7 @@ class PagesOfAnInstance(Shelf):
 class SpacesByObject(DictStore):
     """Key spaces are told apart as objects: equal ones, made by different ranks, are strangers."""
 
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._objects: list[KeySpace] = []
+    _objects: list[KeySpace] = own(list)
 
     def _key(self, space: KeySpace, page_hash: str) -> Hashable:
         if not any(space is known for known in self._objects):
