@@ -12,7 +12,7 @@ from hicache_conformance.run.outcomes import Outcome, Violation
 from hicache_conformance.run.runner import RunOptions, run_check
 from hicache_conformance.scenarios.model_pair import ModelPair, Step
 from hicache_conformance.scenarios.sequence_search import SequenceSearch
-from hicache_conformance.selftest.mutants.sequences import (
+from hicache_conformance.selftest.mutants.basics import (
     ClearsTheLastListing,
     OldVersionReturns,
     ReopenedWithoutTheLast,

@@ -1,7 +1,10 @@
-"""Wrong stores: what they do when they are closed, what they leave, what they do to their process."""
+"""Wrong stores: how they are opened and closed, and what they do at their limits; KV-301 to KV-308."""
 
 from __future__ import annotations
 
+import copy
+import difflib
+import errno
 import os
 import signal
 import socket
@@ -11,16 +14,24 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
-from hicache_conformance.selftest.mutants import caught_by
+import pydantic
+
+from hicache_conformance.selftest.mutants import caught_by, own
 from hicache_conformance.selftest.references.dict_store import DictSettings, DictStore
+from hicache_conformance.selftest.references.evicting import EvictingStore
+from hicache_conformance.selftest.references.evicting_shelf import EvictingShelf
 from hicache_conformance.selftest.references.file_a_page import Shelf
+from hicache_conformance.selftest.references.rented import Rented
 from hicache_conformance.selftest.references.sqlite_store import SqliteStore
 from hicache_conformance.selftest.references.wire import WireStore
-from hicache_storage.errors import StorageUnavailable
+from hicache_storage.errors import ConfigError, StorageUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping, Sequence
+    from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
+    from hicache_conformance.selftest.references.evicting_shelf import EvictingShelfSettings
+    from hicache_conformance.selftest.references.file_a_page import ShelfSettings
     from hicache_conformance.selftest.references.wire_protocol import Connection, Deadline
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
@@ -234,3 +245,324 @@ class AsksAThreadThatStayedBehind(DictStore):
     def close(self) -> None:
         self._pool.shutdown(wait=False)
         super().close()
+
+
+# --- configs and secrets -------------------------------------------------------------------------
+
+
+class _TalkativeSettings(DictSettings):
+    """Shows what it was given when it is wrong, as pydantic does by default."""
+
+    model_config = pydantic.ConfigDict(hide_input_in_errors=False)
+
+
+# --- wrong fields and values -------------------------------------------------------------------------
+
+
+@caught_by("KV-303:unknown_fields_are_refused_by_name")
+class IgnoresUnknownFieldsThatAreEmpty(DictStore):
+    """An unknown field without a value is ignored."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        return super().from_config({name: value for name, value in config.items() if value})
+
+
+@caught_by("KV-303:misspelt_fields_are_refused_by_name")
+class CorrectsMisspeltFields(DictStore):
+    """It takes the field that comes nearest for the one that was meant."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        meant: dict[str, Any] = {}
+        for name, value in config.items():
+            near = difflib.get_close_matches(name, list(DictSettings.model_fields), n=1)
+            meant[near[0] if near else name] = value
+        return super().from_config(meant)
+
+
+@caught_by("KV-303:values_of_a_wrong_type_are_refused_by_name", "KV-303:a_timeout_must_be_positive")
+class ConvertsItsTimeoutTooLate(DictStore):
+    """The timeout is made a number without a look at it: a text is a ValueError of float's."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        numbers = {"timeout_s": float(config["timeout_s"])} if "timeout_s" in config else {}
+        return super().from_config({**config, **numbers})
+
+
+@caught_by("KV-303:a_missing_field_is_a_config_error")
+class RaisesKeyErrorForMissingFields(Shelf):
+    """A missing field is a KeyError."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        return super().from_config({**config, "path": config["path"]})
+
+
+@caught_by("KV-303:a_config_is_left_as_it_was")
+class WritesIntoTheConfig(DictStore):
+    """It writes its defaults into the config that it is given."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        store = super().from_config(config)
+        if isinstance(config, dict):
+            config.setdefault("timeout_s", 30.0)
+        return store
+
+
+@caught_by("KV-303:a_config_may_be_any_mapping")
+class NeedsADict(DictStore):
+    """It makes a deep copy of the config, which not every mapping allows."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        return super().from_config(copy.deepcopy(config))
+
+
+# --- secrets -----------------------------------------------------------------------------------------
+
+
+@caught_by(
+    "KV-303:unknown_secrets_are_not_repeated",
+    "KV-303:wrong_values_are_not_repeated",
+    seen_in="fsspec backend of this project, mended",
+)
+class RepeatsItInTheCause(DictStore):
+    """Its ConfigError is careful, and its cause repeats the values: a traceback shows both."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        try:
+            return cls(_TalkativeSettings.model_validate(dict(config)))
+        except pydantic.ValidationError as error:
+            names = [".".join(map(str, detail["loc"])) for detail in error.errors()]
+            raise ConfigError(f"dict: these fields are wrong: {', '.join(names)}") from error
+
+
+@caught_by("KV-303:a_broken_url_is_not_repeated")
+class RepeatsABrokenUrl(WireStore):
+    """Its ConfigError for a URL that it can't read repeats the URL, with the password in it."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        try:
+            return super().from_config(config)
+        except ConfigError as error:
+            raise ConfigError(f"{error}: {config.get('url')}") from None
+
+
+@caught_by("KV-303:secrets_are_shown_nowhere")
+class ShowsItsSettings(DictStore):
+    """Its repr shows its settings, and the password is a plain text in them."""
+
+    def __repr__(self) -> str:
+        password = self._settings.password
+        shown = password.get_secret_value() if password else None
+        return f"{type(self).__name__}(password={shown!r})"
+
+
+@caught_by("KV-303:secrets_are_shown_nowhere")
+class ShowsAShortPassword(Rented):
+    """Its repr shows the URL, with a password of two letters in it."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(url={self._settings.url!r})"
+
+
+# --- full by its own count ---------------------------------------------------------------------------
+
+
+@caught_by("KV-307:a_page_twice_in_a_batch_takes_room_once", seen_in="SGLang 0.5.23, hf3fs")
+class PaysTwice(DictStore):
+    """A page that occurs twice in a batch gets two places, one of which is never given back."""
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        verdicts = super().batch_set(space, hashes, pages)
+        with self._lock:
+            self._nbytes += space.stored_nbytes * (len(hashes) - len(set(hashes)))
+        return verdicts
+
+
+@caught_by("KV-307:a_batch_that_does_not_fit_is_judged_page_by_page")
+class SortsItsVerdicts(Rented):
+    """It stores a batch in the order of its hashes, and gives the verdicts in that order."""
+
+    def _store(
+        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
+    ) -> list[bool]:
+        named = sorted(zip(hashes, contents, strict=True))
+        return super()._store(space, [one for one, _ in named], [data for _, data in named])
+
+
+@caught_by(
+    "KV-307:a_full_store_refuses_and_stays_readable",
+    "KV-307:a_batch_that_does_not_fit_is_judged_page_by_page",
+    seen_in="SGLang 0.5.23, hf3fs",
+)
+class RaisesWhenFull(DictStore):
+    """A page that has no room is an OSError."""
+
+    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+        if not super()._write_whole(space, page_hash, data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return True
+
+
+@caught_by(
+    "KV-307:a_full_store_refuses_and_stays_readable",
+    "KV-307:a_batch_that_does_not_fit_is_judged_page_by_page",
+)
+class ForgetsToEvict(EvictingStore):
+    """It counts what it holds and never evicts."""
+
+    def _make_room(self, key: Hashable, nbytes: int) -> bool:
+        del key, nbytes
+        return True
+
+
+@caught_by(
+    "KV-307:deleting_makes_room_again",
+    "KV-307:setting_a_present_page_takes_no_more_room",
+    seen_in="an author's LMDB store",
+)
+class CountsWhatItDeleted(DictStore):
+    """Deleted pages are counted on: a store that was full once is full for ever."""
+
+    def _removed(self, space: KeySpace, page_hash: str) -> bool:
+        before = self._nbytes
+        super()._removed(space, page_hash)
+        self._nbytes = before
+        return True
+
+
+@caught_by("KV-307:deleting_makes_room_again")
+class CountsRepeatedDeletes(DictStore):
+    """Deleting a page that is gone gives room once more: the store outgrows its capacity."""
+
+    def _removed(self, space: KeySpace, page_hash: str) -> bool:
+        before = self._nbytes
+        super()._removed(space, page_hash)
+        self._nbytes = before - space.stored_nbytes
+        return True
+
+
+@caught_by("KV-307:setting_a_present_page_takes_no_more_room")
+class RefusesWhatItHas(DictStore):
+    """When it is full it refuses pages that it has already."""
+
+    def _nbytes_beside(self, key: Hashable) -> int:
+        del key
+        return self._nbytes
+
+    def _drop(self, key: Hashable) -> None:
+        beside = super()._nbytes_beside(key)
+        super()._drop(key)
+        self._nbytes = beside
+
+
+# --- a full disk -------------------------------------------------------------------------------------
+
+
+@caught_by("KV-307:refused_pages_leave_no_debris")
+class LeavesItsTrials(Shelf):
+    """A file that was begun when there was no room stays in the directory."""
+
+    def _discard(self, temp: Path) -> None:
+        pass
+
+
+@caught_by(
+    "KV-307:without_free_descriptors_nothing_breaks", seen_in="file backend of this project, mended"
+)
+class WritesWhenItReads(Shelf):
+    """It writes down when a page was read last, and does not read where it can't."""
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        self._write_file(self._folder(space) / "last-read.json", page_hash.encode())
+        return super()._read(space, page_hash)
+
+
+# --- no descriptors ----------------------------------------------------------------------------------
+
+
+@caught_by("KV-307:without_free_descriptors_nothing_breaks")
+class RemembersUnreadablePages(Shelf):
+    """A page that could not be opened once is taken for damaged for ever."""
+
+    _damaged: set[Path] = own(set)
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        path = self._path(space, page_hash)
+        data = super()._read(space, page_hash)
+        if data is None and path.exists():
+            self._damaged.add(path)
+        return None if path in self._damaged else data
+
+
+@caught_by("KV-307:a_disk_without_room_refuses_the_page")
+class RemembersAFullDisk(Shelf):
+    """A key space that could not be made when the disk was full is never tried again."""
+
+    _given_up: set[str] = own(set)
+
+    def _remember(self, space: KeySpace) -> bool:
+        if space.id in self._given_up:
+            return False
+        remembered = super()._remember(space)
+        if not remembered:
+            self._given_up.add(space.id)
+        return remembered
+
+
+# --- opened read-only ----------------------------------------------------------------------------
+
+
+@caught_by("KV-308:looking_changes_nothing")
+class LooksWithALock(Shelf):
+    """Whoever opens it leaves the file of a lock, also to look."""
+
+    def __init__(self, settings: ShelfSettings) -> None:
+        super().__init__(settings)
+        (self._root / ".lock").touch()
+
+
+@caught_by("KV-308:looking_changes_nothing")
+class LookingIsAUse(EvictingShelf):
+    """A get renews a page, whoever makes it."""
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        self._note_use(self._path(space, page_hash))
+        return super()._read(space, page_hash)
+
+
+@caught_by("KV-308:asking_for_what_is_not_there_makes_nothing")
+class LookingMakesFolders(Shelf):
+    """A look-up makes the folder of a key space that has none."""
+
+    def _has(self, space: KeySpace, page_hash: str) -> bool:
+        self._folder(space).mkdir(exist_ok=True)
+        return super()._has(space, page_hash)
+
+
+@caught_by("KV-308:looking_at_a_full_store_evicts_nothing")
+class LookingEvicts(EvictingShelf):
+    """Opening it applies its capacity, also to look."""
+
+    def __init__(self, settings: EvictingShelfSettings) -> None:
+        super().__init__(settings)
+        self._evict(0)
+
+
+@caught_by("KV-308:damage_stays_for_others_to_see")
+class LookingHeals(Shelf):
+    """A get removes a file of a wrong length, also to look."""
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        data = super()._read(space, page_hash)
+        if data is not None and not self._is_whole(space, data):
+            self._removed(space, page_hash)
+        return data

@@ -1,13 +1,20 @@
-"""Wrong stores: what they do when the network or the server fails, and how often they use it."""
+"""Wrong stores: what they do when a network or a server fails, and after it; KV-304, KV-305."""
 
 from __future__ import annotations
 
+import fcntl
+import os
+import socket
+import struct
+import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
-from hicache_conformance.selftest.mutants import caught_by
+from hicache_conformance.selftest.mutants import caught_by, own
+from hicache_conformance.selftest.references.file_a_page import Shelf
+from hicache_conformance.selftest.references.sqlite_store import SqliteStore
 from hicache_conformance.selftest.references.wire import WireStore
 from hicache_conformance.selftest.references.wire_protocol import (
     NEVER,
@@ -16,12 +23,15 @@ from hicache_conformance.selftest.references.wire_protocol import (
     Message,
     Operation,
 )
+from hicache_conformance.selftest.references.wire_settings import WireSettings
 from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    import sqlite3
+    from collections.abc import Generator, Mapping, Sequence
 
     from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
     from hicache_storage.storage import PageInfo, StorageStats
 
 
@@ -236,3 +246,294 @@ class RefusesWhenLate(WireStore):
             return super()._store(space, hashes, contents)
         except HiCacheError:
             return [False] * len(hashes)
+
+
+# --- deadlines -----------------------------------------------------------------------------------
+
+
+_LONG_S = 600.0
+
+
+@caught_by(
+    "KV-304:steps_that_are_each_in_time_do_not_add_up",
+    seen_in="redis backend of this project, mended",
+)
+class TimesOutPerStep(WireStore):
+    """Each page of a batch is a round trip, and each round trip has a timeout of its own."""
+
+    def _present(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        alone = super()._present
+        return [alone(space, [one])[0] for one in hashes]
+
+
+@caught_by(
+    "KV-304:a_signal_does_not_prolong_a_call", seen_in="redis backend of this project, mended"
+)
+class BeginsAnewAfterASignal(WireStore):
+    """Its timeout is the socket's own (SO_RCVTIMEO), which begins anew when a signal interrupts it."""
+
+    def _lease(self, number: int, deadline: Deadline) -> Connection:
+        connection = super()._lease(number, deadline)
+        vars(connection)["receive"] = partial(self._received, connection)
+        return connection
+
+    def _received(self, connection: Connection, deadline: Deadline) -> Message:
+        seconds = deadline.left_s() or 0.0
+        limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+        vars(connection)["_socket"].setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        try:
+            return Connection.receive(connection, NEVER)
+        except BlockingIOError as error:
+            raise TimeoutError("no answer in time") from error
+
+
+class _Patient(WireStore):
+    """Can wait for a reply for as long as it takes."""
+
+    def _exchanged_at_leisure(self, operation: Operation, *parts: bytes) -> Sequence[bytes]:
+        request = Message(next(self._numbers), operation, parts)
+        with self._translated():
+            connection = self._lease(request.number, NEVER)
+            connection.send(request, NEVER)
+            reply = connection.receive(NEVER)
+            self._give_back(request.number, connection)
+        return reply.parts
+
+
+@caught_by("KV-901:a_bounded_get_ends_in_time_and_lets_go_of_its_pages")
+class FillsPagesInTheBackground(_Patient):
+    """It claims to be bounded: a get that is late goes on in a thread, and fills its pages there."""
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        answers: list[list[bool]] = []
+
+        def run() -> None:
+            with suppress(HiCacheError):
+                answers.append(
+                    super(FillsPagesInTheBackground, self).batch_get(space, hashes, pages)
+                )
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join(self._settings.timeout_s)
+        if not answers:
+            raise StorageTimeout("no answer in time")
+        return answers[0]
+
+    def _exchange(self, operation: Operation, *parts: bytes) -> Sequence[bytes]:
+        if operation != Operation.GET:
+            return super()._exchange(operation, *parts)
+        return self._exchanged_at_leisure(operation, *parts)
+
+
+@caught_by("KV-901:a_bounded_set_ends_in_time_and_lets_go_of_its_pages")
+class WaitsForItsWrites(_Patient):
+    """It claims to be bounded, and a set waits for as long as the server takes."""
+
+    def _exchange(self, operation: Operation, *parts: bytes) -> Sequence[bytes]:
+        if operation != Operation.SET:
+            return super()._exchange(operation, *parts)
+        return self._exchanged_at_leisure(operation, *parts)
+
+
+class _Locked(Shelf):
+    """One file is locked while pages are set, by whatever process."""
+
+    @contextmanager
+    def _locked(self) -> Generator[None, None, None]:
+        descriptor = os.open(self._root / ".lock", os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+@caught_by("KV-304:a_process_that_stops_in_a_set_holds_nobody_up", seen_in="an author's LMDB store")
+class LocksWithoutADeadline(_Locked):
+    """A set locks the store against other processes while it copies its pages; they wait for ever."""
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        self.ensure_open()
+        with self._locked():
+            return super().batch_set(space, hashes, pages)
+
+
+@caught_by("KV-304:a_process_that_is_stopped_holds_nobody_up")
+class LocksItsWritesWithoutADeadline(_Locked):
+    """A set locks the store against other processes while it writes; they wait for ever."""
+
+    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+        with self._locked():
+            return super()._write_whole(space, page_hash, data)
+
+
+@caught_by("KV-304:a_call_that_has_to_wait_ends_in_time")
+class WaitsForOtherWriters(SqliteStore):
+    """A database that others write to is waited for much longer than `timeout_s`."""
+
+    def _prepare(self, database: sqlite3.Connection) -> None:
+        super()._prepare(database)
+        database.execute(f"PRAGMA busy_timeout = {int(_LONG_S * 1000)}")
+
+
+# --- when the network or the server is back ------------------------------------------------------
+
+
+class _Reusing(WireStore):
+    """Goes on using connections that have failed; which ones, a subclass says."""
+
+    _asked = own(threading.local)
+    _reused: set[Connection] = own(set)
+
+    def _exchange(self, operation: Operation, *parts: bytes) -> Sequence[bytes]:
+        self._asked.operation = operation
+        return super()._exchange(operation, *parts)
+
+    def _is_fresh(self, connection: Connection) -> bool:
+        return connection in self._reused or super()._is_fresh(connection)
+
+    def _after_failure(self, number: int, connection: Connection) -> None:
+        if connection in self._reused or self._reuses(sys.exception()):
+            self._reused.add(connection)
+            self._give_back(number, connection)
+        else:
+            super()._after_failure(number, connection)
+
+    def _reuses(self, error: BaseException | None) -> bool:
+        raise NotImplementedError
+
+
+@caught_by(
+    "KV-305:it_works_again_after_replies_were_cut_short",
+    seen_in="redis backend of this project, mended",
+)
+class KeepsBrokenConnections(_Reusing):
+    """A connection that was reset goes back into the pool, and fails for ever."""
+
+    def _reuses(self, error: BaseException | None) -> bool:
+        return isinstance(error, ConnectionError)
+
+
+@caught_by("KV-305:a_late_page_is_not_taken_for_a_later_one")
+class TakesLateReplies(_Reusing):
+    """A connection whose get timed out is used again, and its late reply is taken for the next one."""
+
+    def _reuses(self, error: BaseException | None) -> bool:
+        return isinstance(error, TimeoutError) and self._asked.operation == Operation.GET
+
+    def _check(self, request: Message, reply: Message) -> None:
+        if reply.operation != Operation.GET:
+            super()._check(request, reply)
+
+
+@caught_by("KV-305:a_late_verdict_is_not_taken_for_a_later_one")
+class TakesLateVerdicts(_Reusing):
+    """A connection whose exists timed out is used again, and its late verdict taken for the next one."""
+
+    def _reuses(self, error: BaseException | None) -> bool:
+        return isinstance(error, TimeoutError) and self._asked.operation == Operation.EXISTS
+
+    def _check(self, request: Message, reply: Message) -> None:
+        if reply.operation != Operation.EXISTS:
+            super()._check(request, reply)
+
+
+@caught_by("KV-305:it_works_again_after_silence_whose_replies_are_lost")
+class CountsLateReplies(_Reusing):
+    """Of a connection that timed out, the replies that are owed are skipped: lost ones never come."""
+
+    def _reuses(self, error: BaseException | None) -> bool:
+        return isinstance(error, TimeoutError)
+
+    def _lease(self, number: int, deadline: Deadline) -> Connection:
+        connection = super()._lease(number, deadline)
+        if connection in self._reused:
+            vars(connection)["receive"] = partial(self._received, connection)
+            vars(connection)["owed"] = vars(connection).get("owed", 0) + 1
+        return connection
+
+    def _received(self, connection: Connection, deadline: Deadline) -> Message:
+        while vars(connection)["owed"]:
+            Connection.receive(connection, deadline)
+            vars(connection)["owed"] -= 1
+        self._reused.discard(connection)
+        return Connection.receive(connection, deadline)
+
+
+@caught_by("KV-305:it_works_again_after_silence")
+class KeepsOnePoisoned(WireStore):
+    """Of connections that time out at once, one goes back into the pool: every fourth call fails."""
+
+    _poisoned: Connection | None = None
+
+    def _after_failure(self, number: int, connection: Connection) -> None:
+        if self._poisoned is None and len(self._busy) == self._settings.parallelism:
+            self._poisoned = connection
+        super()._after_failure(number, connection)
+
+    def _lease(self, number: int, deadline: Deadline) -> Connection:
+        connection = super()._lease(number, deadline)
+        if self._poisoned is not None and number % 4 == 0:
+            connection.close()
+        return connection
+
+
+@caught_by(
+    "KV-305:it_works_again_after_a_refusal",
+    "KV-305:it_works_again_after_the_server_was_restarted",
+    "KV-305:it_works_again_after_the_server_was_paused",
+)
+class ConnectsOnce(WireStore):
+    """It has its connections for life: when they are lost, there are no new ones."""
+
+    _left: int | None = None
+
+    def _connected(self, number: int, deadline: Deadline) -> Connection:
+        if self._left is None:
+            self._left = self._settings.parallelism
+        if not self._left:
+            raise ConnectionAbortedError("all connections are used up")
+        self._left -= 1
+        return super()._connected(number, deadline)
+
+
+@caught_by("KV-305:what_did_not_open_opens_when_the_server_is_there")
+class NeverWakesUp(WireStore):
+    """It opens without its server, and then takes it for away for ever."""
+
+    _asleep = False
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        try:
+            return super().from_config(config)
+        except StorageUnavailable:
+            store = cls(WireSettings.parse("wire", config))
+            store._asleep = True
+            return store
+
+    def _connected(self, number: int, deadline: Deadline) -> Connection:
+        if self._asleep:
+            raise ConnectionAbortedError("the server was away")
+        return super()._connected(number, deadline)
+
+
+@caught_by("KV-305:a_key_space_that_was_opened_in_vain_works_later")
+class RemembersAFailedOpen(WireStore):
+    """A key space whose first opening failed is refused for ever, with the error of that time."""
+
+    _failed: dict[str, HiCacheError] = own(dict)
+
+    def _remember(self, space: KeySpace) -> bool:
+        if space.id in self._failed:
+            raise self._failed[space.id]
+        try:
+            return super()._remember(space)
+        except HiCacheError as error:
+            self._failed[space.id] = error
+            raise

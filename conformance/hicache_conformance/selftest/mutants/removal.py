@@ -1,21 +1,25 @@
-"""Wrong stores: deleted pages that stay, and others that go; KV-007."""
+"""Wrong stores: deleted and refused pages that show, and the times of pages; KV-006, KV-007, KV-010."""
 
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 from hicache_conformance.selftest.mutants import caught_by, own
 from hicache_conformance.selftest.references.dict_store import DictStore, Stored
+from hicache_conformance.selftest.references.evicting import EvictingStore
 from hicache_conformance.selftest.references.file_a_page import Shelf
 from hicache_storage.errors import StorageClosed
+from hicache_storage.storage import PageTimes, StorageStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     from hicache_storage.keys import KeySpace
+
 
 _SOON_S = 0.1
 
@@ -207,3 +211,140 @@ class WritesBehind(_Late):
     def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
         self._again(partial(super()._write_whole, space, page_hash, data))
         return super()._write_whole(space, page_hash, data)
+
+
+# --- times of pages ------------------------------------------------------------------------------
+
+
+@caught_by("KV-010:times_follow_the_hashes")
+class TimesMoveUp(EvictingStore):
+    """The times of present pages come first, and those of absent ones behind them."""
+
+    def page_times(self, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
+        return sorted(super().page_times(space, hashes), key=lambda one: one == PageTimes())
+
+
+@caught_by("KV-010:a_page_just_set_was_written_just_now")
+class TimesInKiloseconds(EvictingStore):
+    """The time of the last use is divided by 1,000, as if it were milliseconds."""
+
+    def _times(self, key: Hashable) -> PageTimes:
+        used_s = super()._times(key).used_at_s
+        return PageTimes(used_at_s=None if used_s is None else used_s / 1000)
+
+
+@caught_by("KV-010:a_get_is_a_use_and_asking_is_none")
+class GetsAreNoUse(EvictingStore):
+    """A page counts as last used when it was written."""
+
+    def _times(self, key: Hashable) -> PageTimes:
+        written_s = super()._times(key).written_at_s
+        return PageTimes(written_at_s=written_s, used_at_s=written_s)
+
+
+@caught_by("KV-010:a_get_is_a_use_and_asking_is_none")
+class AskingIsAUse(EvictingStore):
+    """Asking for the times of a page counts as a use of it."""
+
+    def _times(self, key: Hashable) -> PageTimes:
+        times = super()._times(key)
+        self._used_s[key] = time.time()
+        return times
+
+
+# --- refused pages that show ---------------------------------------------------------------------
+
+
+class _Refusing(DictStore):
+    """A store whose subclass does something more with pages that it refuses."""
+
+    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+        taken = super()._write_whole(space, page_hash, data)
+        if not taken:
+            self._refused(Stored(space, page_hash, data))
+        return taken
+
+    def _refused(self, stored: Stored) -> None:
+        raise NotImplementedError
+
+
+@caught_by("KV-006:a_page_that_has_no_room_never_shows", says="batch_set returned False")
+class GivesUpBeforeItsWriter(_Refusing):
+    """A set gives up and returns False; the thread that writes does not know, and goes on."""
+
+    def _refused(self, stored: Stored) -> None:
+        timer = threading.Timer(_SOON_S, self._written, [stored])
+        timer.daemon = True
+        timer.start()
+
+    def _written(self, stored: Stored) -> None:
+        with self._lock:
+            if not self._closed:
+                self._put(self._key(stored.space, stored.page_hash), stored)
+
+
+@caught_by("KV-006:bytes_that_have_no_room_never_show", says="version 1")
+class RefusesWhatItReplaced(_Refusing):
+    """A present page whose new bytes are refused, for want of room for both, has them all the same."""
+
+    def _make_room(self, key: Hashable, nbytes: int) -> bool:
+        old = self._pages.get(key)
+        return super()._make_room(key, nbytes + (len(old.data) if old else 0))
+
+    def _refused(self, stored: Stored) -> None:
+        key = self._key(stored.space, stored.page_hash)
+        with self._lock:
+            if key in self._pages:
+                self._put(key, stored)
+
+
+class _Remembering(Shelf):
+    """Remembers pages whose files could not be written, for a subclass."""
+
+    _unwritten: dict[tuple[KeySpace, str], bytes] = own(dict)
+
+    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+        written = super()._write_whole(space, page_hash, data)
+        if not written:
+            self._unwritten[space, page_hash] = data
+        return written
+
+
+@caught_by("KV-006:a_page_that_the_file_system_refused_never_shows", says="shows once")
+class KeepsWhatFilesRefused(_Remembering):
+    """A page whose file can't be written stays in a cache in memory, and its set returns False."""
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        return super()._read(space, page_hash) or self._unwritten.get((space, page_hash))
+
+
+_EVERY = 5
+
+
+class _Counting(DictStore):
+    """Counts the pages that it is offered."""
+
+    _offered = 0
+
+    def _is_struck(self) -> bool:
+        self._offered += 1
+        return self._offered % _EVERY == 0
+
+
+@caught_by("KV-009:an_empty_store_refuses_no_page")
+class RefusesEveryFifth(_Counting):
+    """Every fifth page is refused, for no reason."""
+
+    def _make_room(self, key: Hashable, nbytes: int) -> bool:
+        return not self._is_struck() and super()._make_room(key, nbytes)
+
+
+@caught_by("KV-009:what_is_refused_is_counted")
+class RefusesInSilence(DictStore):
+    """A page that has no room is refused, and no counter says so."""
+
+    def stats(self) -> StorageStats:
+        stats = super().stats()
+        return StorageStats(
+            pages=stats.pages, nbytes=stats.nbytes, capacity_nbytes=stats.capacity_nbytes
+        )

@@ -1,0 +1,654 @@
+"""Wrong stores: what they do to key spaces, when they clear, and when they list; KV-10x."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+import threading
+from collections import Counter
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hicache_conformance.selftest.mutants import caught_by, own
+from hicache_conformance.selftest.references.dict_store import DictStore
+from hicache_conformance.selftest.references.file_a_page import Shelf
+from hicache_conformance.selftest.references.wire import WireStore
+from hicache_storage.errors import StorageUnavailable
+from hicache_storage.storage import PageInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator, Sequence
+
+    from hicache_conformance.selftest.references.dict_store import Stored
+    from hicache_conformance.selftest.references.file_a_page import ShelfSettings
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+
+
+class _Confused(DictStore):
+    """A store that keeps pages by something that is less than the key space."""
+
+    def _key(self, space: KeySpace, page_hash: str) -> Hashable:
+        return self._seen(space), page_hash
+
+    def _seen(self, space: KeySpace) -> Hashable:
+        return space.id
+
+
+def _numbers(space: KeySpace) -> tuple[int, ...]:
+    return space.page_tokens, space.page_nbytes, space.frame_nbytes
+
+
+def _resharded(space: KeySpace, **fields: Any) -> KeySpace:
+    return replace(space, shard=replace(space.shard, **fields))
+
+
+# --- a field that is missing from the identity ----------------------------------------------------
+
+
+@caught_by("KV-101:a_page_is_not_seen_from_a_neighbour")
+class ModelBlind(_Confused):
+    """The model is missing from the identity of a page."""
+
+    def _seen(self, space: KeySpace) -> Hashable:
+        return replace(space, model="any")
+
+
+@caught_by(
+    "KV-101:a_page_is_not_seen_from_a_neighbour",
+    "KV-101:texts_may_be_odd",
+    seen_in="SGLang 0.5.23, file; LMCache 0.5.6, fs",
+)
+class DtypeBlind(_Confused):
+    """The dtype is missing from the identity of a page."""
+
+    def _seen(self, space: KeySpace) -> Hashable:
+        return replace(space, dtype="any")
+
+
+@caught_by("KV-101:each_neighbour_keeps_bytes_of_its_own", "KV-101:a_delete_spares_the_neighbours")
+class PageSizeBlind(_Confused):
+    """The size of a page is missing from its identity."""
+
+    def _seen(self, space: KeySpace) -> Hashable:
+        return replace(space, page_nbytes=1)
+
+
+@caught_by(
+    "KV-101:a_page_is_not_seen_from_a_neighbour",
+    "KV-101:fields_do_not_run_together",
+    seen_in="an author's LMDB store",
+)
+class TenantBlind(_Confused):
+    """The tenant is missing from the identity of a page."""
+
+    def _seen(self, space: KeySpace) -> Hashable:
+        return replace(space, tenant="")
+
+
+# --- an identity that is less than its fields ------------------------------------------------------
+
+
+@caught_by("KV-101:fields_do_not_run_together", "KV-106:ranks_of_a_sharded_pool_share_nothing")
+class RangesSorted(_Confused):
+    """The identity has the ranges of layers and heads, and not which is which."""
+
+    def _seen(self, space: KeySpace) -> Hashable:
+        ranges = sorted([space.shard.layers, space.shard.heads or (0, 0)])
+        return _resharded(space, layers=(0, 1), heads=None), *ranges
+
+
+@caught_by("KV-106:ranks_of_a_sharded_draft_share_nothing", seen_in="SGLang 0.5.23, file")
+class RanklessBesideReplicated(_Confused):
+    """No pool has a rank in its keys if the model's KV is the same on all ranks."""
+
+    _replicated: set[str] = own(set)
+
+    def _seen(self, space: KeySpace) -> Hashable:
+        if space.pool == "kv" and space.shard.heads is None:
+            self._replicated.add(space.model)
+        rankless = space.pool != "kv" and space.model in self._replicated
+        return _resharded(space, heads=None) if rankless else space
+
+
+@caught_by("KV-101:texts_do_not_run_together")
+class TextsJoined(_Confused):
+    """The identity is the text fields joined by `-`, which occurs in them."""
+
+    def _seen(self, space: KeySpace) -> Hashable:
+        texts = (space.tenant, space.model, space.revision, space.dtype, space.layout, space.pool)
+        return "-".join(texts), _numbers(space), space.shard
+
+
+@caught_by("KV-101:texts_may_be_odd")
+class TenantsFlattened(_Confused):
+    """A slash in a tenant becomes a dash, as what a path may be made of."""
+
+    def _seen(self, space: KeySpace) -> Hashable:
+        return replace(space, tenant=space.tenant.replace("/", "-"))
+
+
+@caught_by("KV-101:ids_that_are_alike_are_not_equal")
+class IdsShortened(_Confused):
+    """The first eight digits of the key space's id are the prefix of its keys."""
+
+    def _seen(self, space: KeySpace) -> Hashable:
+        return space.id[:8]
+
+
+@caught_by(
+    "KV-101:another_handle_keeps_neighbours_apart",
+    "KV-106:ranks_with_handles_of_their_own_share_nothing",
+)
+class SpacesNumbered(Shelf):
+    """Directories are numbered in the order in which a handle opens its key spaces."""
+
+    _numbers: dict[KeySpace, int] = own(dict)
+
+    def _folder(self, space: KeySpace) -> Path:
+        return self._root / f"{self._numbers.setdefault(space, len(self._numbers)):032x}"
+
+
+# --- pools of one hash ----------------------------------------------------------------------------
+
+
+@caught_by("KV-102:pools_of_one_hash_coexist", "KV-102:what_is_done_to_the_draft_leaves_the_target")
+class OneSizeAHash(DictStore):
+    """A set of a page drops those of its hash that have another size."""
+
+    def _put(self, key: Hashable, stored: Stored) -> None:
+        for other, one in list(self._pages.items()):
+            if one.page_hash == stored.page_hash and len(one.data) != len(stored.data):
+                self._drop(other)
+        super()._put(key, stored)
+
+
+@caught_by("KV-102:a_pool_without_the_page_has_a_miss")
+class DraftFallsBack(DictStore):
+    """A draft page that is not there is answered with the target's, which has the same size."""
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        found = super()._read(space, page_hash)
+        if found is None and space.pool != "kv":
+            return super()._read(replace(space, pool="kv"), page_hash)
+        return found
+
+
+# --- ranks ------------------------------------------------------------------------------------------
+
+
+@caught_by(
+    "KV-106:a_replicated_pool_is_one_for_all_handles",
+    "KV-106:a_replicated_pool_is_one_for_all_processes",
+)
+class PagesOfAnInstance(Shelf):
+    """Every instance keeps its pages under a name of its own, and shares them with none."""
+
+    def __init__(self, settings: ShelfSettings) -> None:
+        self._token = secrets.token_hex(8)
+        super().__init__(settings)
+
+    def _path(self, space: KeySpace, page_hash: str) -> Path:
+        return super()._path(space, page_hash).with_name(f"{page_hash}-{self._token}")
+
+
+@caught_by("KV-106:a_replicated_pool_is_one_for_equal_key_spaces")
+class SpacesByObject(DictStore):
+    """Key spaces are told apart as objects: equal ones, made by different ranks, are strangers."""
+
+    _objects: list[KeySpace] = own(list)
+
+    def _key(self, space: KeySpace, page_hash: str) -> Hashable:
+        if not any(space is known for known in self._objects):
+            self._objects.append(space)
+        return id(space), page_hash
+
+
+class _Misnamed(DictStore):
+    """A store that makes something else of a model's name."""
+
+    def _key(self, space: KeySpace, page_hash: str) -> Hashable:
+        return replace(space, model=f"/{self._name(space.model)}"), page_hash
+
+    def _name(self, model: str) -> str:
+        return model
+
+
+@caught_by("KV-105:no_model_name_aliases_another", seen_in="SGLang 0.5.23, file")
+class SlashesFlattened(_Misnamed):
+    """`/` in a model's name becomes `-`: `a/b-c` and `a-b/c` are one."""
+
+    def _name(self, model: str) -> str:
+        return model.replace("/", "-")
+
+
+@caught_by("KV-105:every_model_name_works", seen_in="SGLang 0.5.23, file")
+class LongNamesFail(DictStore):
+    """A name of more than 255 bytes is an OSError, as file systems have it."""
+
+    def open_space(self, space: KeySpace) -> None:
+        if len(space.model.encode()) > 255:
+            raise OSError(36, "File name too long", space.model)
+        super().open_space(space)
+
+
+@caught_by(
+    "KV-105:model_names_survive_reopening", "KV-105:a_model_name_leads_to_no_other_directory"
+)
+class NamesEscape(Shelf):
+    """The directory of a key space is named by its model: `..` leads out of the store's own."""
+
+    def _folder(self, space: KeySpace) -> Path:
+        folder = self._root.joinpath(*(part[:60] for part in Path(space.model).parts), space.id)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+
+# --- clearing ------------------------------------------------------------------------------------
+
+
+class _ClearsMore(DictStore):
+    """A store that clears every key space that it takes for the one that it was told to."""
+
+    def clear(self, space: KeySpace) -> int:
+        for other in self._known_spaces():
+            if other != space and self._is_meant(other, space):
+                super().clear(other)
+        return super().clear(space)
+
+    def _is_meant(self, other: KeySpace, space: KeySpace) -> bool:
+        raise NotImplementedError
+
+
+@caught_by(
+    "KV-103:clear_spares_neighbours",
+    "KV-103:clear_spares_look_alikes",
+    seen_in="an author's LMDB store",
+)
+class ClearsByNamePrefix(_ClearsMore):
+    """Clearing a model clears those whose names begin with its own."""
+
+    def _is_meant(self, other: KeySpace, space: KeySpace) -> bool:
+        return other.model.startswith(space.model)
+
+
+@caught_by("KV-103:clear_spares_other_programs_files", seen_in="SGLang 0.5.23, file")
+class ClearsTheDirectory(Shelf):
+    """Clearing removes every file and folder that lies in the store's directory, beside its own."""
+
+    def clear(self, space: KeySpace) -> int:
+        removed = super().clear(space)
+        for path in self._root.iterdir():
+            if not re.fullmatch(r"[0-9a-f]{32}", path.name):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        return removed
+
+
+@caught_by("KV-103:clear_spares_another_stores_pages")
+class ClearsNextDoor(Shelf):
+    """Clearing goes through all directories beside the store's own: other stores of one parent."""
+
+    def clear(self, space: KeySpace) -> int:
+        removed = super().clear(space)
+        for folder in self._root.parent.glob(f"*/{space.id}"):
+            shutil.rmtree(folder)
+        return removed
+
+
+@caught_by("KV-103:clear_counts_the_pages_that_it_removed")
+class ClearCountsSets(DictStore):
+    """Clear counts sets, not pages: one that was set again counts twice."""
+
+    _set_count: Counter[KeySpace] = own(Counter)
+
+    def _put(self, key: Hashable, stored: Stored) -> None:
+        super()._put(key, stored)
+        self._set_count[stored.space] += 1
+
+    def clear(self, space: KeySpace) -> int:
+        super().clear(space)
+        return self._set_count.pop(space, 0)
+
+
+@caught_by("KV-103:a_cleared_space_starts_anew")
+class ClearBarsThePages(DictStore):
+    """Clear bars the pages that were there, and a later set does not lift the bar."""
+
+    _barred: set[Hashable] = own(set)
+
+    def clear(self, space: KeySpace) -> int:
+        removed = 0
+        for info in list(self.scan(space)):
+            self._barred.add(self._key(space, info.page_hash))
+            removed += 1
+        return removed
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        barred = self._key(space, page_hash) in self._barred
+        return None if barred else super()._read(space, page_hash)
+
+    def _names(self, space: KeySpace) -> list[PageInfo]:
+        names = super()._names(space)
+        return [info for info in names if self._key(space, info.page_hash) not in self._barred]
+
+
+@caught_by("KV-103:clear_reaches_other_handles", "KV-103:what_was_cleared_stays_cleared")
+class ClearIsForgotten(Shelf):
+    """Clear hides the pages in this instance only: reopened, they are back."""
+
+    _hidden: set[Hashable] = own(set)
+
+    def clear(self, space: KeySpace) -> int:
+        names = [(space, info.page_hash) for info in self.scan(space)]
+        self._hidden.update(names)
+        return len(names)
+
+    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+        self._hidden.discard((space, page_hash))
+        return super()._write_whole(space, page_hash, data)
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        return None if (space, page_hash) in self._hidden else super()._read(space, page_hash)
+
+    def _has(self, space: KeySpace, page_hash: str) -> bool:
+        return (space, page_hash) not in self._hidden and super()._has(space, page_hash)
+
+    def _names(self, space: KeySpace) -> list[PageInfo]:
+        names = super()._names(space)
+        return [info for info in names if (space, info.page_hash) not in self._hidden]
+
+
+@caught_by("KV-103:another_handle_clears_what_the_first_set")
+class ClearsItsOwnOnly(Shelf):
+    """A handle clears the pages that it has set itself."""
+
+    _own: set[tuple[KeySpace, str]] = own(set)
+
+    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+        self._own.add((space, page_hash))
+        return super()._write_whole(space, page_hash, data)
+
+    def clear(self, space: KeySpace) -> int:
+        own = [name for home, name in self._own if home == space and self._has(space, name)]
+        return sum(self.batch_delete(space, own))
+
+
+_STEP = 64
+
+
+# --- KV-103 ------------------------------------------------------------------------------------------
+
+
+@caught_by(
+    "KV-103:a_clear_that_is_cut_short_says_so", seen_in="redis backend of this project, mended"
+)
+class ClearStopsInSilence(WireStore):
+    """A clear whose connection breaks ends there, and returns what it has removed until then."""
+
+    def clear(self, space: KeySpace) -> int:
+        hashes = [info.page_hash for info in self.scan(space)]
+        removed = 0
+        for start in range(0, len(hashes), _STEP):
+            try:
+                removed += sum(self.batch_delete(space, hashes[start : start + _STEP]))
+            except StorageUnavailable:
+                break
+        return removed
+
+
+@caught_by("KV-103:a_clear_without_descriptors_says_so")
+class ClearsWhatItCanList(Shelf):
+    """A directory that can't be listed is taken for an empty one, and clear returns 0."""
+
+    def _entries(self, folder: Path, name: re.Pattern[str]) -> Iterator[Path]:
+        try:
+            return super()._entries(folder, name)
+        except StorageUnavailable:
+            return iter(())
+
+
+@caught_by("KV-103:clear_removes_every_page")
+class ClearCountsItsLastBatch(DictStore):
+    """Clear goes in batches of 64 and returns the count of the last one."""
+
+    def clear(self, space: KeySpace) -> int:
+        hashes = [info.page_hash for info in self.scan(space)]
+        removed = 0
+        for start in range(0, len(hashes), _STEP):
+            removed = sum(self.batch_delete(space, hashes[start : start + _STEP]))
+        return removed
+
+
+@caught_by("KV-103:clear_gives_its_room_back")
+class ClearFreesNoRoom(DictStore):
+    """Clear removes the pages, and their bytes are counted for ever."""
+
+    def clear(self, space: KeySpace) -> int:
+        nbytes = self._nbytes
+        removed = super().clear(space)
+        self._nbytes = nbytes
+        return removed
+
+
+# --- KV-104 ------------------------------------------------------------------------------------------
+
+
+@caught_by("KV-104:a_paused_listing_pins_no_room", seen_in="an author's LMDB store")
+class ListingsPinRoom(DictStore):
+    """A scan is one read transaction: what is deleted meanwhile takes room until it has ended."""
+
+    _listings = 0
+    _pinned_nbytes = 0
+
+    def scan(self, space: KeySpace) -> Iterator[PageInfo]:
+        self.ensure_open()
+        return self._pinning(self._names(space))
+
+    def _pinning(self, infos: list[PageInfo]) -> Iterator[PageInfo]:
+        self._listings += 1
+        try:
+            yield from infos
+        finally:
+            self._listings -= 1
+            self._pinned_nbytes = self._pinned_nbytes if self._listings else 0
+
+    def _drop(self, key: Hashable) -> None:
+        before = self._nbytes
+        super()._drop(key)
+        if self._listings:
+            self._pinned_nbytes += before - self._nbytes
+
+    def _make_room(self, key: Hashable, nbytes: int) -> bool:
+        return super()._make_room(key, nbytes + self._pinned_nbytes)
+
+
+# --- listings ------------------------------------------------------------------------------------
+
+
+_LISTED_AT_ONCE = 1000
+
+
+@caught_by("KV-104:long_listings_are_complete")
+class ListsAThousand(DictStore):
+    """A listing ends after its first thousand pages: nobody asks for the next part."""
+
+    def _names(self, space: KeySpace) -> list[PageInfo]:
+        return super()._names(space)[:_LISTED_AT_ONCE]
+
+
+@caught_by("KV-104:a_page_that_is_being_set_is_listed_as_itself_or_not")
+class ListsTemporaryFiles(Shelf):
+    """Files that are being written, piece by piece, are listed as pages."""
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        for page_hash, page in zip(hashes, pages, strict=True):
+            path = self._path(space, page_hash)
+            temp = self._temp_path(path)
+            with temp.open("wb") as file:
+                file.writelines(page.segments)
+            self._publish(temp, path)
+        return [True] * len(hashes)
+
+    def scan(self, space: KeySpace) -> Iterator[PageInfo]:
+        temps = self._entries(self._folder(space), re.compile(r"\.tmp-.*"))
+        found = [PageInfo(temp.name, space.stored_nbytes) for temp in temps]
+        return chain(super().scan(space), found)
+
+
+@caught_by("KV-104:scan_lists_every_page_once_with_its_size")
+class ListsPayloadSizes(DictStore):
+    """The size that is listed is the page's without its frame."""
+
+    def scan(self, space: KeySpace) -> Iterator[PageInfo]:
+        return (PageInfo(info.page_hash, space.page_nbytes) for info in super().scan(space))
+
+
+@caught_by("KV-104:scan_lists_hashes_of_every_length")
+class ListsLongHashesOnly(DictStore):
+    """Only names of 64 digits are taken for pages."""
+
+    def _names(self, space: KeySpace) -> list[PageInfo]:
+        return [info for info in super()._names(space) if len(info.page_hash) == 64]
+
+
+@caught_by("KV-104:scan_follows_every_change")
+class ListsEverySet(DictStore):
+    """The index of a listing has an entry for every set: a page that was set twice is listed twice."""
+
+    _log: list[Stored] = own(list)
+
+    def _put(self, key: Hashable, stored: Stored) -> None:
+        super()._put(key, stored)
+        self._log.append(stored)
+
+    def _names(self, space: KeySpace) -> list[PageInfo]:
+        there = {info.page_hash for info in super()._names(space)}
+        return [
+            PageInfo(stored.page_hash, len(stored.data))
+            for stored in self._log
+            if stored.space == space and stored.page_hash in there
+        ]
+
+
+@caught_by("KV-104:ten_thousand_pages_are_listed_while_others_write")
+class ScansTheLiveDict(DictStore):
+    """A listing walks through the dict itself, which may not change meanwhile."""
+
+    def scan(self, space: KeySpace) -> Iterator[PageInfo]:
+        for stored in self._pages.values():
+            if stored.space == space:
+                yield PageInfo(stored.page_hash, len(stored.data))
+
+
+@caught_by(
+    "KV-104:a_listing_bears_deletes_by_its_reader", "KV-104:a_listing_bears_changes_half_way"
+)
+class ScansByOffset(DictStore):
+    """A listing asks for the next hundred by their number: deletes meanwhile move pages out of it."""
+
+    def scan(self, space: KeySpace) -> Iterator[PageInfo]:
+        start = 0
+        while part := self._names(space)[start : start + 100]:
+            yield from part
+            start += len(part)
+
+
+@caught_by("KV-104:a_paused_listing_blocks_nobody")
+class ScansUnderLock(DictStore):
+    """A listing holds the lock from its first step to its last; its own thread may go on."""
+
+    _lock = own(threading.RLock)  # type: ignore[assignment]  # it is as good as the other
+
+    def scan(self, space: KeySpace) -> Iterator[PageInfo]:
+        with self._lock:
+            for stored in list(self._pages.values()):
+                if stored.space == space:
+                    yield PageInfo(stored.page_hash, len(stored.data))
+
+
+@caught_by("KV-104:two_listings_at_once_are_each_complete")
+class ScansWithOneCursor(DictStore):
+    """The store has one cursor: a listing that begins ends the one before."""
+
+    _cursor: Iterator[PageInfo] = iter(())
+
+    def scan(self, space: KeySpace) -> Iterator[PageInfo]:
+        self._cursor = iter(self._names(space))
+        while (info := next(self._cursor, None)) is not None:
+            yield info
+
+
+# --- key spaces -------------------------------------------------------------------------------------
+
+
+@caught_by("KV-104:listings_survive_closing")
+class SpacesGoneWithTheLast(Shelf):
+    """Closing removes what describes the key spaces, for others to write anew."""
+
+    def close(self) -> None:
+        for manifest in self._root.glob("*/manifest.json") if not self._closed else ():
+            manifest.unlink()
+        super().close()
+
+
+@caught_by("KV-104:every_key_space_is_listed_once")
+class SpacesAsOftenAsOpened(DictStore):
+    """A key space is listed as often as it was opened."""
+
+    _opened: list[KeySpace] = own(list)
+
+    def open_space(self, space: KeySpace) -> None:
+        super().open_space(space)
+        self._opened.append(space)
+
+    def _known_spaces(self) -> list[KeySpace]:
+        return list(self._opened)
+
+
+@caught_by("KV-104:many_key_spaces_are_listed")
+class SpacesOfAPage(DictStore):
+    """A listing of key spaces ends after its first hundred."""
+
+    def _known_spaces(self) -> list[KeySpace]:
+        return super()._known_spaces()[:100]
+
+
+@caught_by("KV-104:a_cleared_key_space_is_listed_again")
+class SpacesClearedForGood(DictStore):
+    """A key space that was cleared is listed no more, whatever is set in it later."""
+
+    _cleared: set[KeySpace] = own(set)
+
+    def clear(self, space: KeySpace) -> int:
+        self._cleared.add(space)
+        return super().clear(space)
+
+    def _known_spaces(self) -> list[KeySpace]:
+        return [space for space in super()._known_spaces() if space not in self._cleared]
+
+
+@caught_by("KV-104:key_spaces_are_listed_while_others_open")
+class SpacesInTheLiveDict(DictStore):
+    """A listing of key spaces walks through the dict itself, which may not change meanwhile."""
+
+    def spaces(self) -> Iterator[KeySpace]:
+        return iter(self._spaces)
+
+
+@caught_by("KV-104:another_handle_lists_the_same")
+class SpacesSetHere(Shelf):
+    """A handle lists the pages that it has set itself."""
+
+    _own: set[tuple[KeySpace, str]] = own(set)
+
+    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+        self._own.add((space, page_hash))
+        return super()._write_whole(space, page_hash, data)
+
+    def _names(self, space: KeySpace) -> list[PageInfo]:
+        return [info for info in super()._names(space) if (space, info.page_hash) in self._own]
