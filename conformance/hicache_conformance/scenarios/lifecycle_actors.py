@@ -7,6 +7,7 @@ store does.
 from __future__ import annotations
 
 import os
+import random
 import tempfile
 import threading
 import weakref
@@ -19,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from hicache_conformance.case.trace import Trace
 from hicache_conformance.run.outcomes import NotVerified, Violation
 from hicache_conformance.scenarios.attempts import make_attempt
-from hicache_conformance.tools.content.content import content
 from hicache_conformance.tools.processes.child import Link
 from hicache_conformance.tools.processes.resources import (
     ProcessResources,
@@ -120,8 +120,7 @@ def use(probe: Probe, space: KeySpace, pages: int = 3, *, tag: str = "") -> None
     """Call every method of daily use, with pages that are gone afterwards."""
     hashes = [f"{number:08x}{os.getpid():024x}{_digits(tag):032x}" for number in range(pages)]
     probe.open_space(space)
-    contents = {one: content(space.id, one, space.stored_nbytes) for one in hashes}
-    probe.set(space, contents)
+    probe.set(space, {one: random.Random(one).randbytes(space.stored_nbytes) for one in hashes})
     probe.exists(space, hashes)
     probe.get(space, hashes)
     probe.storage.stats()

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from hicache_storage.page import Page, address_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _GUARD_NBYTES = 64
-_GUARD = 0xE7
-_UNTOUCHED = 0xA5
-_NEXT_USER = 0x3C
+_GUARD = b"\xe7"
+_UNTOUCHED = b"\xa5"
+_NEXT_USER = b"\x3c"
 
 
 class PageMemory:
@@ -40,8 +38,8 @@ class PageMemory:
         step = max(alignment, 1)
         strides = [_round_up(length + _GUARD_NBYTES, step) for length in lengths]
         total = _round_up(_GUARD_NBYTES, step) + count * sum(strides) + step
-        self._memory = np.full(total, _GUARD, dtype=np.uint8)
-        view = memoryview(self._memory.data)
+        self._memory = memoryview(bytearray(_GUARD * total))
+        view = self._memory
         start = _round_up(address_of(view) + _GUARD_NBYTES, step) - address_of(view)
         self._guards: list[tuple[int, int]] = [(0, start)]
         self.pages: list[Page] = []
@@ -49,7 +47,7 @@ class PageMemory:
             parts: list[memoryview] = []
             for length, stride in zip(lengths, strides, strict=True):
                 parts.append(view[start : start + length])
-                self._memory[start : start + length] = _UNTOUCHED
+                view[start : start + length] = _UNTOUCHED * length
                 self._guards.append((start + length, start + stride))
                 start += stride
             self.pages.append(Page(*parts))
@@ -63,37 +61,34 @@ class PageMemory:
     def overrun(self) -> str:
         """Describe what a store wrote outside the pages, or return ""."""
         for start, end in self._guards:
-            touched = np.flatnonzero(self._memory[start:end] != _GUARD)
-            if touched.size:
-                return f"{touched.size} bytes next to a page's segment were overwritten"
+            touched = end - start - self._memory[start:end].tobytes().count(_GUARD)
+            if touched:
+                return f"{touched} bytes next to a page's segment were overwritten"
         return ""
 
     def touched(self) -> bool:
         """Return whether anything was written into the pages since they were made or blanked."""
-        return any(
-            np.frombuffer(part, np.uint8).max() != _UNTOUCHED
-            or np.frombuffer(part, np.uint8).min() != _UNTOUCHED
-            for page in self.pages
-            for part in page.segments
-        )
+        return not all(_holds_only(page, _UNTOUCHED) for page in self.pages)
 
     def blank(self) -> None:
         """Fill the pages with the byte of an untouched page."""
         for page in self.pages:
-            for part in page.segments:
-                np.frombuffer(part, np.uint8)[:] = _UNTOUCHED
+            page.copy_from(_UNTOUCHED * page.nbytes)
 
 
 def overwrite(pages: Sequence[Page]) -> None:
     """Write into the pages what stands for the data of their next user."""
     for page in pages:
-        for part in page.segments:
-            np.frombuffer(part, np.uint8)[:] = _NEXT_USER
+        page.copy_from(_NEXT_USER * page.nbytes)
 
 
 def is_overwritten(page: Page) -> bool:
     """Return whether a page holds only what `overwrite` wrote."""
-    return all(bool((np.frombuffer(part, np.uint8) == _NEXT_USER).all()) for part in page.segments)
+    return _holds_only(page, _NEXT_USER)
+
+
+def _holds_only(page: Page, byte: bytes) -> bool:
+    return page.tobytes() == byte * page.nbytes
 
 
 def _lengths(nbytes: int, segments: int, alignment: int) -> list[int]:
