@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hicache_conformance.rules import RULES
 
@@ -36,7 +36,6 @@ _MODULES = (
 )
 
 S = TypeVar("S", bound="type[HiCacheStorage]")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,21 +90,20 @@ def caught_by(
     return register
 
 
-def own(make: Callable[[], T]) -> T:
+def own(make: Callable[[], Any]) -> Any:
     """Return an attribute that each store has for itself. `make` makes it when it is first used."""
-    return cast("T", _Own(make))
+    return _Own(make)
 
 
-class _Own(Generic[T]):
-    def __init__(self, make: Callable[[], T]) -> None:
+class _Own:
+    def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, store: object, owner: type) -> T:
-        made: T = vars(store).setdefault(self._name, self._make())
-        return made
+    def __get__(self, store: object, owner: type) -> Any:
+        return vars(store).setdefault(self._name, self._make())
 
 
 @cache

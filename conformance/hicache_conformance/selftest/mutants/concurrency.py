@@ -59,7 +59,7 @@ class OverwritesWhatIsRead(_LivePages):
 class OneBufferToRead(DictStore):
     """All gets go through one buffer: two at once get the same page, or a mixture."""
 
-    _buffer = own(bytearray)
+    _buffer: bytearray = own(bytearray)
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
@@ -111,7 +111,7 @@ class ListsTheLiveDict(DictStore):
 class CachesPerThread(DictStore):
     """Each thread keeps what it has read: what another thread deletes is still there for it."""
 
-    _near = own(threading.local)
+    _near: threading.local = own(threading.local)
 
     def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
         near = vars(self._near).setdefault("pages", {})
@@ -266,7 +266,7 @@ class ReusesEvictedRoom(EvictingStore):
 class OneLockForAll(Shelf):
     """A lock is held for the whole of a call, and with it every other call."""
 
-    _whole_call = own(threading.RLock)
+    _whole_call: threading.RLock = own(threading.RLock)
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]

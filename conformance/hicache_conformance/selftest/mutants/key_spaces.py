@@ -562,7 +562,7 @@ class ScansByOffset(DictStore):
 class ScansUnderLock(DictStore):
     """A listing holds the lock from its first step to its last; its own thread may go on."""
 
-    _lock = own(threading.RLock)  # type: ignore[assignment]  # it is as good as the other
+    _lock = own(threading.RLock)  # it is as good as the other
 
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
         with self._lock:

@@ -387,7 +387,7 @@ class WaitsForOtherWriters(SqliteStore):
 class _Reusing(WireStore):
     """Goes on using connections that have failed; which ones, a subclass says."""
 
-    _asked = own(threading.local)
+    _asked: threading.local = own(threading.local)
     _reused: set[Connection] = own(set)
 
     def _exchange(self, operation: Operation, *parts: bytes) -> Sequence[bytes]:
