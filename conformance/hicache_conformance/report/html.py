@@ -75,9 +75,19 @@ def _sections(record: Record) -> list[Element | None]:
     ]
 
 
-def _section(name: str, title: str, *children: Child) -> Element:
+def _section(name: str, title: str, *children: Child, intro: str = "") -> Element:
     heading = element("h2", title, id=f"{name}-title")
-    return element("section", heading, *children, id=name, aria_labelledby=f"{name}-title")
+    lead = element("p", intro, class_="intro") if intro else None
+    return element("section", heading, lead, *children, id=name, aria_labelledby=f"{name}-title")
+
+
+def _table_section(
+    name: str, intro: str, heads: tuple[str, ...], rows: list[tuple[Child, ...]]
+) -> Element | None:
+    """Return a section that is a table, or None if it would have no row."""
+    return (
+        _section(name, name.capitalize(), table(heads, rows, name), intro=intro) if rows else None
+    )
 
 
 def _contents(sections: list[Element]) -> Element:
@@ -204,24 +214,17 @@ def _duration(elapsed_s: float) -> str:
 
 
 def _capabilities(record: Record) -> Element | None:
-    claims = record.subject.capabilities
-    if not claims:
-        return None
     rows: list[tuple[Child, ...]] = [
         (
             element("span", f"{label(one.name)} ", _rule_links(record, one.rules)),
             one.claimed,
             element("span", pill(one.outcome), f" {one.note}" if one.note else ""),
         )
-        for one in claims
+        for one in record.subject.capabilities
     ]
     intro = "What the store says of itself, and what the rules about it showed."
-    return _section(
-        "capabilities",
-        "Capabilities",
-        element("p", intro, class_="intro"),
-        table(("Capability", "Claimed", "Outcome"), rows, "claims"),
-    )
+    shown = table(("Capability", "Claimed", "Outcome"), rows, "claims")
+    return _section("capabilities", "Capabilities", shown, intro=intro) if rows else None
 
 
 def _rule_links(record: Record, rules: tuple[str, ...]) -> Element | None:
@@ -247,15 +250,8 @@ def _waivers(record: Record) -> Element | None:
         for rule in record.rules
         if rule.waiver is not None
     ]
-    if not rows:
-        return None
     intro = "Known violations that somebody answers for, until a date. Waived rules still ran."
-    return _section(
-        "waivers",
-        "Waivers",
-        element("p", intro, class_="intro"),
-        table(("Rule", "Reason", "Until"), rows, "waivers"),
-    )
+    return _table_section("waivers", intro, ("Rule", "Reason", "Until"), rows)
 
 
 def _host(address: str) -> str:
@@ -272,10 +268,7 @@ def _not_verified(record: Record) -> Element | None:
         return None
     intro = "Neither kept nor broken, as far as this run can tell; and what would tell."
     return _section(
-        "not-verified",
-        "Not verified",
-        element("p", intro, class_="intro"),
-        element("ul", *items, class_="gaps"),
+        "not-verified", "Not verified", element("ul", *items, class_="gaps"), intro=intro
     )
 
 
@@ -299,15 +292,8 @@ def _figures(record: Record) -> Element | None:
         for check in rule.checks
         for name, value in check.evidence.items()
     ]
-    if not rows:
-        return None
     intro = "Counted or measured on the way. For information: no verdict hangs on them."
-    return _section(
-        "figures",
-        "Figures",
-        element("p", intro, class_="intro"),
-        table(("Figure", "Value", "Rule"), rows, "figures"),
-    )
+    return _table_section("figures", intro, ("Figure", "Value", "Rule"), rows)
 
 
 def _again(record: Record) -> Element:
