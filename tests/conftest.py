@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from servers import RedisServer
 
 ROOT = Path(__file__).parents[1]
 VARIABLE = "HICACHE_TEST_REPORTS"
@@ -110,6 +112,15 @@ class _Above:
         report = hook.pytest_report_from_serializable(config=self.config, data=data)
         self.session.testscollected += report.when == "setup"  # the progress is a share of it
         hook.pytest_runtest_logreport(report=report)
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """Yield a server that the tests of a process share. Each uses a prefix of its own."""
+    from servers import RedisServer
+
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
 
 
 @pytest.fixture

@@ -15,16 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROOT = Path(__file__).parents[1]
-MOONCAKE = (
-    # The storm comes first: it forks, which a process with a native client must not do.
-    "tests/storm/over_mooncake.py",
-    *(
-        f"tests/backends/mooncake/{name}.py"
-        for name in ("settings", "storage", "read_only", "writers", "tenants", "outages")
-    ),
-    "tests/replay/over_mooncake.py",
-    "tests/backends/mooncake/conformance.py",
-)
+MOONCAKE = ("settings", "storage", "read_only", "writers", "tenants", "outages", "conformance")
 
 
 class Engine:
@@ -69,10 +60,20 @@ class TestLMCache(Engine):
 
 
 class TestMooncake:
+    """Native code that crashes ends its process, and hangs take no other tests along."""
+
     @pytest.mark.timeout(600)
-    def test_native_code_that_may_end_its_process(
+    def test_the_backend_on_a_real_master(
         self, run_elsewhere: Callable[..., None], request: pytest.FixtureRequest
     ) -> None:
         report: str | None = request.config.option.hicache_report
         more = ["--hicache-report", report] if report else []
-        run_elsewhere(Path(sys.executable), "--hicache-quick", *more, *MOONCAKE)
+        files = [f"tests/backends/mooncake/{name}.py" for name in MOONCAKE]
+        run_elsewhere(Path(sys.executable), "--hicache-quick", *more, *files)
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(600)
+    def test_a_storm_and_a_replay(self, run_elsewhere: Callable[..., None]) -> None:
+        """The storm comes first: it forks, which a process with a native client must not do."""
+        files = ["tests/storm/over_mooncake.py", "tests/replay/over_mooncake.py"]
+        run_elsewhere(Path(sys.executable), *files)

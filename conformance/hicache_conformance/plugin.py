@@ -61,9 +61,9 @@ class _Conformance:
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
         ours = [item for item in items if self._meets(item)]
-        left_out = [item for item in ours if not _check_of(item).quick]
+        left_out = dict.fromkeys(item for item in ours if not _check_of(item).quick)
         if left_out and config.option.hicache_quick:
-            config.hook.pytest_deselected(items=left_out)
+            config.hook.pytest_deselected(items=[*left_out])
             items[:] = [item for item in items if item not in left_out]
 
     def _meets(self, item: pytest.Item) -> bool:

@@ -24,9 +24,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     `concerns` and, in quick runs, `in_quick_runs` are patterns that the names of its tests match.
     """
-    left_out = [item for item in items if not _is_wanted(item, config)]
+    left_out = dict.fromkeys(item for item in items if not _is_wanted(item, config))
     if left_out:
-        config.hook.pytest_deselected(items=left_out)
+        config.hook.pytest_deselected(items=[*left_out])
         items[:] = [item for item in items if item not in left_out]
 
 

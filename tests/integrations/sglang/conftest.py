@@ -24,12 +24,6 @@ def file_config(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[RedisServer]:
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
 def mooncake_master(tmp_path_factory: pytest.TempPathFactory) -> Generator[MooncakeMaster]:
     load_mooncake()
     with MooncakeMaster(tmp_path_factory.mktemp("mooncake")) as master:

@@ -19,12 +19,6 @@ def file_config(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[RedisServer]:
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Ministack]:
     with Ministack(tmp_path_factory.mktemp("s3")) as server:
         make_ready(server)

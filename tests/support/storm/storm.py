@@ -119,8 +119,6 @@ class Storm:
         """Whether each page is there; None: a call was cut off."""
         self._lingering: set[tuple[int, int]] = set()
         """The pages of sets in this turn that may take effect after later calls."""
-        self._events: list[str] = []
-        """The hits and writes of this turn, with their times."""
 
     @property
     def kills(self) -> int:
@@ -133,7 +131,6 @@ class Storm:
         turn = f"{self._progress.seed}/{self.figures['turns']}"
         chance = self._chance = random.Random(turn)
         self._lingering.clear()
-        self._events.clear()
         writers, reader = self._started()
         self._work([*writers, reader])
         if self._world.hazards and chance.random() < self._hits:
@@ -165,9 +162,7 @@ class Storm:
 
     def _hit(self, processes: Sequence[Process]) -> None:
         hazard = self._chance.choice(self._world.hazards)
-        began_s = time.monotonic()
         hazard.strike(self._chance, partial(self._work_for, processes))
-        self._note(began_s, time.monotonic(), repr(hazard))
         self.figures[type(hazard).__name__.lower()] += 1
         self._work(processes)
 
@@ -193,14 +188,12 @@ class Storm:
             elif isinstance(message, End) and begun is not None:
                 self.figures["calls"] += 1
                 self.figures["calls without an answer"] += message.answer is None
-                self._note(begun.began_s, begun.began_s + message.elapsed_s, f"{begun} {message}")
                 self._judge_length(begun, message.elapsed_s)
                 self._settle(begun, message.answer)
                 if message.answer is None and self._world.lingers:
                     self._lingering |= {(begun.space, number) for number in begun.numbers}
                 begun = None
         if begun is not None:
-            self._note(begun.began_s, process.ended_s, f"{begun}, then SIGKILL")
             self._judge_length(begun, process.ended_s - begun.began_s)
         self._judge_sights([message for message in messages if isinstance(message, Sight)])
 
@@ -215,9 +208,6 @@ class Storm:
             done = answer is not None and answer[place]
             done = done and (call.space, number) not in self._lingering
             self._there[call.space, number] = (call.operation == "batch_set") if done else None
-
-    def _note(self, began_s: float, ended_s: float, event: str) -> None:
-        self._events.append(f"{began_s:.3f} to {ended_s:.3f} s: {event}")
 
     def _judge_length(self, call: Begin, elapsed_s: float) -> None:
         limit_s = self._world.limit_s
@@ -243,10 +233,6 @@ class Storm:
         if not found and expected and self._world.retains:
             self.findings.append(f"page {number} of key space {space} was accepted, and is lost")
         self._there[space, number] = found
-
-    def timeline(self) -> list[str]:
-        """Return the hits and calls of the last turn, in order."""
-        return sorted(self._events)
 
 
 def rage(world: World, *, kills: int, seed: int, **shares: float) -> Storm:
