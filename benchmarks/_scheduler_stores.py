@@ -13,7 +13,8 @@ from _hf3fs_stores import SGLangHf3fsStore
 from _mooncake_stores import Cluster, SGLangMooncakeStore
 from _our_stores import TIMEOUT_S, OurPageStore, in_directory
 from _s3_stores import OurPagesOnS3
-from _servers import TlsRedisServer, mooncake_master, null_server, null_servers, servers
+from _servers import TlsRedisServer, mooncake_master, null_servers, servers
+from _store import nothing
 
 from hicache_storage import open_storage
 
@@ -68,22 +69,17 @@ class Subject:
     """The number of batches that it has room for."""
 
 
-def _nothing() -> None:
-    pass
-
-
 @contextmanager
 def _in_directory(place: Place, backend: str) -> Generator[Subject, None, None]:
-    settings: dict[str, Any] = {"capacity_nbytes": place.capacity_nbytes}
     store = in_directory(
         backend,
         place.directory,
         *place.memories,
         checksum="xxh3",
         parallelism=place.parallelism,
-        **settings,
+        capacity_nbytes=place.capacity_nbytes,
     )
-    yield Subject(backend, store, _nothing)
+    yield Subject(backend, store, nothing)
     store.close()
 
 
@@ -119,21 +115,14 @@ def _on_redis(place: Place, *, tls: bool) -> Generator[Subject, None, None]:
 
 
 @contextmanager
-def _on_s3(place: Place) -> Generator[Subject, None, None]:
-    with null_server() as port:
-        store = OurPagesOnS3(port, *place.memories, threads=place.parallelism or _S3_THREADS)
-        yield Subject("s3", store, store.clear, most_repeats=1)
-        store.close()
-
-
-@contextmanager
-def _on_s3_over_tls(place: Place) -> Generator[Subject, None, None]:
-    servers.make_certificates(place.directory)
-    with null_servers(place.directory) as (plain, tls):
-        threads = place.parallelism or _S3_THREADS
-        store = OurPagesOnS3(tls, *place.memories, threads=threads, scheme="https")
-        store.port = plain  # for `clear`
-        yield Subject("s3 over TLS", store, store.clear, most_repeats=1)
+def _on_s3(place: Place, *, tls: bool) -> Generator[Subject, None, None]:
+    if tls:
+        servers.make_certificates(place.directory)
+    with null_servers(place.directory if tls else None) as ports:
+        threads, scheme = place.parallelism or _S3_THREADS, "https" if tls else "http"
+        store = OurPagesOnS3(ports[-1], *place.memories, threads=threads, scheme=scheme)
+        store.port = ports[0]  # for `clear`, which is plain
+        yield Subject("s3 over TLS" if tls else "s3", store, store.clear, most_repeats=1)
         store.close()
 
 
@@ -144,14 +133,14 @@ def _sglang_file(place: Place) -> Generator[Subject, None, None]:
     store = HiCacheFileStore(
         place.directory, *place.memories, capacity_nbytes=place.capacity_nbytes
     )
-    yield Subject("SGLang's file", store, _nothing)
+    yield Subject("SGLang's file", store, nothing)
     store.close()
 
 
 @contextmanager
 def _sglang_hf3fs(place: Place) -> Generator[Subject, None, None]:
     store = SGLangHf3fsStore(place.directory, *place.memories, capacity_pages=place.capacity_pages)
-    yield Subject("SGLang's hf3fs", store, _nothing)
+    yield Subject("SGLang's hf3fs", store, nothing)
     store.close()
 
 
@@ -181,8 +170,8 @@ def openings() -> dict[str, Opening]:
         "memory": _in_memory,
         "redis": lambda place: _on_redis(place, tls=False),
         "redis-tls": lambda place: _on_redis(place, tls=True),
-        "s3": _on_s3,
-        "s3-tls": _on_s3_over_tls,
+        "s3": lambda place: _on_s3(place, tls=False),
+        "s3-tls": lambda place: _on_s3(place, tls=True),
     }
     has_mooncake = importlib.util.find_spec("mooncake") is not None
     if has_mooncake:
