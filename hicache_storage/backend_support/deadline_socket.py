@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hicache_storage import native
+from hicache_storage.backend_support.vectored_io import IOV_MAX, pieces_after
 from hicache_storage.errors import StorageTimeout
-from hicache_storage.native.reference import IOV_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -124,18 +124,18 @@ class DeadlineSocket:
             ConnectionResetError: The server has ended the connection.
         """
         missing = sum(map(len, buffers)) if minimum is None else minimum
-        start = _advance(buffers, 0, 0)
+        left = pieces_after(buffers, 0)
         while missing > 0:
             if self._is_tls:
-                received = self.recv_into(buffers[start])
+                received = self.recv_into(left[0])
             else:
-                some = buffers[start : start + IOV_MAX]
+                some = left[:IOV_MAX]
                 received = self._when(select.POLLIN, self._socket.recvmsg_into, some)[0]
             if received == 0:
                 raise self.error_of(errno.ECONNRESET)
-            start = _advance(buffers, start, received)
+            left = pieces_after(left, received)
             missing -= received
-        return buffers[start:]
+        return left
 
     def error_of(self, code: int) -> OSError:
         """Return the exception for an errno of the data plane."""
@@ -173,16 +173,6 @@ class DeadlineSocket:
                     event = select.POLLOUT
             self._poller.register(self._socket, event)
             self._poller.poll(left_s * _MS)
-
-
-def _advance(buffers: list[memoryview], start: int, nbytes: int) -> int:
-    """Return the index of the first unfinished buffer after `nbytes` more, which is cut in place."""
-    while start < len(buffers) and nbytes >= len(buffers[start]):
-        nbytes -= len(buffers[start])
-        start += 1
-    if nbytes:
-        buffers[start] = buffers[start][nbytes:]
-    return start
 
 
 def _join_small(buffers: Sequence[memoryview]) -> list[memoryview]:

@@ -6,12 +6,20 @@ import mmap
 import os
 from typing import TYPE_CHECKING
 
-from hicache_storage.native.reference import IOV_MAX, move_all
+from hicache_storage.native.reference.pieces import IOV_MAX, move_all, pieces_after
 
 if TYPE_CHECKING:
     from hicache_storage.page import Page
 
-__all__ = ["DIRECT", "DIRECT_ALIGNMENT", "IOV_MAX", "is_aligned", "move_all", "takes_direct_writes"]
+__all__ = [
+    "DIRECT",
+    "DIRECT_ALIGNMENT",
+    "IOV_MAX",
+    "is_aligned",
+    "move_all",
+    "pieces_after",
+    "takes_direct_writes",
+]
 
 DIRECT: int = getattr(os, "O_DIRECT", 0)
 """The flag that goes around the page cache; 0 where the system has none."""

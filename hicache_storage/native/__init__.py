@@ -16,100 +16,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from hicache_storage.native import reference, transports
 from hicache_storage.native._sources import checksum
-from hicache_storage.native.reference import (
-    HIT,
-    KEPT,
-    LATE,
-    MISS,
-    NO_BULK,
-    REVOKED,
-    UNSYNCED,
-    WRONG,
-    begin_access,
-    change_totals,
-    check_files,
-    check_frames,
-    check_slots,
-    claim_files,
-    copy_pages,
-    digests,
-    end_access,
-    exists_files,
-    list_directories,
-    modes_of,
-    page_files,
-    page_trailers,
-    read_files,
-    read_slots,
-    revoke_access,
-    stat_files,
-    take_lines,
-    write_files,
-    write_frames,
-    write_slots,
-)
-from hicache_storage.native.transports import (
-    FILLED,
-    HEAD_NBYTES,
-    LANE,
-    RECEIVED,
-    SENT,
-    STALE,
-    STATE_COUNT,
-    STOPPED,
-    VERDICT,
-    exchange_lines,
-    fetch_bulks,
-    run_exchanges,
-)
+from hicache_storage.native.reference import *  # noqa: F403 - all functions, with their types
+from hicache_storage.native.transports import *  # noqa: F403 - as above
 
-__all__ = [
-    "FILLED",
-    "HEAD_NBYTES",
-    "HIT",
-    "KEPT",
-    "LANE",
-    "LATE",
-    "MISS",
-    "NO_BULK",
-    "RECEIVED",
-    "REVOKED",
-    "SENT",
-    "STALE",
-    "STATE_COUNT",
-    "STOPPED",
-    "UNSYNCED",
-    "VERDICT",
-    "WRONG",
-    "begin_access",
-    "change_totals",
-    "check_files",
-    "check_frames",
-    "check_slots",
-    "claim_files",
-    "copy_pages",
-    "digests",
-    "end_access",
-    "exchange_lines",
-    "exists_files",
-    "fetch_bulks",
-    "implementation",
-    "list_directories",
-    "modes_of",
-    "page_files",
-    "page_trailers",
-    "read_files",
-    "read_slots",
-    "reason",
-    "revoke_access",
-    "run_exchanges",
-    "stat_files",
-    "take_lines",
-    "write_files",
-    "write_frames",
-    "write_slots",
-]
+__all__: list[str] = ["implementation", "reason"]
+__all__ += reference.__all__
+__all__ += transports.__all__
 
 logger: logging.Logger = logging.getLogger(__name__)
 

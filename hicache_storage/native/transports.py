@@ -15,6 +15,21 @@ if TYPE_CHECKING:
 
     from hicache_storage.native.reference.pieces import Pieces
 
+__all__ = [
+    "FILLED",
+    "HEAD_NBYTES",
+    "LANE",
+    "RECEIVED",
+    "SENT",
+    "STALE",
+    "STATE_COUNT",
+    "STOPPED",
+    "VERDICT",
+    "exchange_lines",
+    "fetch_bulks",
+    "run_exchanges",
+]
+
 VERDICT, LANE, SENT, RECEIVED, HEAD_NBYTES, FILLED = range(6)
 """The numbers that describe how far an exchange has come."""
 STATE_COUNT = 6

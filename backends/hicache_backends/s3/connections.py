@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from hicache_backends.s3.replies import SCRATCH_NBYTES, Malformed, ReplyReader
 from hicache_storage import native
+from hicache_storage.backend_support.vectored_io import IOV_MAX, pieces_after
 from hicache_storage.errors import StorageClosed, StorageTimeout
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from hicache_backends.s3.replies import Reply
     from hicache_storage.backend_support.deadline import Deadline
 
-_IOV_MAX = 1024
 _BOTH = select.POLLIN | select.POLLOUT
 _TURN_NBYTES = 4 << 20
 """Maximum number of bytes that move before the deadline is checked again."""
@@ -134,7 +134,7 @@ class Connection:
         """
         self.is_lent = False
         reader = self._expect(request)
-        _drop(self._unsent, sent)
+        self._unsent = pieces_after(self._unsent, sent)
         self.is_connected = self.is_connected or sent > 0
         if self.is_connected:
             self._events = _BOTH if self._unsent else select.POLLIN
@@ -216,19 +216,19 @@ class Connection:
             self._events = select.POLLIN
 
     def _send(self) -> None:
-        unsent, left = self._unsent, _TURN_NBYTES
+        left = _TURN_NBYTES
         try:
-            while unsent and left > 0:
+            while self._unsent and left > 0:
                 if isinstance(self._socket, ssl.SSLSocket):
-                    sent = self._socket.send(unsent[0])
+                    sent = self._socket.send(self._unsent[0])
                 else:
-                    sent = self._socket.sendmsg(unsent[:_IOV_MAX])
-                _drop(unsent, sent)
+                    sent = self._socket.sendmsg(self._unsent[:IOV_MAX])
+                self._unsent = pieces_after(self._unsent, sent)
                 left -= sent
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             self._events = _BOTH
             return
-        self._events = _BOTH if unsent else select.POLLIN
+        self._events = _BOTH if self._unsent else select.POLLIN
 
     # --- receiving -----------------------------------------------------------------------------------
 
@@ -253,7 +253,7 @@ class Connection:
         if len(buffers) == 1 or isinstance(self._socket, ssl.SSLSocket):
             taken = self._socket.recv_into(buffers[0])
         else:
-            taken = self._socket.recvmsg_into(buffers[:_IOV_MAX])[0]
+            taken = self._socket.recvmsg_into(buffers[:IOV_MAX])[0]
         more = taken >= len(buffers[0])
         reader.received(taken)
         return taken, more or isinstance(self._socket, ssl.SSLSocket)
@@ -261,17 +261,6 @@ class Connection:
     def _has_pending(self) -> bool:
         """Return True where TLS holds bytes that have left the socket. A poll does not report them."""
         return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
-
-
-def _drop(views: list[memoryview], nbytes: int) -> None:
-    """Remove the first `nbytes` from `views`."""
-    done = 0
-    while done < len(views) and nbytes >= len(views[done]):
-        nbytes -= len(views[done])
-        done += 1
-    del views[:done]
-    if nbytes:
-        views[0] = views[0][nbytes:]
 
 
 class ConnectionPool:

@@ -21,7 +21,6 @@ from hicache_storage.native.reference.frames import (
 from hicache_storage.native.reference.locked_files import change_totals, take_lines
 from hicache_storage.native.reference.pieces import (
     HIT,
-    IOV_MAX,
     KEPT,
     LATE,
     MISS,
@@ -30,7 +29,6 @@ from hicache_storage.native.reference.pieces import (
     UNSYNCED,
     WRONG,
     copy_pages,
-    move_all,
 )
 from hicache_storage.native.reference.revocables import (
     begin_access,
@@ -42,7 +40,6 @@ from hicache_storage.native.reference.slots import check_slots, read_slots, writ
 
 __all__ = [
     "HIT",
-    "IOV_MAX",
     "KEPT",
     "LATE",
     "MISS",
@@ -62,7 +59,6 @@ __all__ = [
     "exists_files",
     "list_directories",
     "modes_of",
-    "move_all",
     "page_files",
     "page_trailers",
     "read_files",
