@@ -6,13 +6,13 @@ import os
 import select
 import socket
 import ssl
-import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hicache_backends.s3.replies import SCRATCH_NBYTES, Malformed, ReplyReader
 from hicache_storage import native
+from hicache_storage.backend_support.shared_resource import CallGate
 from hicache_storage.backend_support.vectored_io import IOV_MAX, pieces_after
 from hicache_storage.errors import StorageClosed, StorageTimeout
 
@@ -272,14 +272,12 @@ class ConnectionPool:
     def __init__(
         self, host: str, addresses: Addresses, tls: ssl.SSLContext | None, *, most_idle: int
     ) -> None:
-        self.is_closed = False
         self._host = host
         self._addresses = addresses
         self._tls = tls
         self._most_idle = most_idle
         self._idle: list[Connection] = []
-        self._running = 0
-        self._changed = threading.Condition()
+        self._gate = CallGate()
 
     def abandon(self) -> None:
         """Close the inherited idle connections in a forked child. The parent's connections stay open."""
@@ -292,18 +290,15 @@ class ConnectionPool:
         Raises:
             StorageClosed: `close` was called.
         """
-        with self._changed:
+        if not self._gate.begin():
             self.ensure_open()
-            self._running += 1
 
     def end_call(self) -> None:
         """Count a call that ended. It holds no connection any more."""
-        with self._changed:
-            self._running -= 1
-            self._changed.notify_all()
+        self._gate.end()
 
     def ensure_open(self) -> None:
-        if self.is_closed:
+        if self._gate.closed:
             raise StorageClosed("this S3Storage was closed: open a new one")
 
     @property
@@ -353,18 +348,14 @@ class ConnectionPool:
     def release(self, connection: Connection) -> None:
         """Keep a connection for the next request, or close it."""
         connection.was_used = True
-        if connection.is_reusable and not self.is_closed and len(self._idle) < self._most_idle:
+        if connection.is_reusable and not self._gate.closed and len(self._idle) < self._most_idle:
             self._idle.append(connection)
         else:
             connection.close()
 
     def close(self) -> None:
         """Let running calls end, and close every connection."""
-        self.is_closed = True
-        deadline_s = time.monotonic() + _CLOSE_LIMIT_S
-        with self._changed:
-            self._changed.wait_for(
-                lambda: not self._running, timeout=max(0.0, deadline_s - time.monotonic())
-            )
+        self._gate.close()
+        self._gate.wait_until_idle(_CLOSE_LIMIT_S)
         while self._idle:
             self._idle.pop().close()
