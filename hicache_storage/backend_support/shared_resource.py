@@ -23,7 +23,8 @@ class CallGate:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()  # taken without a function in Python
+        self._idle = threading.Condition(self._lock)
         self._calls = 0
         self._closed = False
 
@@ -39,33 +40,34 @@ class CallGate:
 
     def begin(self) -> bool:
         """Return True, and count a call that must `end`. Return False after `close`."""
-        with self._changed:
+        with self._lock:
             self._calls += not self._closed
             return not self._closed
 
     def end(self) -> bool:
         """Return True if this was the last call after `close`."""
-        with self._changed:
+        with self._lock:
             self._calls -= 1
-            self._changed.notify_all()
+            if not self._calls:
+                self._idle.notify_all()
             return self._closed and not self._calls
 
     def track(self, settled: Future[None], release: Callable[[], None]) -> None:
         """Count a call until `settled`, also after `close`. The last one calls `release` then."""
-        with self._changed:
+        with self._lock:
             self._calls += 1
         settled.add_done_callback(lambda _: release() if self.end() else None)
 
     def close(self) -> bool:
         """Refuse later calls. Return True if this is the first close, and no call is in flight."""
-        with self._changed:
+        with self._lock:
             first, self._closed = not self._closed, True
             return first and not self._calls
 
     def wait_until_idle(self, limit_s: float) -> bool:
         """Wait until no call is in flight. Return False if there still is one after `limit_s`."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._calls, limit_s)
+        with self._lock:
+            return self._idle.wait_for(lambda: not self._calls, limit_s)
 
 
 class SharedResource(Generic[T]):

@@ -200,7 +200,7 @@ class RevocablePages(Lender):
             revocable.revoke()
             self._engine.end()
         self.buffers.release(buffer, outcome.settled)
-        return Outcome(outcome.verdicts, when_all_done([]))
+        return _settled(outcome)
 
 
 class CopiedPages(Lender):
@@ -242,7 +242,7 @@ class CopiedPages(Lender):
                     return self._refused(batches, None)
         finally:
             self.buffers.release(buffer, outcome.settled)
-        return Outcome(outcome.verdicts, when_all_done([]))
+        return _settled(outcome)
 
     def _copy(
         self, targets: Sequence[Page], sources: Sequence[Page], skip: int
@@ -260,6 +260,12 @@ class CopiedPages(Lender):
             )
         finally:
             self._engine.end()
+
+
+def _settled(outcome: Outcome) -> Outcome:
+    """Return an outcome that has settled: the engine's memory is free, though a call may go on."""
+    is_settled = outcome.settled.done()
+    return outcome if is_settled else Outcome(outcome.verdicts, when_all_done([]))
 
 
 def _remaining_s(deadline: Deadline | None) -> float | None:

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from concurrent.futures import wait
+from concurrent.futures import CancelledError, wait
 from contextlib import contextmanager
 from functools import partial
 from itertools import compress
@@ -286,17 +286,19 @@ class Lane:
         Raises:
             NotTriedError: The store has not answered another part, or no caller waits any more.
         """
-        with self._running_call(part.permit) as call:
+        call = self._begin(part.permit)
+        try:
             if part.failure:
                 raise NotTriedError(part.failure[0])
             if part.deadline.passed():  # the pages become free
                 raise NotTriedError
-            try:
-                yield
-            except (StorageUnavailable, StorageTimeout) as error:
-                part.failure.append(verdict_for(error))
-                raise
+            yield
             self._latency.note(part.framed, len(part.hashes), time.monotonic() - call.began_s)
+        except (StorageUnavailable, StorageTimeout) as error:
+            part.failure.append(verdict_for(error))
+            raise
+        finally:
+            self._end(call)
 
     # --- calls ---------------------------------------------------------------------------------------
 
@@ -314,7 +316,12 @@ class Lane:
     def wait(self, futures: Sequence[Future[Any]], deadline: Deadline) -> None:
         """Wait for `futures` until the deadline. Cancel calls that have not begun by then."""
         try:
-            wait(futures, deadline.remaining_s())
+            if len(futures) == 1:  # mostly; it takes less time than a wait for several
+                futures[0].exception(deadline.remaining_s())
+            else:
+                wait(futures, deadline.remaining_s())
+        except (TimeoutError, CancelledError):
+            pass
         finally:
             for future in futures:
                 future.cancel()
@@ -346,21 +353,23 @@ class Lane:
             settled.add_done_callback(lambda _: _conclude_late(permit, futures))
 
     def _run(self, task: Callable[[], T], permit: Permit | None) -> T:
-        with self._running_call(permit):
+        call = self._begin(permit)
+        try:
             return task()
+        finally:
+            self._end(call)
 
-    @contextmanager
-    def _running_call(self, permit: Permit | None) -> Generator[_RunningCall]:
+    def _begin(self, permit: Permit | None) -> _RunningCall:
         call = _RunningCall(time.monotonic(), permit)
         with self._lock:
             self._running.add(call)
-        try:
-            yield call
-        finally:
-            with self._lock:
-                self._running.discard(call)
-            if permit is not None and self._is_overdue(call):
-                permit.fail()
+        return call
+
+    def _end(self, call: _RunningCall) -> None:
+        with self._lock:
+            self._running.discard(call)
+        if call.permit is not None and self._is_overdue(call):
+            call.permit.fail()
 
     def _hangs(self, permit: Permit, futures: Sequence[Future[Any]], hang_s: float) -> bool:
         """Return whether the store has answered with a time-out, or has not answered for `hang_s`.

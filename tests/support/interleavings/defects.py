@@ -137,9 +137,12 @@ def _move_no_pages(lane: Lane, transfers: Sequence[Any], deadline: Deadline) -> 
 # --- a request that stops waiting early is no evidence about the store -----------------------------
 
 
-@contextmanager
-def _uncounted_call(_: Lane, permit: Permit | None) -> Generator[_RunningCall]:
-    yield _RunningCall(time.monotonic(), permit)
+def _begin_uncounted(_: Lane, permit: Permit | None) -> _RunningCall:
+    return _RunningCall(time.monotonic(), permit)
+
+
+def _end_uncounted(_: Lane, __: _RunningCall) -> None:
+    pass
 
 
 def _conclude(
@@ -198,7 +201,7 @@ DEFECTS = {
     "one-breaker": Defect(
         "overrun writes turn reads away",
         "breaker",
-        "the reads' breaker opened",
+        "a read is Verdict.BREAKER_OPEN",
         {(Lanes, "__init__"): _init_with_one_breaker},
     ),
     "empty-calls-close-breakers": Defect(
@@ -211,7 +214,11 @@ DEFECTS = {
         "requests with short deadlines wait for a hung store for ever: the breaker never opens",
         "impatience",
         "the breaker never opened",
-        {(Lane, "_running_call"): _uncounted_call, (Lane, "conclude"): _conclude},
+        {
+            (Lane, "_begin"): _begin_uncounted,
+            (Lane, "_end"): _end_uncounted,
+            (Lane, "conclude"): _conclude,
+        },
     ),
     "drafts-without-targets": Defect(
         "the sender of a hand-off writes drafts whose targets the store refused",
