@@ -1,6 +1,6 @@
 """Wrong stores ("mutants"), each one change away from a right one, and the checks that must catch it.
 
-    @caught_by("KV-202:a_missing_page_changes_no_other", seen_in="SGLang 0.5.23, hf3fs")
+    @caught_by("KV-202:a_missing_page_changes_no_other", says="of a batch of 2 are missing")
     class MovesUpAfterAMiss(DictStore):
         '''A missing page moves its successors into the memory before theirs.'''
 
