@@ -473,6 +473,21 @@ class TestForeignFiles:
             assert 1 == storage.clear(SPACE)
         assert [] == list(elsewhere.iterdir())
 
+    def test_a_key_space_that_became_a_link_is_refused_before_a_page_is_stored(
+        self, root: Path
+    ) -> None:
+        with opened(root) as storage:
+            put(storage, 0)
+            directory = file_of(root, 0).parents[1]
+            directory.rename(root / "elsewhere")
+            directory.symlink_to(root / "elsewhere")
+            before = sorted((root / "elsewhere").rglob("*"))
+            storage._files_of(SPACE).next_look_s = 0.0
+
+            with pytest.raises(StorageUnavailable, match="symbolic link"):
+                storage.batch_set(SPACE, HASHES[:3], [page()] * 3)
+            assert before == sorted((root / "elsewhere").rglob("*"))
+
     @pytest.mark.parametrize("kind", ["text", "link", "directory", "pipe"])
     def test_a_usage_of_another_program_is_refused_and_kept(
         self, root: Path, tmp_path: Path, kind: str
