@@ -49,8 +49,8 @@ def empty_files(directory: Path) -> None:
 
 
 def used_nbytes(directory: Path) -> int:
-    """Return the total size of the files below `directory`, without the file backend's eviction list."""
-    return sum(path.stat().st_size for path in files_below(directory) if path.name != "victims")
+    """Return the total size of the files below `directory`."""
+    return sum(path.stat().st_size for path in files_below(directory))
 
 
 def files_below(directory: Path) -> Iterator[Path]:

@@ -72,7 +72,7 @@ class FilledStore:
         return set_numbers(self.storage, self._set_batch, numbers, self._page_nbytes)
 
     def evict(self, turns: int) -> Sample:
-        """Set new pages. In `turns` turns a store at its capacity uses several lists of victims."""
+        """Set new pages. In `turns` turns a store at its capacity is swept several times."""
         share = int(self._place.evictions_a_page * self.pages / turns)
         return self.set(max(4 * self._batch_pages, share))
 

@@ -38,7 +38,7 @@ class Place:
     evicted: Callable[[HiCacheStorage], int] | None = None
     """Return the number of pages that were evicted so far."""
     evictions_a_page: float = 0.0
-    """Share of the pages after whose eviction several lists of victims are used up."""
+    """Share of the pages whose eviction takes several sweeps over the store."""
     forget_counts: Callable[[], None] | None = None
     """Remove what a storage knows of its pages without looking at them."""
     ample_capacity: Callable[[int], Mapping[str, Any]] = lambda _: {}
@@ -59,11 +59,6 @@ def memory_place(_: Path | None) -> Generator[Place, None, None]:
 def file_place(directory: Path | None) -> Generator[Place, None, None]:
     """Provide an empty directory for the backend `file`."""
     with _new_directory(directory) as root:
-
-        def forget() -> None:
-            (root / "usage").unlink()
-            (root / "survey/victims").unlink(missing_ok=True)
-
         yield Place(
             backend="file",
             config={"path": str(root), "timeout_s": TIMEOUT_S},
@@ -71,7 +66,7 @@ def file_place(directory: Path | None) -> Generator[Place, None, None]:
             fill_capacity=lambda used: {"capacity_nbytes": used},
             evicted=lambda storage: storage.stats().counters.get("evicted", 0),
             evictions_a_page=3 / 2,
-            forget_counts=forget,
+            forget_counts=(root / "usage").unlink,
             ample_capacity=lambda used: {"capacity_nbytes": 2 * used},
         )
 

@@ -134,7 +134,7 @@ def _in_turns(
 
 
 def _evictions(store: FilledStore, reference: FilledStore, turns: int) -> Cost:
-    """Measure evictions in turns. The cost is the mean: a few of them wait for a list of victims."""
+    """Measure evictions in turns. The cost is the mean: a few of them look for pages to evict."""
     samples = [(store.evict(turns), reference.evict(turns)) for _ in range(turns)]
     ours, theirs = (sum(each, Sample()) for each in zip(*samples, strict=True))
     return _cost("evict", store, [ours], [theirs])

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from hicache_storage.backend_support.wrapper import WrapperStorage
 from hicache_storage.errors import UnsupportedOperation
-from hicache_storage.storage import HiCacheStorage
+from hicache_storage.scalars import format_nbytes
+from hicache_storage.storage import Diagnosis, HiCacheStorage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +34,18 @@ class Reader(HiCacheStorage):
         del space, hashes
         self.ensure_open()
         raise _refusal("delete", self)
+
+
+def over_capacity(used_nbytes: int, capacity_nbytes: int, evicted_nbytes: int) -> Diagnosis:
+    """Return the diagnosis of a store that holds more than the capacity of the config."""
+    return Diagnosis(
+        "capacity",
+        f"the store holds {format_nbytes(used_nbytes)}, more than capacity_nbytes"
+        f" ({format_nbytes(capacity_nbytes)}): an engine"
+        f" with this config would evict {format_nbytes(evicted_nbytes)}",
+        "raise capacity_nbytes, or start no engine with this config",
+        is_full=True,
+    )
 
 
 class ReadOnlyStorage(WrapperStorage):

@@ -27,7 +27,7 @@ SOURCES = (
     "module_revocables.c",
     "module_slots.c",
     "module_sockets.c",
-    "batch.c",
+    "arguments.c",
     "copies.c",
     "directories.c",
     "exchanges.c",

@@ -1,4 +1,4 @@
-#include "batch.h"
+#include "arguments.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -290,7 +290,6 @@ static PyMethodDef methods[] = {
     {"revoke_access", revoke_access, METH_O, NULL},
     {"run_exchanges", run_exchanges, METH_VARARGS, NULL},
     {"stat_files", stat_files, METH_VARARGS, NULL},
-    {"take_lines", take_lines, METH_VARARGS, NULL},
     {"write_files", write_files, METH_VARARGS, NULL},
     {"write_frames", write_frames, METH_VARARGS, NULL},
     {"write_slots", write_slots, METH_VARARGS, NULL},

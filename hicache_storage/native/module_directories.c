@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "batch.h"
+#include "arguments.h"
 #include "directories.h"
 #include "files.h"
 #include "sockets.h"

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "batch.h"
+#include "arguments.h"
 #include "exchanges.h"
 
 /* What `run_exchanges` holds for one call. */

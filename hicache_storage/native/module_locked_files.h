@@ -6,6 +6,5 @@
 #include <Python.h>
 
 PyObject *change_totals(PyObject *module, PyObject *arguments);
-PyObject *take_lines(PyObject *module, PyObject *arguments);
 
 #endif

@@ -2,7 +2,7 @@
 #ifndef HICACHE_MODULE_REVOCABLES_H
 #define HICACHE_MODULE_REVOCABLES_H
 
-#include "batch.h"
+#include "arguments.h"
 #include "revocables.h"
 
 PyObject *begin_access(PyObject *module, PyObject *state);

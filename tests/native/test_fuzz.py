@@ -20,8 +20,8 @@ FUZZ = Path(__file__).parent / "fuzz"
 NATIVE = Path(native.__file__).parent
 INPUTS = os.environ.get("FUZZ_INPUTS", "200000")
 SEED = os.environ.get("FUZZ_SEED", "0")
-HARNESSES = ("bulk_replies", "http_replies", "old_page_lists", "page_files", "reply_lines")
-HASHING = ("old_page_lists", "page_files")
+HARNESSES = ("bulk_replies", "http_replies", "page_files", "reply_lines")
+HASHING = ("page_files",)
 """The harnesses that need xxh3."""
 COMPILER = os.environ.get("CC", "cc")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
@@ -151,13 +151,6 @@ def test_no_input_is_misjudged(harness: str, tmp_path: Path) -> None:
             "come >= all->replies[done]",
             "come >= 1",
             id="a reply of several lines is taken for whole after one",
-        ),
-        pytest.param(
-            "old_page_lists",
-            "locked_files.c",
-            "left < LINE_MOST_NBYTES ? left : LINE_MOST_NBYTES",
-            "LINE_MOST_NBYTES",
-            id="a line is looked for behind the list",
         ),
     ],
 )

@@ -5,8 +5,9 @@ capacity. A victim is claimed by a rename into the claimer's own directory, whic
 do, and is overwritten there or unlinked.
 
 A writer keeps the sum of its pending bytes in its own directory (`add_pending`): bytes that it was
-granted and has not written, and bytes that it has claimed and not taken off the ledger. A scan allows
-for them, and never makes the ledger lower than the truth.
+granted and has not written, and bytes that it has claimed and not taken off the ledger. A sweep allows
+for them, and never makes the ledger lower than the truth. A thread sweeps when the root is opened,
+unless another process has just begun to, and when the ledger was lost.
 """
 
 from __future__ import annotations
@@ -14,22 +15,23 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections import deque
+import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hicache_backends.file.capacity_scan import CapacityScanner
-from hicache_backends.file.victims import VictimQueue
+from hicache_backends.file.eviction import EvictionSweep
 from hicache_backends.file.writer import total_pending_nbytes
 from hicache_storage import native
 from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.backend_support.filesystem import refuse_link
 from hicache_storage.settings import format_nbytes
 
 if TYPE_CHECKING:
+    from hicache_backends.file.eviction import Victim
     from hicache_backends.file.layout import Layout
     from hicache_backends.file.ledger import Ledger
-    from hicache_backends.file.victims_file import Victim
     from hicache_backends.file.writer import Writer
     from hicache_storage.backend_support.counters import Counters
 
@@ -37,7 +39,11 @@ logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 2
 # The ledger of a small root is right before anything is written. A large root is opened without a wait.
-_FIRST_SCAN_S = 0.1
+_FIRST_COUNT_S = 0.1
+# Processes that are started together share the count of the first one.
+_FRESH_S = 60
+# The sum is corrected so often where many processes evict: none of them looks at all pages then.
+_RECOUNT_S = 3600
 # So many victims in turn that cannot be claimed mean that the file system fails: no other can be now.
 _MOST_FAILURES = 16
 _NOT_PERMITTED = frozenset({errno.EPERM, errno.EACCES})
@@ -91,18 +97,24 @@ class Capacity:
         self._writer = writer
         self._ledger = ledger
         self._counters = counters
-        self._scanner = CapacityScanner(layout, writer, ledger, counters, crashed=crashed)
-        self._victims = VictimQueue(self._rescan, self._scanner.take, self._scanner.sample)
-        self._warned = False
+        self._sweep = EvictionSweep(layout, ledger, counters, turns=f"{layout.counted}/turn")
+        # The thread has a sweep of its own, so that one that hangs does not delay an eviction.
+        self._count_sweep = EvictionSweep(layout, ledger, counters)
+        self._counting: threading.Thread | None = None
+        self._counting_lock = threading.Lock()
+        self._closed = False
+        self._next_count_s = time.monotonic() + _RECOUNT_S
+        self._failing = self._warned = False
         since = ledger.totals(_ledger_deadline())
         if ledger.needs_scan and layout.is_new():
             ledger.correct(0, 0, since, _ledger_deadline())
         if not ledger.needs_scan:
             self._warn_of_large_eviction()
-        if limits.evict:
-            self._victims.await_scan(self._victims.request_scan(), _FIRST_SCAN_S)
+        is_right = not (crashed or ledger.needs_scan) and self._was_just_counted(_FRESH_S)
+        if limits.evict and (not is_right or self._is_over_capacity()):
+            self._count().join(_FIRST_COUNT_S)
         elif ledger.needs_scan:
-            self._victims.request_scan()
+            self._count()
 
     def reserve(self, pages: int, page_nbytes: int, deadline: Deadline) -> Grant:
         """Return capacity for up to `pages` files of `page_nbytes`. The caller ends it with `settle`.
@@ -135,7 +147,7 @@ class Capacity:
             with suppress(OSError):
                 os.unlink(path)
         if written:
-            self._victims.note_new_pages()
+            self._sweep.note_new_pages()
         self._ledger.add((written - grant.pages) * grant.page_nbytes, deadline)
         self._writer.add_pending(-grant.nbytes, deadline)
 
@@ -161,13 +173,12 @@ class Capacity:
             self._evict(nbytes, Grant(0, 0), deadline)
 
     def close(self, deadline: Deadline) -> None:
-        """End the scan. Idempotent."""
-        self._scanner.stop()
-        self._victims.close(deadline)
-
-    def abandon(self) -> None:
-        """Close in a forked child."""
-        self._scanner.abandon()
+        """End the count. Idempotent."""
+        self._closed = True
+        self._sweep.stop()
+        self._count_sweep.stop()
+        if self._counting is not None:
+            self._counting.join(deadline.remaining_s())
 
     # --- parts -----------------------------------------------------------------------------------
 
@@ -179,22 +190,26 @@ class Capacity:
         return max(0, grant.pages + -lacking // grant.page_nbytes)
 
     def _await_count(self, deadline: Deadline) -> bool:
-        """Wait for a scan that counts the used bytes. Without a capacity the count is not needed."""
+        """Wait for a count of the used bytes. Without a capacity the count is not needed."""
         self._layout.restore()
-        self._victims.request_scan()
+        counting = self._count()
         if self.limits.capacity_nbytes is None:
             return True
-        self._victims.await_condition(lambda: not self._ledger.needs_scan, deadline.remaining_s())
+        counting.join(deadline.remaining_s())
         return not self._ledger.needs_scan
 
     def _evict_for(self, grant: Grant, deadline: Deadline) -> int:
         """Evict until the grant fits; return the bytes that are still lacking."""
-        for attempt in range(_ATTEMPTS):  # a scan in between may have corrected the ledger
+        if time.monotonic() > self._next_count_s:
+            self._next_count_s = time.monotonic() + _RECOUNT_S
+            if not self._was_just_counted(_RECOUNT_S):
+                self._count()
+        for attempt in range(_ATTEMPTS):  # a sweep in between may have corrected the ledger
             lacking = self._lacking_nbytes(grant)
             is_last = attempt == _ATTEMPTS - 1
             if lacking <= 0:
                 return 0
-            if self._evict(lacking, grant, deadline, past_scans=is_last) >= lacking:
+            if self._evict(lacking, grant, deadline, past_sweeps=is_last) >= lacking:
                 return 0
         lacking = min(max(0, self._lacking_nbytes(grant)), grant.nbytes)
         if lacking:
@@ -217,18 +232,18 @@ class Capacity:
         return status.f_bavail * status.f_frsize
 
     def _evict(
-        self, nbytes: int, grant: Grant, deadline: Deadline, *, past_scans: bool = True
+        self, nbytes: int, grant: Grant, deadline: Deadline, *, past_sweeps: bool = True
     ) -> int:
         """Claim the oldest pages until `nbytes` are free or time is up; return the bytes of all claims.
 
-        Without `past_scans` eviction stops after a scan, which may have found free capacity.
+        Without `past_sweeps` eviction stops after a sweep, which may have found free capacity.
         """
         freed = failures = 0
-        scans = self._victims.scans
+        sweeps = self._sweep.sweeps
         while freed < nbytes and failures < _MOST_FAILURES and not deadline.passed():
-            victims = self._victims.take(nbytes - freed, deadline)
-            if not past_scans and scans != self._victims.scans:
-                self._victims.put_back(victims)
+            victims = self._sweep.take(nbytes - freed, deadline)
+            if not past_sweeps and sweeps != self._sweep.sweeps:
+                self._sweep.put_back(victims, 0)
                 break
             if not victims:
                 break
@@ -276,7 +291,7 @@ class Capacity:
                 grant.recyclable.append(target)
             elif -verdict in _NOT_PERMITTED:
                 self._counters.add("unremovable")
-                self._scanner.skip(victim.path)
+                self._sweep.skip(victim.path)
                 verdicts[index] = native.MISS
             elif verdict < 0:
                 logger.debug("%s cannot be evicted now: %s", victim.path, os.strerror(-verdict))
@@ -285,34 +300,61 @@ class Capacity:
             for victim, verdict in zip(victims, verdicts, strict=True)
             if verdict == native.LATE
         ]
-        self._victims.put_back(late)
+        self._sweep.put_back(late, verdicts.count(native.MISS))
         self._counters.add("evicted", verdicts.count(native.HIT) + verdicts.count(native.KEPT))
         return verdicts
 
-    # --- in the thread that scans ----------------------------------------------------------------
+    # --- counts ----------------------------------------------------------------------------------
 
-    def _rescan(self) -> list[Victim]:
-        """Return victims from a new scan, after eviction down to the capacity."""
-        victims = deque(self._scanner.rescan())
-        self._warn_of_large_eviction()
-        while self._is_over_capacity():
-            victims = victims or deque(self._scanner.take()[0])
-            if not victims:
-                break
-            self._evict_one(victims.popleft())
-        return list(victims)
+    def _was_just_counted(self, within_s: float) -> bool:
+        """Return True where a process began a count within this time."""
+        try:
+            return 0 <= time.time() - os.lstat(self._layout.counted).st_mtime < within_s
+        except OSError:
+            return False
+
+    def _count(self) -> threading.Thread:
+        """Return the thread that counts the pages. It is started, unless it runs."""
+        with self._counting_lock:
+            if self._counting is None or not self._counting.is_alive():
+                thread = threading.Thread(
+                    target=self._run_count, name="hicache-file-count", daemon=True
+                )
+                thread.start()  # there may be no more threads just now
+                self._counting = thread
+            return self._counting
+
+    def _run_count(self) -> None:
+        try:
+            with suppress(FileExistsError):
+                os.mkdir(self._layout.counted)
+            refuse_link(self._layout.counted)
+            os.utime(self._layout.counted)
+        except OSError as error:
+            logger.debug("the time of a count cannot be shared: %s", error)
+        try:
+            self._sweep.add(self._count_sweep.sweep())
+            self._warn_of_large_eviction()
+            while self._is_over_capacity():
+                victims = self._sweep.take(1, _ledger_deadline())
+                if not victims:
+                    break
+                self._claim_counted(victims, Grant(0, 0), _ledger_deadline())
+        except Exception as error:  # noqa: BLE001 - a thread has no caller for an error of a file system
+            level = logging.DEBUG if self._failing else logging.WARNING
+            logger.log(level, "the pages cannot be counted: %s", error)
+            self._failing = True
+        else:
+            self._failing = False
 
     def _is_over_capacity(self) -> bool:
         """Return True when the capacity was lowered, or exceeded without the ledger."""
         if self.limits.capacity_nbytes is None:
             return False
         used = self._ledger.totals(_ledger_deadline()).used
-        if used <= self.limits.capacity_nbytes or self._scanner.stopping:
+        if used <= self.limits.capacity_nbytes or self._closed:
             return False
         return used - total_pending_nbytes(self._layout.writers) > self.limits.capacity_nbytes
-
-    def _evict_one(self, victim: Victim) -> None:
-        self._claim_counted([victim], Grant(0, 0), _ledger_deadline())
 
     def _warn_of_large_eviction(self) -> None:
         """Warn once when the capacity, perhaps mistyped, evicts more than half of the pages."""
@@ -329,5 +371,5 @@ class Capacity:
 
 
 def _ledger_deadline() -> Deadline:
-    """Return the deadline of a ledger change that no caller waits for."""
+    """Return the deadline of a step that no caller waits for."""
     return Deadline(_LEDGER_WAIT_S)

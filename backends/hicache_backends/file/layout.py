@@ -1,7 +1,8 @@
 """The names of everything under a root directory, and the listing of the page files.
 
 usage                          the used bytes (`ledger`)
-survey/                        the oldest pages, for all processes (`victims_file`)
+survey/turn                    the directory that a sweep looks at next (`eviction`)
+                               the time of survey/ is that of the last count of all pages (`capacity`)
 writers/TOKEN/                 the unpublished files of one live writer (`writer`)
 spaces/ID/manifest.json        the key space ID, as JSON
 spaces/ID/HH/HASH              one page (`page_file`); HH: the first two digits of its hash
@@ -34,7 +35,7 @@ SHARDS = [f"{number:02x}" for number in range(256)]
 class Layout(DirectoryTree):
     """The paths under one root. Immutable."""
 
-    __slots__ = ("scans", "usage")
+    __slots__ = ("counted", "usage")
 
     backend = "file"
     own_names = re.compile(r"usage|survey")
@@ -49,7 +50,7 @@ class Layout(DirectoryTree):
     def __init__(self, root: str) -> None:
         super().__init__(root)
         self.usage = f"{root}/usage"
-        self.scans = f"{root}/survey"
+        self.counted = f"{root}/survey"
 
     def pages(self, space_id: str) -> Iterator[list[str]]:
         """Yield the hashes of a key space whose files have the name of a page, whatever is inside.
@@ -63,13 +64,12 @@ class Layout(DirectoryTree):
         for _, hashes in self._listed(self.space_dir(space_id), SHARDS):
             yield hashes
 
-    def all_pages(self) -> Iterator[str]:
-        """Yield the paths of the page files of all key spaces, with or without a manifest."""
-        yield from self._pages_in(SHARDS)
-
-    def pages_in(self, shard: str) -> Iterator[str]:
-        """Yield the page files in one directory of every key space: a fair sample of all pages."""
-        yield from self._pages_in([shard])
+    def pages_in(self, shards: list[str]) -> Iterator[str]:
+        """Yield the page files in these directories of every key space, with or without a manifest."""
+        for space in self.space_entries():
+            for directory, hashes in self._listed(space.path, shards, len(shards)):
+                for page_hash in hashes:
+                    yield f"{directory}/{page_hash}"
 
     def is_new(self) -> bool:
         """Return True while there is no key space, and therefore no page."""
@@ -97,20 +97,17 @@ class Layout(DirectoryTree):
                     if not is_page or entry.is_symlink():
                         raise self.left(entry.path) from None
 
-    def _pages_in(self, shards: list[str]) -> Iterator[str]:
-        for space in self.space_entries():
-            for directory, hashes in self._listed(space.path, shards):
-                for page_hash in hashes:
-                    yield f"{directory}/{page_hash}"
-
-    def _listed(self, space: str, shards: list[str]) -> Iterator[tuple[str, list[str]]]:
+    def _listed(
+        self, space: str, shards: list[str], count: int = 1
+    ) -> Iterator[tuple[str, list[str]]]:
         """Yield the path of each directory of a key space, and the hashes there.
 
-        One call of the data plane lists several directories, of some thousand pages together.
+        One call of the data plane lists several directories: `count` at first, and then as many as have
+        some thousand pages together.
         """
         if os.path.islink(space):
             return
-        start, count = 0, 1
+        start = 0
         while start < len(shards):
             some = shards[start : start + count]
             paths = [f"{space}/{shard}" for shard in some]

@@ -36,7 +36,7 @@ from hicache_storage.backend_support.vectored_io import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from hicache_backends.file.layout import Layout
     from hicache_storage.backend_support.deadline import Deadline
@@ -108,12 +108,9 @@ class PageFiles:
 
     def exists(self, hashes: Sequence[str], deadline: Deadline) -> list[int]:
         """Return HIT for each page of which a file of the right name and size is there."""
-        return self._each(
-            hashes,
-            lambda part, _: native.exists_files(
-                self.files(part)[0], self.file_nbytes, deadline.end_s
-            ),
-        )
+        if broken := self.unusable(hashes):
+            return _around(broken, hashes, lambda usable, _: self.exists(usable, deadline))
+        return native.exists_files(self.files(hashes)[0], self.file_nbytes, deadline.end_s)
 
     def read(
         self,
@@ -128,27 +125,29 @@ class PageFiles:
         A page that was touched within `interval_s` is not touched again. Within a batch the first page
         is the newest. Each page that wants a digest gets one.
         """
+        if broken := self.unusable(hashes):
+
+            def read_usable(usable: Sequence[str], indices: Sequence[int]) -> list[int]:
+                wanted = [pages[index] for index in indices]
+                return self.read(usable, wanted, touched_ns, interval_s, deadline)
+
+            return _around(broken, hashes, read_usable)
         skip = pages[0].digest_skip if pages else None
-
-        def read_files(part: Sequence[str], indices: Sequence[int]) -> list[int]:
-            wanted = pages if part is hashes else [pages[index] for index in indices]
-            verdicts, digests = native.read_files(
-                *self.files(part),
-                [page.segments for page in wanted],
-                self.nbytes,
-                -1 if touched_ns is None else touched_ns,
-                int(interval_s * 1e9),
-                -1 if skip is None else skip,
-                deadline.end_s,
-                states_of(wanted),
-            )
-            if skip is not None:
-                for page, verdict, digest in zip(wanted, verdicts, digests, strict=True):
-                    if verdict == native.HIT:
-                        page.digest = digest
-            return verdicts
-
-        return self._each(hashes, read_files)
+        verdicts, digests = native.read_files(
+            *self.files(hashes),
+            [page.segments for page in pages],
+            self.nbytes,
+            -1 if touched_ns is None else touched_ns,
+            int(interval_s * 1e9),
+            -1 if skip is None else skip,
+            deadline.end_s,
+            states_of(pages),
+        )
+        if skip is not None:
+            for page, verdict, digest in zip(pages, verdicts, digests, strict=True):
+                if verdict == native.HIT:
+                    page.digest = digest
+        return verdicts
 
     def stat(
         self, hashes: Sequence[str], deadline: Deadline
@@ -161,21 +160,16 @@ class PageFiles:
             found.update(zip(part, zip(modified_ns, sizes, strict=True), strict=True))
             return verdicts
 
-        verdicts = self._each(hashes, stat_pages)
+        verdicts = _around(self.unusable(hashes), hashes, stat_pages)
         each = [found.get(page_hash, (0, 0)) for page_hash in hashes]
         return verdicts, [modified_ns for modified_ns, _ in each], [size for _, size in each]
 
     def check(self, hashes: Sequence[str], touched_ns: int | None, deadline: Deadline) -> list[int]:
         """Read the trailers of pages, which are HIT, UNSYNCED, MISS or WRONG."""
-        return self._each(
-            hashes,
-            lambda part, _: native.check_files(
-                *self.files(part),
-                self.nbytes,
-                -1 if touched_ns is None else touched_ns,
-                deadline.end_s,
-            ),
-        )
+        if broken := self.unusable(hashes):
+            return _around(broken, hashes, lambda part, _: self.check(part, touched_ns, deadline))
+        ns = -1 if touched_ns is None else touched_ns
+        return native.check_files(*self.files(hashes), self.nbytes, ns, deadline.end_s)
 
     def check_aside(self, page_hash: str, path: str, deadline: Deadline) -> int:
         """Return the verdict of `check` on a page whose file has another name."""
@@ -186,22 +180,6 @@ class PageFiles:
     def files(self, hashes: Sequence[str]) -> tuple[list[bytes], list[bytes]]:
         """Return the path of each page's file, and the name in its trailer."""
         return native.page_files(self._directory, self._prefix, hashes)
-
-    def _each(
-        self,
-        hashes: Sequence[str],
-        call: Callable[[Sequence[str], Sequence[int]], list[int]],
-    ) -> list[int]:
-        """Return the verdicts of `call`, which gets the hashes of usable paths, and their indices."""
-        broken = self.unusable(hashes)
-        if not broken:
-            return call(hashes, range(len(hashes)))
-        verdicts = [-broken.get(page_hash[:2], 0) for page_hash in hashes]
-        usable = [index for index, verdict in enumerate(verdicts) if not verdict]
-        found = call([hashes[index] for index in usable], usable)
-        for index, verdict in zip(usable, found, strict=True):
-            verdicts[index] = verdict
-        return verdicts
 
     def create(self, path: str, page: Page, trailer: bytes, modified_ns: int) -> None:
         """Write a page to a new file."""
@@ -267,6 +245,20 @@ class PageFiles:
         finally:
             os.close(fd)
         return True
+
+
+def _around(
+    broken: Mapping[str, int],
+    hashes: Sequence[str],
+    call: Callable[[Sequence[str], Sequence[int]], list[int]],
+) -> list[int]:
+    """Return the verdicts of `call`, which gets the hashes of usable directories, and their indices."""
+    verdicts = [-broken.get(page_hash[:2], 0) for page_hash in hashes]
+    indices = [index for index, verdict in enumerate(verdicts) if not verdict]
+    found = call([hashes[index] for index in indices], indices)
+    for index, verdict in zip(indices, found, strict=True):
+        verdicts[index] = verdict
+    return verdicts
 
 
 def _error_of(mode: int) -> int:

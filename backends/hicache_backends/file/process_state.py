@@ -124,7 +124,6 @@ class ProcessState:
         """Close the descriptors of a forked child, without a change to the files of its parent."""
         self.writer.abandon()
         self.ledger.abandon()
-        self.capacity.abandon()
 
     def _close(self) -> None:
         deadline = Deadline(_CLOSE_LIMIT_S)

@@ -16,8 +16,7 @@ from hicache_backends.file.settings import DEFAULT_PARALLELISM, FileSettings
 from hicache_storage import native
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.backend_support.read_only import Reader
-from hicache_storage.settings import format_nbytes
+from hicache_storage.backend_support.read_only import Reader, over_capacity
 from hicache_storage.storage import (
     Capabilities,
     Diagnosis,
@@ -144,16 +143,7 @@ class FileReader(Reader):
         self.ensure_open()
         capacity, used = self._settings.capacity_nbytes, read_used(self._layout.usage)
         if capacity is not None and used is not None and used > capacity:
-            return [
-                Diagnosis(
-                    "capacity",
-                    f"the store holds {format_nbytes(used)}, more than capacity_nbytes"
-                    f" ({format_nbytes(capacity)}): an engine"
-                    f" with this config would evict {format_nbytes(used - capacity)}",
-                    "raise capacity_nbytes, or start no engine with this config",
-                    is_full=True,
-                )
-            ]
+            return [over_capacity(used, capacity, used - capacity)]
         page_nbytes = max((space.stored_nbytes for space in self.spaces()), default=0)
         room = [] if capacity is None or used is None else [capacity - used]
         if self._limits.min_free_nbytes:

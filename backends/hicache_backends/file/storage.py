@@ -100,12 +100,15 @@ class FileStorage(FileReader):
         self.ensure_open()
         deadline = Deadline(self._settings.timeout_s)
         process = self._process.get()
+        files = self._files_of(space)
+        is_look_due = time.monotonic() >= files.next_look_s
+        if is_look_due:
+            self._layout.refuse_link(files.directory)
         with process.writing(), self._translate_errors():
             self.ensure_open()
-            files = self._files_of(space)
             writer = BatchWriter(process, files, synced=self._synced, deadline=deadline)
             verdicts = writer.run(hashes, pages)
-        if any(verdicts) and time.monotonic() >= files.next_look_s:
+        if is_look_due and any(verdicts):
             # A program that removes the directory meanwhile may leave pages without a manifest.
             files.next_look_s = time.monotonic() + _LOOK_INTERVAL_S
             with suppress(OSError):

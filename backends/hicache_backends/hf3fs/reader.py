@@ -19,10 +19,9 @@ from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.filesystem import is_local
 from hicache_storage.backend_support.fork_local import ForkLocal
-from hicache_storage.backend_support.read_only import Reader
+from hicache_storage.backend_support.read_only import Reader, over_capacity
 from hicache_storage.backend_support.shared_resource import CallGate
 from hicache_storage.errors import HiCacheError, StorageUnavailable
-from hicache_storage.settings import format_nbytes
 from hicache_storage.storage import (
     Capabilities,
     Diagnosis,
@@ -144,17 +143,7 @@ class SlotReader(Reader, Generic[_MountT]):
         found: list[Diagnosis] = []
         capacity, used = self._settings.capacity_nbytes, figures.used_nbytes
         if capacity is not None and used > capacity:
-            nbytes = self._limits.to_evict(used, 0)
-            found.append(
-                Diagnosis(
-                    "capacity",
-                    f"the store holds {format_nbytes(used)}, more than capacity_nbytes"
-                    f" ({format_nbytes(capacity)}): an engine"
-                    f" with this config would evict {format_nbytes(nbytes)}",
-                    "raise capacity_nbytes, or start no engine with this config",
-                    is_full=True,
-                )
-            )
+            found.append(over_capacity(used, capacity, self._limits.to_evict(used, 0)))
         elif self._limits.to_evict(used, largest):
             fact = (
                 "the store is at its high watermark: a new page evicts the least recently used ones"

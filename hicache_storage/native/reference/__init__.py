@@ -18,7 +18,7 @@ from hicache_storage.native.reference.frames import (
     page_trailers,
     write_frames,
 )
-from hicache_storage.native.reference.locked_files import change_totals, take_lines
+from hicache_storage.native.reference.locked_files import change_totals
 from hicache_storage.native.reference.pieces import (
     HIT,
     KEPT,
@@ -65,7 +65,6 @@ __all__ = [
     "read_slots",
     "revoke_access",
     "stat_files",
-    "take_lines",
     "write_files",
     "write_frames",
     "write_slots",

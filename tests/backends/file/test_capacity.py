@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from file_roots import (
     there,
     used_nbytes,
 )
-from hicache_backends.file import FileStorage, capacity_scan
+from hicache_backends.file import FileStorage
 from hicache_backends.file.layout import Layout
 from lock_waits import lock_waits
 from pages import hash_of, page, space
@@ -29,14 +28,12 @@ from hicache_storage import UnsupportedOperation, native
 from hicache_storage.settings import format_nbytes
 
 
-def await_first_scan(storage: FileStorage) -> None:
-    """Wait for the scan that a storage begins with."""
-    victims = storage._process.get().capacity._victims
-    assert victims is not None
-    deadline_s = time.monotonic() + 20
-    while not victims._ended:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.001)
+def await_first_count(storage: FileStorage) -> None:
+    """Wait for the count that a storage begins with."""
+    counting = storage._process.get().capacity._counting
+    assert counting is not None
+    counting.join(20)
+    assert not counting.is_alive()
 
 
 class TestEviction:
@@ -69,15 +66,15 @@ class TestEviction:
     def test_the_tail_of_a_batch_is_evicted_first(self, root: Path) -> None:
         """A prefix without its end is useful, and a prefix without its beginning is not."""
         with opened(root, 4) as storage:
-            await_first_scan(storage)  # a scan in the middle of the batch would find its head only
+            await_first_count(storage)
             assert all(storage.batch_set(SPACE, HASHES[:4], [page(seed=n) for n in range(4)]))
             put(storage, 4)
             assert [0, 1, 2, 4] == there(storage)
 
-    def test_a_scan_that_found_nothing_refuses_no_page_afterwards(self, root: Path) -> None:
-        """A fresh store fills up within milliseconds of its first, empty scan."""
+    def test_a_sweep_that_found_nothing_refuses_no_page_afterwards(self, root: Path) -> None:
+        """A fresh store fills up within milliseconds of its first, empty sweep."""
         with opened(root, 4) as storage:
-            await_first_scan(storage)
+            await_first_count(storage)
             put(storage, 0, 1, 2, 3, 4)
             assert [1, 2, 3, 4] == there(storage)
 
@@ -176,15 +173,6 @@ class TestEviction:
             assert [True] * 3 == put(storage, 5, 6, 7)
             assert used_nbytes(root) <= 4 * FILE_NBYTES
 
-    def test_a_long_scan_runs_before_the_list_is_used_up(
-        self, root: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(capacity_scan, "_LONG_SCAN_NS", -1)
-        monkeypatch.setattr(capacity_scan, "LEAST_LISTED", 8)
-        with opened(root, 20) as storage:
-            assert all(put(storage, *range(120)))
-            assert list(range(100, 120)) == there(storage)
-
     def test_threads_never_exceed_the_capacity(self, root: Path) -> None:
         with opened(root, 20) as storage:
             stop = threading.Event()
@@ -226,18 +214,18 @@ class TestCost:
             hashes = [hash_of(number) for number in range(1400)]
             for start in range(0, 1200, 100):
                 storage.batch_set(SPACE, hashes[start : start + 100], [page()] * 100)
-            await_first_scan(storage)
+            await_first_count(storage)
             waits = lock_waits(lambda: storage.batch_set(SPACE, hashes[1200:], [page()] * 200))
 
             assert waits.total() <= 14, waits
             assert all(storage.batch_exists(SPACE, hashes[1200:]))
 
-    def test_a_scan_of_few_pages_is_a_few_calls(self, root: Path) -> None:
+    def test_a_count_of_few_pages_is_a_few_calls(self, root: Path) -> None:
         with opened(root, 1000) as storage:
             hashes = [hash_of(number) for number in range(500)]
             storage.batch_set(SPACE, hashes, [page()] * 500)
-            await_first_scan(storage)
-            waits = lock_waits(storage._process.get().capacity._scanner._scan_and_publish)
+            await_first_count(storage)
+            waits = lock_waits(storage._process.get().capacity._run_count)
 
             assert waits.total() <= 40, waits
 

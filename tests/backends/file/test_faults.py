@@ -334,17 +334,16 @@ class TestDeadlines:
     ) -> None:
         monkeypatch.setattr(process_state, "_CLOSE_LIMIT_S", 2.0)
         gate = threading.Event()
-        listed = Layout.all_pages
+        listed = Layout.pages_in
 
-        def hung(layout: Layout) -> Any:
-            gate.wait(LIMIT_S)
-            return listed(layout)
+        def hung(layout: Layout, shards: list[str]) -> Any:
+            if threading.current_thread().name == "hicache-file-count":
+                gate.wait(LIMIT_S)
+            return listed(layout, shards)
 
+        monkeypatch.setattr(Layout, "pages_in", hung)
         storage = opened(root, 4, timeout_s=20)
         put(storage, *range(9))
-        monkeypatch.setattr(Layout, "all_pages", hung)
-        shutil.rmtree(root / "survey", ignore_errors=True)
-        storage._process.get().capacity._victims._queue.clear()
         try:
             answers = [within(lambda n=n: put(storage, n), 15) for n in range(20, 24)]  # type: ignore[misc]
             assert [[True]] * 4 == answers
@@ -473,6 +472,21 @@ class TestForeignFiles:
             assert [False] == storage.batch_get(SPACE, HASHES[:1], [blank()])
             assert 1 == storage.clear(SPACE)
         assert [] == list(elsewhere.iterdir())
+
+    def test_a_key_space_that_became_a_link_is_refused_before_a_page_is_stored(
+        self, root: Path
+    ) -> None:
+        with opened(root) as storage:
+            put(storage, 0)
+            directory = file_of(root, 0).parents[1]
+            directory.rename(root / "elsewhere")
+            directory.symlink_to(root / "elsewhere")
+            before = sorted((root / "elsewhere").rglob("*"))
+            storage._files_of(SPACE).next_look_s = 0.0
+
+            with pytest.raises(StorageUnavailable, match="symbolic link"):
+                storage.batch_set(SPACE, HASHES[:3], [page()] * 3)
+            assert before == sorted((root / "elsewhere").rglob("*"))
 
     @pytest.mark.parametrize("kind", ["text", "link", "directory", "pipe"])
     def test_a_usage_of_another_program_is_refused_and_kept(

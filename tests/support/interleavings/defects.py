@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from hicache_backends.file.victims import VictimQueue
+from hicache_backends.file.eviction import EvictionSweep
 
+from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.controller.attached_store import AttachedStore
 from hicache_storage.controller.cache import HostCache
 from hicache_storage.handoff import HandoffReceiver, HandoffSender
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
     from concurrent.futures import Future
 
-    from hicache_backends.file.victims_file import Victim
-
-    from hicache_storage.backend_support.deadline import Deadline
     from hicache_storage.controller.eviction import Entry
     from hicache_storage.handoff.request import HandoffRequest
     from hicache_storage.page_store.breaker import Permit
@@ -75,16 +73,15 @@ def _claim_for_writing(cache: HostCache, entries: Iterable[Entry], uses: int) ->
     return claimed
 
 
-# --- a short scan runs under the lock of the queue -------------------------------------------------
+# --- a short scan runs under the lock of the candidates --------------------------------------------
 
 
-def _next_victim(queue: VictimQueue, deadline: Deadline, count: int = 1) -> Victim | None:
-    with queue._changed:
-        if not queue._queue and time.monotonic() >= queue._empty_until_s:
-            queue._begun += 1
-            queue._queue.extend(queue._scan_once())
-            queue._ended = queue._begun
-        return queue._queue.popleft() if queue._queue else None
+def _look_further(sweep: EvictionSweep, deadline: Deadline) -> bool:
+    with sweep._changed:
+        if deadline.passed() or time.monotonic() < sweep._empty_until_s:
+            return False
+        sweep._look(Deadline(deadline.remaining_s() / 2))
+        return True
 
 
 # --- the end of a store says nothing of its losses -------------------------------------------------
@@ -183,8 +180,8 @@ DEFECTS = {
     "scan-under-lock": Defect(
         "a scan that stalls holds the lock for which other writers and close wait",
         "victims",
-        "a call took 30",
-        {(VictimQueue, "next"): _next_victim},
+        "a call took 15",
+        {(EvictionSweep, "_look_further"): _look_further},
     ),
     "silent-losses": Defect(
         "detach and close return True after pages were dropped",

@@ -34,7 +34,7 @@ _PACKAGES = (
 _MODULES = (
     "hicache_storage.slots",
     "hicache_backends.memory.storage",
-    "hicache_backends.file.victims",
+    "hicache_backends.file.eviction",
     "hicache_backends.redis.server_pool",
 )
 # Modules of other threads, processes and engines, and code that scenarios' checks and storages use.

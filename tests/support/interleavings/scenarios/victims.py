@@ -1,13 +1,13 @@
-"""The file backend's queue of victims, over a file system whose listings stall."""
+"""The file backend's sweep for pages to evict, over a file system whose listings stall."""
 
 from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
-from hicache_backends.file.victims import VictimQueue
-from hicache_backends.file.victims_file import Victim
+from hicache_backends.file.eviction import EvictionSweep, Victim
 
 from hicache_storage.backend_support.deadline import Deadline
 from interleavings.scenario import Scenario
@@ -21,9 +21,9 @@ _NBYTES = 100
 
 
 class VictimsScenario(Scenario):
-    """A writer waits for victims until its deadline, and `close` until its own, whatever stalls.
+    """A writer waits for pages until its deadline while another thread looks for some, and stalls.
 
-    No victim is handed out twice.
+    No page is handed out twice.
     """
 
     name = "victims"
@@ -32,52 +32,57 @@ class VictimsScenario(Scenario):
     def set_up(self) -> None:
         self.made = 0
         self.taken: set[str] = set()
-        self.queue = VictimQueue(self._scan, self._take_more, lambda _: [])
+        nothing = cast("Any", SimpleNamespace())
+        self.sweep = EvictionSweep(nothing, nothing, nothing)
+        cast("Any", self.sweep)._look = self._look
 
     def threads(self) -> Mapping[str, Callable[[], None]]:
-        return {"writer": self._write, "other": self._write, "closer": self._close}
+        return {
+            "stalling": partial(self._write, limit_s=_STALL_S),
+            "writer": partial(self._write, limit_s=2.0),
+            "other": partial(self._write, limit_s=2.0),
+            "closer": self._close,
+        }
 
     def finish(self) -> None:
         self.scheduler.settle()
-        self._timed(self.queue.close, 10.0)
+        self.sweep.stop()
 
-    def _write(self) -> None:
+    def _write(self, limit_s: float) -> None:
         for _ in range(2):
-            take = partial(self.queue.take, self.pick((1, 2)) * _NBYTES)
-            victims = self._timed(take, 2.0)
+            victims = self._timed(partial(self.sweep.take, self.pick((1, 2)) * _NBYTES), limit_s)
             paths = {victim.path for victim in victims}
             self.require(len(paths) == len(victims), "a victim is handed out twice")
             self.require(paths.isdisjoint(self.taken), "a victim is handed out twice")
             self.taken |= paths
             if self.pick((False, True)):
                 self.taken -= paths
-                self.queue.put_back(victims)
+                self.sweep.put_back(victims, 0)
 
     def _close(self) -> None:
         time.sleep(self.pick((0.0, 1.0)))
         if self.pick((False, True)):
-            self._timed(self.queue.close, 1.0)
+            self.sweep.stop()
 
-    def _timed(
-        self, call: Callable[[Deadline], list[Victim] | None], limit_s: float
-    ) -> list[Victim]:
+    def _timed(self, call: Callable[[Deadline], list[Victim]], limit_s: float) -> list[Victim]:
         began_s = time.monotonic()
         result = call(Deadline(limit_s))
         took_s = time.monotonic() - began_s
         self.require(took_s <= limit_s + _EPSILON_S, f"a call took {took_s} s of {limit_s} s")
-        return result or []
+        return result
 
-    def _scan(self) -> list[Victim]:
-        time.sleep(self.pick((0.0, 0.1, _STALL_S)))
-        return self._victims(self.pick((0, 1, 3)))
-
-    def _take_more(self, count: int) -> tuple[list[Victim], bool]:
-        self.scheduler.point("reads more victims")
-        return self._victims(self.pick((0, 0, 1))), self.pick((False, True))
-
-    def _victims(self, count: int) -> list[Victim]:
+    def _look(self, deadline: Deadline) -> None:
+        """Find some pages. A look stalls for as long as its thread has time."""
+        time.sleep(self.pick((0.0, 0.1, deadline.remaining_s())))
+        count = self.pick((0, 1, 3))
+        if not count:
+            self.sweep._pause()
+            return
         self.made += count
-        return [
+        found = [
             Victim(number, _NBYTES, f"page-{number}")
             for number in range(self.made - count, self.made)
         ]
+        self.sweep._add(found, set())
+        with self.sweep._changed:
+            self.sweep._takeable = len(self.sweep._candidates)

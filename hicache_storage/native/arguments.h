@@ -1,6 +1,6 @@
-/* Buffers of a batch, held for one call. Everything here needs the GIL but `piece`. */
-#ifndef HICACHE_BATCH_H
-#define HICACHE_BATCH_H
+/* The arguments of a call, held until it ends: buffers of pages, texts, integers. All of it needs the GIL. */
+#ifndef HICACHE_ARGUMENTS_H
+#define HICACHE_ARGUMENTS_H
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>

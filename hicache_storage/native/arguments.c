@@ -1,4 +1,4 @@
-#include "batch.h"
+#include "arguments.h"
 
 #include <stdlib.h>
 #include <string.h>
