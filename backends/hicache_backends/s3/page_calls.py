@@ -231,13 +231,19 @@ class PageCalls:
         return reply.status == 404 and reply.code != "NoSuchBucket"
 
     def _verify_checksum(self, name: str, page: Page, reply: Reply) -> Call[bool]:
-        """Compare a page with the store's checksum. Delete a wrong object, so that a set heals it."""
+        """Compare a page with the store's checksum. Delete a wrong object, so that a set heals it.
+
+        The condition on its ETag keeps a page that another process has set meanwhile. Stores that do not
+        know conditional deletes ignore it.
+        """
         if not self._has_checksums or _is_crc_right(page, reply):
             return True
         self._counters.add("wrong_checksum")
         if self._heals:
-            make = partial(self._client.object_request, "DELETE", name, self._read_headers)
-            yield from self._client.send(make)
+            etag = reply.headers.get("etag")
+            headers = {**self._read_headers, **({"if-match": etag} if etag else {})}
+            request = self._client.object_request
+            yield from self._client.send(partial(request, "DELETE", name, headers, is_common=False))
         return False
 
 

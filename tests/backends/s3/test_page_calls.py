@@ -556,6 +556,13 @@ class TestChecksum:
             assert counters(store) == {"wrong_checksum": 1}
         assert ["GET", "DELETE"] == server.methods
 
+    def test_only_the_object_that_was_read_is_removed(self, server: ScriptedS3) -> None:
+        headers = {"x-amz-checksum-crc32": "AAAAAA==", "etag": '"5d41"'}
+        wrong = reply(200, RIGHT.tobytes(), headers=headers)
+        with storage(server, wrong, reply(412), checksum="crc32") as store:
+            assert got(store) is None
+        assert b'if-match: "5d41"\r\n' in server.requests[1].head
+
     def test_it_is_requested_and_sent(self, server: ScriptedS3) -> None:
         with storage(server, OK, HIT, checksum="crc32") as store:
             assert set_(store)
