@@ -45,7 +45,7 @@ static int is_named(const uint8_t *trailer, const uint8_t *name) {
     return !memcmp(trailer, name, NAME_NBYTES) && __builtin_bswap64(seal) == xxh3_64(trailer, SEALED_NBYTES);
 }
 
-/* Read the page; hash each chunk while it is in cache. Return 1, 0 where the file ends before, or what failed. */
+/* Read the page; hash each chunk while it is in cache. HIT, MISS where the file ends before, or what failed. */
 static int64_t read_page(int fd, const page_read *wanted) {
     cursor at = {wanted->iov, wanted->pieces, 0};
     struct iovec chunk[PIECES], part[PIECES];
@@ -58,7 +58,7 @@ static int64_t read_page(int fd, const page_read *wanted) {
         memcpy(part, chunk, count * sizeof *chunk);
         const int64_t done = pieces_move_by(&wanted->by, fd, part, count, nbytes, offset, 0);
         if (done < (int64_t)nbytes)
-            return done < 0 ? done : 0;
+            return done < 0 ? done : MISS;
         const struct iovec scratch = {wanted->by.scratch, nbytes};
         if (wanted->digest && wanted->by.state)
             pieces_hash(&stream, &scratch, 1, &skip);
@@ -68,7 +68,7 @@ static int64_t read_page(int fd, const page_read *wanted) {
     }
     if (wanted->digest)
         *wanted->digest = xxh3_digest(&stream);
-    return 1;
+    return HIT;
 }
 
 static void touch(int fd, int64_t touched_ns, int64_t interval_ns) {
@@ -79,28 +79,6 @@ static void touch(int fd, int64_t touched_ns, int64_t interval_ns) {
     const struct timespec time = {touched_ns / 1000000000, touched_ns % 1000000000};
     const struct timespec times[2] = {time, time};
     (void)!futimens(fd, times);
-}
-
-static int64_t read_open(int fd, const page_read *wanted) {
-    uint8_t before[TRAILER_NBYTES + 1], after[TRAILER_NBYTES];
-    int64_t got = read_at(fd, before, sizeof before, (int64_t)wanted->nbytes);
-    if (got < 0)
-        return got;
-    if (got != TRAILER_NBYTES || !is_named(before, wanted->name))
-        return WRONG;
-    got = read_page(fd, wanted);
-    if (got == MOVE_REVOKED)
-        return REVOKED;
-    if (got <= 0)
-        return got ? got : MISS;
-    got = read_at(fd, after, sizeof after, (int64_t)wanted->nbytes);
-    if (got < 0)
-        return got;
-    if (got != TRAILER_NBYTES || memcmp(before, after, TRAILER_NBYTES))
-        return MISS;
-    if (wanted->touched_ns >= 0)
-        touch(fd, wanted->touched_ns, wanted->interval_ns);
-    return HIT;
 }
 
 static int open_again(const char *path, int flags, mode_t mode) {
@@ -115,9 +93,20 @@ int64_t file_read(const page_read *wanted) {
     const int fd = open_again(wanted->path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, 0);
     if (fd < 0)
         return errno == ENOENT ? MISS : -errno;
-    const int64_t verdict = read_open(fd, wanted);
+    uint8_t before[TRAILER_NBYTES + 1], after[TRAILER_NBYTES];
+    int64_t got = read_at(fd, before, sizeof before, (int64_t)wanted->nbytes);
+    int64_t verdict = got < 0 ? got : WRONG;
+    if (got == TRAILER_NBYTES && is_named(before, wanted->name))
+        verdict = read_page(fd, wanted);
+    if (verdict == HIT) {
+        got = read_at(fd, after, sizeof after, (int64_t)wanted->nbytes);
+        if (got != TRAILER_NBYTES || memcmp(before, after, TRAILER_NBYTES))
+            verdict = got < 0 ? got : MISS;
+        else if (wanted->touched_ns >= 0)
+            touch(fd, wanted->touched_ns, wanted->interval_ns);
+    }
     close(fd);
-    return verdict;
+    return verdict == MOVE_REVOKED ? REVOKED : verdict;
 }
 
 int64_t file_check(const char *path, const uint8_t *name, uint64_t nbytes, int64_t touched_ns) {

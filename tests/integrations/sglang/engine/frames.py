@@ -23,7 +23,6 @@ pytestmark = pytest.mark.skipif(
 READ = [
     "read_files",
     "file_read",
-    "read_open",
     "read_page",
     "pieces_move_by",
     "pieces_move",
@@ -48,7 +47,7 @@ def test_a_get_from_a_file_takes_few_functions(file_config: dict[str, Any]) -> N
         assert all(engine.storage.batch_get_v1(keys, indices))
 
     assert 0 < len(path.caller) <= 6, path.caller
-    assert len(path.caller) + len(path.thread) + c_frames(READ) <= 17, path.thread
+    assert len(path.caller) + len(path.thread) + c_frames(READ) <= 16, path.thread
 
 
 def test_a_set_to_redis_takes_few_functions(
