@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from hicache_storage.page_store import PageStore
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _ALIGNMENT = 4096
 _MIN_NBYTES = 1 << 20
@@ -37,7 +37,7 @@ class Buffer:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self.view = map_memory(nbytes, "none")
+        self.view: memoryview = map_memory(nbytes, "none")
         self._headers: list[memoryview] = []
         self._frames: dict[int, list[FramedPage]] = {}
 

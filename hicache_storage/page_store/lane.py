@@ -101,11 +101,11 @@ class Lane:
     ) -> None:
         loads = direction == "load"
         self.threads: int = settings.parallelism or storage.capabilities.parallelism
-        self.breaker = CircuitBreaker(
+        self.breaker: CircuitBreaker = CircuitBreaker(
             failures=settings.breaker_failures, cooldown_s=settings.breaker_cooldown_s
         )
         label = "reads from" if loads else "writes to"
-        self.state = StateLog(f"{label} {type(storage).__name__}", logger)
+        self.state: StateLog = StateLog(f"{label} {type(storage).__name__}", logger)
         self._direction: Direction = direction
         self._storage = storage
         self._timeout_s = settings.timeout_s if loads else settings.writes_s
@@ -418,12 +418,12 @@ class Lanes:
     """The two lanes of a page store in one process, and what they share. Thread-safe."""
 
     def __init__(self, storage: HiCacheStorage, settings: PageStoreSettings) -> None:
-        self.counters = Counters()
-        self.durations = CallDurations()
-        self.reads = Lane("load", storage, settings, self.counters, self.durations)
-        self.writes = Lane("save", storage, settings, self.counters, self.durations)
-        self.breakers = Breakers(self.reads.breaker, self.writes.breaker)
-        self.exists_latency = LatencyEstimator(first_estimate_s=_FIRST_EXISTS_S)
+        self.counters: Counters = Counters()
+        self.durations: CallDurations = CallDurations()
+        self.reads: Lane = Lane("load", storage, settings, self.counters, self.durations)
+        self.writes: Lane = Lane("save", storage, settings, self.counters, self.durations)
+        self.breakers: Breakers = Breakers(self.reads.breaker, self.writes.breaker)
+        self.exists_latency: LatencyEstimator = LatencyEstimator(first_estimate_s=_FIRST_EXISTS_S)
 
     def close(self, timeout_s: float) -> None:
         """End the threads. Leave a storage call behind that still runs after `timeout_s`."""

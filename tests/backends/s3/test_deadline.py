@@ -25,7 +25,7 @@ from hicache_storage.errors import HiCacheError, StorageClosed, StorageTimeout
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-TIMEOUT_S = 0.5
+TIMEOUT_S = 1.0
 LIMIT_S = 30.0
 HASHES = [hash_of(number) for number in range(20)]
 DATA = page(seed=1).tobytes()

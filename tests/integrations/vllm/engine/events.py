@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import vllm_cpu
 from event_streams import Subscriber, past
 from servers import free_port, wait_until
 
@@ -18,6 +19,8 @@ from hicache_storage.events.messages import (
 )
 from hicache_storage.events.publisher import SENT, EventPublisher
 from hicache_storage.events.settings import EventSettings
+
+vllm_cpu.stand_in()
 
 envs: Any = importlib.import_module("vllm.envs")
 kv_events: Any = importlib.import_module("vllm.distributed.kv_events")
