@@ -149,11 +149,11 @@ class TransferQueue:
 
     def _next(self) -> TransferJob | Piece | None:
         with self._changed:
-            while (place := self._first_to_begin()) is None:
+            # The time is read once: a deadline that passes in between would be waited for in vain.
+            while (held_s := self._held_back_s()) or (place := self._first_to_begin()) is None:
                 if self._closed and not self._waiting:
                     return None
-                left_s = _job_of(self._waiting[0]).deadline.remaining_s() if self._waiting else 0.0
-                self._changed.wait(left_s or None)
+                self._changed.wait(held_s)
             item = self._waiting[place]
             del self._waiting[place]
             if isinstance(item, TransferJob):
@@ -166,17 +166,20 @@ class TransferQueue:
         return item
 
     def _first_to_begin(self) -> int | None:
-        """Return the place of the first job or piece that may begin."""
+        """Return the place of the first job or piece that there is room for."""
         limits, large = self._limits, self._running[_LARGE]
         has_room = {
             _LARGE: large < limits.large,
             _SMALL: large >= limits.large or self._running[_SMALL] < limits.small,
         }
-        if self._waiting and self._before is not None and self._before.has_waiting:
-            first = _job_of(self._waiting[0])
-            if first.failure is None and not first.deadline.passed():
-                return None
         return next((n for n, item in enumerate(self._waiting) if has_room[_size_of(item)]), None)
+
+    def _held_back_s(self) -> float | None:
+        """Return for how long jobs of the queue `before` may keep the first job. None: not at all."""
+        if not self._waiting or self._before is None or not self._before.has_waiting:
+            return None
+        first = _job_of(self._waiting[0])
+        return None if first.failure is not None else first.deadline.remaining_s() or None
 
     def _tell_if_empty(self) -> None:
         if not self._waiting and self._when_empty is not None:

@@ -216,13 +216,6 @@ class CopiedPages(Lender):
         page_nbytes = batches[0].space.page_nbytes
         frames = buffer.frames(page_nbytes, self._frame_nbytes, len(pages))
         copies = [frame.payload for frame in frames]
-        if not self._loads:
-            hashed = self._store.settings.checksum == "xxh3"
-            digests = self._copy(copies, pages, 0 if hashed else _UNHASHED)
-            if digests is None:
-                return self._refused(batches, buffer)
-            for copy, digest in zip(copies, digests, strict=False):
-                copy.digest = digest
         left = iter(frames)
         transfers = [
             Transfer(batch.space, batch.hashes, list(islice(left, len(batch.hashes))))
@@ -230,8 +223,15 @@ class CopiedPages(Lender):
         ]
         call = self._store.load if self._loads else self._store.save
         try:
+            if not self._loads:
+                hashed = self._store.settings.checksum == "xxh3"
+                digests = self._copy(copies, pages, 0 if hashed else _UNHASHED)
+                if digests is None:
+                    return self._refused(batches, buffer)
+                for copy, digest in zip(copies, digests, strict=False):
+                    copy.digest = digest
             outcome = call(transfers, timeout_s=_remaining_s(deadline))
-        except (TypeError, ValueError):  # the page store refused its arguments, and no call began
+        except (TypeError, ValueError):  # a page or an argument is malformed, and no call began
             self.buffers.release(buffer)
             raise  # after any other error a call may have begun, and keeps the buffer
         try:

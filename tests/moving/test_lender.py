@@ -12,7 +12,8 @@ from job_runners import SPACE, batch, contents, target
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.shared_resource import CallGate
 from hicache_storage.moving.buffers import Buffers
-from hicache_storage.moving.lender import CopiedPages, LentPages, RevocablePages
+from hicache_storage.moving.lender import CopiedPages, LentPages, PageBatch, RevocablePages
+from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore, frame
 from hicache_storage.page_store.results import Outcome, Transfer, Verdict
 
@@ -188,6 +189,14 @@ def test_a_call_that_the_page_store_refused_keeps_no_buffer(engine: _Engine) -> 
     engine.store.error = ValueError("a key space is not open")
     with pytest.raises(ValueError, match="not open"):
         engine.save([batch([0])])
+
+    assert (0, 0) == (engine.saves.buffers.used_nbytes, engine.gate.calls)
+
+
+def test_a_malformed_page_keeps_no_buffer(engine: _Engine) -> None:
+    malformed = PageBatch(SPACE, HASHES[:1], [Page(bytearray(1))])
+    with pytest.raises(ValueError, match="bytes|fit together"):
+        engine.save([malformed])
 
     assert (0, 0) == (engine.saves.buffers.used_nbytes, engine.gate.calls)
 

@@ -19,7 +19,7 @@ from hicache_storage.errors import StorageTimeout, StorageUnavailable
 from hicache_storage.page import Page
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from hicache_backends.s3.client import Answer, Client
     from hicache_backends.s3.exchange import Call
@@ -233,18 +233,22 @@ class PageCalls:
     def _verify_checksum(self, name: str, page: Page, reply: Reply) -> Call[bool]:
         """Compare a page with the store's checksum. Delete a wrong object, so that a set heals it.
 
-        The condition on its ETag keeps a page that another process has set meanwhile. Stores that do not
-        know conditional deletes ignore it.
+        The condition on its ETag keeps a page that another process has set meanwhile. Stores without
+        conditional deletes ignore it, or refuse the request, which is then made without it.
         """
         if not self._has_checksums or _is_crc_right(page, reply):
             return True
         self._counters.add("wrong_checksum")
         if self._heals:
             etag = reply.headers.get("etag")
-            headers = {**self._read_headers, **({"if-match": etag} if etag else {})}
-            request = self._client.object_request
-            yield from self._client.send(partial(request, "DELETE", name, headers, is_common=False))
+            if not etag or (yield from self._delete(name, {"if-match": etag})).status == 501:
+                yield from self._delete(name, {})
         return False
+
+    def _delete(self, name: str, condition: Mapping[str, str]) -> Call[Reply]:
+        headers = {**self._read_headers, **condition}
+        make = partial(self._client.object_request, "DELETE", name, headers, is_common=False)
+        return (yield from self._client.send(make)).reply
 
 
 def _is_crc_right(page: Page, reply: Reply) -> bool:

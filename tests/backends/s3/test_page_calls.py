@@ -562,6 +562,16 @@ class TestChecksum:
         with storage(server, wrong, reply(412), checksum="crc32") as store:
             assert got(store) is None
         assert b'if-match: "5d41"\r\n' in server.requests[1].head
+        assert ["GET", "DELETE"] == server.methods
+
+    def test_a_store_without_conditional_deletes_is_asked_again(self, server: ScriptedS3) -> None:
+        headers = {"x-amz-checksum-crc32": "AAAAAA==", "etag": '"5d41"'}
+        wrong = reply(200, RIGHT.tobytes(), headers=headers)
+        refused = reply(501, b"<Error><Code>NotImplemented</Code></Error>")
+        with storage(server, wrong, refused, reply(204), checksum="crc32") as store:
+            assert got(store) is None
+        assert ["GET", "DELETE", "DELETE"] == server.methods
+        assert b"if-match" not in server.requests[2].head
 
     def test_it_is_requested_and_sent(self, server: ScriptedS3) -> None:
         with storage(server, OK, HIT, checksum="crc32") as store:
