@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from framed import HASHES, TARGET, bytes_of, empty, filled, transfer
 from hicache_backends.file import FileStorage
+from servers import wait_until
 from stores import Gate, HookedStorage, failing
 
 from hicache_storage.backend_support.deadline import Deadline
@@ -33,33 +34,6 @@ if TYPE_CHECKING:
 POOLS = [PoolSpec(space=TARGET)]
 
 
-@pytest.fixture
-def storage() -> HookedStorage:
-    return HookedStorage()
-
-
-@pytest.fixture
-def open_store(storage: HookedStorage) -> Iterator[Callable[..., PageStore]]:
-    opened: list[PageStore] = []
-
-    def open_it(**settings: Any) -> PageStore:
-        store = PageStore(storage, PageStoreSettings(**settings))
-        opened.append(store)
-        store.open_space(TARGET)
-        return store
-
-    yield open_it
-    for store in opened:
-        store.close()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.002)
-
-
 @pytest.mark.parametrize("parallelism", [1, 2, 8])
 def test_a_hung_store_opens_the_breaker_however_short_the_timeouts(
     storage: HookedStorage, open_store: Callable[..., PageStore], parallelism: int
@@ -69,7 +43,7 @@ def test_a_hung_store_opens_the_breaker_however_short_the_timeouts(
     gate = Gate()
     storage.hooks["batch_exists"] = gate
 
-    until(
+    wait_until(
         lambda: (
             store.match(HASHES, POOLS, timeout_s=0.01).failures[0] is Verdict.BREAKER_OPEN
             and store.breaker.reads.state == "open"
@@ -93,7 +67,7 @@ def test_a_slow_call_counts_when_it_ends_though_its_caller_is_gone(
     outcome = store.load([transfer(empty(1))], timeout_s=0.01)
 
     assert [[Verdict.TIMEOUT]] == outcome.verdicts
-    until(lambda: store.breaker.reads.state == "open")
+    wait_until(lambda: store.breaker.reads.state == "open")
 
 
 def test_a_write_has_a_time_limit_of_its_own(
@@ -140,7 +114,7 @@ def test_a_call_that_fails_is_a_failure_though_its_caller_is_gone(
     gate.open()
     outcome.settled.result(20)
 
-    until(lambda: store.breaker.reads.state == "open")
+    wait_until(lambda: store.breaker.reads.state == "open")
 
 
 def failing_later(_: Callable[[], Any]) -> Callable[[], Any]:
@@ -154,14 +128,14 @@ def test_a_probe_with_a_short_timeout_lasts_until_the_store_has_answered(
     store.breaker.record(succeeded=False)
     gate = Gate()
     storage.hooks["batch_exists"] = gate
-    until(lambda: store.match(HASHES, POOLS, timeout_s=0.01).failures == [Verdict.TIMEOUT])
+    wait_until(lambda: store.match(HASHES, POOLS, timeout_s=0.01).failures == [Verdict.TIMEOUT])
 
     others = [store.match(HASHES, POOLS, timeout_s=0.01).failures for _ in range(5)]
 
     assert [[Verdict.BREAKER_OPEN]] * 5 == others
     assert storage.calls["batch_exists"] == 1
     gate.open()
-    until(lambda: store.breaker.reads.state == "closed")
+    wait_until(lambda: store.breaker.reads.state == "closed")
 
 
 def test_a_call_that_began_too_late_to_be_made_closes_no_breaker(
@@ -170,7 +144,7 @@ def test_a_call_that_began_too_late_to_be_made_closes_no_breaker(
     """The thread sees that the deadline has passed, and makes no call: that is no success."""
     store = open_store(timeout_s=50, breaker_failures=1, breaker_cooldown_s=0.001)
     store.breaker.record(succeeded=False)
-    until(lambda: store.breaker.writes.state == "half_open")
+    wait_until(lambda: store.breaker.writes.state == "half_open")
 
     def passed(_: Deadline) -> bool:
         return True
@@ -271,7 +245,7 @@ def test_a_probe_of_a_store_that_hangs_costs_a_lookup_a_moment(
     storage.hooks["batch_exists"] = gate
     for _ in range(3):
         store.breaker.reads.record(succeeded=False)
-    until(lambda: store.breaker.reads.state == "half_open")
+    wait_until(lambda: store.breaker.reads.state == "half_open")
 
     began_s = time.monotonic()
     assert store.match(HASHES, POOLS).failures == [Verdict.TIMEOUT]
@@ -279,7 +253,7 @@ def test_a_probe_of_a_store_that_hangs_costs_a_lookup_a_moment(
 
     assert store.match(HASHES, POOLS).failures == [Verdict.BREAKER_OPEN]
     gate.open()
-    until(lambda: store.breaker.reads.state == "closed")
+    wait_until(lambda: store.breaker.reads.state == "closed")
 
 
 # --- digests of the storage -------------------------------------------------------------------------

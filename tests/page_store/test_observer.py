@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from framed import DRAFT, HASHES, TARGET, empty, filled, transfer
-from stores import HookedStorage
 
 from hicache_storage.errors import UnsupportedOperation
 from hicache_storage.page_store import Observer, PageStore
@@ -22,6 +21,8 @@ from hicache_storage.page_store.results import Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
+
+    from stores import HookedStorage
 
     from hicache_storage.page_store.observer import Attributes
 
@@ -63,11 +64,6 @@ class Broken(Observer):
 @pytest.fixture
 def recorder() -> Recorder:
     return Recorder()
-
-
-@pytest.fixture
-def storage() -> HookedStorage:
-    return HookedStorage()
 
 
 @pytest.fixture

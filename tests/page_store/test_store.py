@@ -43,7 +43,7 @@ from hicache_storage.page_store.results import Transfer, Verdict
 from hicache_storage.storage import Capabilities
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Generator
 
     from hicache_storage.keys import KeySpace
 
@@ -56,27 +56,6 @@ def interruptible() -> Generator[None, None, None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-@pytest.fixture
-def storage() -> HookedStorage:
-    return HookedStorage()
-
-
-@pytest.fixture
-def open_store(storage: HookedStorage) -> Iterator[Callable[..., PageStore]]:
-    opened: list[PageStore] = []
-
-    def open_it(on: HookedStorage = storage, **settings: Any) -> PageStore:
-        store = PageStore(on, PageStoreSettings(**settings))
-        opened.append(store)
-        for known in (TARGET, DRAFT):
-            store.open_space(known)
-        return store
-
-    yield open_it
-    for store in opened:
-        store.close()
 
 
 class TestSaveAndLoad:
