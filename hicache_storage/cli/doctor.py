@@ -94,9 +94,9 @@ def _checks(arguments: argparse.Namespace, choice: config.StorageChoice) -> Iter
     try:
         try:
             looked = _looked(choice, arguments.pages, page_nbytes)
-        except NoSuchStore:
+        except NoSuchStore as error:
             if _has_files(choice.config.get("path")):
-                raise  # of another program, perhaps: a trial would make a store among them
+                raise NoSuchStore(f"{error}. Other files are there, so doctor makes none") from None
             looked = []
         yield from looked
         if any(check.topic == "write" for check in looked):

@@ -63,7 +63,9 @@ def test_no_store_is_made_among_files_of_others(
 
     assert main(["doctor", *store.flags]) == 2
 
-    assert f"there is no store at {tmp_path}" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert f"there is no store at {tmp_path}" in message
+    assert message.endswith("Other files are there, so doctor makes none\n")
     assert [tmp_path / "novel.txt"] == [*tmp_path.iterdir()]
 
 

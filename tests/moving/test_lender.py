@@ -195,7 +195,7 @@ def test_a_call_that_the_page_store_refused_keeps_no_buffer(engine: _Engine) -> 
 
 def test_a_malformed_page_keeps_no_buffer(engine: _Engine) -> None:
     malformed = PageBatch(SPACE, HASHES[:1], [Page(bytearray(1))])
-    with pytest.raises(ValueError, match="bytes|fit together"):
+    with pytest.raises(ValueError, match=r"bytes|fit together"):
         engine.save([malformed])
 
     assert (0, 0) == (engine.saves.buffers.used_nbytes, engine.gate.calls)
