@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import mmap
 import threading
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
+from hicache_storage.backend_support.shared_resource import CallGate
+from hicache_storage.durations import MAX_DURATION_S
 from hicache_storage.keys import KeySpace, Shard
 
 if TYPE_CHECKING:
@@ -99,13 +101,24 @@ def run_batches(
     An error of one batch ends the run: the batches under way end, and no other begins. The same
     happens when the caller stops, or is interrupted. `stop` is called then, and ends waits of `work`.
     """
+    # The pool does not wait for a thread during whose start Ctrl-C was pressed: the gate does.
+    gate = CallGate()
+
+    def unless_ended(batch: list[T]) -> R:
+        if not gate.begin():
+            raise CancelledError
+        try:
+            return work(batch)
+        finally:
+            gate.end()
+
     pool = ThreadPoolExecutor(threads, thread_name_prefix="hicache-verb")
     pending: set[Future[R]] = set()
     try:
         left = iter(items)
         while True:
             for batch in islice(left, max(0, threads * _BATCHES_PER_THREAD - len(pending))):
-                pending.add(pool.submit(work, batch))
+                pending.add(pool.submit(unless_ended, batch))
             if not pending:
                 break
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
@@ -116,4 +129,6 @@ def run_batches(
             stop()
         raise
     finally:
+        gate.close()
         pool.shutdown(cancel_futures=True)
+        gate.wait_until_idle(MAX_DURATION_S)
