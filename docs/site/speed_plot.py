@@ -23,7 +23,7 @@ _ROW = re.compile(r"^\| (`\w+`) \| ([^|]+) \| ([\d.]+) \| ([\d.]+) \|$", re.MULT
 _FONT = 'system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif'
 _NAMESPACE = 'xmlns="http://www.w3.org/2000/svg"'
 _NAMED = 'role="img" aria-labelledby="title"'
-_WIDTH, _LEFT, _RIGHT = 860, 280, 800
+_WIDTH, _LEFT, _RIGHT = 860, 300, 810
 _TOP, _STEP, _BAR = 64, 34, 12
 _TICKS = ("0.5", "1", "2", "4")
 
