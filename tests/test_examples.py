@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-PAGES = ["README.md", "docs/device-pool.md", "docs/ranks.md", "docs/tracing.md"]
+PAGES = ["docs/device-pool.md", "docs/ranks.md", "docs/tracing.md"]
 PYTHON_BLOCKS = [
     pytest.param(block, id=f"{page}-{number}")
     for page in PAGES
