@@ -96,15 +96,16 @@ RULES: dict[str, Rule] = {
         Rule(
             "KV-001",
             "A fresh key space is empty",
-            "A fresh key space is empty. Reads of one that was not opened miss, and make nothing that"
-            " `spaces()` lists.",
+            "A fresh key space is empty. Reading a key space that was not opened is a miss, and"
+            " creates nothing that `spaces()` lists.",
             "A new model or a new version of it is served with pages that it never wrote.",
         ),
         Rule(
             "KV-002",
             "What was set is there",
-            "`batch_set` True ⇒ from then on `batch_exists` True and `batch_get` True with the same"
-            " bytes, until deleted, cleared or (where `retention` allows) evicted.",
+            "`batch_set` True ⇒ from then on `batch_exists` True and `batch_get` True with the"
+            " same bytes, until the page is deleted, cleared or (where `retention` allows it)"
+            " evicted.",
             "The cache costs writes and gives no hits.",
         ),
         Rule(
@@ -138,36 +139,37 @@ RULES: dict[str, Rule] = {
         Rule(
             "KV-007",
             "Deleted is gone, and can be set again",
-            "After `batch_delete`, exists and get are False; deleting an absent page is True (it is"
-            " gone); set works again. False: the page may still be there: the store could not remove"
-            " it.",
+            "After a `batch_delete` that returned True, exists and get are False, and the page"
+            " can be set again. Deleting an absent page returns True. False means that the store"
+            " could not remove the page, which may still be there.",
             "A corrupt page can't be healed, and is fetched for ever.",
         ),
         Rule(
             "KV-008",
             "Every page size and every segmentation",
-            "Key spaces with pages from 1 byte to `max_page_nbytes` (odd sizes included; 64 MiB tried"
-            " where there is no limit), and scatter/gather pages of 1 to 512 segments; what was set in"
-            " one segmentation is read back in any other.",
+            "Any page size works, from 1 byte to `max_page_nbytes` (odd sizes included; 64 MiB is"
+            " tried where there is no limit), and so do scatter/gather pages of 1 to 512 segments."
+            " What was set in one segmentation is read back in any other.",
             "The store works with the model that it was tried with, and breaks with the next.",
         ),
         Rule(
             "KV-009",
             "A store that has room takes pages",
-            "A store that has room takes pages: of 1,000 sets into an idle, empty store none is refused,"
-            " unless `retention` is BEST_EFFORT. A set is refused for want of room, a race that was"
-            " lost, or trouble of the store, and `stats()` counts it by reason. Wherever a set was"
-            " answered False, in any check, the page is looked for afterwards (KV-006).",
+            "A store that has room accepts pages: of 1,000 sets into an idle, empty store it"
+            " refuses none, unless `retention` is BEST_EFFORT. A store refuses a set because it is"
+            " full, lost a race or is in trouble, and `stats()` counts refusals by reason."
+            " Whenever a set returns False, in any check, the kit looks for the page afterwards"
+            " (KV-006).",
             "Pages are lost one by one, nobody knows why, and every prefix ends at the first gap.",
             since="1.1",
         ),
         Rule(
             "KV-010",
             "The times of a page are its own",
-            "`page_times` answers each hash, in order: with nothing for an absent page, and for a"
-            " present one with seconds since 1970 or None. A page just set was written, and used, just"
-            " now. A get moves `used_at_s` on, once `used_within_s` has passed; asking for times is no"
-            " use.",
+            "`page_times` returns one item per hash, in order: without times for an absent page,"
+            " and with seconds since 1970 or None for a present one. A page that was just set was"
+            " just written and used. A get advances `used_at_s`, once `used_within_s` has passed;"
+            " asking for times does not count as a use.",
             "`hicache gc --unused-for` removes pages that are in use.",
             _EXTENDED,
             since="1.2",
@@ -188,9 +190,9 @@ RULES: dict[str, Rule] = {
         Rule(
             "KV-103",
             "Clear removes its own key space and nothing else",
-            "`clear(space)` removes all of that space's pages, or raises (never a partial count in"
-            " silence), and nothing else: other spaces, other programs' data in the same directory,"
-            " bucket or database survive.",
+            "`clear(space)` removes all of that space's pages, or raises (it never returns a"
+            " partial count), and it removes nothing else: other spaces, and other programs' data"
+            " in the same directory, bucket or database, survive.",
             "Clearing one model's cache deletes other teams' caches, or files that are no cache.",
             _EXTENDED,
         ),
@@ -240,22 +242,22 @@ RULES: dict[str, Rule] = {
         Rule(
             "KV-204",
             "Large batches work, with few round trips",
-            "A batch of 10,000 exists, and of `max_batch` get and set, works; round trips grow with"
-            " `ceil(n / max_batch)`, not with n (counted, not timed).",
+            "An exists of 10,000 pages works, and so do a get and a set of `max_batch` pages;"
+            " round trips grow with `ceil(n / max_batch)`, not with n (counted, not timed).",
             "Long prompts are cut off silently, or looking one up takes longer than computing it.",
         ),
         Rule(
             "KV-205",
             "Buffers are borrowed for the call only",
-            "`batch_set` keeps no reference to the pages after it returns, and `batch_get` writes none"
-            " of them afterwards, also when it raised or timed out.",
+            "`batch_set` keeps no reference to the pages after it returns, and `batch_get` writes"
+            " to none of them afterwards, even if it raised or timed out.",
             "Host memory that now belongs to another request is overwritten, or stored as the first's.",
         ),
         Rule(
             "KV-206",
             "A digest is that of the bytes",
-            "Where `batch_get` leaves a `Page.digest`, it is xxh3-64 of the bytes that the page holds"
-            " behind `digest_skip`.",
+            "If `batch_get` leaves a `Page.digest`, it is the xxh3-64 of the bytes that the page"
+            " holds behind `digest_skip`.",
             "The page store believes it: right pages are deleted as corrupt, or flipped bits are hits.",
             _EXTENDED,
             since="1.2",
@@ -295,8 +297,9 @@ RULES: dict[str, Rule] = {
         Rule(
             "KV-305",
             "It recovers by itself",
-            "After the store comes back the same instance works again: no restart, no poisoned"
-            " connection, no reply of an earlier request taken for a later one.",
+            "After the store comes back the same instance works again, without a restart: it uses"
+            " no broken connection, and takes no reply to an earlier request for the reply to a"
+            " later one.",
             "After a blip of the network the cache stays off, or serves one request's pages to"
             " another.",
             _EXTENDED,
@@ -305,24 +308,25 @@ RULES: dict[str, Rule] = {
         Rule(
             "KV-306",
             "It is a guest in the process",
-            "It installs no signal handlers, works in a child that was forked while it was open, or"
-            " refuses there, can be constructed off the main thread, and works after `spawn`.",
+            "The storage installs no signal handlers, works in a child that was forked while it"
+            " was open, or refuses there, can be constructed off the main thread, and works after"
+            " `spawn`.",
             "The server no longer stops on SIGTERM, or the store can't be opened where engines open it.",
         ),
         Rule(
             "KV-307",
             "A full store refuses, stays readable and recovers",
-            "A full store (ENOSPC, quota, maxmemory) gives False for that page, stays readable, and"
-            " recovers when room is made.",
+            "A full store (ENOSPC, quota, maxmemory) returns False for that page, stays readable,"
+            " and recovers when there is room again.",
             "A full disk turns into exceptions in the engine, or into torn pages.",
             _EXTENDED,
         ),
         Rule(
             "KV-308",
             "Looking changes nothing",
-            "A store that was opened read-only stays as it is, at its limits and beyond them: pages,"
-            " times of use and files are afterwards what they were. It makes, evicts, collects and heals"
-            " nothing, and what it finds is what is there.",
+            "A store that was opened read-only does not change, at its limits or beyond them: its"
+            " pages, times of use and files stay what they were. It creates, evicts, collects and"
+            " heals nothing, and it finds what is there.",
             "A look at a production store with a stale config evicts pages, or makes all of them"
             " equally old.",
             _EXTENDED,
