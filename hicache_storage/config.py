@@ -19,9 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from hicache_storage.controller_settings import ControllerSettings, PrefetchPolicy, WritePolicy
+from hicache_storage.controller_settings import ControllerSettings, WritePolicy
 from hicache_storage.durations import check_seconds
 from hicache_storage.errors import ConfigError, shown
+from hicache_storage.prefetch_policy import PrefetchPolicy
 from hicache_storage.scalars import check_integer
 
 if TYPE_CHECKING:

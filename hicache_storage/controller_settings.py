@@ -1,6 +1,6 @@
-"""The controller's settings: the wait for a prefetch, and the time at which a page is written to L3.
+"""The controller's settings, and the time at which a page is written to L3.
 
-Names, defaults and formulas are SGLang's (sglang/srt/mem_cache/unified_radix_cache.py).
+Names and defaults are SGLang's (sglang/srt/mem_cache/unified_radix_cache.py).
 """
 
 from __future__ import annotations
@@ -9,20 +9,10 @@ import enum
 from dataclasses import dataclass
 
 from hicache_storage.durations import check_seconds
+from hicache_storage.prefetch_policy import PrefetchPolicy
 
 MIN_END_WAIT_S = 0.1
 """Minimum wait for a call or a thread to end: it needs a moment also where the timeout has passed."""
-
-
-class PrefetchPolicy(enum.Enum):
-    """The time that a request waits for its pages. It uses the pages that have arrived by then."""
-
-    BEST_EFFORT = "best_effort"
-    """The request does not wait."""
-    WAIT_COMPLETE = "wait_complete"
-    """The request waits until every page that was found has arrived or failed."""
-    TIMEOUT = "timeout"
-    """The request waits like WAIT_COMPLETE, but no longer than a limit that grows with its pages."""
 
 
 class WritePolicy(enum.Enum):
@@ -105,9 +95,8 @@ class ControllerSettings:
 
     def max_wait_s(self, pages: int, page_tokens: int) -> float | None:
         """Return the longest wait for `pages` pages, from the call of `result`; None: no limit."""
-        if self.prefetch_policy is PrefetchPolicy.WAIT_COMPLETE:
-            return None
-        if self.prefetch_policy is PrefetchPolicy.BEST_EFFORT:
-            return 0.0
-        per_page_s = page_tokens / 1024 * self.prefetch_timeout_per_ki_token_s
-        return self.prefetch_timeout_base_s + pages * per_page_s
+        return self.prefetch_policy.max_wait_s(
+            pages * page_tokens,
+            base_s=self.prefetch_timeout_base_s,
+            per_ki_token_s=self.prefetch_timeout_per_ki_token_s,
+        )

@@ -25,7 +25,7 @@ from interleavings.scenarios.host_pool import HostPoolScenario
 from interleavings.statements import with_points
 from interleavings.strategies import PriorityWalk, RandomWalk, Replay, of_seed
 
-from hicache_storage.slots import Slots
+from hicache_storage.slot_allocator import SlotAllocator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -275,13 +275,13 @@ class TestStatements:
         assert explore(Unlocked, range(50), statements=True, shrinks=False).failure is not None
 
     def test_the_functions_are_as_before_afterwards(self) -> None:
-        before = Slots.allocate.__code__
+        before = SlotAllocator.allocate.__code__
 
         with patched() as patches, with_points(patches) as functions:
             assert functions > 500
-            assert Slots.allocate.__code__ is not before
+            assert SlotAllocator.allocate.__code__ is not before
 
-        assert Slots.allocate.__code__ is before
+        assert SlotAllocator.allocate.__code__ is before
 
 
 class TestExplorer:

@@ -219,7 +219,7 @@ def _tolerances(arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def _publish(report: dict[str, Any], cells: Sequence[Cell], arguments: argparse.Namespace) -> None:
-    from hicache_storage.cli.operations.bench.page import html_page  # noqa: PLC0415
+    from hicache_storage.cli.operations.bench.html_report import html_page  # noqa: PLC0415
     from hicache_storage.cli.operations.bench.tables import tables  # noqa: PLC0415
 
     print_lines(output_console(), tables(report, cells))

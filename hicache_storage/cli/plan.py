@@ -128,7 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
         "trace": str(arguments.trace or "synthetic"),
         **make_plan(_requests(arguments), settings),
     }
-    from hicache_storage.planning.page import html_page  # noqa: PLC0415 - as above
+    from hicache_storage.planning.html_report import html_page  # noqa: PLC0415 - as above
     from hicache_storage.planning.tables import tables  # noqa: PLC0415
 
     print_lines(output_console(), tables(report))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hicache_storage.controller.cache import HostCache
 from hicache_storage.controller.controller import CacheController
 from hicache_storage.controller.explain import Explanation
-from hicache_storage.controller.lease import Coverage, Lease, Reservation
+from hicache_storage.controller.lease import Lease, Reservation
+from hicache_storage.controller.pool_coverage import Coverage
 from hicache_storage.controller.pools import CachePool
 from hicache_storage.controller.prefetch import Prefetch
 from hicache_storage.controller.ranks import Channel, Ranks, RanksLost, SingleRank
@@ -14,9 +15,9 @@ from hicache_storage.controller_settings import (
     ControllerSettings,
     DropPolicy,
     PartialHits,
-    PrefetchPolicy,
     WritePolicy,
 )
+from hicache_storage.prefetch_policy import PrefetchPolicy
 from hicache_storage.request_log.reasons import Reason
 
 __all__ = [

@@ -42,7 +42,7 @@ class Entry:
         return 0 if self.given_up else self.filled & ~self.stored & written
 
 
-class SlotAllocator:
+class PageSlotAllocator:
     """The free slots of all pools. Not thread-safe: the cache's lock guards it.
 
     A page's slots in several pools are taken and given back together.
@@ -144,7 +144,7 @@ class EvictingAllocator:
         self._pool_set = pool_set
         self._writes_back = writes_back
         self._on_drop = on_drop
-        self._slots = SlotAllocator(pool_set)
+        self._slots = PageSlotAllocator(pool_set)
         self._unpinned: OrderedDict[str, Entry] = OrderedDict()
 
     # --- pins ----------------------------------------------------------------------------------------

@@ -115,11 +115,11 @@ class PrefetchWorker:
         if attached is not None:
             with attached.in_use() as allowed:
                 if allowed:
-                    self._load(job, attached, agreed.pages)
+                    self._fetch_prefix(job, attached, agreed.pages)
                 elif job.diagnostics.stopped is None:
                     job.diagnostics.stopped = Reason.DETACHED
 
-    def _load(self, job: PrefetchJob, attached: AttachedStore, length: int) -> None:
+    def _fetch_prefix(self, job: PrefetchJob, attached: AttachedStore, length: int) -> None:
         """Load a prefix of `length` pages. Where pages have vanished, load the longest one without them.
 
         The shorter prefix may have a window that was not fetched yet. Several ranks would have to agree

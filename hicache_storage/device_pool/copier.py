@@ -106,7 +106,7 @@ class LayerCopier:
             RuntimeError: The copier was closed.
         """
         mappings = map_slots(self.pools, host_slots, device_slots, indices)
-        return self._submit(self._loading, _load, mappings)
+        return self._submit(self._loading, _upload, mappings)
 
     def store(
         self, device_slots: Sequence[int], host_slots: PerPool, *, indices: PerPool | None = None
@@ -121,7 +121,7 @@ class LayerCopier:
             RuntimeError: The copier was closed.
         """
         mappings = map_slots(self.pools, host_slots, device_slots, indices)
-        return self._submit(self._storing, _store, mappings)
+        return self._submit(self._storing, _download, mappings)
 
     def close(self, timeout_s: float = 10.0) -> bool:
         """Finish the started transfers and stop the threads. Return False after `timeout_s`.
@@ -150,7 +150,7 @@ class LayerCopier:
     ) -> LayerTransfer:
         executor, stream = worker
         transfer = LayerTransfer([pool.layers for pool in self.pools])
-        work = partial(_run, transfer, move, mappings, stream, stream.caller_event())
+        work = partial(_run_transfer, transfer, move, mappings, stream, stream.caller_event())
         with self._lock:  # a closed executor would never run the task
             if self._closed:
                 raise RuntimeError("these device pools were closed: make new ones")
@@ -158,7 +158,7 @@ class LayerCopier:
         return transfer
 
 
-def _run(
+def _run_transfer(
     transfer: LayerTransfer,
     move: Move,
     mappings: Sequence[SlotMapping],
@@ -187,7 +187,7 @@ def _failure(what: str, error: BaseException) -> LayerTransferFailed:
     return failure
 
 
-def _load(stream: HostStream, copies: Sequence[_PoolCopy], transfer: LayerTransfer) -> None:
+def _upload(stream: HostStream, copies: Sequence[_PoolCopy], transfer: LayerTransfer) -> None:
     for copy, layer in _layers(copies):
         if transfer.failed:
             return
@@ -196,7 +196,7 @@ def _load(stream: HostStream, copies: Sequence[_PoolCopy], transfer: LayerTransf
         transfer.arrive(stream.record_event())
 
 
-def _store(stream: HostStream, copies: Sequence[_PoolCopy], transfer: LayerTransfer) -> None:
+def _download(stream: HostStream, copies: Sequence[_PoolCopy], transfer: LayerTransfer) -> None:
     """Copy layer by layer. Some layers are queued ahead, so that the device does not idle."""
     queued: deque[_QueuedLayer] = deque()
     for copy, layer in _layers(copies):

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Self
 
 from hicache_storage.device_pool.copier import LayerCopier
-from hicache_storage.slots import Slots
+from hicache_storage.slot_allocator import SlotAllocator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -31,7 +31,7 @@ class DevicePool:
             ValueError: There is no pool, or the pools differ in device or page size.
         """
         self._copier = LayerCopier(pools)
-        self._allocation = Slots(self._copier.slots)
+        self._allocation = SlotAllocator(self._copier.slots)
         self._lock = threading.Lock()
         self._in_transfer: Counter[int] = Counter()
         self._freed_in_transfer: set[int] = set()

@@ -22,7 +22,7 @@ from hicache_storage.host_pool.tiles import check_tiles, tile_nbytes, tile_runs,
 from hicache_storage.page import Page
 from hicache_storage.page_store.frame import FramedPage
 from hicache_storage.scalars import check_integer
-from hicache_storage.slots import Slots
+from hicache_storage.slot_allocator import SlotAllocator
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -93,7 +93,7 @@ class HostPool:
         self._tile_nbytes = [tile_nbytes(shape, tile) for tile in self.tiles]
         self._pages = map_memory(slots * shape.nbytes, huge_pages)
         self._headers = map_memory(slots * len(self.tiles) * frame_nbytes, "none")
-        self._allocation = Slots(slots)
+        self._allocation = SlotAllocator(slots)
         self._end_slot = slots  # `close` sets it to 0
         self._framed: dict[int, FramedPage] = {}
         self._views = 0

@@ -24,7 +24,7 @@ from hicache_storage.integrations._job_results import (
     LookupResult,
     ResultQueue,
 )
-from hicache_storage.integrations._lookups import LookupQueue
+from hicache_storage.integrations._lookup_queue import LookupQueue
 from hicache_storage.integrations._spaces import SpaceOpener
 from hicache_storage.integrations._switch_interval import SwitchIntervalSettings
 from hicache_storage.integrations._transfer_queue import TransferLimits, TransferQueue

@@ -142,7 +142,7 @@ class TransferQueue:
             if isinstance(item, TransferJob):
                 self._begin(item)
             else:
-                self._run(item)
+                self._move_piece(item)
             with self._changed:
                 self._running[_size_of(item)] -= 1
             del item  # a thread that waits keeps no page in memory
@@ -217,7 +217,7 @@ class TransferQueue:
         refused = sum(kept.count(False) for kept in admitted)
         self.counters.add(f"{self._name}_pages_{Verdict.NOT_ADMITTED.value}", refused)
 
-    def _run(self, piece: Piece) -> None:
+    def _move_piece(self, piece: Piece) -> None:
         try:
             refusal = self._refusal(piece)
             if refusal is None:

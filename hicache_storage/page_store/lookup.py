@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Protocol, Self
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
 from hicache_storage.page_store.counters import MATCH_FAILED, answers_counter
-from hicache_storage.page_store.lane import checked_answers, result_of, verdict_for
 from hicache_storage.page_store.results import Verdict
 from hicache_storage.page_store.splitting import even_cuts, piece_count
+from hicache_storage.page_store.storage_calls import checked_answers, result_of, verdict_for
 from hicache_storage.scalars import check_integer
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from hicache_storage.keys import KeySpace
     from hicache_storage.page_store.breaker import Permit
-    from hicache_storage.page_store.lane import Lanes
+    from hicache_storage.page_store.storage_calls import Lanes
     from hicache_storage.storage import HiCacheStorage
 
 # A cold prompt costs one call of 64 pages; a warm one of 4,000 costs 4 rounds, of up to 2,656
@@ -218,7 +218,7 @@ class PrefixLookup:
         self._pages: dict[Verdict, int] = {}
         self._present_pages = 0
 
-    def run(self, queries: Sequence[ExistsQuery]) -> None:
+    def query(self, queries: Sequence[ExistsQuery]) -> None:
         """Answer `queries` together, in growing blocks from the front."""
         while blocks := [(query, block) for query in queries if (block := query.next_block())]:
             calls = [(query, part) for query, block in blocks for part in self._split(query, block)]

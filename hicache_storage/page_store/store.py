@@ -21,10 +21,9 @@ from hicache_storage.page_store.counters import (
     DELETED_PAGES,
     READ_BREAKER_OPENED,
     WRITE_BREAKER_OPENED,
-    WRONG_PAGES_DELETED,
 )
 from hicache_storage.page_store.frame import frame_nbytes
-from hicache_storage.page_store.lane import Lanes
+from hicache_storage.page_store.healing import delete_wrong_pages
 from hicache_storage.page_store.lookup import (
     ExistsQuery,
     HitPolicy,
@@ -37,6 +36,7 @@ from hicache_storage.page_store.lookup import (
 from hicache_storage.page_store.observer import Clearance, Deletion, Lookup, Move, Observers
 from hicache_storage.page_store.results import Match, Outcome, Verdict
 from hicache_storage.page_store.settings import PageStoreSettings
+from hicache_storage.page_store.storage_calls import Lanes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from hicache_storage.page import HostBuffer
     from hicache_storage.page_store.breaker import Breakers
     from hicache_storage.page_store.call_durations import Histogram, Operation
-    from hicache_storage.page_store.lane import FramedTransfer
     from hicache_storage.page_store.observer import Activity, Attributes, Observer
     from hicache_storage.page_store.results import Transfer
+    from hicache_storage.page_store.storage_calls import FramedTransfer
     from hicache_storage.storage import HiCacheStorage
 
 logger: logging.Logger = logging.getLogger("hicache_storage.page_store")
@@ -173,7 +173,7 @@ class PageStore:
                     )
                     for number in group
                 ]
-                lookup.run(queries)
+                lookup.query(queries)
                 for number, query in zip(group, queries, strict=True):
                     usable = narrow_usable(usable, pools[number], query.present)
                 asked += queries
@@ -217,8 +217,9 @@ class PageStore:
         """
         deadline = self._deadline(timeout_s)
         began_ns = self._observers.now_ns()
-        outcome = self._lanes.get().reads.move(self._framed_transfers(transfers), deadline)
-        self._delete_wrong_pages(transfers, outcome, deadline)
+        framed, lanes = self._framed_transfers(transfers), self._lanes.get()
+        outcome = lanes.reads.move(framed, deadline)
+        delete_wrong_pages(lanes, framed, outcome, deadline)
         if self._observers:
             move = Move("load", transfers, outcome)
             self._observers.notify(lambda observer: observer.moved(move, began_ns))
@@ -335,7 +336,7 @@ class PageStore:
         query = ExistsQuery(self.framed(space), hashes, pages=len(hashes), past_gaps=True)
         began_ns = self._observers.now_ns()
         with self._lookup(timeout_s) as lookup:
-            lookup.run([query])
+            lookup.query([query])
         if self._observers:
             self._report_lookup([space], hashes, [query], None, began_ns)
         return query
@@ -373,31 +374,6 @@ class PageStore:
             self._check(transfer)
         return [(self.framed(transfer.space), transfer) for transfer in transfers]
 
-    def _delete_wrong_pages(
-        self, transfers: Sequence[Transfer], outcome: Outcome, deadline: Deadline
-    ) -> None:
-        """Delete wrong pages. A store that keeps the first bytes of a page would keep them for ever."""
-        wrong: dict[KeySpace, list[str]] = {}
-        for transfer, verdicts in zip(transfers, outcome.verdicts, strict=True):
-            found = [
-                page_hash
-                for page_hash, verdict in zip(transfer.hashes, verdicts, strict=True)
-                if verdict in _WRONG
-            ]
-            if found:
-                wrong.setdefault(self.framed(transfer.space), []).extend(found)
-        if not wrong:
-            return
-        lanes = self._lanes.get()
-        left_s = deadline.remaining_s()
-        # A deadline of the remaining time: the time that the reads took is no failure of the
-        # writes.
-        deleted = len(lanes.writes.delete(wrong, Deadline(left_s))) if left_s else 0
-        lanes.counters.add(WRONG_PAGES_DELETED, deleted)
-        left = sum(map(len, wrong.values())) - deleted
-        if left:
-            logger.warning("%d wrong pages could not be deleted", left)
-
     def _check(self, transfer: Transfer) -> None:
         check_page_hashes(transfer.hashes)
         if len(transfer.pages) != len(transfer.hashes):
@@ -420,6 +396,3 @@ def _framed(frame_nbytes: int, limit: int | None, space: KeySpace) -> KeySpace:
             f" {framed.stored_nbytes}: use a smaller page size"
         )
     return framed
-
-
-_WRONG = frozenset({Verdict.CORRUPT, Verdict.WRONG_KEY, Verdict.WRONG_SIZE})

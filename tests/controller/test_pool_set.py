@@ -9,7 +9,7 @@ from engines import DRAFT_SHAPE, cache_pool, windowed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hicache_storage.controller.lease import Coverage, page_coverage, prefix_coverage
+from hicache_storage.controller.pool_coverage import Coverage, page_coverage, prefix_coverage
 from hicache_storage.controller.pools import PoolSet, pool_numbers
 from hicache_storage.page_store.lookup import HitPolicy, longest
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fuzz.catalogue import Target
 from fuzz.generated import first_finding
-from hicache_backends.hf3fs.slots import SlotFiles
+from hicache_backends.hf3fs.slot_files import SlotFiles
 from hicache_backends.redis import page_io
 from hicache_backends.redis.replies import WrongReply
 

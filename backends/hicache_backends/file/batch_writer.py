@@ -10,6 +10,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from hicache_backends.file.healing import heal
 from hicache_storage import native
 from hicache_storage.backend_support.copies import private_copy
 from hicache_storage.backend_support.filesystem import sync_directory
@@ -96,7 +97,7 @@ class BatchWriter:
             self._note(OSError(-verdict, os.strerror(-verdict)))
         elif verdict == native.WRONG:
             try:
-                self._process.heal(self._files, page_hash, self._deadline)
+                heal(self._process, self._files, page_hash, self._deadline)
             except OSError as error:
                 self._note(error)
         elif self._synced and verdict == native.UNSYNCED:

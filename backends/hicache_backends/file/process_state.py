@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from hicache_backends.file.capacity import Capacity, Limits
 from hicache_backends.file.ledger import Ledger
 from hicache_backends.file.writer import Writer, collect_dead
-from hicache_storage import native
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.backend_support.filesystem import identity_of, open_own
 from hicache_storage.backend_support.shared_resource import CallGate
-from hicache_storage.backend_support.writer_lock import lock_file, unlock_file
 from hicache_storage.errors import StorageUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from hicache_backends.file.layout import Layout
-    from hicache_backends.file.page_file import PageFiles
     from hicache_storage.backend_support.counters import Counters
 
 _CLOSE_LIMIT_S = 9.0
-# A healer that was stopped is not waited for any longer.
-_TURN_S = 1.0
 
 
 class ProcessState:
@@ -75,37 +68,6 @@ class ProcessState:
                 f"file: {self.layout.root} cannot be written to: {error.strerror}"
             ) from error
 
-    def heal(self, files: PageFiles, page_hash: str, deadline: Deadline) -> None:
-        """Remove a file that is not the page of its name, so that the page can be set again.
-
-        Processes that find one file at once take turns by a lock on it. The name is looked at again
-        right before it is taken away: by then it may be that of the right page. A page that comes in
-        between goes back to its place, unless another one is there by then.
-        """
-        path, aside = files.path(page_hash), self.writer.temp_path()
-        with suppress(FileNotFoundError), _turn_at(path, deadline) as found:
-            (verdict,) = files.check([page_hash], None, deadline)
-            if verdict < 0:
-                raise OSError(-verdict, os.strerror(-verdict))
-            if verdict != native.WRONG or identity_of(path) != found:
-                return
-            os.rename(path, aside)
-            if files.check_aside(page_hash, aside, deadline) == native.WRONG:
-                self.capacity.remove(aside, files.file_nbytes, deadline)
-                self.counters.add("healed")
-            else:
-                self._give_back(aside, path, files.file_nbytes, deadline)
-
-    def _give_back(self, aside: str, path: str, nbytes: int, deadline: Deadline) -> None:
-        try:
-            os.link(aside, path)
-        except FileExistsError:
-            self.capacity.remove(aside, nbytes, deadline)
-        except OSError:  # no links here, or not to the file of another user
-            os.rename(aside, path)
-        else:
-            os.unlink(aside)
-
     def close(self) -> None:
         """Close everything once the running batches have ended. Idempotent.
 
@@ -131,16 +93,3 @@ class ProcessState:
         self.capacity.close(deadline)
         self.writer.close()
         self.ledger.close()
-
-
-@contextmanager
-def _turn_at(path: str, deadline: Deadline) -> Generator[tuple[int, int]]:
-    """Lock a file against other healers, and yield its identity."""
-    fd = open_own(path, os.O_RDONLY)
-    try:
-        locked = lock_file(fd, min(_TURN_S, deadline.remaining_s()))
-        yield identity_of(fd)
-        if locked:
-            unlock_file(fd)
-    finally:
-        os.close(fd)

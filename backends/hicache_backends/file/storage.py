@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hicache_backends.file.batch_writer import BatchWriter
 from hicache_backends.file.capacity import Limits
+from hicache_backends.file.healing import heal
 from hicache_backends.file.layout import Layout
 from hicache_backends.file.ledger import NotALedger
 from hicache_backends.file.page_file import TRAILER_NBYTES, takes_direct_files
@@ -172,7 +173,7 @@ class FileStorage(FileReader):
 
     def _heal(self, files: PageFiles, page_hash: str, deadline: Deadline) -> None:
         try:
-            self._process.get().heal(files, page_hash, deadline)
+            heal(self._process.get(), files, page_hash, deadline)
         except OSError as error:
             self._note(error)
 

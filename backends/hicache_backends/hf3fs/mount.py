@@ -13,7 +13,7 @@ from hicache_backends.hf3fs.index.sqlite import SqliteIndex
 from hicache_backends.hf3fs.index.sqlite_reader import LookedAtDatabase, SqliteReader
 from hicache_backends.hf3fs.layout import Geometry
 from hicache_backends.hf3fs.settings import SQLITE
-from hicache_backends.hf3fs.slots import SlotFiles
+from hicache_backends.hf3fs.slot_files import SlotFiles
 from hicache_backends.hf3fs.transfer import SlotPages, Transfers
 from hicache_backends.hf3fs.usrbio import connect_usrbio
 from hicache_backends.hf3fs.writer import Writer

@@ -12,7 +12,7 @@ from hicache_backends.hf3fs.index.base import MOST_COUNTED, IndexReader, Limits
 from hicache_backends.hf3fs.layout import BLOCK_NBYTES, Geometry, Layout, written_ns
 from hicache_backends.hf3fs.mount import ReadMount, open_index_reader
 from hicache_backends.hf3fs.settings import DEFAULT_PARALLELISM, SQLITE, Hf3fsSettings
-from hicache_backends.hf3fs.slots import SlotFiles
+from hicache_backends.hf3fs.slot_files import SlotFiles
 from hicache_backends.hf3fs.transfer import Transfers
 from hicache_storage import native
 from hicache_storage.backend_support.counters import Counters

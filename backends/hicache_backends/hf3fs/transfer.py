@@ -18,7 +18,7 @@ from hicache_storage.native import reference
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hicache_backends.hf3fs.slots import SlotFiles
+    from hicache_backends.hf3fs.slot_files import SlotFiles
     from hicache_backends.hf3fs.usrbio import Usrbio
     from hicache_storage.backend_support.counters import Counters
     from hicache_storage.backend_support.deadline import Deadline

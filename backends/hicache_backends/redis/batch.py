@@ -1,10 +1,6 @@
 """Batches, sent to the servers that have their keys, and sent again where a second time does no harm.
 
 The reply to each command has the command's place in the batch, in whichever order servers are asked.
-
-A server that hangs may later carry out the writes in its buffers. A page whose set returned False must
-not appear then. Therefore the failed connection is ended on the server before the writes in doubt are
-resolved.
 """
 
 from __future__ import annotations
@@ -24,6 +20,7 @@ from hicache_backends.redis.replies import (
     Refused,
     WrongReply,
 )
+from hicache_backends.redis.writes_in_doubt import WritesInDoubt, resolve_writes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -310,49 +307,3 @@ def _is_open(reply: Reply) -> bool:
 def _concerns_all(reply: Reply) -> bool:
     """Return True for a refusal whose reason is neither the key nor a lack of memory."""
     return isinstance(reply, ErrorReply) and not (reply.is_about_the_key or reply.is_full)
-
-
-# --- writes in doubt -----------------------------------------------------------------------------
-
-
-class WritesInDoubt(Exception):
-    """A connection failed while pages were on their way. The cause is the connection's failure."""
-
-    def __init__(self, identity: tuple[bytes, bytes] | None) -> None:
-        super().__init__("the connection failed while pages were on their way")
-        self.identity = identity
-
-
-def resolve_writes(
-    server: ServerPool,
-    doubt: WritesInDoubt,
-    requests: Sequence[PageRequest],
-    deadline: Deadline,
-) -> list[bool]:
-    """Return True for each page that is stored. One that is not stored will not appear later.
-
-    Raises:
-        OSError, RedisError: That cannot be found out. The error is the connection's failure.
-    """
-    assert isinstance(doubt.__cause__, FAILURES)
-    if doubt.identity is None:
-        raise doubt.__cause__
-    client_id, client_address = doubt.identity
-    try:
-        with server.acquire(deadline) as connection:
-            commands = [("STRLEN", request.key) for request in requests]
-            killed, *lengths = connection.execute(
-                [("CLIENT", "KILL", "ID", client_id, "ADDR", client_address), *commands]
-            )
-    except FAILURES:
-        raise doubt.__cause__ from None
-    if not isinstance(killed, int) or any(map(_is_inconclusive, lengths)):
-        raise doubt.__cause__
-    return [length == request.nbytes for length, request in zip(lengths, requests, strict=True)]
-
-
-def _is_inconclusive(length: Reply) -> bool:
-    """Return True if a reply leaves open what is stored: the slot has moved, the server loads..."""
-    if isinstance(length, ErrorReply):
-        return not length.is_about_the_key
-    return not isinstance(length, int)

@@ -18,9 +18,9 @@ from hicache_storage.cli.operations.batches import listed
 from hicache_storage.cli.operations.probe import PROBE_MODEL
 from hicache_storage.cli.sizes import format_nbytes
 from hicache_storage.cli.stores import excess_of
-from hicache_storage.controller_settings import PrefetchPolicy
 from hicache_storage.errors import StorageTimeout
 from hicache_storage.page_store import Verdict
+from hicache_storage.prefetch_policy import PrefetchPolicy
 from hicache_storage.storage import Retention
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from hicache_storage.errors import HiCacheError
 from hicache_storage.integrations._metrics import AdapterMetrics, EngineRegistry
 from hicache_storage.integrations.lmcache._attachment import Attachment
 from hicache_storage.integrations.lmcache._identity import page_hash
-from hicache_storage.integrations.lmcache._layouts import UnknownLayoutError
 from hicache_storage.integrations.lmcache._listing import list_objects
+from hicache_storage.integrations.lmcache._object_layouts import UnknownLayoutError
 from hicache_storage.integrations.lmcache._settings import AdapterSettings
 from hicache_storage.integrations.lmcache._task_queues import TaskQueues
 from hicache_storage.integrations.lmcache._tasks import Task, add_objects, groups_of

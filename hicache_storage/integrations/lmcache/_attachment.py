@@ -18,7 +18,7 @@ from hicache_storage.integrations._backend_choice import (
 )
 from hicache_storage.integrations._jobs import JobRunner
 from hicache_storage.integrations.lmcache._identity import Identity, is_of_first_rank
-from hicache_storage.integrations.lmcache._layouts import Layouts
+from hicache_storage.integrations.lmcache._object_layouts import Layouts
 from hicache_storage.observers import EventSource, open_observers
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.request_log import open_explain_log

@@ -22,12 +22,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hicache_storage.integrations.lmcache._engine import KeyFields
-from hicache_storage.integrations.lmcache._layouts import UnknownLayoutError
+from hicache_storage.integrations.lmcache._object_layouts import UnknownLayoutError
 from hicache_storage.keys import KeySpace, Shard
 
 if TYPE_CHECKING:
     from hicache_storage.integrations.lmcache._engine import ObjectKey
-    from hicache_storage.integrations.lmcache._layouts import Layout
+    from hicache_storage.integrations.lmcache._object_layouts import Layout
 
 _FORMAT = "lmcache-1"
 _GROUP = "object_group_"

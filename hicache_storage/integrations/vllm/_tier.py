@@ -12,9 +12,9 @@ from hicache_storage.integrations._backend_choice import close_all
 from hicache_storage.integrations._metrics import AdapterMetrics
 from hicache_storage.integrations.vllm._connection import StoreConnection
 from hicache_storage.integrations.vllm._identity import renewed, spaces_of
-from hicache_storage.integrations.vllm._lookups import RequestLookups
 from hicache_storage.integrations.vllm._metrics import TierMetrics, definitions
 from hicache_storage.integrations.vllm._request_log import RequestReasons
+from hicache_storage.integrations.vllm._request_lookups import RequestLookups
 from hicache_storage.integrations.vllm._rows import KeyGroups, Rows, hashes_of
 from hicache_storage.integrations.vllm._settings import NAME, tier_settings
 from hicache_storage.integrations.vllm._transfers import Transfer

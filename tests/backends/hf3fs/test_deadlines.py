@@ -17,7 +17,7 @@ import pytest
 from hf3fs_roots import HASHES, NBYTES, SPACE, child, hits, opened, stored
 from hicache_backends.hf3fs import Hf3fsStorage, mount
 from hicache_backends.hf3fs.index import redis_client
-from hicache_backends.hf3fs.slots import SlotFiles
+from hicache_backends.hf3fs.slot_files import SlotFiles
 from pages import page
 from redis.connection import SSLConnection
 from servers import RedisServer, TlsRedisServer

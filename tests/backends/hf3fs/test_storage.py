@@ -17,7 +17,7 @@ import pytest
 import xxhash
 from hicache_backends.hf3fs import Hf3fsStorage, reader, slots
 from hicache_backends.hf3fs.layout import BLOCK_NBYTES, MARK_NBYTES, Geometry, Place
-from hicache_backends.hf3fs.slots import SlotFiles
+from hicache_backends.hf3fs.slot_files import SlotFiles
 from pages import blank, hash_of, page, space
 from storm.hazards import FullDisk
 from storm.worlds import small_disk

@@ -8,7 +8,7 @@ from typing import Any
 from fuzz.choices import CANARY, Choices
 
 from hicache_storage.errors import ConfigError
-from hicache_storage.integrations.lmcache._layouts import _serde_label
+from hicache_storage.integrations.lmcache._object_layouts import _serde_label
 from hicache_storage.integrations.lmcache._settings import AdapterSettings as LMCacheSettings
 from hicache_storage.integrations.sglang import _settings as sglang
 from hicache_storage.integrations.sglang._launch import LaunchIdentity, _adapter_of

@@ -15,7 +15,7 @@ from pages import space
 
 from hicache_storage.errors import ConfigError
 from hicache_storage.integrations.lmcache._identity import Identity, page_hash
-from hicache_storage.integrations.lmcache._layouts import Layouts, UnknownLayoutError
+from hicache_storage.integrations.lmcache._object_layouts import Layouts, UnknownLayoutError
 from hicache_storage.integrations.vllm._rows import KEY_NBYTES, KeyGroups, Rows
 from hicache_storage.keys import check_page_hashes, namespace_seed, page_hashes
 from hicache_storage.request_log.trace import block_id

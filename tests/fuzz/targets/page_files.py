@@ -19,9 +19,9 @@ from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.native import HIT, MISS, UNSYNCED, WRONG, reference
 from hicache_storage.page import Page
 from hicache_storage.page_store.frame import FRAME_NBYTES, FramedPage
-from hicache_storage.page_store.lane import Lanes
 from hicache_storage.page_store.results import Transfer, Verdict
 from hicache_storage.page_store.settings import PageStoreSettings
+from hicache_storage.page_store.storage_calls import Lanes
 
 _SPACE = space(page_nbytes=32, frame_nbytes=FRAME_NBYTES)
 _STORED_NBYTES = _SPACE.stored_nbytes

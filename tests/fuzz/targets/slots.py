@@ -12,7 +12,7 @@ from data_planes import compiled
 from fuzz.choices import Choices
 from fuzz.scratch import directory, write
 from hicache_backends.hf3fs.layout import MARK_NBYTES, STAMP_NBYTES, Geometry, Layout, Place
-from hicache_backends.hf3fs.slots import SlotFiles
+from hicache_backends.hf3fs.slot_files import SlotFiles
 from pages import hash_of, space
 
 from hicache_storage.backend_support.deadline import Deadline

@@ -11,7 +11,7 @@ import pytest
 
 from hicache_storage.errors import ConfigError
 from hicache_storage.integrations.lmcache._identity import Identity, page_hash
-from hicache_storage.integrations.lmcache._layouts import Layout, Layouts, UnknownLayoutError
+from hicache_storage.integrations.lmcache._object_layouts import Layout, Layouts, UnknownLayoutError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,8 +12,8 @@ from hicache_backends.memory import MemoryStorage
 from hicache_storage import Page
 from hicache_storage.integrations.lmcache._engine import KeyFields, ListedObject
 from hicache_storage.integrations.lmcache._identity import Identity
-from hicache_storage.integrations.lmcache._layouts import Layout
 from hicache_storage.integrations.lmcache._listing import list_objects
+from hicache_storage.integrations.lmcache._object_layouts import Layout
 from hicache_storage.page_store import PageStore
 from hicache_storage.page_store.frame import FramedPage
 from hicache_storage.page_store.results import Transfer

@@ -18,7 +18,7 @@ from hicache_storage.controller.attached_store import AttachedStore
 from hicache_storage.controller.cache import HostCache
 from hicache_storage.handoff import HandoffReceiver, HandoffSender
 from hicache_storage.page_store.breaker import Breakers
-from hicache_storage.page_store.lane import Lane, Lanes, _RunningCall
+from hicache_storage.page_store.storage_calls import Lane, Lanes, _RunningCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence

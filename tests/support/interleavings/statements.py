@@ -32,7 +32,7 @@ _PACKAGES = (
     hicache_storage.page_store,
 )
 _MODULES = (
-    "hicache_storage.slots",
+    "hicache_storage.slot_allocator",
     "hicache_backends.memory.storage",
     "hicache_backends.file.eviction",
     "hicache_backends.redis.server_pool",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from hicache_backends.hf3fs.layout import Place
-    from hicache_backends.hf3fs.slots import SlotFiles
+    from hicache_backends.hf3fs.slot_files import SlotFiles
     from hicache_storage.backend_support.deadline import Deadline
 
 AT_OPEN_S = 10.0**8

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hicache_backends.hf3fs.index.base import Entry, Limits, View
     from hicache_backends.hf3fs.index.redis_epoch import IndexId
     from hicache_backends.hf3fs.layout import Layout
-    from hicache_backends.hf3fs.slots import SlotFiles
+    from hicache_backends.hf3fs.slot_files import SlotFiles
     from hicache_backends.hf3fs.writer import Writer
 
 _STEP = 500

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hicache_backends.hf3fs.index import redis_scripts as scripts
 from hicache_backends.hf3fs.index.base import AT_OPEN_S, Rebuild
 from hicache_backends.hf3fs.layout import Geometry, written_ns
-from hicache_backends.hf3fs.slots import SlotFiles
+from hicache_backends.hf3fs.slot_files import SlotFiles
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import ConfigError, StorageUnavailable
 

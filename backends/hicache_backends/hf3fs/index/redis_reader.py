@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from hicache_backends.hf3fs.index.redis_epoch import IndexId
     from hicache_backends.hf3fs.layout import Layout
-    from hicache_backends.hf3fs.slots import SlotFiles
+    from hicache_backends.hf3fs.slot_files import SlotFiles
 
 _STEP = 500
 _MOST_SLOTS = 1 << 40

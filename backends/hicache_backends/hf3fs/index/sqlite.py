@@ -11,7 +11,7 @@ from hicache_backends.hf3fs.index.base import Index
 from hicache_backends.hf3fs.index.sqlite_database import Database, NoSpaceForIndex
 from hicache_backends.hf3fs.index.sqlite_reader import PAGES_AFTER, SqliteReader, SqliteView
 from hicache_backends.hf3fs.layout import Geometry, Place, written_ns
-from hicache_backends.hf3fs.slots import SlotFiles
+from hicache_backends.hf3fs.slot_files import SlotFiles
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import HiCacheError, StorageUnavailable
 

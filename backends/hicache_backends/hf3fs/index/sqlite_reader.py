@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from hicache_backends.hf3fs.layout import Layout, Place
-    from hicache_backends.hf3fs.slots import SlotFiles
+    from hicache_backends.hf3fs.slot_files import SlotFiles
 
 _STEP = 500
 PAGES_AFTER = (

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 from hicache_backends.hf3fs.layout import Geometry, Place, writer_of, written_ns
-from hicache_backends.hf3fs.slots import SlotFiles
+from hicache_backends.hf3fs.slot_files import SlotFiles
 from hicache_backends.hf3fs.writer import is_dead, tokens
 from hicache_storage.errors import StorageUnavailable
 

@@ -20,7 +20,7 @@ from hf3fs_redis import (
 from hf3fs_roots import child
 from hicache_backends.hf3fs.index import redis_scripts as scripts
 from hicache_backends.hf3fs.layout import Layout
-from hicache_backends.hf3fs.slots import SlotFiles
+from hicache_backends.hf3fs.slot_files import SlotFiles
 from pages import hash_of
 from servers import RedisServer, wait_until
 
@@ -171,7 +171,7 @@ class TestLeases:
 _CLEARS = """
 import sys
 from hicache_backends.hf3fs import Hf3fsStorage
-from hicache_backends.hf3fs.slots import SlotFiles
+from hicache_backends.hf3fs.slot_files import SlotFiles
 from hicache_storage import HiCacheError
 from pages import space
 storage = Hf3fsStorage.from_config({"path": sys.argv[1], "index": sys.argv[2], "timeout_s": 20})

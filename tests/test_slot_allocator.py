@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from hicache_storage.slots import Slots
+from hicache_storage.slot_allocator import SlotAllocator
 
 
 def test_slots_are_given_in_the_order_in_which_they_were_freed() -> None:
-    slots = Slots(3)
+    slots = SlotAllocator(3)
     assert [0, 1, 2] == slots.allocate(3)
 
     slots.free([1])
@@ -16,7 +16,7 @@ def test_slots_are_given_in_the_order_in_which_they_were_freed() -> None:
 
 
 def test_more_than_there_are_is_none_and_takes_nothing() -> None:
-    slots = Slots(3)
+    slots = SlotAllocator(3)
 
     assert slots.allocate(4) is None
     assert 3 == slots.free_count
@@ -24,7 +24,7 @@ def test_more_than_there_are_is_none_and_takes_nothing() -> None:
 
 @pytest.mark.parametrize("freed", [[0, 0], [0, 2], [0, -1], [0, 5]])
 def test_a_slot_that_is_not_in_use_cannot_be_freed_and_nothing_is(freed: list[int]) -> None:
-    slots = Slots(3)
+    slots = SlotAllocator(3)
     slots.allocate(2)
 
     with pytest.raises(ValueError, match="is not in use"):
@@ -35,7 +35,7 @@ def test_a_slot_that_is_not_in_use_cannot_be_freed_and_nothing_is(freed: list[in
 
 
 def test_a_slot_is_used_from_its_allocation_until_it_is_freed() -> None:
-    slots = Slots(2)
+    slots = SlotAllocator(2)
     assert not slots.is_used(0)
 
     slots.allocate(1)
@@ -50,4 +50,4 @@ def test_a_slot_is_used_from_its_allocation_until_it_is_freed() -> None:
 
 def test_a_negative_count_is_refused() -> None:
     with pytest.raises(ValueError, match="count must be at least 0, not -1"):
-        Slots(1).allocate(-1)
+        SlotAllocator(1).allocate(-1)

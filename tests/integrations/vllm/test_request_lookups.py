@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hicache_storage.integrations.vllm._lookups import RequestLookups
+from hicache_storage.integrations.vllm._request_lookups import RequestLookups
 
 KEY = b"key"
 

@@ -142,7 +142,7 @@ class Lane:
             verdicts = [[Verdict.BREAKER_OPEN] * len(transfer.hashes) for _, transfer in transfers]
             self._count(transfers, verdicts, began_s)
             return Outcome(verdicts, when_all_done([]))
-        call = self._load if self._direction == "load" else self._save
+        call = self._read_part if self._direction == "load" else self._write_part
         with permit:
             calls = [
                 [
@@ -179,7 +179,7 @@ class Lane:
             return []
         with permit:
             futures: list[Future[list[bool] | Verdict]] = [
-                self.submit(partial(self._delete, framed, hashes), permit)
+                self.submit(partial(self._delete_part, framed, hashes), permit)
                 for framed, hashes in parts
             ]
             self.wait(futures, deadline)
@@ -219,7 +219,7 @@ class Lane:
 
     # --- in the lane's threads -----------------------------------------------------------------------
 
-    def _load(self, part: _Part) -> list[Verdict]:
+    def _read_part(self, part: _Part) -> list[Verdict]:
         """Read pages, and check the frame of each page that the storage claims to have read."""
         hashes, pages = part.hashes, part.pages
         with self._call(part):
@@ -255,7 +255,7 @@ class Lane:
                 verdicts[found[index]] = Verdict(error.reason)
         return verdicts
 
-    def _save(self, part: _Part) -> list[Verdict]:
+    def _write_part(self, part: _Part) -> list[Verdict]:
         """Write the frames of pages, and store them."""
         with self._call(part):
             Framing(part.framed, checksum=self._checksum).write(part.pages, part.hashes)
@@ -268,7 +268,7 @@ class Lane:
             )
         return [Verdict.OK if ok else Verdict.REFUSED for ok in accepted]
 
-    def _delete(self, framed: KeySpace, hashes: Sequence[str]) -> list[bool]:
+    def _delete_part(self, framed: KeySpace, hashes: Sequence[str]) -> list[bool]:
         return checked_answers(self._storage.batch_delete(framed, hashes), len(hashes))
 
     def _bounce_pages(self, framed: KeySpace, stored: list[Page]) -> list[Page]:
@@ -311,7 +311,7 @@ class Lane:
 
     def submit(self, task: Callable[[], T], permit: Permit | None = None) -> Future[T]:
         """Run one storage call, of a call with a `permit` or of one that needs none."""
-        return self._executor.submit(partial(self._run, task, permit), caller=permit)
+        return self._executor.submit(partial(self._run_counted, task, permit), caller=permit)
 
     def wait(self, futures: Sequence[Future[Any]], deadline: Deadline) -> None:
         """Wait for `futures` until the deadline. Cancel calls that have not begun by then."""
@@ -352,7 +352,7 @@ class Lane:
             settled = when_all_done(futures)
             settled.add_done_callback(lambda _: _conclude_late(permit, futures))
 
-    def _run(self, task: Callable[[], T], permit: Permit | None) -> T:
+    def _run_counted(self, task: Callable[[], T], permit: Permit | None) -> T:
         call = self._begin(permit)
         try:
             return task()

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-class Slots:
+class SlotAllocator:
     """The slots 0 to `count` - 1, all free at first. Thread-safe."""
 
     def __init__(self, count: int) -> None:

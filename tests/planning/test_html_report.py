@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hicache_storage.planning.page import html_page
+from hicache_storage.planning.html_report import html_page
 from hicache_storage.planning.plan import make_plan
 from hicache_storage.planning.settings import PlanSettings, Prices
 from hicache_storage.replay.models import PRESETS

@@ -18,9 +18,9 @@ from hicache_storage.backend_support.revocable import AtomicRevocable
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.page_store.frame import FRAME_NBYTES, FramedPage
-from hicache_storage.page_store.lane import Lanes
 from hicache_storage.page_store.lookup import PoolSpec
 from hicache_storage.page_store.results import Verdict
+from hicache_storage.page_store.storage_calls import Lanes
 from hicache_storage.testing import Fault, FaultyStorage, Strike, WrapperStorage
 
 if TYPE_CHECKING:

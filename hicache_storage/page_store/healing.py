@@ -1,0 +1,43 @@
+"""Wrong pages are deleted after a load, so that the next save stores right ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.page_store.counters import WRONG_PAGES_DELETED
+from hicache_storage.page_store.results import Verdict
+from hicache_storage.page_store.storage_calls import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page_store.results import Outcome
+    from hicache_storage.page_store.storage_calls import FramedTransfer, Lanes
+
+_WRONG = frozenset({Verdict.CORRUPT, Verdict.WRONG_KEY, Verdict.WRONG_SIZE})
+
+
+def delete_wrong_pages(
+    lanes: Lanes, transfers: Sequence[FramedTransfer], outcome: Outcome, deadline: Deadline
+) -> None:
+    """Delete wrong pages. A store that keeps the first bytes of a page would keep them for ever."""
+    wrong: dict[KeySpace, list[str]] = {}
+    for (framed, transfer), verdicts in zip(transfers, outcome.verdicts, strict=True):
+        found = [
+            page_hash
+            for page_hash, verdict in zip(transfer.hashes, verdicts, strict=True)
+            if verdict in _WRONG
+        ]
+        if found:
+            wrong.setdefault(framed, []).extend(found)
+    if not wrong:
+        return
+    left_s = deadline.remaining_s()
+    # A deadline of the remaining time: the time that the reads took is no failure of the writes.
+    deleted = len(lanes.writes.delete(wrong, Deadline(left_s))) if left_s else 0
+    lanes.counters.add(WRONG_PAGES_DELETED, deleted)
+    left = sum(map(len, wrong.values())) - deleted
+    if left:
+        logger.warning("%d wrong pages could not be deleted", left)
