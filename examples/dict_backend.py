@@ -1,4 +1,7 @@
-"""A complete backend that keeps pages in a dict."""
+"""A complete backend, to copy for your own: it keeps pages in a dict.
+
+As a program it stores the first of two pages, and looks both up.
+"""
 
 from __future__ import annotations
 
@@ -65,5 +68,5 @@ if __name__ == "__main__":
     hashes = page_hashes([101, 7592, 2088, 999, 2023, 2003, 1037, 3231], page_tokens=4)
     with DictStorage.from_config({}) as storage:
         storage.open_space(space)
-        print(storage.batch_set(space, hashes[:1], [Page(bytes(1024))]))
-        print(storage.batch_exists(space, hashes))
+        print("stored:", storage.batch_set(space, hashes[:1], [Page(bytes(1024))]))
+        print("there:", storage.batch_exists(space, hashes))

@@ -1,4 +1,4 @@
-"""One process computes a prompt and another one decodes it. They exchange pages through a directory."""
+"""Hand a prompt over from the process that computes it to the one that decodes it, by a directory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHAPES = {
 
 @contextmanager
 def engine(directory: str) -> Generator[tuple[CacheController, PageStore], None, None]:
-    """Open the cache of one engine: host memory for 256 pages of target and draft, and the directory."""
+    """Open one engine's cache: host memory for 256 pages of target and draft, over the directory."""
     with ExitStack() as stack:
         storage = stack.enter_context(open_storage("file", {"path": directory}))
         store = stack.enter_context(PageStore(storage))
@@ -55,7 +55,7 @@ def engine(directory: str) -> Generator[tuple[CacheController, PageStore], None,
 
 
 def computed(pool: str, page_hash: str, nbytes: int) -> bytes:
-    """Return the content of a page. It is a function of pool and hash, instead of a model's output."""
+    """Return a page's content, which stands for a model's output: a function of pool and hash."""
     return hashlib.shake_128(f"{pool} {page_hash}".encode()).digest(nbytes)
 
 
@@ -74,7 +74,7 @@ def prefill(directory: str) -> None:
 
 
 def decode(directory: str) -> None:
-    """Wait for the pages of the prompt. An engine would compute the missing ones."""
+    """Wait for the prompt's pages and check them. A real engine would compute missing ones."""
     hashes = page_hashes(PROMPT, PAGE_TOKENS)
     with (
         engine(directory) as (controller, store),

@@ -1,14 +1,14 @@
-"""Speculative decoding over an evicted prefix, with and without the draft model's KV cache.
+"""Show what speculative decoding loses when the draft model's KV cache is gone.
 
-A target and a draft model answer a question about a document whose KV cache they have computed before.
-The cache of the document is in one of these states:
+A target and a draft model answer a question about a document that they have read before. The document's
+KV cache is in one of these states:
 
 1. It was never evicted.
 2. Target and draft were restored from storage.
-3. Storage has lost the draft's pages, and only the target was restored.
-4. The same, but the draft model has computed its part again.
+3. Storage lost the draft's pages, so only the target was restored.
+4. The same, but the draft model computed its part again.
 
-The answer is the target's own in every case. The number of tokens in each step of the target differs.
+The answer is the target's own each time. What changes is how many tokens a step of the target gives.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Transformer:
         )
 
     def extend(self, text: Sequence[int], cache: Cache) -> list[int]:
-        """Compute the part of `text` that `cache` lacks, and return the next token at each position."""
+        """Compute what of `text` is not in `cache`, and return the next token at each position."""
         start, rows = cache.tokens, cache.rows[: len(text)]
         x = self._embed(torch.tensor(text), start)
         later = torch.arange(len(text)) > torch.arange(start, len(text))[:, None]
@@ -132,7 +132,7 @@ class Cache:
     """Number of tokens in the cache."""
 
     def wait(self, layer: int) -> None:
-        """Wait until a layer has been loaded."""
+        """Wait until the layer has been loaded."""
         if self.loading is not None:
             self.loading.wait(layer, pool=self.pool)
 
@@ -213,7 +213,7 @@ class Engine:
         return slots, loading
 
     def lose_draft(self) -> None:
-        """Delete every page of the draft's pool in L3, as a store under pressure may."""
+        """Delete the draft's pages in L3, as a store under pressure may."""
         for space in self._storage.spaces():
             if space.pool == "draft":
                 self._storage.clear(space)
@@ -260,7 +260,7 @@ class Engine:
 
 
 def _device_tensors(model: Transformer) -> list[list[torch.Tensor]]:
-    """Return K and V, one tensor for each layer. A real engine has them on its GPU."""
+    """Return K and V, a tensor for each layer. A real engine has them on its GPU."""
     rows = (L1_PAGES * PAGE_TOKENS, HEADS, model.head_dim)
     return [[torch.zeros(rows) for _ in range(model.layers)] for _ in ("K", "V")]
 

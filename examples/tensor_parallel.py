@@ -1,7 +1,7 @@
-"""Two tensor parallel ranks, a process each, store a prompt. An engine of one rank finds all of it.
+"""Store a prompt from two tensor parallel ranks, a process each. An engine of one rank then finds it.
 
-Both engines cut their pages into groups of two KV heads, so one rank can read the pages of two ranks.
-The latent of the draft (MLA) is the same on every rank, and only one rank writes it.
+Both engines cut their pages into groups of two KV heads, so one rank can read the pages of two. The
+draft's latent (MLA) is the same on both ranks, so only one of them writes it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def cache_pool(name: str, topology: Topology, rank: int, store: PageStore) -> Ca
 
 
 def compute(pool: CachePool, slot: int, page: int) -> None:
-    """Fill a slot, in place of prefill: every head of every page gets its own number."""
+    """Fill a slot instead of computing it: each head of each page gets its own number."""
     for plane, array in enumerate(pool.host.arrays()):
         array[slot] = expected(pool, plane, page, array[slot])
 
@@ -85,7 +85,7 @@ def expected(pool: CachePool, plane: int, page: int, like: np.ndarray) -> np.nda
 
 
 def serve(name: str, topology: Topology, rank: int, directory: str) -> None:
-    """Run a rank: find the prompt's prefix by consensus with the others, and compute the rest."""
+    """Run a rank: agree with the others on the prefix that all have, and compute the rest."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # all ranks are on this host
     hashes = page_hashes(PROMPT, PAGE_TOKENS)
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Two engines share a directory. One computes pages, target and draft, and the other loads them."""
+"""Let two engines share a directory: one computes pages of target and draft, the other loads them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHAPES = {
 
 
 def cache_pool(name: str, shape: PageShape, store: PageStore) -> CachePool:
-    """Return host memory for 256 pages, with the key space of their bytes."""
+    """Return a pool: host memory for 256 pages, and the key space that says what their bytes are."""
     space = KeySpace(
         model="example/tiny-llama",
         dtype=shape.dtype,
@@ -50,9 +50,10 @@ def serve(name: str, directory: str, prompt: list[int]) -> None:
 
         with controller.prefetch("request-1", hashes).result() as prefix:
             # Here an engine copies prefix.slots to its device. The pages keep their slots meanwhile.
-            print(
-                f"{name}: {prefix.pages} of {len(hashes)} pages found, {prefix.l3_pages} in storage"
+            found = (
+                f"{prefix.pages} of {len(hashes)} pages found, {prefix.l3_pages} of them in storage"
             )
+            print(f"{name}: {found}")
             missing = hashes[prefix.pages :]
 
         reservation = controller.reserve(missing)
