@@ -10,18 +10,18 @@ from hicache_conformance.selftest.mutants import Mutant, all_mutants
 
 _HEAD = f"""# The rules
 
-Version {SPEC}. This page is generated: `hicache-conformance rules > docs/rules.md`. The contract that
-the rules belong to is [contract.md](contract.md); how a store is tested by them is in the
-[guide for backend authors](backend-author-guide.md).
+These are the rules of [the storage contract](contract.md), version {SPEC}, with the checks that test
+them. To run them on your store, read the [guide for backend authors](backend-author-guide.md). This
+page is generated: `hicache-conformance rules > docs/rules.md`.
 
-**Level**: a *core* rule holds for every store; an *extended* one is a must as well, about something that
-a store claims or that takes more than the interface to see; a *provisional* one is on trial and does not
-count in the verdict without `--strict`. **Needs**: a rule about a claim that a store does not make is
-`not_declared`; one whose back door is missing is `not_verified`, never passed, and `partly` if some of
-its checks could run without. **Checks** are the tests
-that the kit runs; those marked *stochastic* may pass by luck. **Wrong stores**
-("mutants") test the kit: each must fail by this rule (`hicache-conformance selftest`). Their whole table
-is [the kill matrix](kill-matrix.md).
+* **Level**: a *core* rule holds for every store. An *extended* rule is about something that a store
+  claims, or needs more than the interface to be seen; it is a must as well. A *provisional* rule is on
+  trial, and does not count in the verdict without `--strict`.
+* **Needs**: a rule about a claim that a store does not make is `not_declared`. A rule whose back door
+  is missing is `not_verified`, or `partly` if some of its checks can run without it; neither is passed.
+* **Checks** are the tests that the kit runs. Those marked *stochastic* may pass by luck.
+* **Wrong stores** ("mutants") test the kit: each must fail by this rule (`hicache-conformance
+  selftest`). [The kill matrix](kill-matrix.md) has their whole table.
 """
 
 

@@ -1,6 +1,6 @@
 """A check finds each known defect of SGLang's backends that shows through their interface.
 
-docs/field-report.md lists the defects; `make field-known` runs this.
+docs/field/ describes the defects; `make field-known` runs this.
 """
 
 from __future__ import annotations
