@@ -1,7 +1,20 @@
 """KV-cache storage for LLM servers: one interface, many backends, and a cache that never lies.
 
-The package holds the names that users and backend authors import. Each name is loaded when it is
-first used, so that importing the package takes little time.
+Import from here whatever you need to open a storage, name its pages, or write a backend. A name is
+loaded when you first use it, so importing the package takes little time.
+
+Examples:
+    >>> from hicache_storage import KeySpace, Page, Shard, open_storage, page_hashes
+    >>> space = KeySpace(model="my/model", dtype="bfloat16", layout="page_first", page_tokens=2,
+    ...                  page_nbytes=4, shard=Shard(layers=(0, 1)))
+    >>> hashes, target = page_hashes([1, 2], page_tokens=2), bytearray(4)
+    >>> with open_storage("memory") as storage:
+    ...     storage.batch_set(space, hashes, [Page(b"kv!!")])
+    ...     storage.batch_get(space, hashes, [Page(target)])
+    [True]
+    [True]
+    >>> bytes(target)
+    b'kv!!'
 """
 
 from __future__ import annotations
@@ -40,7 +53,7 @@ if TYPE_CHECKING:
     """The version of the installed distribution."""
 
 _MODULES = ("errors", "keys", "page", "storage", "registry")
-"""The modules of the names. The first one that has a name defines it."""
+"""The modules that are searched for a name, in this order."""
 
 __all__ = [
     "BackendNotInstalled",

@@ -1,4 +1,4 @@
-"""SGLang's flags that choose a storage, for any program.
+"""Give your program the flags by which SGLang chooses a storage.
 
     parser = argparse.ArgumentParser()
     add_arguments(parser)
@@ -6,7 +6,7 @@
     with choice.open() as storage:
         ...
 
-The names, defaults and meaning of the flags are SGLang's (sglang/srt/arg_groups/fields/memory.py).
+The flags have the names, defaults and meanings of SGLang's (sglang/srt/arg_groups/fields/memory.py).
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _EXTRA_CONFIG = "--hicache-storage-backend-extra-config"
 def add_arguments(parser: argparse.ArgumentParser, *, engine_flags_in_help: bool = True) -> None:
     """Add the flags to `parser`, in a group of their own.
 
-    With `engine_flags_in_help=False` the help leaves out the flags of the engine (policies, layout,
-    page size, model). The parser accepts them all the same, so that an engine's command line can be
-    pasted.
+    With `engine_flags_in_help=False` the help leaves out the flags that only an engine needs (policies,
+    layout, page size, model). The parser still accepts them, so users can paste an engine's command
+    line.
     """
     import argparse  # noqa: PLC0415 - only programs that parse flags need it
 
@@ -94,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, engine_flags_in_help: bool
 
 
 def positive_int(text: str) -> int:
-    """Return the whole number from 1 on that `text` is. The function serves as an argparse type."""
+    """Parse a whole number of at least 1. Use it as an argparse type."""
     import argparse  # noqa: PLC0415 - only programs that parse flags need it
 
     if not (
@@ -120,13 +120,13 @@ def int_up_to(most: int) -> Callable[[str], int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageChoice:
-    """The values of the flags. `config` is the extra config without SGLang's own fields."""
+    """The storage and policies that the flags chose."""
 
     backend: str
     config: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
-    """The backend's fields. They are not in the `repr`, because they may hold secrets."""
+    """The extra config without SGLang's own fields. Not in the `repr`: it may contain secrets."""
     controller: ControllerSettings = _DEFAULTS
-    """The policies, and SGLang's own fields of the extra config."""
+    """The policies, with SGLang's own fields of the extra config."""
     mem_layout: str = "page_first"
     page_tokens: int | None = None
     served_model_name: str | None = None
@@ -134,10 +134,10 @@ class StorageChoice:
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> Self:
-        """Return the choice that the parsed flags of `add_arguments` make.
+        """Return the choice in `arguments`, which a parser with `add_arguments` has parsed.
 
         Raises:
-            ConfigError: No backend was named, or the extra config is wrong.
+            ConfigError: No backend is named, or the extra config is wrong.
         """
         if not arguments.hicache_storage_backend:
             raise ConfigError(f"{_BACKEND} is required; `hicache backends` lists the names")
@@ -158,22 +158,22 @@ class StorageChoice:
         )
 
     def open(self, *, read_only: bool = False) -> HiCacheStorage:
-        """Open the storage; the caller closes it. Arguments and errors are `registry.open_storage`'s."""
+        """Open the storage. You close it. See `registry.open_storage` for the errors."""
         from hicache_storage.registry import open_storage  # noqa: PLC0415 - a program that only parses flags starts quickly
 
         return open_storage(self.backend, self.config, read_only=read_only)
 
 
 def load_extra_config(text: str | None, *, where: str = _EXTRA_CONFIG) -> dict[str, Any]:
-    """Return the fields of inline JSON, or of `@file` by its extension. Return {} for no text.
+    """Return the fields of inline JSON or of a file. Return {} if there is no text.
 
     Args:
-        text: The JSON, or `@` and the name of a file.
+        text: The JSON, or `@` and the name of a file, whose extension gives the format.
         where: The flag or field that `text` comes from, for messages.
 
     Raises:
         ConfigError: The message names the file and the reason. It never repeats `text`, which may
-            be a secret.
+            contain a secret.
     """
     if not text:
         return {}
@@ -211,7 +211,7 @@ def read_config_file(name: str, flag: str) -> dict[str, Any]:
 
 
 class _RefusedError(ValueError):
-    """A text is well-formed, and no config."""
+    """The text is well-formed but cannot be a config."""
 
 
 def _parse(parse: Callable[[str], Any], text: str, name: str, where: str) -> Any:
@@ -229,7 +229,7 @@ def _parse(parse: Callable[[str], Any], text: str, name: str, where: str) -> Any
 
 
 def _unquoted(reason: str) -> str:
-    """Return a parser's reason. Where it quotes the file, and so perhaps a secret, return the place."""
+    """Return a parser's reason, or only the place if the reason quotes the file and perhaps a secret."""
     if not _QUOTES.search(reason):
         return reason
     place = _PLACE.search(reason)
@@ -237,9 +237,9 @@ def _unquoted(reason: str) -> str:
 
 
 def _check_values(value: Any) -> None:
-    """Refuse NaN, infinity and 1e999, which most parsers accept and no setting can be.
+    """Refuse NaN, infinity and 1e999, which most parsers accept but no setting can use.
 
-    Aliases of YAML make few lines into any number of values. A config has far fewer.
+    Also refuse too many values: with YAML's aliases, a few lines can stand for any number of them.
     """
     for count, (name, item) in enumerate(_named_values(value, "it")):
         if isinstance(item, float) and not math.isfinite(item):
@@ -249,7 +249,7 @@ def _check_values(value: Any) -> None:
 
 
 def _named_values(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield all values in their order, each with the name of its field."""
+    """Yield all values in order, each with the name of its field."""
     left = [(name, value)]
     while left:
         name, value = left.pop()
@@ -267,7 +267,7 @@ def _parse_json(text: str) -> Any:
 
 
 def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object's fields. Refuse a repeated name, of which `json` would drop the first value."""
+    """Return an object's fields. Refuse a repeated name, because `json` would drop the first value."""
     fields: dict[str, Any] = {}
     for name, value in pairs:
         if name in fields:
@@ -277,7 +277,7 @@ def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _short_integer(digits: str) -> int:
-    """Return an integer. Refuse thousands of digits, for which Python's message is for programmers."""
+    """Return an integer. Refuse too many digits here, because Python's own message is hard to read."""
     if len(digits) > _MAX_JSON_DIGITS:
         raise _RefusedError(f"a number in it has {len(digits)} digits")
     return int(digits)
@@ -293,7 +293,7 @@ def _parse_yaml(text: str) -> Any:
     import yaml  # noqa: PLC0415 - only @file.yaml needs it
 
     class UniqueKeys(yaml.SafeLoader):
-        """A loader that refuses a repeated key, of which the library would keep the last value."""
+        """A loader that refuses a repeated key, because the library would keep only the last value."""
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - the library's signature
             names: set[str] = set()
@@ -345,7 +345,7 @@ def _check_fields(value: Any, where: str) -> dict[str, Any]:
 
 
 def _pop_engine_fields(config: dict[str, Any]) -> dict[str, Any]:
-    """Remove SGLang's own fields from `config`. Return their checked values by the names used here."""
+    """Remove SGLang's own fields from `config`. Return their checked values under our names."""
     found: dict[str, Any] = {}
     for knob, (name, check) in _ENGINE_FIELDS.items():
         if knob in config:

@@ -1,4 +1,4 @@
-"""Every exception that the SDK raises. Each has the name of what its caller can do about it.
+"""Every exception that the SDK raises, and what you can do about each.
 
     HiCacheError
     ├── ConfigError (ValueError)              change the configuration
@@ -11,7 +11,7 @@
     ├── UnsupportedOperation                  look at the capabilities first
     └── CorruptPage                           treat it as a miss, delete the page
 
-A miss is no exception: it is `False`.
+A miss is not an exception: it is `False`.
 """
 
 from __future__ import annotations
@@ -30,19 +30,52 @@ _OF_CONFIGS = re.compile(r"""(?<!^tcp)(?<!^ipc)(?<!^inproc):/|[{}"]|: """)
 
 
 class HiCacheError(Exception):
-    """The root of all errors of this package."""
+    """The base class of all errors of this package.
+
+    Examples:
+        >>> try:
+        ...     raise StorageUnavailable("acme: connection refused")
+        ... except HiCacheError:
+        ...     print("miss")
+        miss
+    """
 
 
 class ConfigError(HiCacheError, ValueError):
-    """A configuration is wrong. The message names the field, never a secret."""
+    """A configuration is wrong. The message names the field, and never contains a secret.
+
+    Examples:
+        >>> from hicache_storage import open_storage
+        >>> open_storage("memory", {"capacity": 1})
+        Traceback (most recent call last):
+        hicache_storage.errors.ConfigError: memory: unknown field 'capacity'...
+    """
 
 
 class NoSuchStore(ConfigError):
-    """There is no store for a program that only looks. To open it for writing would make one."""
+    """A read-only program named a store that does not exist. Opening it for writing would create it.
+
+    Examples:
+        >>> from hicache_storage import open_storage
+        >>> try:
+        ...     open_storage("file", {"path": "/no/such/store"}, read_only=True)
+        ... except NoSuchStore:
+        ...     print("check the path")
+        check the path
+    """
 
 
 class UnknownBackend(HiCacheError, LookupError):
-    """No backend has this name."""
+    """No backend has this name.
+
+    Examples:
+        >>> from hicache_storage import open_storage
+        >>> try:
+        ...     open_storage("memroy")
+        ... except UnknownBackend as error:
+        ...     print("memory" in error.choices)
+        True
+    """
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         self.name = name
@@ -56,29 +89,74 @@ class UnknownBackend(HiCacheError, LookupError):
 
 
 class BackendNotInstalled(HiCacheError, ImportError):
-    """The backend exists, but a library that it needs does not."""
+    """The backend exists, but a library that it needs is not installed.
+
+    Examples:
+        >>> from hicache_storage import open_storage
+        >>> mine = {"backend_name": "mine", "module_path": "not_installed", "class_name": "Mine"}
+        >>> try:
+        ...     open_storage("dynamic", mine)
+        ... except BackendNotInstalled as error:
+        ...     print("not_installed" in str(error))
+        True
+    """
 
 
 class StorageUnavailable(HiCacheError, ConnectionError):
-    """The store cannot be reached."""
+    """The store cannot be reached. Count a miss, and try again later.
+
+    Examples:
+        >>> issubclass(StorageUnavailable, ConnectionError)
+        True
+    """
 
 
 class StorageTimeout(HiCacheError, TimeoutError):
-    """The store was reached, and did not answer in time."""
+    """The store was reached but did not answer in time. Count a miss, and try again later.
+
+    Examples:
+        >>> issubclass(StorageTimeout, TimeoutError)
+        True
+    """
 
 
 class StorageClosed(HiCacheError, RuntimeError):
-    """The storage was closed. Only `close` may be called on it."""
+    """The storage was closed. Only `close` may be called on it now.
+
+    Examples:
+        >>> from hicache_storage import open_storage
+        >>> storage = open_storage("memory")
+        >>> storage.close()
+        >>> try:
+        ...     storage.stats()
+        ... except StorageClosed:
+        ...     print("open a new one")
+        open a new one
+    """
 
 
 class UnsupportedOperation(HiCacheError):
-    """The storage does not declare the capability that this operation needs."""
+    """The storage does not declare the capability that the operation needs.
+
+    Examples:
+        >>> from hicache_storage import open_storage
+        >>> with open_storage("memory", read_only=True) as storage:
+        ...     try:
+        ...         storage.remove_space("0" * 32)
+        ...     except UnsupportedOperation:
+        ...         print("read-only")
+        read-only
+    """
 
 
 class CorruptPage(HiCacheError):
-    """A stored page is not the requested one.
+    """A stored page is not the page that was requested.
 
-    `reason` is one of `corrupt`, `wrong_key`, `wrong_size`: the names of the page store's counters.
+    `reason` is `corrupt`, `wrong_key` or `wrong_size`, as in the names of the page store's counters.
+
+    Examples:
+        >>> CorruptPage("wrong_size", "4 bytes, not 8").reason
+        'wrong_size'
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -91,10 +169,10 @@ class CorruptPage(HiCacheError):
 
 
 def shown(text: object) -> str:
-    """Return a name, path or value that somebody gave, as a message may show it, or `***`.
+    """Return a name, path or value in a form that is safe to show in a message, or `***`.
 
-    A config or a URL that was given in its place may hold a secret. All other texts are too long to
-    read, or would move the terminal's cursor.
+    `***` replaces a config or a URL, which may contain a secret, and text that is too long to read or
+    that would move the terminal's cursor.
     """
     given = str(text)
     is_plain = given.isprintable() and len(given) <= _MAX_SHOWN and not _OF_CONFIGS.search(given)
@@ -102,7 +180,7 @@ def shown(text: object) -> str:
 
 
 def did_you_mean(name: str, choices: list[str]) -> str:
-    """Return the end of a message about an unknown name: the nearest choice, or all of them."""
+    """Return the end of a message about an unknown name: the closest choice, or all of them."""
     close = difflib.get_close_matches(name, choices, n=1)
     if close:
         return f"; did you mean {close[0]!r}?"

@@ -1,7 +1,7 @@
 """The identity of a page: chained prefix hashes and key spaces.
 
-The address of a page is (key space, page hash). The hash identifies the tokens. The key space holds
-everything else that must be equal for the bytes of two pages to be interchangeable.
+A page is addressed by its key space and its hash. The hash identifies the tokens. The key space holds
+everything else that must be equal before one page's bytes may replace another's.
 """
 
 from __future__ import annotations
@@ -39,20 +39,26 @@ def page_hashes(
 ) -> list[str]:
     """Return the chained SHA-256 of each page of `tokens`, byte-identical to SGLang 0.5.23.
 
-    The digest of a page covers the digest before it, so that equal hashes mean equal prefixes. A
-    last page that is not full is hashed like the others. Integer arrays are fastest, because a list
-    is converted first.
+    Each hash covers the hash before it, so equal hashes mean equal prefixes. A last page that is not
+    full is hashed like the others. Integer arrays are the fastest input, because a list is converted
+    to one first.
 
     Args:
-        tokens: Token ids, 0 to 2**63 - 1. A page with an id above 2**32 - 1 is hashed wide.
-        page_tokens: The tokens in a page. prior: The hash of the page before the first one, or a
-        `namespace_seed`. bigram: Hash pairs of neighbouring tokens, as EAGLE-style servers do. n +
-        1 tokens make n units.
+        tokens: Token ids, 0 to 2**63 - 1. A page with an id above 2**32 - 1 is hashed with 8 bytes a
+            token instead of 4.
+        page_tokens: The number of tokens in a page.
+        prior: The hash of the page before the first one, or a `namespace_seed`.
+        bigram: Hash pairs of neighboring tokens, as EAGLE-style servers do. n + 1 tokens make n pairs.
 
     Raises:
-        ValueError: A token is out of range, the page size is below 1, or the prior is no SHA-256.
+        ValueError: A token is out of range, the page size is below 1, or the prior is not a SHA-256.
 
     Source: sglang/srt/mem_cache/cpp_utils/hash_binding.cpp.
+
+    Examples:
+        >>> first, second = page_hashes([1, 2, 3, 4], page_tokens=2)
+        >>> [second] == page_hashes([3, 4], page_tokens=2, prior=first)
+        True
     """
     page_tokens = check_integer("page_tokens", page_tokens, least=1)
     digest = _prior_digest(prior)
@@ -63,14 +69,19 @@ def page_hashes(
 
 
 def namespace_seed(extra_key: str | None = None, cache_salt: str | None = None) -> str | None:
-    """Return the prior of a chain's first page for a LoRA adapter, an extra key or a tenant's salt.
+    """Return the `prior` of a first page that keeps a LoRA adapter, an extra key or a salt apart.
 
     Return None if neither is given.
 
     Raises:
-        ValueError: A text has no UTF-8 form. JSON allows such text, and a request may hold it.
+        ValueError: A text cannot be encoded as UTF-8. JSON allows such text, so a request may have it.
 
     Source: sglang/srt/mem_cache/utils.py, `storage_namespace_seed`.
+
+    Examples:
+        >>> mine = page_hashes([1, 2], page_tokens=2, prior=namespace_seed(cache_salt="tenant-7"))
+        >>> mine == page_hashes([1, 2], page_tokens=2)
+        False
     """
     if extra_key is None and cache_salt is None:
         return None
@@ -85,7 +96,7 @@ def namespace_seed(extra_key: str | None = None, cache_salt: str | None = None) 
 
 
 def check_page_hashes(hashes: Sequence[str]) -> None:
-    """Refuse hashes that are not 16 to 64 bytes in lowercase hex. No store gets a hostile key.
+    """Refuse hashes that are not 16 to 64 bytes in lowercase hex. No hostile key reaches a store.
 
     Raises:
         ValueError: The message names the first bad hash.
@@ -128,7 +139,7 @@ def _words(tokens: Sequence[int] | np.ndarray[Any, Any]) -> npt.NDArray[Any]:
 def _narrow_hashes(
     words: npt.NDArray[Any], page_tokens: int, digest: bytes, *, bigram: bool
 ) -> list[str]:
-    """Hash each page with one call, over one small buffer: the prior digest and the page's words."""
+    """Hash each page with one call over one small buffer: the digest before it and its own words."""
     sha256 = hashlib.sha256
     units = _units(words, bigram=bigram)
     full = len(units) - len(units) % page_tokens
@@ -145,7 +156,7 @@ def _narrow_hashes(
 def _mixed_hashes(
     words: npt.NDArray[Any], page_tokens: int, digest: bytes, *, bigram: bool
 ) -> list[str]:
-    """Hash pages of which some tokens need 8 bytes. Each page is wide or narrow for itself."""
+    """Hash pages if some tokens need 8 bytes. Each page is wide or narrow by its own tokens."""
     overlap = int(bigram)  # a bigram page ends with the first token of the next
     hashes: list[str] = []
     for start in range(0, len(words) - overlap, page_tokens):
@@ -174,10 +185,15 @@ def _units(words: npt.NDArray[Any], *, bigram: bool) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """The rectangle of the model that a page's bytes hold. The writer is no part of it."""
+    """The part of the model whose KV a page holds. It does not name the rank that wrote the page.
+
+    Examples:
+        >>> Shard(layers=(0, 32), heads=(0, 4)).heads
+        (0, 4)
+    """
 
     layers: tuple[int, int]
-    """[start, end), absolute layer numbers."""
+    """[start, end) of the layers, in absolute numbers."""
     heads: tuple[int, int] | None = None
     """[start, end) of KV heads, or None if every rank holds the same bytes (MLA)."""
     context: tuple[int, int] | None = None
@@ -198,18 +214,23 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeySpace:
-    """Everything but the hash that must be equal for the bytes of two pages to be interchangeable.
+    """Everything besides the hash that must be equal before one page's bytes may replace another's.
 
-    A difference in any field gives a different `id`. Every page of a key space has exactly
-    `stored_nbytes` bytes.
+    If any field differs, the `id` differs. Every page of a key space has exactly `stored_nbytes` bytes.
+
+    Examples:
+        >>> space = KeySpace(model="my/model", dtype="bfloat16", layout="page_first", page_tokens=64,
+        ...                  page_nbytes=2 << 20, shard=Shard(layers=(0, 32), heads=(0, 8)))
+        >>> len(space.id), space == KeySpace.from_manifest(space.manifest())
+        (32, True)
     """
 
     model: str
-    """The served id, such as "meta-llama/Llama-3.1-8B-Instruct"."""
+    """The name under which the model is served, such as "meta-llama/Llama-3.1-8B-Instruct"."""
     dtype: str
-    """The logical type, such as "bfloat16" or "float8_e4m3fn", and not the uint8 of its storage."""
+    """The logical type, such as "bfloat16" or "float8_e4m3fn", not the uint8 that it is stored as."""
     layout: str
-    """The byte order in a page: "layer_first", "page_first", "page_first_direct" or "page_head"."""
+    """The order of the bytes: "layer_first", "page_first", "page_first_direct" or "page_head"."""
     page_tokens: int
     page_nbytes: int
     """The payload bytes of one page."""
@@ -218,9 +239,9 @@ class KeySpace:
     revision: str = ""
     """The revision or fingerprint of the weights."""
     tenant: str = ""
-    """The isolation domain."""
+    """The tenant. Tenants never share pages."""
     frame_nbytes: int = 0
-    """The bytes of the header in front of the payload, or 0 for pages without one."""
+    """The bytes of the header in front of the payload, or 0 if there is none."""
 
     def __post_init__(self) -> None:
         for name in ("model", "dtype", "layout", "pool", "revision", "tenant"):
@@ -239,11 +260,11 @@ class KeySpace:
 
     @property
     def id(self) -> str:
-        """32 hex digits that differ if any field differs. They are safe in any path, key or URL."""
+        """32 hex digits, different if any field differs. You can use them in any path, key or URL."""
         return _space_id(self)
 
     def manifest(self) -> dict[str, Any]:
-        """Return all fields in a form for JSON. `from_manifest` is the inverse."""
+        """Return all fields as values that JSON can hold. `from_manifest` reads them back."""
         manifest = asdict(self)
         ranges = manifest["shard"].items()
         return manifest | {"shard": {name: ends and list(ends) for name, ends in ranges}}
@@ -273,7 +294,7 @@ def _space_id(space: KeySpace) -> str:
 
 
 def _encoded(value: str | int | tuple[int, ...] | None) -> bytes:
-    """Return a type tag, a length and the value. No two values or rows of values share an encoding."""
+    """Return a type tag, a length and the value, so that different values have different encodings."""
     if isinstance(value, tuple):
         body = b"".join(_encoded(item) for item in value)
         return b"t" + struct.pack("<Q", len(body)) + body
@@ -283,7 +304,7 @@ def _encoded(value: str | int | tuple[int, ...] | None) -> bytes:
 
 
 def _text(name: str, value: object, *, required: bool) -> str:
-    """Return `value` as a plain string, also if it is numpy's, or of an enumeration of strings."""
+    """Return `value` as a plain string, even if it is a numpy string or a member of a string enum."""
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a string, not {type(value).__name__}")
     if required and not value:

@@ -1,4 +1,4 @@
-"""Pages: the bytes of one page of KV cache, in one or more places of host memory."""
+"""Pages: the bytes of one page of KV cache, in one or more pieces of host memory."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Revocable(Protocol):
-    """The right to access the memory of pages, until its owner revokes it. Thread-safe.
+    """Permission to access the memory of pages, until its owner revokes it. Thread-safe.
 
-    An access copies one chunk, of 256 KiB at most, between the page and memory of the storage's own. It
-    contains no system call, so `revoke` returns after a moment, also while a call of the storage hangs.
-    Any number of pages may have the same revocable. Source: Linux, rust/kernel/revocable.rs.
+    An access copies one chunk, of 256 KiB at most, between the page and the storage's own memory. It
+    makes no system call, so `revoke` returns quickly even if a call of the storage hangs. Any number of
+    pages may share a revocable. Source: Linux, rust/kernel/revocable.rs.
 
         if not page.revocable.enter():
             return False  # the page is a miss
@@ -36,11 +36,11 @@ class Revocable(Protocol):
 
     @property
     def state(self) -> bytearray:
-        """The number of accesses and the revoked bit, as the data plane (`native`) keeps them."""
+        """The number of accesses and the revoked bit, as the data plane (`native`) reads them."""
         ...
 
     def enter(self) -> bool:
-        """Begin an access, and return True. Return False once the memory is revoked."""
+        """Begin an access and return True, or return False if the memory was revoked."""
         ...
 
     def leave(self) -> None:
@@ -48,19 +48,26 @@ class Revocable(Protocol):
         ...
 
     def revoke(self) -> None:
-        """Refuse accesses from now on. Return when none is in progress. Idempotent."""
+        """Refuse new accesses, and wait for those in progress to end. Idempotent."""
         ...
 
 
 class Page:
-    """One page in host memory: contiguous byte segments in stored order (a scatter/gather list).
+    """One page in host memory: contiguous byte segments, in the order in which they are stored.
 
-    A page borrows memory and never copies it. Its buffers must outlive it, and must not change
-    while a storage call uses the page. Empty buffers add no segment.
+    A page borrows its memory and never copies it. Keep the buffers alive while you use the page, and do
+    not change them during a storage call. Empty buffers are ignored.
 
     Raises:
-        TypeError: A segment is no buffer, or is not in host memory.
+        TypeError: A segment is not a buffer, or is not in host memory.
         ValueError: A buffer is not C-contiguous.
+
+    Examples:
+        >>> keys, values = bytearray(2), bytearray(2)
+        >>> page = Page(keys, values)
+        >>> page.copy_from(b"kkvv")
+        >>> page.nbytes, bytes(values)
+        (4, b'vv')
     """
 
     __slots__ = ("_addresses", "digest", "digest_skip", "nbytes", "revocable", "segments")
@@ -68,18 +75,18 @@ class Page:
     segments: tuple[memoryview, ...]
     nbytes: int
     digest_skip: int | None
-    """The number of leading bytes that `digest` leaves out. None: nobody wants a digest."""
+    """The number of leading bytes that `digest` leaves out. None: no digest is needed."""
     digest: int | None
-    """xxh3-64 of the page's bytes. Whoever hashed them while it filled the page may set it.
+    """xxh3-64 of the page's bytes. You may set it if you hashed them while you filled the page.
 
-    `copy_from` clears it. A wrapper that writes to `segments` after that sets it to None: the page store
-    trusts it in the place of a hash of its own.
+    The page store then trusts it and does not hash the page again. So set it to None if you write to
+    `segments` afterwards. `copy_from` clears it.
     """
     revocable: Revocable | None
-    """The right to access the page's memory, which its owner may take back before the call ends.
+    """Permission to access the page's memory, which its owner may revoke before the call ends.
 
-    None: the memory is the storage's until the call ends. A storage that is not
-    `Capabilities.revocable` pays no attention to it.
+    None: the storage may use the memory until the call ends. A storage that is not
+    `Capabilities.revocable` ignores it.
     """
 
     def __init__(self, *segments: HostBuffer) -> None:
@@ -94,7 +101,7 @@ class Page:
     def of_views(
         cls, views: tuple[memoryview, ...], nbytes: int, revocable: Revocable | None = None
     ) -> Page:
-        """Make a page of flat, contiguous, non-empty byte views of `nbytes` in all, without checks."""
+        """Make a page from flat, contiguous, non-empty byte views of `nbytes` in total, unchecked."""
         page = cls.__new__(cls)
         page.segments = views
         page.nbytes = nbytes
@@ -111,14 +118,14 @@ class Page:
         return self._addresses
 
     def tobytes(self) -> bytes:
-        """Return a copy of the page in one piece, for stores that take one blob."""
+        """Return a copy of the whole page, for stores that take one blob."""
         return b"".join(self.segments)
 
     def copy_from(self, data: HostBuffer) -> None:
-        """Fill the page from one piece.
+        """Fill the page from one buffer.
 
         Raises:
-            ValueError: `data` has another length than the page. The page is unchanged.
+            ValueError: `data` and the page differ in length. The page is unchanged.
         """
         source = _bytes_of(data)
         if source.nbytes != self.nbytes:
@@ -144,7 +151,7 @@ def address_of(view: memoryview) -> int:
 
 
 def _bytes_of(buffer: HostBuffer) -> memoryview:
-    """Return `buffer` as a flat view of bytes, without a copy."""
+    """Return a flat byte view of `buffer`, without copying it."""
     if (
         type(buffer) is memoryview
         and buffer.format == "B"

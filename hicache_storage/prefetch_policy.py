@@ -1,4 +1,4 @@
-"""The time at which a request stops waiting for its prefetch.
+"""How long a request waits for its prefetch.
 
 Names and formulas are SGLang's (sglang/srt/mem_cache/unified_radix_cache.py).
 """
@@ -9,17 +9,17 @@ import enum
 
 
 class PrefetchPolicy(enum.Enum):
-    """The time that a request waits for its pages. It uses the pages that have arrived by then."""
+    """How long a request waits for its pages. It uses the pages that have arrived by then."""
 
     BEST_EFFORT = "best_effort"
-    """The request does not wait."""
+    """Not at all."""
     WAIT_COMPLETE = "wait_complete"
-    """The request waits until every page that was found has arrived or failed."""
+    """Until every page that was found has arrived or failed."""
     TIMEOUT = "timeout"
-    """The request waits like WAIT_COMPLETE, but no longer than a limit that grows with its pages."""
+    """Like WAIT_COMPLETE, but no longer than a limit that grows with the number of pages."""
 
     def max_wait_s(self, tokens: int, *, base_s: float, per_ki_token_s: float) -> float | None:
-        """Return the longest wait for the pages of `tokens` tokens; None: no limit."""
+        """Return the longest wait for the pages of `tokens` tokens. None: no limit."""
         if self is PrefetchPolicy.WAIT_COMPLETE:
             return None
         if self is PrefetchPolicy.BEST_EFFORT:

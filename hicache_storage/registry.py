@@ -1,4 +1,4 @@
-"""The names of backends, and their storages: built-ins, installed distributions, and `dynamic`."""
+"""Find a backend by its name and open its storage: built-in, installed, or `dynamic`."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ _DYNAMIC_FIELDS = ("backend_name", "module_path", "class_name")
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """The name of a backend, and the place of its class."""
+    """The name of a backend, and where its class is."""
 
     name: str
     target: str
-    """`module:Class`. The module is imported when the backend is opened."""
+    """`module:Class`. The module is imported when you open the backend."""
     distribution: str
     extra: str | None = None
-    """The extra of `distribution` that installs the libraries of the backend."""
+    """The extra of `distribution` that installs the libraries that the backend needs."""
     instead: str = ""
-    """A clause at the end of the advice: a replacement of the extra, and when to install it."""
+    """The end of the advice: another extra, and when to install that one instead."""
 
     def load(self) -> type[HiCacheStorage]:
         """Import the class.
 
         Raises:
             BackendNotInstalled: A library is missing. The message names the package to install.
-            ConfigError: The target is no storage class.
+            ConfigError: The target is not a storage class.
         """
         module, _, name = self.target.partition(":")
         try:
@@ -84,10 +84,10 @@ _BUILT_INS = {
 
 
 def backends() -> dict[str, Backend]:
-    """Return every known backend by name, built-ins first, without importing any.
+    """Return every known backend by name, built-ins first. None is imported.
 
     Raises:
-        ConfigError: Two distributions claim one name, or one claims the name of a built-in.
+        ConfigError: Two distributions use the same name, or one uses the name of a built-in.
     """
     from importlib import metadata  # noqa: PLC0415 - `hicache --help` stays fast
 
@@ -109,20 +109,26 @@ def backends() -> dict[str, Backend]:
 def open_storage(
     name: str, config: Mapping[str, Any] | None = None, *, read_only: bool = False
 ) -> HiCacheStorage:
-    """Open the storage `name` with the fields of `config`. The caller closes it.
+    """Open the storage of backend `name` with the fields of `config`. You close it.
 
-    `dynamic` takes `backend_name`, `module_path` and `class_name` as SGLang does. The backend's own
-    fields are under `config` or beside them.
+    The backend `dynamic` takes `backend_name`, `module_path` and `class_name`, as in SGLang. Put the
+    backend's own fields next to them or under `config`.
 
-    With `read_only` the store stays as it is, whatever is called, at its limits and beyond them: no
-    page is evicted, collected, healed or counted as used, and a call that would change something
-    raises UnsupportedOperation. A store that is not there is not made: NoSuchStore, a ConfigError.
+    With `read_only` nothing that you call changes the store, even if it is over its limits: no page is
+    evicted, collected, healed or counted as used, and a call that would change something raises
+    UnsupportedOperation.
 
     Raises:
-        UnknownBackend: There is no such name. The message has the nearest one.
+        UnknownBackend: No backend has this name. The message suggests the closest one.
         BackendNotInstalled: A library is missing. The message names the package to install.
         ConfigError: A field is wrong, missing or unknown.
+        NoSuchStore: With `read_only`, there is no store, and none is created.
         StorageUnavailable: The store cannot be reached.
+
+    Examples:
+        >>> with open_storage("memory", {"capacity_nbytes": "1GiB"}) as storage:
+        ...     storage.capabilities.enumerable
+        True
     """
     storage_class, fields = resolve(name, config)
     if not read_only:
@@ -139,10 +145,10 @@ def open_storage(
 def resolve(
     name: str, config: Mapping[str, Any] | None = None
 ) -> tuple[type[HiCacheStorage], dict[str, Any]]:
-    """Return the class of `name`, and the fields of `config` that are the backend's own.
+    """Return the class of backend `name`, and the fields of `config` that belong to the backend.
 
     Raises:
-        UnknownBackend, BackendNotInstalled, ConfigError: As `open_storage`.
+        UnknownBackend, BackendNotInstalled, ConfigError: As in `open_storage`.
     """
     fields = dict(config or {})
     if name == DYNAMIC:

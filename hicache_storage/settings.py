@@ -1,11 +1,13 @@
-"""A backend's configuration: a frozen pydantic model, checked once, with errors that name the field.
+"""The configuration of a backend: a frozen pydantic model, with errors that name the wrong field.
 
-class AcmeSettings(Settings):
-    url: SecretStr
-    capacity_nbytes: ByteSize | None = None      # 1073741824 or "1GiB"
-    timeout_s: PositiveSeconds = 30.0            # 90 or "90s"
+Subclass `Settings` to read your backend's config:
 
-settings = AcmeSettings.parse("acme", config)
+    class AcmeSettings(Settings):
+        url: SecretStr
+        capacity_nbytes: ByteSize | None = None      # 1073741824 or "1GiB"
+        timeout_s: PositiveSeconds = 30.0            # 90 or "90s"
+
+    settings = AcmeSettings.parse("acme", config)
 """
 
 from __future__ import annotations
@@ -59,10 +61,10 @@ ByteSize = Annotated[int, BeforeValidator(parse_nbytes)]
 """A size in bytes: an int, or text that `parse_nbytes` accepts."""
 
 Seconds = Annotated[float, BeforeValidator(parse_seconds)]
-"""A finite number of seconds, or text that `parse_seconds` accepts: "90s", "12h", "1d"."""
+"""A finite number of seconds, or text that `parse_seconds` accepts, such as "90s", "12h" or "1d"."""
 
 PositiveSeconds = Annotated[Seconds, Field(gt=0, le=MAX_DURATION_S)]
-"""A time limit: `Seconds` that every wait can take."""
+"""A time limit: `Seconds` above 0 that every lock and socket can wait for."""
 
 
 def _no_url(path: str) -> str:
@@ -72,7 +74,7 @@ def _no_url(path: str) -> str:
 
 
 DirectoryName = Annotated[str, Field(min_length=1), AfterValidator(_no_url)]
-"""The path of a directory. A URL in its place, which may hold a secret, is refused."""
+"""The path of a directory. A URL, which may contain a secret, is refused."""
 
 _PARSERS: dict[object, Callable[[object], object]] = {
     int: parse_integer,
@@ -82,10 +84,16 @@ _PARSERS: dict[object, Callable[[object], object]] = {
 
 
 class Settings(BaseModel):
-    """The base class of every backend's settings. Unknown fields are errors, and values never change.
+    """The base class of every backend's settings. Unknown fields are errors, and settings are frozen.
 
-    The parsers of `hicache_storage.scalars` read fields of type int, float and bool, alone or
-    beside None: pydantic itself takes `true` for 1, and ignores spaces and underscores.
+    `hicache_storage.scalars` parses int, float and bool fields, optional or not, because pydantic itself
+    accepts `true` as 1 and ignores spaces and underscores.
+
+    Examples:
+        >>> class AcmeSettings(Settings):
+        ...     capacity_nbytes: ByteSize | None = None
+        >>> AcmeSettings.parse("acme", {"capacity_nbytes": "1GiB"}).capacity_nbytes
+        1073741824
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(
@@ -100,11 +108,11 @@ class Settings(BaseModel):
 
     @classmethod
     def parse(cls, backend: str, config: Mapping[str, Any]) -> Self:
-        """Return the settings that `config` holds.
+        """Return the settings that `config` describes.
 
         Raises:
-            ConfigError: The message names every wrong field. It never repeats text of `config`, which
-                may be a secret or hold one.
+            ConfigError: The message names every wrong field. It never repeats text of `config`, because
+                that may contain a secret.
         """
         try:
             return cls.model_validate(dict(config))
@@ -129,7 +137,7 @@ class Settings(BaseModel):
 
 @cache
 def _field_parser(settings: type[Settings], name: str) -> Callable[[object], object] | None:
-    """Return the parser of a field, or None where the field has its own validator."""
+    """Return the parser of a field, or None if the field has its own validator."""
     field = settings.model_fields[name]
     if any(isinstance(item, BeforeValidator) for item in field.metadata):
         return None
@@ -137,7 +145,7 @@ def _field_parser(settings: type[Settings], name: str) -> Callable[[object], obj
 
 
 def _scalar_parser(annotation: Any) -> Callable[[object], object] | None:
-    """Return the parser of a scalar type, or None where the type has its own validator."""
+    """Return the parser of a scalar type, or None if the type has its own validator."""
     if get_origin(annotation) in (Union, UnionType):
         kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
         return _scalar_parser(kinds[0]) if len(kinds) == 1 else None
@@ -149,12 +157,12 @@ def _scalar_parser(annotation: Any) -> Callable[[object], object] | None:
 
 
 def _form(field: FieldInfo | None) -> str:
-    """Return the form of a field's text in words: its description, where it has a pattern."""
+    """Return in words what a field with a pattern must look like: its description."""
     return (field and field.description) or "text of another form"
 
 
 def _redacted_message(detail: ErrorDetails) -> str:
-    """Return pydantic's message as a clause, without its quotations of the config."""
+    """Return pydantic's message as a clause, without quotes from the config."""
     message = detail["msg"].removeprefix("Value error, ")
     for quoted in detail.get("ctx", {}).values():
         if isinstance(quoted, str) and quoted and quoted in str(detail["input"]):

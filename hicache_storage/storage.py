@@ -1,9 +1,9 @@
 """The interface that a backend implements, and the capabilities that it may declare.
 
-The interface has five blocking, thread-safe methods over opaque ids and scatter/gather pages. The
-page store (`hicache_storage.page_store`) adds framing, checksums, batching, parallelism, deadlines
-and metrics, once for every backend. `docs/contract.md` has the numbered rules that an
-implementation keeps.
+Read this module to write a backend. You implement five methods, which block, are thread-safe, and
+treat key spaces and hashes as opaque ids. The page store (`hicache_storage.page_store`) adds framing,
+checksums, batching, parallelism, deadlines and metrics to every backend. `docs/contract.md` has the
+numbered rules that an implementation must keep.
 """
 
 from __future__ import annotations
@@ -25,59 +25,74 @@ if TYPE_CHECKING:
 
 
 class Retention(enum.IntEnum):
-    """The time for which a stored page stays. A larger value promises more."""
+    """How long a stored page stays. A larger value promises more.
+
+    Examples:
+        >>> Retention.UNTIL_DELETED > Retention.BEST_EFFORT
+        True
+    """
 
     BEST_EFFORT = 0
     """A page may vanish at any time."""
     UNTIL_PRESSURE = 1
-    """A page stays until the store is short of room."""
+    """A page stays until the store runs short of space."""
     UNTIL_DELETED = 2
     """A page stays until it is deleted or cleared."""
 
 
 class Durability(enum.IntEnum):
-    """The failures that a stored page survives. A larger value promises more."""
+    """Which failures a stored page survives. A larger value promises more.
+
+    Examples:
+        >>> Durability.POWER > Durability.CRASH > Durability.PROCESS
+        True
+    """
 
     PROCESS = 0
-    """A page is lost with the process."""
+    """A page is lost when the process ends."""
     CRASH = 1
     """A page survives SIGKILL of any process that uses the store."""
     POWER = 2
-    """A page survives a loss of power: data and names are synced before a set returns True."""
+    """A page survives a power failure, because data and names are synced before a set returns True."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """The declarations of a backend. The kit tests what is declared; a call for more is refused.
+    """What a backend declares that it can do.
 
-    See KV-901 and KV-902.
+    The conformance kit tests each claim, and a call that needs more than was claimed is refused
+    (KV-901, KV-902).
+
+    Examples:
+        >>> Capabilities(retention=Retention.UNTIL_DELETED, enumerable=True).enumerable
+        True
     """
 
     retention: Retention = Retention.BEST_EFFORT
     durability: Durability = Durability.PROCESS
     shared: bool = False
-    """True if another process that opens the same config sees the pages."""
+    """True if another process that opens the same config can read the pages."""
     enumerable: bool = False
     """True if `spaces()` and `scan()` work."""
     overwrites: bool = True
-    """False if a set of a present page keeps the first bytes, and returns True."""
+    """False if setting a page that is already there keeps the old bytes and returns True."""
     scatter_gather: bool = True
-    """False if the SDK must pass pages of one segment, through a bounce buffer."""
+    """False if each page must be one segment. The SDK then copies pages through a bounce buffer."""
     alignment: int = 1
-    """The alignment of segment addresses and sizes that the fast path needs."""
+    """The alignment of segment addresses and sizes, in bytes, that the fast path needs."""
     parallelism: int = 1
-    """The number of concurrent calls from which the store gains."""
+    """How many concurrent calls make the store faster."""
     max_batch: int | None = None
-    """The largest batch. The SDK splits larger ones. None: no limit."""
+    """The largest batch, in pages. The SDK splits larger ones. None: no limit."""
     max_page_nbytes: int | None = None
-    """The largest page. The SDK refuses key spaces of larger pages at `open_space`. None: no limit."""
+    """The largest page, in bytes. `open_space` refuses a key space with larger pages. None: no limit."""
     bounded: bool = False
     """True if every call returns within `timeout_s` plus a second, whatever the store does, and touches
-    no page afterwards. An engine lends its own memory to storages that are bounded or revocable."""
+    no page afterwards. Engines lend their own memory only to storages that are bounded or revocable."""
     revocable: bool = False
-    """True if a call accesses a page that has a `Page.revocable` only within accesses of it: after
-    `revoke` has returned, it touches no byte of the page. The page of a get is then no hit, and that of
-    a set is stored whole or not at all. Needs `scatter_gather`: pages get no bounce buffer."""
+    """True if a call touches a page with a `Page.revocable` only between its `enter` and `leave`, and so
+    never after `revoke` has returned. A get of a revoked page is a miss; a set stores the whole page or
+    nothing. Requires `scatter_gather`, because these pages get no bounce buffer."""
 
     def __post_init__(self) -> None:
         for name in ("alignment", "parallelism", "max_batch", "max_page_nbytes"):
@@ -90,7 +105,12 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class PageInfo:
-    """A page that `scan` found."""
+    """A page that `scan` found.
+
+    Examples:
+        >>> PageInfo("ab" * 32, nbytes=4096).nbytes
+        4096
+    """
 
     page_hash: str
     nbytes: int
@@ -98,18 +118,23 @@ class PageInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageTimes:
-    """The times of a page, in seconds since 1970. None: the store does not know."""
+    """When a page was written and last used, in seconds since 1970. None: the store does not know.
+
+    Examples:
+        >>> PageTimes(written_at_s=1.7e9).used_at_s is None
+        True
+    """
 
     written_at_s: float | None = None
     used_at_s: float | None = None
-    """The time of the last write or get. The true one may be later, by up to `used_within_s`."""
+    """The last write or get that the store recorded. The true one may be up to `used_within_s` later."""
     used_within_s: float = 0.0
-    """The interval at which the store notes a use: a page that was used within it keeps its time."""
+    """How often the store records a use: it ignores a use this soon after the recorded one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageFault:
-    """An object that stands in the place of a page and is none: every get of it is a miss."""
+    """An object in the place of a page that is not the page, so every get of it is a miss."""
 
     page_hash: str
     reason: str
@@ -119,34 +144,46 @@ class PageFault:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableSpace:
-    """A key space that the store holds and cannot name, so that `spaces` leaves it out."""
+    """A key space that the store holds but cannot name, so `spaces` leaves it out."""
 
     space_id: str
     reason: str
-    """What is wrong, for people: "its manifest is damaged", "none of the keys opens its name"."""
+    """What is wrong, for a person to read, such as "its manifest is damaged"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """A fact about a store, for people. It never holds a secret."""
+    """A fact about a store that `hicache doctor` shows. It never contains a secret.
+
+    Examples:
+        >>> Diagnosis("capacity", "9 of 10 GiB are used", advice="raise capacity_nbytes").is_full
+        False
+    """
 
     topic: str
     fact: str
     advice: str = ""
-    """The thing to do, or empty if the fact needs none."""
+    """What to do about it, or "" if nothing needs to be done."""
     is_full: bool = False
-    """True if the store has no room: one page more would be refused, or evict others."""
+    """True if the store is full: one more page would be refused, or would evict others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageStats:
-    """A backend's own figures. None: the figure is not known without I/O."""
+    """A backend's own figures. None: the backend cannot tell without I/O.
+
+    Examples:
+        >>> from hicache_storage import open_storage
+        >>> with open_storage("memory", {"capacity_nbytes": "1MiB"}) as storage:
+        ...     storage.stats().capacity_nbytes
+        1048576
+    """
 
     pages: int | None = None
     nbytes: int | None = None
     capacity_nbytes: int | None = None
     counters: Mapping[str, int] = field(default_factory=dict[str, int])
-    """The events since the storage was opened, by name: evictions, refusals, errors by reason."""
+    """Counts of events since the storage was opened: evictions, refusals, errors by reason."""
 
 
 class _Opener:
@@ -165,29 +202,40 @@ class _Opener:
 
 
 class HiCacheStorage(abc.ABC):
-    """A store of pages, addressed by (key space, page hash).
+    """A store of pages. A key space and a page hash together identify a page.
 
-    Every method is thread-safe and blocking, and several threads call it at once. Results have the
-    length and the order of `hashes`. A miss is False, never an exception. A call borrows `pages`
-    until it ends: the storage neither keeps nor touches them afterwards, also when the call raises.
+    Every method blocks and is thread-safe: several threads call it at once. A result has one item for
+    each of `hashes`, in the same order. A miss is False, never an exception. A call borrows `pages`
+    until it ends; the storage does not keep or touch them afterwards, even if the call raises.
 
     Raises (every method but `close`):
         StorageClosed: `close` was called.
         StorageUnavailable, StorageTimeout: The store as a whole did not answer.
+
+    Examples:
+        >>> from hicache_storage import KeySpace, Page, Shard, open_storage, page_hashes
+        >>> space = KeySpace(model="my/model", dtype="bfloat16", layout="page_first", page_tokens=2,
+        ...                  page_nbytes=4, shard=Shard(layers=(0, 1)))
+        >>> hashes = page_hashes([1, 2, 3, 4], page_tokens=2)
+        >>> with open_storage("memory") as storage:
+        ...     storage.batch_set(space, hashes[:1], [Page(b"kv!!")])
+        ...     storage.batch_exists(space, hashes)
+        [True]
+        [True, False]
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities()
-    """The claims of the class. An instance may narrow them in `__init__`, with `narrow`."""
+    """What the class claims. An instance may claim less: call `narrow` in `__init__`."""
 
     usable_after_fork: ClassVar[bool] = False
     """True if the class makes new connections, locks and threads in a forked child.
 
-    If it is False, `ensure_open` refuses in the child: a child that uses the connections of its
-    parent corrupts the data of both (KV-306)."""
+    If False, `ensure_open` raises in the child, because a child that uses its parent's connections
+    corrupts the data of both (KV-306)."""
 
     _closed = False
     _opened_by: _Opener | None = None
-    """None if a subclass makes its objects without this class's `__new__`."""
+    """None if a subclass does not call this class's `__new__`."""
 
     def __new__(cls, *_args: Any, **_fields: Any) -> Self:
         """Record the process that opens the storage."""
@@ -207,9 +255,9 @@ class HiCacheStorage(abc.ABC):
 
     @classmethod
     def would_create(cls, config: Mapping[str, Any]) -> str | None:  # noqa: ARG003
-        """Return the place where `from_config` would make a new, empty store.
+        """Return the place where `from_config` would create a new, empty store.
 
-        None: it would make none, or the backend does not know.
+        Return None if it would not create one, or if the backend cannot tell.
 
         Raises:
             ConfigError: A field is wrong, missing or unknown. The message names it.
@@ -218,22 +266,22 @@ class HiCacheStorage(abc.ABC):
 
     @classmethod
     def open_read_only(cls, config: Mapping[str, Any]) -> HiCacheStorage:
-        """Open the storage of `config` for a program that only looks (KV-308).
+        """Open the storage that `config` describes, for a program that only reads (KV-308).
 
-        `registry.open_storage(name, config, read_only=True)` calls this, and refuses every call that
-        would change the store. A backend overrides it where opening or reading has effects of its
-        own: such a storage makes and removes nothing, applies no limits, starts no collector, takes
-        no lock that writers wait for, notes no use, and heals no page. It works on a read-only mount.
+        `open_storage(name, config, read_only=True)` calls this, and refuses every call that would change
+        the store. Override it if opening or reading has side effects in your backend. The storage that
+        you return must not create or remove anything, apply limits, start a collector, take a lock that
+        writers wait for, record a use, or heal a page. It must work on a read-only mount.
 
         Raises:
-            ConfigError: As `from_config`; also, the place holds a store of another kind.
+            ConfigError: As in `from_config`, or the place holds a store of another kind.
             StorageUnavailable: The store cannot be reached.
         """
         return cls.from_config(config)
 
     @abc.abstractmethod
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        """Return for each page True if it is there. A True may be out of date by the time of the get."""
+        """Return True for each page that is there. It may be gone again by the time you get it."""
 
     @abc.abstractmethod
     def batch_get(
@@ -241,16 +289,17 @@ class HiCacheStorage(abc.ABC):
     ) -> list[bool]:
         """Read each page into its item of `pages`. True: the item holds exactly the bytes that were set.
 
-        After False the item's bytes are undefined. No byte outside it has changed (KV-003, KV-004).
+        If the result is False, the item's bytes are undefined. No byte outside of it changes (KV-003,
+        KV-004).
         """
 
     @abc.abstractmethod
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
-        """Store each page. True: it is readable from now on. False: it never shows (KV-002, KV-006).
+        """Store each page. True: it can be read from now on. False: it will not appear (KV-002, KV-006).
 
-        The result for a present page is True. Its bytes are either the old or the new ones
+        Return True for a page that is already there. It then has either its old or its new bytes
         (KV-005).
         """
 
@@ -258,17 +307,17 @@ class HiCacheStorage(abc.ABC):
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         """Remove each page. True: it is gone, or was never there (KV-007).
 
-        False: the store could not remove the page, which may still be there.
+        False: the page could not be removed and may still be there.
         """
 
     def open_space(self, space: KeySpace) -> None:
-        """Prepare for pages of `space`, before its first set. Idempotent.
+        """Prepare the store for pages of `space`. Call this before the first set. Idempotent.
 
-        Every other call may come without it, of a key space that a stranger has named: it finds what is
-        there, and makes nothing (KV-001).
+        Every other call must work without it, even for a key space that nobody opened: it finds what is
+        there, and creates nothing (KV-001).
 
         Raises:
-            UnsupportedOperation: Its pages are larger than `capabilities.max_page_nbytes`.
+            UnsupportedOperation: The pages of `space` are larger than `capabilities.max_page_nbytes`.
         """
         self.ensure_open()
         limit = self.capabilities.max_page_nbytes
@@ -279,38 +328,38 @@ class HiCacheStorage(abc.ABC):
             )
 
     def spaces(self) -> Iterator[KeySpace]:
-        """Yield every key space that holds pages, once. Needs `capabilities.enumerable`.
+        """Yield every key space that holds pages, once. Requires `capabilities.enumerable`.
 
-        The list may include a space that was opened and holds no page (KV-104).
+        A space that was opened but holds no page may be included (KV-104).
         """
         self.ensure_open()
         raise UnsupportedOperation(f"{type(self).__name__} does not list its key spaces")
 
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
-        """Yield every page of `space`, in any order. Needs `capabilities.enumerable`."""
+        """Yield every page of `space`, in any order. Requires `capabilities.enumerable`."""
         self.ensure_open()
         raise UnsupportedOperation(f"{type(self).__name__} does not list its pages")
 
     def faults(self, space: KeySpace, hashes: Sequence[str] | None = None) -> Iterator[PageFault]:
-        """Yield the objects of `space` that are damaged, as far as the store itself can tell.
+        """Yield the damaged objects of `space`, as far as the store itself can tell.
 
-        With `hashes` it looks at these, and reads what it must; an absent page and a right one yield
-        nothing. Without, it yields what a listing shows and `scan` leaves out: pages of a wrong
-        length. The call changes nothing. Only `hicache verify` and its like call it.
+        With `hashes`, check these pages, and read whatever that takes; a missing or correct page yields
+        nothing. Without `hashes`, yield what a listing shows and `scan` leaves out, such as pages of a
+        wrong length. The call changes nothing. Tools such as `hicache verify` call it; engines do not.
         """
         self.ensure_open()
         return iter(())
 
     def unreadable_spaces(self) -> Iterator[UnreadableSpace]:
-        """Yield the key spaces that are there and that `spaces` cannot name."""
+        """Yield the key spaces that are there but that `spaces` cannot name."""
         self.ensure_open()
         return iter(())
 
     def remove_space(self, space_id: str) -> int:
-        """Remove a key space: its pages, and all that tells of it. Return the number of its pages.
+        """Remove a key space: its pages and everything that names it. Return the number of pages.
 
-        `space_id` is a `KeySpace.id`, or that of an `UnreadableSpace`. An unknown one gives 0. A key
-        space that is written to meanwhile stays, with what was written.
+        `space_id` is a `KeySpace.id` or an `UnreadableSpace.space_id`. An unknown id gives 0. A key
+        space that someone writes to during the call stays, with what was written.
 
         Raises:
             UnsupportedOperation: The store cannot list its pages.
@@ -320,17 +369,17 @@ class HiCacheStorage(abc.ABC):
         raise UnsupportedOperation(f"{type(self).__name__} removes no key spaces")
 
     def page_times(self, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
-        """Return when each page was written and used, as far as the store knows. No call uses a page."""
+        """Return when each page was written and used, if the store knows. This is not a use."""
         self.ensure_open()
         return [PageTimes()] * len(hashes)
 
     def clear(self, space: KeySpace) -> int:
-        """Remove every page of `space` and nothing else. Return the number of pages (KV-103).
+        """Remove every page of `space` and nothing else. Return the number of removed pages (KV-103).
 
-        The method tries a second time to remove the pages that a delete could not remove.
+        If a page cannot be deleted, it is tried once more.
 
         Raises:
-            StorageUnavailable: Pages are left. The message has their number.
+            StorageUnavailable: Pages are left. The message says how many.
         """
         hashes = (info.page_hash for info in self.scan(space))
         removed, left = self._delete_all(space, hashes)
@@ -344,7 +393,7 @@ class HiCacheStorage(abc.ABC):
         return removed + retried
 
     def _delete_all(self, space: KeySpace, hashes: Iterable[str]) -> tuple[int, list[str]]:
-        """Delete pages. Return the number that are gone, and the hashes of those that may be left."""
+        """Delete pages. Return how many are gone, and the hashes of those that may be left."""
         removed, left = 0, list[str]()
         rest = iter(hashes)
         while batch := list(islice(rest, self.capabilities.max_batch or 1024)):
@@ -355,27 +404,27 @@ class HiCacheStorage(abc.ABC):
         return removed, left
 
     def diagnose(self) -> list[Diagnosis]:
-        """Return what the store says about itself that an operator should know: `hicache doctor`."""
+        """Return what an operator should know about the store. `hicache doctor` shows it."""
         self.ensure_open()
         return []
 
     def register_buffer(self, buffer: HostBuffer) -> None:
-        """Announce host memory that will hold pages, for a store that pins or maps memory beforehand."""
+        """Announce host memory that will hold pages, so that the store can pin or map it in advance."""
         self.ensure_open()
 
     def unregister_buffer(self, buffer: HostBuffer) -> None:
-        """Undo `register_buffer`. No page in `buffer` is in use any more."""
+        """Undo `register_buffer`. By then no call uses a page in `buffer`."""
         self.ensure_open()
 
     def stats(self) -> StorageStats:
-        """Return figures for people and for metrics, in O(1) and without I/O."""
+        """Return figures for reports and metrics, in O(1) and without I/O."""
         self.ensure_open()
         return StorageStats()
 
     def close(self) -> None:
         """Release all resources: threads, sockets, descriptors, temporary files. Idempotent.
 
-        An override ends with `super().close()`.
+        If you override it, end with `super().close()`.
         """
         self._closed = True
 
@@ -383,14 +432,14 @@ class HiCacheStorage(abc.ABC):
     def is_forked_copy(self) -> bool:
         """True in a forked child of the process that opened the storage.
 
-        `close` releases nothing there that the parent still uses: locks, connections, sessions.
+        There, `close` must not release what the parent still uses: locks, connections, sessions.
         """
         return self._opened_by is not None and self._opened_by.pid != os.getpid()
 
     def ensure_open(self) -> None:
         """Raise `StorageClosed` after `close`, and in a forked child unless `usable_after_fork`.
 
-        Every method of a backend calls it first.
+        Call it first in every method of a backend.
         """
         if self._closed:
             raise StorageClosed(f"this {type(self).__name__} was closed: open a new one")
@@ -401,7 +450,7 @@ class HiCacheStorage(abc.ABC):
             )
 
     def narrow(self, **claims: Any) -> None:
-        """Let this instance claim less than its class: `self.narrow(durability=Durability.CRASH)`.
+        """Claim less than the class does, for example `self.narrow(durability=Durability.CRASH)`.
 
         Raises:
             ValueError: The instance would claim more.

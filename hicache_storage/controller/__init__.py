@@ -1,4 +1,7 @@
-"""The controller: prefetch and writeback between host memory (L2) and storage (L3)."""
+"""The cache controller: it moves pages between host memory (L2) and storage (L3) for an engine.
+
+Start with `CacheController`. `docs/controller.md` explains the flow of a request.
+"""
 
 from __future__ import annotations
 

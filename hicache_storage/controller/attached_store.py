@@ -31,7 +31,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class AttachedStore:
-    """A page store while it is attached, with its write queue and the number of its running calls."""
+    """A page store while it is attached: its write queue, and how many of its calls are running."""
 
     def __init__(
         self,
@@ -43,10 +43,10 @@ class AttachedStore:
         admission: Admission | None = None,
         explain_log: ExplainLog | None = None,
     ) -> None:
-        """Open the pools' key spaces, and mark no page of L2 as stored.
+        """Open the key spaces of the pools. No page of L2 counts as stored yet.
 
         Raises:
-            ValueError: The host pools have headers of another size than the store's.
+            ValueError: The headers of the host pools and of the store differ in size.
             StorageUnavailable, StorageTimeout, UnsupportedOperation: From opening the key spaces.
         """
         _check_headers(store, cache)
@@ -58,7 +58,7 @@ class AttachedStore:
         self.store = store
         self.epoch: int = cache.new_epoch()
         self.in_flight: ByteLimit = ByteLimit(settings.inflight_nbytes)
-        """The bytes that the store is reading, for callers that gave up, too."""
+        """The bytes that the store is reading, including reads that nobody waits for any more."""
         self.writeback: Writeback = Writeback(
             store,
             cache,
@@ -80,14 +80,14 @@ class AttachedStore:
 
     @property
     def closing(self) -> bool:
-        """True once the store is being detached: nothing more is read."""
+        """True once the store is being detached. Nothing more is read then."""
         return self._closing
 
     def start(self) -> None:
         """Register the host pools with the store, and start the writes.
 
         Raises:
-            HiCacheError: From registering the host pools; none is registered then.
+            HiCacheError: A host pool could not be registered. None is registered then.
         """
         try:
             for buffer in self._buffers:
@@ -102,7 +102,7 @@ class AttachedStore:
 
     @contextmanager
     def in_use(self) -> Generator[bool]:
-        """Count calls of the store in the `with` block; yield False where none may be made any more."""
+        """Count calls to the store in the `with` block. Yield False if no more calls are allowed."""
         call: Future[None] = Future()
         self.track_call(call)
         try:
@@ -111,14 +111,14 @@ class AttachedStore:
             call.set_result(None)
 
     def track_call(self, settled: Future[None]) -> None:
-        """Count a call until `settled`: a call that overran its timeout may still touch host memory."""
+        """Count a call until `settled`: a call that overran its timeout may still use host memory."""
         self._calls.track(settled, self._unregister)
 
     def detach(self, deadline: Deadline, *, drain: bool, unsaved: Sequence[Entry] = ()) -> bool:
-        """Stop reads; with `drain`, write the queued and the `unsaved` pages first.
+        """Stop reads. With `drain`, write the queued and the `unsaved` pages first.
 
-        The host pools stay registered while a call still runs at the deadline; `wait_idle` waits for it.
-        Return False where `drain` has lost a page that was queued.
+        If a call still runs at the deadline, the host pools stay registered; `wait_idle` waits for it.
+        Return False if `drain` lost a queued page.
         """
         self._closing = True
         written = self.writeback.close(deadline, drain=drain, unsaved=unsaved)
@@ -132,7 +132,7 @@ class AttachedStore:
         return written
 
     def wait_idle(self, deadline: Deadline) -> bool:
-        """Wait until no call runs; return False where one still runs at the deadline."""
+        """Wait until no call runs. Return False if one still runs at the deadline."""
         return self._calls.wait_until_idle(max(MIN_END_WAIT_S, deadline.remaining_s()))
 
     def _unregister(self) -> None:

@@ -1,4 +1,4 @@
-"""Availability of a prefix: the pages that L2 and L3 together have in each pool, before any load."""
+"""Find which pages of a prefix L2 and L3 together have in each pool, before any load."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """The pages of a prefix that L2 has or L3 reports. Only a load proves a page of L3."""
+    """Which pages of a prefix L2 has or L3 claims to have. Only a load proves a claim of L3."""
 
     present: list[PoolBits]
     """For each page, the pools that have it."""
     failures: dict[int, Verdict]
-    """Pools that the store could not look up."""
+    """Pools that could not be looked up, and why."""
 
 
 def look_up(
@@ -36,11 +36,11 @@ def look_up(
     *,
     timeout_s: float,
 ) -> Availability:
-    """Look up in the store the pages that L2 lacks; `filled` gives the pools that L2 has of each page.
+    """Look up the pages that L2 lacks. `filled` gives, for each page, the pools that L2 has.
 
-    The lookup begins with the required pools. Each pool is looked up only for the prefix that the pools
-    before it have. Pools not in `hit_pools` come last, each for every page of the prefix that the
-    `hit_pools` have. `timeout_s` holds for all lookups together.
+    The required pools come first. Each pool is looked up only for the prefix that the pools before it
+    have. Pools that are not in `hit_pools` come last, each for every page of the prefix that the
+    `hit_pools` have. `timeout_s` limits all lookups together.
     """
     deadline = Deadline(timeout_s)
     found = Availability(list(filled), {})
@@ -62,7 +62,7 @@ def _match(
     timeout_s: float,
     past_gaps: bool = False,
 ) -> None:
-    """Look `hashes` up in some pools, and add the result to `found`."""
+    """Look up `hashes` in some pools, and add the result to `found`."""
     parts = [(number, part) for number in numbers for part in pool_set.pools[number].stored]
     pages = range(len(hashes))
     held = [[bool(found.present[page] >> number & 1) for page in pages] for number, _ in parts]

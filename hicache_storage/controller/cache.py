@@ -1,4 +1,4 @@
-"""L2's index: page hash → a slot in the host pool of every pool, LRU with pins."""
+"""The index of L2: which slots of the host pools hold a page, and which pages are pinned."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class HostCache:
     """The pages of L2. Thread-safe. Pinned pages stay; the others are evicted in LRU order.
 
     A page of L2 has at least its required pools filled. `write_back` is called with pages that must be
-    written before they can be evicted. They are pinned; `end_writes` and `unpin` release them. The call
-    is made under the lock, so that `claim_unsaved` sees each claimed page in a queue: the callback may
-    only queue the pages, and may not wait.
+    written before they can be evicted. These pages are pinned until `end_writes` and `unpin`. The
+    callback runs under the lock, so that `claim_unsaved` finds each claimed page in a queue. Therefore
+    it may only queue the pages, and must not wait.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class HostCache:
 
     @property
     def evicted_pages(self) -> int:
-        """Number of pages that were evicted."""
+        """How many pages have been evicted."""
         return self._allocator.evicted_pages
 
     @property
     def evicting_pages(self) -> int:
-        """Number of pages that are being written so that they can be evicted."""
+        """How many pages are being written so that they can be evicted."""
         return self._allocator.evicting_pages
 
     def __len__(self) -> int:
@@ -56,7 +56,7 @@ class HostCache:
     # --- cached pages --------------------------------------------------------------------------------
 
     def pin(self, hashes: Iterable[str]) -> list[Entry | None]:
-        """Pin those of `hashes` that are in L2; return None for each of the others."""
+        """Pin the pages that are in L2. Return None for each of the others."""
         with self._changed:
             found = [self._entries.get(page_hash) for page_hash in hashes]
             for entry in found:
@@ -65,20 +65,20 @@ class HostCache:
         return found
 
     def count_use(self, entries: Iterable[Entry]) -> None:
-        """Count one request's use of each entry."""
+        """Count one use of each entry by a request."""
         with self._changed:
             for entry in entries:
                 entry.uses += 1
 
     def unpin(self, entries: Sequence[Entry]) -> None:
-        """Unpin pages, the last first: a prefix loses its tail before its head."""
+        """Unpin pages, the last one first, so that a prefix loses its tail before its head."""
         with self._changed:
             for entry in reversed(entries):
                 self._allocator.unpin(entry)
             self._changed.notify_all()
 
     def clear(self) -> int:
-        """Drop every unpinned page; return the number of pages that stayed."""
+        """Drop every unpinned page. Return how many pages stayed."""
         with self._changed:
             self._allocator.clear()
             self._changed.notify_all()
@@ -93,11 +93,11 @@ class HostCache:
         timeout_s: float = 0.0,
         stop: Callable[[], bool] = lambda: False,
     ) -> list[PageSlots]:
-        """Return slots for each page of `wanted`, in all of its pools; evict unpinned pages for them.
+        """Return slots for each page of `wanted`, in all of its pools. Evict unpinned pages for them.
 
-        The list is shorter where pages are pinned or must be written first. With `timeout_s` the call
-        waits that long for the first page's slots, and for the others' while pages are being evicted.
-        It stops waiting where `stop`, called under the lock, is true.
+        The list is shorter if pages are pinned or must be written first. With `timeout_s` the call waits
+        so long for slots of the first page; for the other pages it waits only while pages are being
+        evicted. It stops waiting if `stop`, which runs under the lock, returns True.
         """
         deadline = Deadline(timeout_s)
         got: list[PageSlots] = []
@@ -112,7 +112,7 @@ class HostCache:
         return got
 
     def free(self, groups: Iterable[PageSlots]) -> None:
-        """Give back slots that no page of L2 uses."""
+        """Free slots that no page of L2 uses."""
         with self._changed:
             self._allocator.free(groups)
             self._changed.notify_all()
@@ -129,9 +129,9 @@ class HostCache:
     ) -> tuple[Entry, PageSlots]:
         """Add a page to L2, pinned, with the pools that are `filled`.
 
-        Where the page is in L2 already, it gains the filled pools that it lacked. Return the entry and
-        the unused slots: the caller frees them once nobody writes into them. The `busy` pools of a new
-        entry are being filled; `unclaim` ends that.
+        If the page is already in L2, it gains the filled pools that it lacked. Return the entry and the
+        unused slots, which the caller frees once nobody writes into them. The `busy` pools of a new
+        entry are still being filled, until `unclaim`.
         """
         with self._changed:
             stored = stored if epoch in (None, self._epoch) else 0
@@ -150,10 +150,10 @@ class HostCache:
             return entry, unused
 
     def claim(self, entry: Entry, wanted: PoolBits) -> PoolBits:
-        """Claim the right to fill unfilled slots of a pinned entry; return the claimed pools.
+        """Claim the right to fill unfilled slots of a pinned entry. Return the claimed pools.
 
-        A pool is not claimed where it is filled, claimed by another caller, or trailing without a free
-        slot. Each claimed pool ends in `fill` or `unclaim`.
+        A pool is left out if it is filled, if another caller has claimed it, or if it is a trailing pool
+        without a free slot. End each claim with `fill` or `unclaim`.
         """
         with self._changed:
             claimed = wanted & ~entry.filled & ~entry.busy
@@ -183,7 +183,7 @@ class HostCache:
                 entry.stored |= stored
 
     def unclaim(self, entry: Entry, claimed: PoolBits) -> None:
-        """Give up claimed pools of an entry. Nobody may write into their slots any more."""
+        """Give up claimed pools of an entry. By then nobody may write into their slots."""
         with self._changed:
             entry.busy &= ~claimed
             self._allocator.trailing.release(
@@ -194,9 +194,9 @@ class HostCache:
     # --- writes to L3 --------------------------------------------------------------------------------
 
     def claim_for_writing(self, entries: Iterable[Entry], uses: int) -> list[Entry]:
-        """Pin and return those of `entries` that have enough uses, are unsaved, and are not queued.
+        """Pin and return the entries that have enough uses, are unsaved, and are not queued.
 
-        An entry that has left L2 is never returned: its slots hold another page by now.
+        An entry that has left L2 is never returned, because its slots may hold another page by now.
         """
         with self._changed:
             claimed = [
@@ -213,9 +213,10 @@ class HostCache:
         return claimed
 
     def pools_to_write(self, entries: Iterable[Entry]) -> list[PoolBits]:
-        """Return the pools of each entry to write next: required pools first, then the optional ones.
+        """Return the pools of each entry to write next: first the required pools, then the optional.
 
-        No draft page is in L3 before its target's page: after any failure a reader finds a prefix.
+        So L3 never has a page of the draft without the target's, and readers find a usable prefix after
+        any failure.
         """
         required = self.pool_set.required
         with self._changed:
@@ -223,7 +224,7 @@ class HostCache:
         return [bits & required or bits for bits in unsaved]
 
     def mark_stored(self, entries: Iterable[Entry], pools: Iterable[PoolBits], epoch: int) -> None:
-        """Mark these `pools` of each entry as stored, unless `epoch` names a former store."""
+        """Mark `pools` of each entry as stored, unless `epoch` belongs to an earlier store."""
         with self._changed:
             if epoch == self._epoch:
                 for entry, bits in zip(entries, pools, strict=True):
@@ -243,24 +244,24 @@ class HostCache:
             self._changed.notify_all()
 
     def abandon_writes(self, entries: Sequence[Entry], epoch: int | None = None) -> None:
-        """Unpin `entries` unwritten, and let them be evicted without a write."""
+        """Unpin `entries` without writing them. They may then be evicted without a write."""
         self.end_writes(entries, epoch)
         self.unpin(entries)
 
     def wait_written(self, hashes: Iterable[str], timeout_s: float) -> bool:
-        """Wait until none of these pages is queued; return False where one is after `timeout_s`."""
+        """Wait until none of these pages is queued. Return False if one still is after `timeout_s`."""
         with self._changed:
             entries = [self._entries.get(page_hash) for page_hash in hashes]
             waiting = [entry for entry in entries if entry is not None and entry.queued]
             return self._changed.wait_for(lambda: not _still_queued(waiting), timeout_s)
 
     def claim_unsaved(self) -> list[Entry]:
-        """Claim all unsaved pages for writing, before a write-back cache's store is detached."""
+        """Claim all unsaved pages for writing, before the store of a write-back cache is detached."""
         with self._changed:  # held throughout, since a page could leave L2 before it is claimed
             return self.claim_for_writing(list(self._entries.values()), uses=0)
 
     def new_epoch(self) -> int:
-        """Mark no page as stored, for a new store; return the epoch that names it in later calls."""
+        """Forget which pages are stored, for a new store. Return its epoch, for later calls."""
         with self._changed:
             for entry in self._entries.values():
                 entry.stored, entry.given_up = 0, False
@@ -270,7 +271,7 @@ class HostCache:
     # --- under the lock ------------------------------------------------------------------------------
 
     def _pin(self, entry: Entry) -> None:
-        """Pin a page that is used again. Where it was being evicted, another page must go."""
+        """Pin a page that is used again. If it was being evicted, another page must go."""
         self._allocator.pin(entry)
         if self._allocator.cancel_eviction(entry):
             self._changed.notify_all()
@@ -278,7 +279,7 @@ class HostCache:
     def _wait_for_slots(
         self, wanted: Sequence[PoolBits], got: int, deadline: Deadline, stop: Callable[[], bool]
     ) -> bool:
-        """Wait for slots of another page, after `got` pages; return False where there are none."""
+        """Wait for slots of another page, after `got` pages. Return False if there are none."""
         missing, allocator = wanted[got:], self._allocator
         self._changed.wait_for(
             lambda: (
@@ -310,9 +311,9 @@ class HostCache:
 
 
 def _still_queued(waiting: list[Entry]) -> bool:
-    """Return True where an entry of `waiting` is queued; pop the last ones that are not any more.
+    """Return True if an entry of `waiting` is queued. Pop entries at the end that no longer are.
 
-    Each entry is popped once, so that repeated calls stay cheap.
+    Each entry is popped once, so repeated calls stay cheap.
     """
     while waiting and not waiting[-1].queued:
         waiting.pop()

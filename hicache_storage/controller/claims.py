@@ -1,4 +1,4 @@
-"""Claims on slots: a request recomputes pages of its prefix in one pool, because a rank lacks them."""
+"""Claims on slots: which pages of one pool a request recomputes because a rank lacks them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hicache_storage.controller.pools import PageSlots, PoolBits
 
     ReduceMin: TypeAlias = Callable[[str, Sequence[int]], Sequence[int]]
-    """Returns all ranks' minimum of a question's values; zeros where a rank is lost."""
+    """Returns the minimum of each value over all ranks, or zeros if a rank is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +22,11 @@ class _Claim:
     entry: Entry
     slot: int
     spare: bool
-    """True where the slot is not the page's own: this rank has the page, another one recomputes it."""
+    """True if the slot is not the page's own, because this rank has the page and another lacks it."""
 
 
 class Claims:
-    """The slots that one lease may write to, in each pool. Not thread-safe: the lease's lock guards it.
+    """The slots that one lease may write to, by pool. Not thread-safe: the lease's lock guards it.
 
     All ranks recompute a page that one of them lacks. A rank that has the page writes to a spare slot,
     because another request may be reading the page's own slot.
@@ -41,9 +41,9 @@ class Claims:
         reduce_min: ReduceMin,
         offer: Callable[[Sequence[Entry]], None],
     ) -> None:
-        """Take the pages of a lease, and the pools of each that this rank holds.
+        """Use the pages of a lease, and for each page the pools that this rank has.
 
-        `offer` is called with filled pages, for the write policy.
+        `offer` is called with filled pages, so that the write policy can select them.
         """
         self._cache = cache
         self._entries = entries
@@ -54,7 +54,7 @@ class Claims:
         self._filled: set[tuple[int, int]] = set()
 
     def claim(self, number: int, pool: str, missing: Sequence[int]) -> dict[int, int]:
-        """Return those of the `missing` pages that every rank has a slot for, with this rank's slots."""
+        """Return the `missing` pages for which every rank has a slot, with this rank's slots."""
         claims = self._claims.setdefault(number, {})
         new = {
             page: claim
@@ -101,7 +101,7 @@ class Claims:
                 self._release(number, claim)
 
     def _claim_page(self, number: int, page: int) -> _Claim | None:
-        """Return a slot of this rank for a page; None where no slot is free, or the page is filled."""
+        """Return a slot of this rank for a page, or None if no slot is free or the page is filled."""
         if number >= len(self._cache.pools) or (number, page) in self._filled:
             return None
         entry, bit = self._entries[page], 1 << number
@@ -116,7 +116,7 @@ class Claims:
         return _Claim(entry, slot, spare=False)
 
     def _release(self, number: int, claim: _Claim) -> None:
-        """Give up a claim, without filling the page."""
+        """Give up a claim without filling the page."""
         if claim.spare:
             group: PageSlots = [None] * len(self._cache.pools)
             group[number] = claim.slot

@@ -1,4 +1,4 @@
-"""Consensus of an engine's ranks on one request's pages, and the result when a rank is lost."""
+"""How the ranks of an engine agree on the pages of a request, and what happens if a rank is lost."""
 
 from __future__ import annotations
 
@@ -33,49 +33,49 @@ class AgreedPrefix:
 
     pages: int
     rank: int | None = None
-    """The rank with the shortest prefix, where it is another rank."""
+    """The rank with the shortest prefix, if that is another rank."""
     lost: bool = False
-    """True where a rank is lost, so that nothing could be agreed on."""
+    """True if a rank is lost, so that nothing could be agreed on."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankPages:
-    """The pages of a request that one rank holds."""
+    """Which pages of a request one rank has."""
 
     usable: list[bool]
-    """For each prefix length, True where the prefix is usable on this rank."""
+    """For each prefix length, True if the prefix is usable on this rank."""
     filled: list[PoolBits]
-    """For each page, the pools that hold it."""
+    """For each page, the pools that have it."""
     target_pages: int
-    """Length of the longest prefix that the required pools have, in L2 or in storage."""
+    """The longest prefix that the required pools have, in L2 or in storage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgreedPages:
-    """The pages of a request that all ranks hold. Every field but `local` is the same on each rank."""
+    """Which pages of a request all ranks have. Every field but `local` is the same on each rank."""
 
     prefix: AgreedPrefix
     pools: EnginePools
     filled: list[PoolBits]
-    """For each requested page, the pools that hold it on every rank that has the pool."""
+    """For each requested page, the pools that have it on every rank with that pool."""
     local: Sequence[PoolBits]
-    """For each requested page, the pools that hold it on this rank."""
+    """For each requested page, the pools that have it on this rank."""
     target_pages: int
-    """Minimum over all ranks of `RankPages.target_pages`."""
+    """The minimum of `RankPages.target_pages` over all ranks."""
 
 
 class EnginePools:
-    """This rank's pools, followed by the partial pools that only other ranks have. Immutable.
+    """The pools of this rank, followed by partial pools that only other ranks have. Immutable.
 
-    A partial pool is one that a usable prefix may lack pages of: an optional or a trailing pool. The
-    ranks agree on the pages of these pools one by one (`Consensus.agree_pages`).
+    A pool is partial if a usable prefix may lack some of its pages: an optional or a trailing pool. The
+    ranks agree on these pages one by one (`Consensus.agree_pages`).
     """
 
     def __init__(self, pool_set: PoolSet, codes: Sequence[int] = ()) -> None:
-        """Take the `codes` of the engine's partial pools, in the same order on all ranks.
+        """Use the `codes` of the engine's partial pools, in the same order on all ranks.
 
         Raises:
-            ValueError: Two ranks have a pool of one name with different windows.
+            ValueError: Two ranks have a pool of the same name with different windows.
         """
         if len({code >> _WINDOW_BITS for code in codes}) != len(codes):
             raise ValueError("the ranks have a pool of one name with different windows")
@@ -89,15 +89,15 @@ class EnginePools:
 
     @property
     def all_pools(self) -> PoolBits:
-        """All pools of the engine that this rank has a number for."""
+        """All pools of the engine that have a number on this rank."""
         return (1 << len(self._pool_set) + len(self._remote)) - 1
 
     def is_own(self, number: int) -> bool:
-        """Return True where this rank has the pool."""
+        """Return True if this rank has the pool."""
         return number < len(self._pool_set)
 
     def number(self, name: str) -> int:
-        """Return the number of the pool, on this or another rank, whose key space has this pool name.
+        """Return the number of the pool with this name, on this or another rank.
 
         Raises:
             ValueError: There is no such pool.
@@ -118,7 +118,7 @@ class EnginePools:
         return needed
 
     def bitmaps(self, filled: Sequence[PoolBits]) -> list[int]:
-        """Return 0 or 1 for each partial pool and page; 1 for a pool that this rank does not have."""
+        """Return 0 or 1 for each partial pool and page. A pool that this rank lacks counts as 1."""
         return [
             bits >> number & 1 if self.is_own(number) else 1
             for number in self.partial
@@ -126,7 +126,7 @@ class EnginePools:
         ]
 
     def merged(self, filled: Sequence[PoolBits], bitmaps: Sequence[int]) -> list[PoolBits]:
-        """Return `filled` with the bits of the partial pools taken from all ranks' `bitmaps`."""
+        """Return `filled` with the bits of the partial pools taken from the agreed `bitmaps`."""
         merged = list(filled)
         for row, number in enumerate(self.partial):
             bit = 1 << number
@@ -136,11 +136,11 @@ class EnginePools:
 
 
 class Consensus:
-    """The agreement with the other ranks. Once a rank is lost, nothing is usable on any rank.
+    """Agrees with the other ranks. Once a rank is lost, nothing is usable on any rank.
 
-    A digest of its topic goes with each question, so that ranks with different topics detect it instead
-    of mixing their answers. Every rank asks the same questions on each channel, in the same order. One
-    thread uses each channel.
+    Every rank asks the same questions on each channel, in the same order, from one thread. Each question
+    carries a digest of its topic. If ranks ask about different topics, they notice and do not mix their
+    answers.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Consensus:
         pool_set: PoolSet,
         hit_pools: PoolBits | None = None,
     ) -> None:
-        """Take this rank's pools, and those that a page must have to be a hit; None: all of them."""
+        """Use this rank's pools. A page needs the `hit_pools` to be a hit. None: all pools."""
         self._ranks = ranks
         self._counters = counters
         self._pool_set = pool_set
@@ -162,15 +162,15 @@ class Consensus:
 
     @property
     def single_rank(self) -> bool:
-        """True where the engine has no other rank."""
+        """True if the engine has only one rank."""
         return self._ranks.size == 1
 
     def minimum(
         self, channel: Channel, topic: Topic, question: str, values: Sequence[int]
     ) -> list[int] | None:
-        """Return the minimum over all ranks of each value; None where a rank is lost.
+        """Return the minimum of each value over all ranks, or None if a rank is lost.
 
-        Block until all ranks have answered, in one call of `Ranks.all_reduce_min`.
+        Block until all ranks have answered. This is one call of `Ranks.all_reduce_min`.
         """
         if self.single_rank:
             return list(values)
@@ -191,14 +191,14 @@ class Consensus:
     def minimum_or_zeros(
         self, channel: Channel, topic: Topic, question: str, values: Sequence[int]
     ) -> list[int]:
-        """Return `minimum`, or zeros where a rank is lost."""
+        """Return `minimum`, or zeros if a rank is lost."""
         common = self.minimum(channel, topic, question, values)
         return [0] * len(values) if common is None else common
 
     def agree_prefix(
         self, channel: Channel, topic: Topic, usable: Sequence[bool], more: Sequence[int] = ()
     ) -> tuple[AgreedPrefix, list[int]]:
-        """Return the longest prefix that is usable on every rank, and the minimum of `more` values."""
+        """Return the longest prefix that is usable on every rank, and the minimum of each of `more`."""
         own, size = longest(usable), self._ranks.size
         shortest = own * size + self._ranks.rank
         common = self.minimum(channel, topic, "the usable prefix", [*usable, shortest, *more])
@@ -210,10 +210,10 @@ class Consensus:
         return AgreedPrefix(pages, rank if is_other else None), common[len(usable) + 1 :]
 
     def agree_pages(self, topic: Topic, own: RankPages) -> AgreedPages:
-        """Return the pages of a request that all ranks hold, given those of this rank.
+        """Return which pages of a request all ranks have, given those of this rank.
 
-        This is one all-reduce for each request. Before the first request there are some more, by which
-        the ranks exchange their pools.
+        This takes one all-reduce for each request. Before the first request the ranks exchange their
+        pools, which takes some more.
         """
         if self.single_rank:
             return self.local_pages(topic, own)
@@ -231,7 +231,7 @@ class Consensus:
         )
 
     def local_pages(self, topic: Topic, own: RankPages) -> AgreedPages:  # noqa: ARG002 - as `agree_pages`
-        """Return the pages that the request would get if there were no other rank."""
+        """Return which pages the request would get if this were the only rank."""
         return AgreedPages(
             prefix=AgreedPrefix(longest(own.usable)),
             pools=self._own_pools,
@@ -250,7 +250,7 @@ class Consensus:
         return self._engine_pools
 
     def _exchange_codes(self) -> list[int]:
-        """Return the codes of all ranks' partial pools: each all-reduce gives the smallest one left."""
+        """Return the codes of all ranks' partial pools. Each all-reduce gives the next one in order."""
         own, found = partial_pool_codes(self._pool_set, self._hit_pools), list[int]()
         while True:
             left = [code for code in own if not found or code > found[-1]]
@@ -279,13 +279,13 @@ class Consensus:
 
 
 def partial_pool_codes(pool_set: PoolSet, hit_pools: PoolBits) -> list[int]:
-    """Return the codes of this rank's partial pools: those not in `hit_pools`, and trailing ones."""
+    """Return the codes of this rank's partial pools: trailing ones, and those not in `hit_pools`."""
     partial = pool_set.all_pools & ~hit_pools | pool_set.trailing
     return sorted(_code(pool_set.pools[number]) for number in pool_numbers(partial))
 
 
 def _code(pool: CachePool) -> int:
-    """Return 62 bits that identify a pool's name and window, or no window, on every rank."""
+    """Return 62 bits that identify a pool's name and window on every rank."""
     trailing = pool.hit_policy is HitPolicy.TRAILING_PAGES
     window_pages = min(pool.window_pages, (1 << _WINDOW_BITS) - 1) if trailing else 0
     return _name_digest(pool.space.pool) << _WINDOW_BITS | window_pages

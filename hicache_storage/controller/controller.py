@@ -1,4 +1,4 @@
-"""The cache controller: prefetch before a request runs, writeback after it has run."""
+"""The cache controller: it prefetches pages before a request runs, and writes pages afterwards."""
 
 from __future__ import annotations
 
@@ -39,13 +39,28 @@ if TYPE_CHECKING:
 
 
 class CacheController:
-    """The cache of one engine: L2 in host pools, L3 in a page store, and the transfers between them.
+    """The cache of one engine: L2 in host pools, L3 in a page store, and transfers between them.
 
-    All pools of a page (target, draft) are allocated, loaded, written and evicted together, by one code
-    path over the list of pools. Thread-safe. A failing store costs hits, never a request: no method
-    raises or waits because of it, beyond what the prefetch policy allows.
+    All pools of a page (target, draft) are allocated, loaded, written and evicted together. Thread-safe.
+    If the store fails, requests get fewer hits but go on: they do not raise because of it, and do not
+    wait longer than the prefetch policy allows.
 
-    The caller owns the host pools, the page store and the ranks. They must outlive the controller.
+    You close the host pools, the page store and the ranks, after the controller.
+
+    Examples:
+        >>> from hicache_storage import KeySpace, Shard, page_hashes
+        >>> from hicache_storage.controller import CacheController, CachePool
+        >>> from hicache_storage.host_pool import HostPool, PageShape
+        >>> shape = PageShape.mha(page_tokens=2, layers=1, heads=1, head_dim=8, dtype="bfloat16")
+        >>> space = KeySpace(model="my/model", dtype="bfloat16", layout="page_first", page_tokens=2,
+        ...                  page_nbytes=shape.nbytes, shard=Shard(layers=(0, 1), heads=(0, 1)))
+        >>> pool = CachePool(space=space, host=HostPool(shape, slots=4))
+        >>> hashes = page_hashes([1, 2, 3, 4], page_tokens=2)
+        >>> with CacheController(None, [pool]) as controller:  # no store: L2 alone
+        ...     controller.commit(controller.reserve(hashes[:1]))
+        ...     with controller.prefetch("request-1", hashes).result() as lease:
+        ...         lease.pages
+        1
     """
 
     def __init__(
@@ -58,15 +73,15 @@ class CacheController:
         admission: Admission | None = None,
         explain_log: ExplainLog | None = None,
     ) -> None:
-        """Open the pools' key spaces; without a store the cache is L2 alone until `attach`.
+        """Open the key spaces of the pools. Without a store the cache is L2 alone, until `attach`.
 
-        An `admission` decides for each page whether it is written to the store. An `explain_log`, which
-        the caller closes, gets a record of each request, and of each write that left pages out.
+        An `admission` decides for each page whether it is written to the store. An `explain_log` gets a
+        record of each request, and of each write that left pages out. You close it.
 
         Raises:
-            ValueError: There is no pool, the pools do not fit each other, or there are several ranks and
+            ValueError: There is no pool, the pools do not fit together, or there are several ranks and
                 several prefetch threads.
-            StorageUnavailable, StorageTimeout, UnsupportedOperation: From opening the key spaces.
+            StorageUnavailable, StorageTimeout, UnsupportedOperation: A key space could not be opened.
         """
         self.settings: ControllerSettings = settings or ControllerSettings()
         self._admission = admission
@@ -86,20 +101,20 @@ class CacheController:
         self._explanations = Explanations(self.settings.explained_requests)
         self._context = self._make_context(ranks)
         self.consensus: Consensus = self._context.consensus
-        """The agreement with the other ranks on this engine's requests."""
+        """How this engine's ranks agree on requests."""
         self._prefetch_worker = PrefetchWorker(self._context)
         self._attached: AttachedStore | None = None
         self._busy_detached: list[AttachedStore] = []
         """Stores that were detached while one of their calls was running."""
         self._all_written = True
-        """False where a page was lost that should have been written before the last detach."""
+        """False if a page that should have been written before the last detach was lost."""
         self._attach_lock = threading.Lock()
         self._started = self._closed = False
         if store is not None:
             self._attached = self._open(store)
 
     def start(self) -> None:
-        """Register the host pools with the store and start the threads."""
+        """Register the host pools with the store, and start the threads."""
         with self._attach_lock:
             if self._attached is not None:
                 self._attached.start()
@@ -108,7 +123,7 @@ class CacheController:
 
     @property
     def closed(self) -> bool:
-        """True once the controller was closed: nothing more is prefetched."""
+        """True once the controller was closed. Nothing more is prefetched then."""
         return self._closed
 
     # --- requests ------------------------------------------------------------------------------------
@@ -116,10 +131,10 @@ class CacheController:
     def prefetch(
         self, request_id: str, hashes: Sequence[str], *, deadline_s: float | None = None
     ) -> Prefetch:
-        """Start to load the prefix `hashes` into L2; return at once.
+        """Start to load the prefix `hashes` into L2, and return at once.
 
-        With several ranks every rank calls it for the same requests in the same order. The request's
-        deadline is `deadline_s` from now. After it nothing is waited for, whatever the prefetch policy.
+        With several ranks, call it on every rank, for the same requests in the same order. The request's
+        deadline is `deadline_s` from now. After it no call waits, whatever the prefetch policy says.
 
         Raises:
             ValueError: A page hash is malformed.
@@ -133,7 +148,7 @@ class CacheController:
     def prefetch_again(
         self, request_id: str, hashes: Sequence[str], *, deadline_s: float | None = None
     ) -> Prefetch:
-        """Start another prefetch of a request. After `close` it finds the pages of L2 only."""
+        """Start another prefetch of a request. After `close` it finds only pages of L2."""
         job = PrefetchJob(self._context, request_id, hashes, deadline_s)
         self._prefetch_worker.submit(job)
         if self._closed:  # the controller was closed meanwhile, and the thread may have ended
@@ -142,7 +157,7 @@ class CacheController:
         return Prefetch(self._context, job)
 
     def explain(self, request_id: str) -> Explanation:
-        """Return the reason that a request which has ended got as many pages as it got.
+        """Return why a request that has ended got as many pages as it did.
 
         Raises:
             LookupError: The request has not ended, or is not among the last `explained_requests`.
@@ -158,11 +173,11 @@ class CacheController:
     ) -> Reservation:
         """Reserve slots in all pools for new pages: for as many leading `hashes` as L2 has space.
 
-        Trailing pools get slots only in the windows in front of `ends`: the lengths, counted from the
-        first of `hashes`, at which the prefix is to be usable. None stands for the length of `hashes`.
+        `ends` are the lengths, counted from the first of `hashes`, at which the prefix must be usable.
+        Trailing pools get slots only in the windows before them. None: only at the full length.
 
-        With `timeout_s` the call waits that long for the first page's slots, and for the others' while
-        pages are being written to L3 so that they can be evicted.
+        With `timeout_s` the call waits so long for slots of the first page. For the other pages it waits
+        only while pages are being written to L3 so that they can be evicted.
 
         Raises:
             ValueError: A page hash is malformed.
@@ -173,12 +188,12 @@ class CacheController:
         return Reservation(self.cache, list(hashes[: len(groups)]), groups)
 
     def commit(self, reservation: Reservation, *, without: Collection[str] = ()) -> None:
-        """Add reserved pages, which the caller has filled, to L2, and to L3 by write policy.
+        """Add reserved pages, which you have filled, to L2, and to L3 by the write policy.
 
-        `without` names optional pools that were not filled, such as those of a draft that did not run.
+        `without` names optional pools that you did not fill, such as the draft's if it did not run.
 
         Raises:
-            ValueError: The reservation has ended before, or a required pool was not filled.
+            ValueError: The reservation has already ended, or a required pool was not filled.
         """
         pool_set = self.cache.pool_set
         unfilled = sum(1 << number for number in {pool_set.number(name) for name in without})
@@ -201,13 +216,15 @@ class CacheController:
     # --- the store -----------------------------------------------------------------------------------
 
     def attach(self, store: PageStore) -> None:
-        """Use a store from now on. No page of L2 counts as stored in it; the write policy selects them.
+        """Use a store from now on.
+
+        No page of L2 counts as stored in it. The write policy selects which pages are written.
 
         Raises:
             RuntimeError: Another store is attached.
-            ValueError: The store's pages have headers of another size than the host pools'.
+            ValueError: The headers of the store and of the host pools differ in size.
             StorageClosed: The controller was closed.
-            StorageUnavailable, StorageTimeout, UnsupportedOperation: From opening the key spaces; no
+            StorageUnavailable, StorageTimeout, UnsupportedOperation: A key space could not be opened. No
                 store is attached then.
         """
         with self._attach_lock:
@@ -221,16 +238,16 @@ class CacheController:
             self._attached, self._all_written = attached, True
 
     def detach(self, *, drain: bool = True, timeout_s: float = 10.0) -> bool:
-        """Use the store no more; requests go on with L2 alone. Idempotent.
+        """Stop using the store. Requests go on with L2 alone. Idempotent.
 
-        Prefetches in progress end with the pages that have arrived. With `drain`, pages that are to be
-        written are written first.
+        Prefetches in progress end with the pages that have arrived. With `drain`, pages that are waiting
+        to be written are written first.
 
-        Return True where no page was lost and no call of the store runs any more. A page is lost when it
-        is dropped for lack of time or when the store does not take it. The result is False from then on,
-        until another store is attached. A call of a store that hangs may still run after `timeout_s`:
-        until it returns, the host pools stay registered with that store, and the pages of the call
-        pinned. Another `detach` waits for it.
+        Return True if no page was lost and no call of the store is running. A page is lost if it is
+        dropped for lack of time or if the store does not take it. After a loss the result stays False
+        until another store is attached. If the store hangs, a call may still run after `timeout_s`.
+        Until it returns, the host pools stay registered with that store, and the pages of the call stay
+        pinned. Call `detach` again to wait for it.
         """
         deadline = Deadline(timeout_s)
         with self._attach_lock:
@@ -238,16 +255,16 @@ class CacheController:
             return self._wait_calls(deadline) and all_written
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Wait until the write queue is empty; return True where the store has taken every page of it.
+        """Wait until the write queue is empty. Return True if the store has taken every page.
 
-        Return False where that takes longer than `timeout_s`, or where a page is dropped or not taken by
-        the store meanwhile: `dropped_pages` and `unwritten_pages` count these.
+        Return False if that takes longer than `timeout_s`, or if a page is dropped or not taken by the
+        store meanwhile. `dropped_pages` and `unwritten_pages` count such pages.
         """
         attached = self._attached
         return attached is None or attached.writeback.drain(timeout_s)
 
     def stats(self) -> dict[str, int]:
-        """Return counters since the start, in pages unless their names say otherwise."""
+        """Return counters since the start. They count pages unless their names say otherwise."""
         return {
             **self._counters.snapshot(),
             **({} if self._admission is None else self._admission.stats()),
@@ -256,10 +273,10 @@ class CacheController:
         }
 
     def close(self, *, drain: bool = True, timeout_s: float = 10.0) -> bool:
-        """Stop. With `drain`, pages that are to be written are written first. Idempotent.
+        """Stop the threads. With `drain`, pages that are waiting to be written come first. Idempotent.
 
-        The result is that of `detach`; it is False also where a prefetch still runs after `timeout_s`.
-        Pages of a call that still runs stay pinned until it returns. Another `close` waits for it.
+        Return what `detach` returns, or False if a prefetch still runs after `timeout_s`. If a call
+        still runs, its pages stay pinned until it returns. Call `close` again to wait for it.
         """
         deadline = Deadline(timeout_s)
         with self._attach_lock:
@@ -306,7 +323,7 @@ class CacheController:
         )
 
     def _detach(self, deadline: Deadline, *, drain: bool) -> bool:
-        """Detach the store; return False where `drain` has lost pages that were to be written."""
+        """Detach the store. Return False if `drain` lost pages that were to be written."""
         attached = self._attached
         if attached is None:
             return self._all_written
@@ -318,7 +335,7 @@ class CacheController:
         return self._all_written
 
     def _wait_calls(self, deadline: Deadline) -> bool:
-        """Wait for the calls of detached stores; return False where one still runs."""
+        """Wait for the calls of detached stores. Return False if one still runs."""
         self._busy_detached = [each for each in self._busy_detached if not each.wait_idle(deadline)]
         return not self._busy_detached
 

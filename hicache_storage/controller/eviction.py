@@ -1,4 +1,4 @@
-"""Slots for new pages: free slots first, then the slots of pages that are evicted."""
+"""Choose slots for new pages: free slots first, then those of pages that are evicted (LRU)."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A page of L2, in every pool. Only the cache changes its fields, under the cache's lock."""
+    """A page of L2, in every pool. Only the cache changes its fields, under its lock."""
 
     page_hash: str
     slots: PageSlots
-    """The page's slot in each pool. In a trailing pool a page has one only while a window needs it."""
+    """The page's slot in each pool. In a trailing pool it has one only while a window needs it."""
     filled: PoolBits
-    """Pools whose slot holds the page. The content of other slots is undefined; nobody may read it."""
+    """Pools whose slot holds the page. Other slots must not be read: their content is undefined."""
     stored: PoolBits
-    """Pools whose page is in L3, or will never be written. Eviction loses nothing there."""
+    """Pools whose page is in L3 or will never be written. Evicting it loses nothing."""
     busy: PoolBits = 0
-    """Pools whose slot is being filled by a load, or by an engine that recomputes the page."""
+    """Pools whose slot is being filled, by a load or by an engine that recomputes the page."""
     pins: int = 1
     uses: int = 1
     queued: bool = False
-    """True while the page waits to be written, or is being written."""
+    """True while the page waits to be written or is being written."""
     evicting: bool = False
     """True while the page is being written so that it can be evicted."""
     given_up: bool = False
-    """True after a write at the page's eviction left a required pool out of L3. No pool is written then:
-    an optional page must not be in L3 without the required ones."""
+    """True if the write at the page's eviction failed for a required pool. No pool is written then,
+    because L3 must not have a page of an optional pool without those of the required pools."""
 
     def unsaved(self, written: PoolBits) -> PoolBits:
-        """Return those of the pools `written` to L3 whose page is in L2 and is to be in L3."""
+        """Return the pools of `written` whose page is in L2 and must still be written to L3."""
         return 0 if self.given_up else self.filled & ~self.stored & written
 
 
 class PageSlotAllocator:
     """The free slots of all pools. Not thread-safe: the cache's lock guards it.
 
-    A page's slots in several pools are taken and given back together.
+    The slots of a page are allocated and freed in all of its pools together.
     """
 
     def __init__(self, pool_set: PoolSet) -> None:
         self._hosts = [pool.host for pool in pool_set.pools]
 
     def allocate(self, wanted: PoolBits) -> PageSlots | None:
-        """Return one slot in each of the `wanted` pools; None, with no slot taken, where one is full."""
+        """Return one slot in each of the `wanted` pools, or None if one is full. Then none is taken."""
         taken: PageSlots = [None] * len(self._hosts)
         for number in pool_numbers(wanted):
             slot = self._hosts[number].allocate(1)
@@ -63,22 +63,22 @@ class PageSlotAllocator:
         return taken
 
     def exhausted(self, wanted: PoolBits) -> PoolBits:
-        """Return those of the `wanted` pools that have no free slot."""
+        """Return the `wanted` pools that have no free slot."""
         return sum(
             1 << number for number in pool_numbers(wanted) if not self._hosts[number].free_slots
         )
 
     def free(self, slots: Sequence[int | None]) -> None:
-        """Give a page's slots back."""
+        """Free the slots of a page."""
         for host, slot in zip(self._hosts, slots, strict=True):
             if slot is not None:
                 host.free([slot])
 
 
 class TrailingSlots:
-    """The pages that have a slot in each trailing pool, least recently used first.
+    """Which pages have a slot in each trailing pool, least recently used first.
 
-    A trailing pool has few slots: a page holds one while its window is in use, and stays in L2 when it
+    A trailing pool has few slots. A page holds one while its window is in use, and stays in L2 if it
     loses the slot. Not thread-safe: the cache's lock guards it.
     """
 
@@ -89,7 +89,7 @@ class TrailingSlots:
         }
 
     def record(self, entry: Entry, number: int) -> None:
-        """Record that a page has a slot in a pool; do nothing where it has none, or for other pools."""
+        """Record that a page has a slot in a pool, if it has one and the pool is a trailing one."""
         if number in self._holders and entry.slots[number] is not None:
             self._holders[number][entry.page_hash] = entry
 
@@ -100,12 +100,12 @@ class TrailingSlots:
                 holders.move_to_end(entry.page_hash)
 
     def remove(self, entry: Entry) -> None:
-        """Forget a page that leaves L2; the caller frees its slots."""
+        """Forget a page that leaves L2. The caller frees its slots."""
         for holders in self._holders.values():
             holders.pop(entry.page_hash, None)
 
     def release(self, entry: Entry, pools: PoolBits) -> None:
-        """Free a page's slots in these trailing pools. Every window that contains the page is lost."""
+        """Free the slots of a page in these trailing pools. Windows that contain the page are lost."""
         for number in pool_numbers(pools):
             slot, entry.slots[number] = entry.slots[number], None
             self._holders[number].pop(entry.page_hash, None)
@@ -115,12 +115,12 @@ class TrailingSlots:
         entry.stored &= ~pools
 
     def evictable(self, number: int, is_evictable: Callable[[Entry, int], bool]) -> Entry | None:
-        """Return the least recently used page that can lose its slot of a trailing pool, or None."""
+        """Return the least recently used page that can lose its slot in a trailing pool, or None."""
         holders = self._holders[number].values()
         return next((entry for entry in holders if is_evictable(entry, number)), None)
 
     def allocate(self, number: int, is_evictable: Callable[[Entry, int], bool]) -> int | None:
-        """Return a slot of a trailing pool: a free one, or an evictable page's in LRU order."""
+        """Return a slot of a trailing pool: a free one, else that of the next evictable page (LRU)."""
         host = self._pools[number].host
         if not host.free_slots and (entry := self.evictable(number, is_evictable)):
             self.release(entry, 1 << number)
@@ -129,7 +129,7 @@ class TrailingSlots:
 
 
 class EvictingAllocator:
-    """The slots of all pools, and the unpinned pages in the order of their eviction (LRU).
+    """The slots of all pools, and the unpinned pages in the order in which they are evicted (LRU).
 
     `on_drop` is called with each page that leaves L2. Not thread-safe: the cache's lock guards it.
     """
@@ -140,7 +140,7 @@ class EvictingAllocator:
         self.trailing: TrailingSlots = TrailingSlots(pool_set)
         self.evicted_pages: int = 0
         self.evicting_pages: int = 0
-        """Number of pages that are being written so that they can be evicted."""
+        """How many pages are being written so that they can be evicted."""
         self._pool_set = pool_set
         self._writes_back = writes_back
         self._on_drop = on_drop
@@ -156,7 +156,7 @@ class EvictingAllocator:
         self.trailing.touch(entry)
 
     def cancel_eviction(self, entry: Entry) -> bool:
-        """Keep a page that was being evicted; return True where it was."""
+        """Keep a page that was being evicted. Return True if it was."""
         was_evicting, entry.evicting = entry.evicting, False
         self.evicting_pages -= was_evicting
         return was_evicting
@@ -179,7 +179,7 @@ class EvictingAllocator:
     def allocate(self, wanted: Sequence[PoolBits]) -> tuple[list[PageSlots], list[Entry]]:
         """Return slots for the leading pages of `wanted`, each in all of its pools.
 
-        Also return the pages that must be written before more slots can be freed. They are pinned, and
+        Also return the pages that must be written before more slots can be freed. They are pinned and
         marked as queued and evicting.
         """
         got: list[PageSlots] = []
@@ -193,7 +193,7 @@ class EvictingAllocator:
         return got, to_write
 
     def can_allocate(self, wanted: Sequence[PoolBits]) -> bool:
-        """Return True where `allocate` would return slots, or start a write that frees some."""
+        """Return True if `allocate` would return slots, or start a write that frees some."""
         exhausted = self._slots.exhausted(wanted[0]) if wanted else 0
         if exhausted & self._pool_set.all_pages:
             return self._can_evict(len(wanted))
@@ -203,18 +203,18 @@ class EvictingAllocator:
         )
 
     def allocate_trailing(self, number: int) -> int | None:
-        """Return a slot of a trailing pool, freed by another page where necessary, or None."""
+        """Return a slot of a trailing pool, or None. Another page may lose its slot for it."""
         return self.trailing.allocate(number, self._is_evictable)
 
     def free(self, groups: Iterable[PageSlots]) -> None:
-        """Give slots back."""
+        """Free slots."""
         for slots in groups:
             self._slots.free(slots)
 
     # --- eviction ------------------------------------------------------------------------------------
 
     def _free_one(self, exhausted: PoolBits, pages: int, to_write: list[Entry]) -> bool:
-        """Evict one page or window from the `exhausted` pools; return False where there is none."""
+        """Evict one page or window from the `exhausted` pools. Return False if there is none."""
         if exhausted & self._pool_set.all_pages:
             if not self._can_evict(pages):
                 return False
@@ -228,11 +228,11 @@ class EvictingAllocator:
         return True
 
     def _can_evict(self, pages: int) -> bool:
-        """Return True where a page is unpinned, and fewer than `pages` pages are being evicted."""
+        """Return True if a page is unpinned and fewer than `pages` pages are being evicted."""
         return bool(self._unpinned) and self.evicting_pages < pages
 
     def _evict(self, to_write: list[Entry]) -> None:
-        """Drop the least recently used page, or add it to `to_write` where it is unsaved."""
+        """Drop the least recently used page, or add it to `to_write` if it is unsaved."""
         _, entry = self._unpinned.popitem(last=False)
         if not (self._writes_back and entry.unsaved(self._pool_set.written)):
             self._drop(entry)
@@ -249,6 +249,6 @@ class EvictingAllocator:
         self._slots.free(entry.slots)
 
     def _is_evictable(self, entry: Entry, number: int) -> bool:
-        """Return True where a page can lose its slot in a trailing pool."""
+        """Return True if a page can lose its slot in a trailing pool."""
         unsaved = self._writes_back and entry.unsaved(self._pool_set.written) >> number & 1
         return not entry.pins and not unsaved

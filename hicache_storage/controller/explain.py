@@ -1,4 +1,4 @@
-"""The reason that a request got as many pages as it got: a record, and a sentence for an operator."""
+"""Explain why a request got as many pages as it did, as a record and as a sentence for operators."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """The result of one request's prefetch, and the first missing page where the prefix is cut."""
+    """The result of one request's prefetch, and the page at which its prefix ends, with the reason."""
 
     request_id: str
     asked_pages: int
     usable_pages: int
     l2_pages: int
-    """Usable pages that were in host memory."""
+    """How many usable pages were in host memory."""
     l3_pages: int
-    """Usable pages that came from storage."""
+    """How many usable pages came from storage."""
     first_missing: int | None = None
-    """Index of the missing page at which the prefix ends; None where the prefix is whole."""
+    """The index of the missing page at which the prefix ends. None: the prefix is whole."""
     pool: str | None = None
-    """The pool that lacks the page; None where another rank lacks it, or no store was asked."""
+    """The pool that lacks the page. None: another rank lacks it, or no store was asked."""
     rank: int | None = None
-    """The rank with the shortest prefix, where it is another rank."""
+    """The rank with the shortest prefix, if that is another rank."""
     reason: Reason | None = None
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class Explanations:
         self._lock = threading.Lock()
 
     def add(self, explanation: Explanation) -> None:
-        """Add an explanation; drop the oldest beyond the limit."""
+        """Add an explanation, and drop the oldest ones beyond the limit."""
         with self._lock:
             self._by_id[explanation.request_id] = explanation
             self._by_id.move_to_end(explanation.request_id)

@@ -1,4 +1,4 @@
-"""Pages of L2 that a request holds: the lease of a usable prefix, the reservation of new slots."""
+"""What a request holds of L2: the lease of a usable prefix, and the reservation of new slots."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class Lease:
     """The usable prefix of a request, pinned in L2 until `release`. A context manager.
 
-    Its properties describe the prefix as it was when the lease was taken. They name a slot only where
-    the slot holds its page. With several ranks they are the same on each rank: a page counts where every
-    rank has it.
+    Its properties describe the prefix as it was when the lease was taken. They name a slot only if the
+    slot holds its page. With several ranks, a page counts only if every rank has it, so the properties
+    are the same on each rank.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Lease:
         self.cache = cache
         self.entries = entries
         self.loaded = loaded
-        """Indices of the pages that this rank loaded from L3 for this request, in any pool."""
+        """The indices of the pages that this rank loaded from L3 for this request, in any pool."""
         self._pools = agreed.pools
         self._filled = agreed.filled[: len(entries)]
         self._target_pages = agreed.target_pages
@@ -51,25 +51,25 @@ class Lease:
 
     @property
     def pages(self) -> int:
-        """Length of the prefix."""
+        """The length of the prefix."""
         return len(self.entries)
 
     @property
     def l2_pages(self) -> int:
-        """Pages of the prefix that were in L2."""
+        """How many pages of the prefix were in L2."""
         return len(self.entries) - len(self.loaded)
 
     @property
     def l3_pages(self) -> int:
-        """Pages of the prefix that came from L3."""
+        """How many pages of the prefix came from L3."""
         return len(self.loaded)
 
     @property
     def coverage(self) -> list[Coverage]:
-        """Coverage of each requested page.
+        """The coverage of each requested page.
 
-        Behind the prefix, TARGET_ONLY marks pages that the required pools have, in L2 or by L3's answer,
-        and that an optional pool cut off.
+        After the prefix, TARGET_ONLY marks pages that the required pools have in L2, or that L3 claims
+        to have. An optional pool that lacks a page has kept them out of the prefix.
         """
         return page_coverage(
             self._pools.needed,
@@ -81,12 +81,12 @@ class Lease:
 
     @property
     def verdict(self) -> Coverage:
-        """Coverage of the prefix: TARGET_ONLY where `missing` names pages, NONE where it is empty."""
+        """The coverage of the prefix: TARGET_ONLY if `missing` names pages, NONE if it is empty."""
         return prefix_coverage(self.coverage[: self.pages])
 
     @property
     def target_only_pages(self) -> int:
-        """Pages of the prefix that an optional pool lacks."""
+        """How many pages of the prefix an optional pool lacks."""
         all_pools = self._pools.all_pools
         if not any(all_pools & ~bits for bits in self._filled):
             return 0
@@ -94,7 +94,7 @@ class Lease:
 
     @property
     def indices(self) -> list[list[int]]:
-        """For each pool, the indices of the prefix's pages that it holds.
+        """For each pool, the indices of the pages of the prefix that it has.
 
         These are all pages, except in trailing pools and for pages that `missing` names.
         """
@@ -112,9 +112,7 @@ class Lease:
         ]
 
     def missing(self, pool: str) -> list[int]:
-        """Return the pages of the prefix that a pool needs and lacks.
-
-        The caller recomputes them, or does without them.
+        """Return the pages of the prefix that a pool needs but lacks. Recompute or skip them.
 
         Raises:
             ValueError: There is no such pool.
@@ -124,11 +122,11 @@ class Lease:
     def claim(self, pool: str) -> dict[int, int]:
         """Return the missing pages of a pool that this request may compute, with the slots to write to.
 
-        Pages that another request is filling are left out. After `release` the result is empty. The call
-        is idempotent.
+        Pages that another request is filling are left out. After `release` the result is empty.
+        Idempotent.
 
-        With several ranks every rank calls it, in the order in which it takes results. All ranks get the
-        same pages: those that every rank has a slot for. A rank without such a pool gets no page.
+        With several ranks, call it on every rank, in the order in which you take results. All ranks get
+        the same pages: those for which every rank has a slot. A rank without the pool gets no page.
 
         Raises:
             ValueError: There is no such pool.
@@ -141,7 +139,7 @@ class Lease:
             return self._claims.claim(number, pool, missing)
 
     def fill(self, pool: str, pages: Iterable[int]) -> None:
-        """Add claimed pages of a pool, which the caller has written, to L2, and to L3 by write policy.
+        """Add claimed pages of a pool, which you have written, to L2, and to L3 by the write policy.
 
         Raises:
             ValueError: A page was not claimed, or the lease was released. No page is added then.
@@ -151,7 +149,7 @@ class Lease:
             self._claims.fill(number, pool, list(pages))
 
     def release(self) -> None:
-        """Unpin the pages. The request may not use their slots any more. Idempotent."""
+        """Unpin the pages. The request must not use their slots any more. Idempotent."""
         with self._lock:
             was_held, self._held = self._held, False
             if was_held:
@@ -176,7 +174,7 @@ class Lease:
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """Slots for pages that a request is about to fill. It ends in `commit` or in `abandon`."""
+    """Slots for pages that a request is about to fill. End it with `commit` or `abandon`."""
 
     cache: HostCache
     hashes: list[str]
@@ -186,12 +184,12 @@ class Reservation:
 
     @property
     def pages(self) -> int:
-        """Number of leading pages that have slots."""
+        """How many leading pages have slots."""
         return len(self.groups)
 
     @property
     def indices(self) -> list[list[int]]:
-        """For each pool, the indices of the pages with a slot in it: all, except in trailing pools."""
+        """For each pool, the indices of the pages that have a slot: all, except in trailing pools."""
         return [
             [page for page, slots in enumerate(self.groups) if slots[number] is not None]
             for number in range(len(self.cache.pools))
@@ -206,12 +204,12 @@ class Reservation:
         ]
 
     def close(self) -> bool:
-        """End the reservation; return True for the one call, of all threads', that ended it."""
+        """End the reservation. Return True to the one caller, in any thread, that ended it."""
         with self._closing:
             was_open, self._open = self._open, False
         return was_open
 
     def abandon(self) -> None:
-        """Give the slots back unfilled. Idempotent; does nothing after a commit."""
+        """Free the slots. Idempotent; does nothing after a commit."""
         if self.close():
             self.cache.free(self.groups)

@@ -1,4 +1,4 @@
-"""L3 → L2: load the missing pages of one prefix, in order, a batch of all pools at a time."""
+"""Load the missing pages of one prefix from L3 to L2, in order, one batch of all pools at a time."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class _Row:
     """The pools that are read."""
     slots: PageSlots
     entry: Entry | None = None
-    """The pinned page of L2 whose slots are filled; None where the page is new to L2."""
+    """The pinned page of L2 whose slots are filled. None: the page is new to L2."""
 
 
 class PrefixLoader:
-    """The load of one request's prefix from L3 to L2.
+    """Loads the prefix of one request from L3 to L2.
 
     A page that L2 lacks is read into new slots, and is inserted with the pools that arrived. A page that
-    L2 has in other pools is read into its own slots, which are claimed for the time of the read.
+    L2 has in other pools is read into its own slots, which are claimed during the read.
     """
 
     def __init__(self, context: PrefetchContext, attached: AttachedStore, job: PrefetchJob) -> None:
@@ -48,11 +48,11 @@ class PrefixLoader:
         self._job = job
         self._diagnostics = job.diagnostics
         self._essential_pools = context.hit_pools & context.cache.pool_set.all_pages
-        """The pools without which a page ends every prefix."""
+        """The pools that every page of a prefix needs."""
         self._page_nbytes = sum(pool.space.page_nbytes for pool in context.cache.pools)
 
     def load(self, wanted: Sequence[PoolBits]) -> None:
-        """Load the `wanted` pools of each page, up to a page whose absence ends the prefix."""
+        """Load the `wanted` pools of each page, up to a missing page that ends the prefix."""
         pages = [page for page, bits in enumerate(wanted) if bits]
         step, limit_nbytes = (
             self._context.settings.batch_pages,
@@ -72,7 +72,7 @@ class PrefixLoader:
         return Reason.DETACHED if self._attached.closing else self._job.stop_reason()
 
     def _load_batch(self, wanted: dict[int, PoolBits]) -> bool:
-        """Load one batch; return True where no missing page ends the prefix."""
+        """Load one batch. Return True if no missing page ends the prefix."""
         rows = self._rows(wanted)
         batch = TransferBatch(self._cache.pool_set)
         for row in rows:
@@ -95,9 +95,9 @@ class PrefixLoader:
         )
 
     def _read(self, rows: list[_Row], batch: TransferBatch) -> Outcome | None:
-        """Make one call to the store, within the store's timeout, the wait for its turn included.
+        """Make one call to the store. Its timeout includes the wait for its turn.
 
-        Return None, and give the slots back, where the call is not made.
+        If the call is not made, free the slots and return None.
         """
         if not rows:
             return None
@@ -120,7 +120,7 @@ class PrefixLoader:
     # --- slots: each row's slots are published or freed exactly once ---------------------------------
 
     def _rows(self, wanted: dict[int, PoolBits]) -> list[_Row]:
-        """Return the pages of a batch that have slots, up to the first new page that has none."""
+        """Return the pages of a batch that have slots, up to the first new page without one."""
         hashes = self._job.hashes
         new = [page for page in wanted if self._job.entry(page) is None]
         groups = self._allocate([self._cache.pool_set.all_pages | wanted[page] for page in new])
@@ -139,7 +139,7 @@ class PrefixLoader:
         return rows
 
     def _allocate(self, wanted: Sequence[PoolBits]) -> list[PageSlots]:
-        """Return slots for new pages. The request's own tail is evicted for them where necessary."""
+        """Return slots for new pages. If necessary, evict the request's own tail for them."""
         groups = self._allocate_in_time(wanted)
         while len(groups) < len(wanted) and self._job.release_tail(len(wanted) - len(groups)):
             self._diagnostics.stopped = Reason.NO_HOST_SLOT
@@ -147,7 +147,7 @@ class PrefixLoader:
         return groups
 
     def _allocate_in_time(self, wanted: Sequence[PoolBits]) -> list[PageSlots]:
-        """Return slots. Wait within the store's timeout while evicted pages are being written to it."""
+        """Return slots. Wait, up to the store's timeout, while evicted pages are being written to it."""
         return self._cache.allocate(
             wanted,
             timeout_s=self._job.bounded_s(self._attached.store.settings.timeout_s),
@@ -169,7 +169,7 @@ class PrefixLoader:
     def _publish(self, row: _Row, ok: PoolBits, settled: Future[None]) -> bool:
         """Publish loaded slots. Free the others once `settled` is done.
 
-        Return True where the job uses the page: the page arrived before the job's end.
+        Return True if the page arrived before the job ended, so that the job uses it.
         """
         cache, entry = self._cache, row.entry
         if entry is not None:
@@ -182,7 +182,7 @@ class PrefixLoader:
         return self._insert(row, ok, settled)
 
     def _insert(self, row: _Row, ok: PoolBits, settled: Future[None]) -> bool:
-        """Insert a new page into L2; return True where it arrived before the job's end."""
+        """Insert a new page into L2. Return True if it arrived before the job ended."""
         busy = 0 if settled.done() else row.bits & ~ok
         entry, unused = self._cache.insert(
             row.page_hash, row.slots, filled=ok, stored=ok, busy=busy, epoch=self._attached.epoch

@@ -1,4 +1,4 @@
-"""The verdict on a prefix and its pages: all pools have it, only the target's, or none."""
+"""Decide whether all pools have a prefix and its pages, or only the target's."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 class Coverage(enum.Enum):
-    """The pools that have a page of a prefix; for a prefix, the pools that have all of its pages."""
+    """Which pools have a page of a prefix. For a prefix: which pools have all of its pages."""
 
     BOTH = "both"
-    """All pools: the target's and the draft's."""
+    """All pools, the target's and the draft's."""
     TARGET_ONLY = "target_only"
-    """The required pools only. The draft must recompute the page, or do without it."""
+    """Only the required pools. The draft must recompute the page or do without it."""
     NONE = "none"
-    """Not all required pools: the page must be computed."""
+    """Not all of the required pools. The page must be computed."""
 
 
 def page_coverage(
@@ -32,8 +32,8 @@ def page_coverage(
 ) -> list[Coverage]:
     """Return the coverage of each requested page, given a prefix of `length` pages.
 
-    `needed(page, length)` gives the pools that the prefix needs at a page, `filled` the pools that have
-    the page. Behind the prefix, `target_pages` is the length that the required pools have.
+    `needed(page, length)` gives the pools that the prefix needs at a page, and `filled` the pools that
+    have the page. `target_pages` is the length of the prefix that the required pools have.
     """
     pages = [
         Coverage.TARGET_ONLY if needed(page, length) & ~filled[page] else Coverage.BOTH
@@ -44,7 +44,7 @@ def page_coverage(
 
 
 def prefix_coverage(pages: Sequence[Coverage]) -> Coverage:
-    """Return the coverage of a prefix, given that of its pages: the worst of them, or NONE."""
+    """Return the coverage of a prefix: the worst coverage of its pages, or NONE if it has none."""
     if not pages:
         return Coverage.NONE
     return Coverage.TARGET_ONLY if Coverage.TARGET_ONLY in pages else Coverage.BOTH

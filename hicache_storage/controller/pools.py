@@ -1,4 +1,4 @@
-"""The pools of a cache: host slots and key space of each, and the pools that a prefix needs where."""
+"""The pools of a cache: host slots and key space of each, and which pools a prefix needs at a page."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 PoolBits: TypeAlias = int
-"""A set of pools: bit n stands for pool n."""
+"""A set of pools. Bit n stands for pool n."""
 PageSlots: TypeAlias = "list[int | None]"
-"""A page's slot in each pool, in the order of the pools; None where the page has no slot."""
+"""The slot of a page in each pool, in the order of the pools. None: it has no slot there."""
 
 
 @cache
@@ -30,22 +30,21 @@ def pool_numbers(bits: PoolBits) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachePool:
-    """One pool of the cache. Target, draft and side pools are handled alike."""
+    """One pool of the cache: the target's, a draft's, or a side pool."""
 
     space: KeySpace
-    """The key space without a frame. A slot of `host` holds one of its pages. Its shard is ours."""
+    """The key space, unframed, with this rank's shard. A slot of `host` holds one of its pages."""
     host: HostPool
     hit_policy: HitPolicy = HitPolicy.ALL_PAGES
     window_pages: int = 1
-    """For TRAILING_PAGES: the number of pages in front of the prefix's end that are needed."""
+    """For TRAILING_PAGES: how many pages before the end of the prefix are needed."""
     required: bool = True
-    """True where no prefix is usable without this pool. The controller's settings may make a draft's
-    pools optional."""
+    """True if no prefix is usable without this pool. False for an optional pool, such as a draft's."""
     writes: bool = True
-    """True where this rank writes the pool's pages to L3. One of the ranks with the same bytes does."""
+    """True if this rank writes the pool's pages to L3. Of the ranks with equal bytes, only one does."""
     stored: tuple[PoolSpec, ...] = field(init=False, repr=False, compare=False)
-    """The pool as the page store sees it: one spec for each tile of the host pool. A page is in storage
-    when it is in all of them. A tile is named by its own rectangle, so ranks that hold it share it."""
+    """The pool in the page store: one spec for each tile of the host pool. A page is in storage if all
+    of its tiles are. A tile is named by its own rectangle, so ranks that have it share it."""
 
     def __post_init__(self) -> None:
         if self.space.page_nbytes != self.host.shape.nbytes:
@@ -71,14 +70,14 @@ class CachePool:
         object.__setattr__(self, "stored", stored)
 
     def transfers(self, hashes: Sequence[str], slots: Sequence[int]) -> list[Transfer]:
-        """Return one transfer of the pages in `slots` for each of `stored`."""
+        """Return one transfer of the pages in `slots` for each item of `stored`."""
         return [
             Transfer(pool.space, hashes, [self.host.framed_page(slot, tile) for slot in slots])
             for tile, pool in enumerate(self.stored)
         ]
 
     def _check_tiles(self) -> None:
-        """Raise ValueError where the key space does not locate the tiles in the model."""
+        """Raise ValueError if the key space does not locate the tiles in the model."""
         shard, (layers, heads) = self.space.shard, _extent(self.host)
         if shard.layers[1] - shard.layers[0] != layers or (
             shard.heads is not None and shard.heads[1] - shard.heads[0] != heads
@@ -96,7 +95,7 @@ class CachePool:
             )
 
     def _tile_space(self, tile: Tile) -> KeySpace:
-        """Return the key space of a tile; the only tile of a page has the page's own."""
+        """Return the key space of a tile. The only tile of a page has the key space of the page."""
         if len(self.host.tiles) == 1:
             return self.space
         shard, (_, heads) = self.space.shard, _extent(self.host)
@@ -110,13 +109,13 @@ class CachePool:
 
 
 class PoolSet:
-    """The pools of a cache, in order: target, draft and side pools alike. Immutable."""
+    """The pools of a cache, in order. Immutable."""
 
     def __init__(self, pools: Sequence[CachePool]) -> None:
-        """Check that `pools` fit each other.
+        """Check that `pools` fit together.
 
         Raises:
-            ValueError: There is no pool, no pool is required, or the pools do not fit each other.
+            ValueError: There is no pool, no pool is required, or the pools do not fit together.
         """
         _check(pools)
         self.pools: tuple[CachePool, ...] = tuple(pools)
@@ -126,7 +125,7 @@ class PoolSet:
         )
         """Pools in which every page has a slot."""
         self.trailing: int = self.all_pools & ~self.all_pages
-        """Pools in which a page has a slot only where some prefix's window needs it."""
+        """Pools in which a page has a slot only if the window of some prefix needs it."""
         self.required: PoolBits = self._bits_where(lambda pool: pool.required)
         self.written: PoolBits = self._bits_where(lambda pool: pool.writes)
         """Pools that this rank writes to L3."""
@@ -136,11 +135,11 @@ class PoolSet:
 
     @property
     def capacity_pages(self) -> int:
-        """Number of pages that L2 can hold: trailing pools may have fewer slots."""
+        """How many pages L2 can hold. Trailing pools may have fewer slots."""
         return min(self.pools[number].host.slots for number in pool_numbers(self.all_pages))
 
     def number(self, name: str) -> int:
-        """Return the number of the pool whose key space has this pool name.
+        """Return the number of the pool with this name.
 
         Raises:
             ValueError: There is no such pool.
@@ -169,7 +168,7 @@ class PoolSet:
         return needed
 
     def usable(self, filled: Sequence[PoolBits], among: PoolBits) -> list[bool]:
-        """Return, for each length from 0 on, True where that prefix is usable in all pools of `among`.
+        """Return True for each length, from 0 on, at which the prefix is usable in all pools of `among`.
 
         `filled` gives, for each page, the pools that have it.
         """
@@ -182,13 +181,13 @@ class PoolSet:
         return usable_lengths([self.pools[number] for number in chosen], rows)
 
     def lookup_order(self, among: PoolBits) -> tuple[int, ...]:
-        """Return the pools of `among` in the order of lookups: required pools come first."""
+        """Return the pools of `among` in the order in which they are looked up: required pools first."""
         return (*pool_numbers(among & self.required), *pool_numbers(among & ~self.required))
 
     def first_gap(self, filled: Sequence[PoolBits], among: PoolBits) -> tuple[int, int] | None:
-        """Return the (page, pool of `among`) that ends the prefix; None where the prefix is whole.
+        """Return the (page, pool of `among`) that ends the prefix, or None if the prefix is whole.
 
-        Of several pools it is the first, in lookup order, that alone makes the prefix this short.
+        If several pools do, return the first in lookup order that makes the prefix this short.
         """
         usable_pages = longest(self.usable(filled, among))
         so_far, before = 0, len(filled)

@@ -1,4 +1,4 @@
-"""The engine's handle of one request's prefetch."""
+"""The handle that an engine gets for the prefetch of a request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Prefetch:
-    """A request's prefetch. `result` ends it, or `cancel` where the request needs no pages any more."""
+    """The prefetch of a request. End it with `result`, or with `cancel` if you do not need pages."""
 
     def __init__(self, context: PrefetchContext, job: PrefetchJob) -> None:
         self.request_id: str = job.request_id
@@ -35,7 +35,7 @@ class Prefetch:
 
     @property
     def arrived_pages(self) -> int:
-        """Length of the prefix that is usable now, on this rank."""
+        """The length of the prefix that is usable now, on this rank."""
         return longest(self._cache.pool_set.usable(self._job.filled(), self._context.hit_pools))
 
     @property
@@ -44,13 +44,13 @@ class Prefetch:
         return self._job.complete
 
     def result(self, *, earlier: Sequence[Lease] = ()) -> Lease:
-        """Wait by the prefetch policy, end the prefetch, and return the arrived prefix, pinned.
+        """Wait as the prefetch policy says, end the prefetch, and return the arrived prefix, pinned.
 
-        With several ranks all ranks call it, in the same order of requests, and get the same number of
-        pages. Pages that the `earlier` leases of the same request have loaded count as loaded for it.
+        With several ranks, call it on all ranks, in the same order of requests. They get the same number
+        of pages. Pages that `earlier` leases of this request have loaded count as loaded for it.
 
         Raises:
-            RuntimeError: The prefetch was taken or cancelled before.
+            RuntimeError: The prefetch has already ended.
         """
         usable, agreed = self._take(self._context.consensus.agree_pages)
         lease = self._lease(agreed, earlier)
@@ -62,13 +62,13 @@ class Prefetch:
         return lease
 
     def take_local(self) -> Lease:
-        """End the prefetch, before another one of the request, and return this rank's arrived prefix.
+        """End the prefetch and return this rank's prefix, because another one of the request follows.
 
-        The lease keeps pages pinned. It counts neither as the request's use nor as its end, and no other
-        rank is asked.
+        The lease keeps the pages pinned. It does not count as a use or as the end of the request, and no
+        other rank is asked.
 
         Raises:
-            RuntimeError: The prefetch was taken or cancelled before.
+            RuntimeError: The prefetch has already ended.
         """
         _, agreed = self._take(self._context.consensus.local_pages)
         lease = self._lease(agreed)
@@ -88,7 +88,7 @@ class Prefetch:
     def _take(
         self, agree: Callable[[Topic, RankPages], AgreedPages]
     ) -> tuple[list[bool], AgreedPages]:
-        """Wait, and end the job. Return the lengths usable on this rank, and the result of `agree`."""
+        """Wait and end the job. Return the lengths usable on this rank, and the result of `agree`."""
         job, pool_set = self._job, self._cache.pool_set
         job.wait()
         if not job.end():
@@ -127,12 +127,12 @@ class Prefetch:
         counters.add("target_only_pages", lease.target_only_pages)
 
     def _count_unused(self, pages: int) -> None:
-        """Count the loaded pages behind a prefix of `pages` pages."""
+        """Count the loaded pages after a prefix of `pages` pages."""
         unused = sum(page >= pages for page in self._job.loaded)
         self._context.counters.add("loaded_unused_pages", unused)
 
     def _explain_result(self, usable_pages: int, agreed: AgreedPages, lease: Lease) -> None:
-        """Record why the lease is no longer than it is; `usable_pages` is this rank's prefix."""
+        """Record why the lease is not longer. `usable_pages` is the prefix of this rank."""
         prefix, diagnostics = agreed.prefix, self._job.diagnostics
         gap = self._first_gap(agreed.local, usable_pages)
         result = self._explanation(lease.pages, lease.l3_pages)
@@ -190,7 +190,7 @@ class Prefetch:
         )
 
     def _first_gap(self, filled: Sequence[PoolBits], usable_pages: int) -> tuple[int, int] | None:
-        """Return the (page, pool) that ends the prefix: a page to be loaded, else one not available."""
+        """Return the (page, pool) that ends the prefix: one that was not loaded, else one not found."""
         pool_set, hit_pools = self._cache.pool_set, self._context.hit_pools
         present = self._job.diagnostics.present or filled
         known = [own | found for own, found in zip(filled, present, strict=True)]
@@ -198,7 +198,7 @@ class Prefetch:
         return pool_set.first_gap(filled[:planned] if usable_pages < planned else known, hit_pools)
 
     def _explanation(self, pages: int, l3_pages: int) -> Explanation:
-        """Return the explanation of a prefix of `pages` pages that nothing has cut."""
+        """Return the explanation of a prefix of `pages` pages that is not cut short."""
         return Explanation(
             request_id=self.request_id,
             asked_pages=len(self.hashes),

@@ -1,4 +1,4 @@
-"""The worker's state of one prefetch: pinned pages, time limits, and the reasons for missing pages."""
+"""The state of one prefetch: pinned pages, time limits, and why pages are missing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # The timeout of a call that is made when the request's deadline has just passed.
 _LEAST_TIMEOUT_S = 0.001
 
-# A request id is its client's choice. A span keeps so much of it.
+# Clients choose request ids. A span keeps this many characters of one.
 _MAX_ID_CHARACTERS = 128
 
 _GONE = frozenset({Reason.VANISHED, Reason.CORRUPT, Reason.WRONG_KEY, Reason.WRONG_SIZE})
@@ -40,7 +40,7 @@ _GONE = frozenset({Reason.VANISHED, Reason.CORRUPT, Reason.WRONG_KEY, Reason.WRO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefetchContext:
-    """The parts of one controller that its prefetches share."""
+    """What the prefetches of one controller share."""
 
     cache: HostCache
     settings: ControllerSettings
@@ -49,38 +49,38 @@ class PrefetchContext:
     explanations: Explanations
     quota: PrefetchQuota
     attached: Callable[[], AttachedStore | None]
-    """Returns the store that is attached now."""
+    """Return the store that is attached now."""
     offer: Callable[[Sequence[Entry]], None]
-    """Offers pages to the write policy."""
+    """Offer pages to the write policy."""
     hit_pools: PoolBits
     """The pools that a page must have to be a hit."""
     explain_log: ExplainLog | None = None
-    """The log of the explanations."""
+    """Where explanations are logged."""
 
 
 class PrefetchDiagnostics:
-    """The availability of a request's pages, and the reasons that pages did not arrive.
+    """Which pages of a request are available, and why pages did not arrive.
 
     The prefetching thread writes it. The engine's thread reads it when the request ends, perhaps while
-    the prefetching thread still works.
+    the prefetching thread is still working.
     """
 
     def __init__(self) -> None:
         self.present: list[PoolBits] = []
-        """The pools of each page that L2 has, or that L3 reported; empty before the lookup."""
+        """For each page, the pools that L2 has or L3 claims to have. Empty before the lookup."""
         self.lookup_failures: dict[int, Verdict] = {}
-        """Pools that the store could not look up."""
+        """Pools that could not be looked up, and why."""
         self.failures: dict[tuple[int, int], Reason] = {}
-        """Reason for each (page, pool) that did not arrive."""
+        """Why each (page, pool) did not arrive."""
         self.stopped: Reason | None = None
-        """The reason that loading stopped."""
+        """Why loading stopped."""
         self.rank: int | None = None
-        """The rank with the shortest prefix, where it is another rank."""
+        """The rank with the shortest prefix, if that is another rank."""
 
     def drop_vanished(self) -> bool:
         """Remove from `present` the pages that storage turned out not to have.
 
-        Return False where there are no such pages, or where the store failed in other ways too.
+        Return False if there are no such pages, or if the store also failed in other ways.
         """
         if self.stopped or not _GONE.issuperset(self.failures.values()):
             return False
@@ -90,7 +90,7 @@ class PrefetchDiagnostics:
         return bool(gone)
 
     def reason(self, page: int, pool: int, *, default: Reason) -> Reason:
-        """Return the reason that a page is missing from a pool; `default` where none was recorded."""
+        """Return why a page is missing from a pool, or `default` if no reason was recorded."""
         failure = self.failures.get((page, pool))
         if failure is not None:
             return failure
@@ -101,9 +101,9 @@ class PrefetchDiagnostics:
 
 
 class PrefetchJob:
-    """One prefetch as the prefetching thread serves it. Thread-safe.
+    """One prefetch, as the prefetching thread serves it. Thread-safe.
 
-    From its start the job pins the pages of the whole prefix that are in L2, gaps or not. Pages that
+    From the start, the job pins all pages of the prefix that are in L2, even after a gap. Pages that
     arrive are added until `end`.
     """
 
@@ -119,7 +119,7 @@ class PrefetchJob:
         self.diagnostics: PrefetchDiagnostics = PrefetchDiagnostics()
         self.began_s: float = time.monotonic()
         self.loaded: set[int] = set()
-        """Pages that were loaded in time, in any pool."""
+        """The pages that were loaded in time, in any pool."""
         self.activity: Activity = _begin_activity(context, request_id, len(hashes))
         self._cache = context.cache
         self._quota = context.quota
@@ -134,7 +134,7 @@ class PrefetchJob:
 
     @cached_property
     def topic(self) -> Topic:
-        """The request as the ranks' topic."""
+        """The request, as the topic on which ranks agree."""
         return Topic.of_request(self.request_id, self.hashes)
 
     # --- time ----------------------------------------------------------------------------------------
@@ -149,29 +149,29 @@ class PrefetchJob:
         self._complete.set()
 
     def wait(self) -> None:
-        """Wait until the job is complete, or the prefetch policy's or the request's time is up."""
+        """Wait until the job is complete, or until the policy's or the request's time is up."""
         limits_s = [each for each in (self._max_wait_s, self._remaining_s()) if each is not None]
         self._complete.wait(min(*limits_s, MAX_DURATION_S) if limits_s else None)
 
     def bounded_s(self, timeout_s: float) -> float:
-        """Return `timeout_s`, or the time to the request's deadline where that is shorter."""
+        """Return `timeout_s`, or the time until the request's deadline if that is shorter."""
         left_s = self._remaining_s()
         return timeout_s if left_s is None else min(timeout_s, max(left_s, _LEAST_TIMEOUT_S))
 
     def time_up_reason(self) -> Reason:
-        """Return the limit that ended the wait: the request's deadline, or the prefetch policy."""
+        """Return which limit ended the wait: the request's deadline or the prefetch policy."""
         left_s = self._remaining_s()
         return Reason.DEADLINE if left_s == 0 else Reason.PATIENCE
 
     def stop_reason(self) -> Reason | None:
-        """Return the reason that no caller waits for pages any more; None while one waits."""
+        """Return why nobody waits for pages any more, or None while somebody does."""
         if self._ended:
             return Reason.PATIENCE
         reason = self.time_up_reason()
         return reason if reason is Reason.DEADLINE else None
 
     def _remaining_s(self) -> float | None:
-        """Return the seconds until the request's deadline; None where it has none."""
+        """Return the seconds until the request's deadline, or None if it has none."""
         return None if self._deadline is None else self._deadline.remaining_s()
 
     # --- pages ---------------------------------------------------------------------------------------
@@ -181,11 +181,11 @@ class PrefetchJob:
         return self._entries[page]
 
     def filled(self) -> list[PoolBits]:
-        """Return, for each page, the pools that L2 has of it."""
+        """Return, for each page, the pools that L2 has."""
         return [0 if entry is None else entry.filled for entry in self._entries]
 
     def pin_new_pages(self) -> list[PoolBits]:
-        """Pin the pages that have come to L2 since, for other requests; return `filled`."""
+        """Pin the pages that other requests have brought to L2 since. Return `filled`."""
         missing = [page for page, entry in enumerate(self._entries) if entry is None]
         found = self._cache.pin(self.hashes[page] for page in missing)
         late = [
@@ -197,7 +197,7 @@ class PrefetchJob:
         return self.filled()
 
     def release_tail(self, pages: int) -> bool:
-        """Unpin up to `pages` pages that L2 had behind the first gap, the last first; False for none."""
+        """Unpin up to `pages` pages after the first gap, from the end. Return False if none."""
         released: list[Entry] = []
         with self._lock:
             gap = self._entries.index(None) if None in self._entries else len(self._entries)
@@ -211,7 +211,7 @@ class PrefetchJob:
         return bool(released)
 
     def acquire_quota(self, pages: int) -> bool:
-        """Return True where the prefetch quota admits `pages` pages. They are released at the end."""
+        """Return True if the prefetch quota admits `pages` pages. They are released at the end."""
         if not self._quota.acquire(pages):
             return False
         with self._lock:
@@ -223,9 +223,9 @@ class PrefetchJob:
         return True
 
     def add_loaded(self, page: int, entry: Entry) -> bool:
-        """Add a page that was loaded in some pool; return False, without adding it, after the end.
+        """Add a page that was loaded in some pool. After the end, return False and do not add it.
 
-        The job has pinned the page before, or takes over the pin of the caller.
+        If the job has not pinned the page before, it takes over the pin of the caller.
         """
         with self._lock:
             if not self._ended:
@@ -243,7 +243,7 @@ class PrefetchJob:
     # --- the end -------------------------------------------------------------------------------------
 
     def end(self) -> bool:
-        """End the job: nothing is added from here on. Return False where it had ended before."""
+        """End the job, after which nothing is added. Return False if it had already ended."""
         with self._lock:
             if self._ended:
                 return False
@@ -253,7 +253,7 @@ class PrefetchJob:
         return True
 
     def take_prefix(self, pages: int) -> list[Entry]:
-        """Return the pinned entries of the first `pages` pages; unpin the others."""
+        """Return the pinned entries of the first `pages` pages, and unpin the others."""
         self._cache.unpin([entry for entry in self._entries[pages:] if entry is not None])
         return [entry for entry in self._entries[:pages] if entry is not None]
 

@@ -1,4 +1,4 @@
-"""The pages of L2 that prefetches may hold."""
+"""Limit how many pages of L2 prefetches may hold."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import threading
 
 
 class PrefetchQuota:
-    """Pages of L2 that unfinished prefetches hold or are about to load. Thread-safe.
+    """Counts the pages of L2 that unfinished prefetches hold or are about to load. Thread-safe.
 
-    A prefetch is admitted as a whole while the others leave any of the limit, so that a prefetch larger
-    than the limit is served too. Source of the rule: SGLang's `prefetch_capacity_limit`.
+    A prefetch is admitted as a whole while the others are below the limit, so a prefetch larger than the
+    limit is served, too. The rule is that of SGLang's `prefetch_capacity_limit`.
     """
 
     def __init__(self, limit_pages: float) -> None:
         self._limit_pages = limit_pages
         self.pages: int = 0
-        """Pages that are acquired now."""
+        """How many pages are acquired now."""
         self._lock = threading.Lock()
 
     def acquire(self, pages: int) -> bool:
-        """Admit a prefetch of `pages` pages, to be followed by `release`; return False if refused."""
+        """Admit a prefetch of `pages` pages, or return False. Call `release` when it ends."""
         with self._lock:
             if self.pages and self.pages >= self._limit_pages:
                 return False

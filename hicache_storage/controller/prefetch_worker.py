@@ -1,4 +1,4 @@
-"""The threads that load the requests' prefixes from L3 to L2, one request after another."""
+"""The threads that load the prefixes of requests from L3 to L2, one request after another."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _NOTHING_LOADED = (Reason.BELOW_THRESHOLD, Reason.CAPACITY_LIMIT, Reason.INTERNA
 
 
 class PrefetchWorker:
-    """A queue of prefetch jobs, and the threads that serve it with the store that is attached.
+    """A queue of prefetch jobs, and the threads that serve it from the attached store.
 
-    With several ranks there is one thread, because the ranks agree on the requests in their order. The
-    ranks agree on each request, also where it was cancelled, or where this rank has no store.
+    With several ranks there is one thread, because the ranks agree on requests in their order. They
+    agree on each request, even if it was cancelled or if this rank has no store.
     """
 
     def __init__(self, context: PrefetchContext) -> None:
@@ -47,7 +47,7 @@ class PrefetchWorker:
             thread.start()
 
     def submit(self, job: PrefetchJob) -> None:
-        """Queue a job, or finish it at once where there is nothing to do."""
+        """Queue a job, or finish it at once if there is nothing to do."""
         if self._context.consensus.single_rank:
             if self._context.attached() is None:
                 job.diagnostics.stopped = Reason.NO_STORE
@@ -120,10 +120,10 @@ class PrefetchWorker:
                     job.diagnostics.stopped = Reason.DETACHED
 
     def _fetch_prefix(self, job: PrefetchJob, attached: AttachedStore, length: int) -> None:
-        """Load a prefix of `length` pages. Where pages have vanished, load the longest one without them.
+        """Load a prefix of `length` pages. If pages have vanished, load the longest one without them.
 
         The shorter prefix may have a window that was not fetched yet. Several ranks would have to agree
-        on it again: they take the pages that have arrived.
+        on it again, so they take the pages that have arrived.
         """
         pool_set = self._context.cache.pool_set
         while any(wanted := self._pools_to_load(job, length)):
@@ -133,7 +133,7 @@ class PrefetchWorker:
             length = longest(pool_set.usable(job.diagnostics.present, self._context.hit_pools))
 
     def _usable(self, job: PrefetchJob, attached: AttachedStore | None) -> list[bool]:
-        """Return, for each prefix length, True where this rank has the prefix in L2 or can load it."""
+        """Return True for each prefix length that this rank has in L2 or can load."""
         if job.stop_reason():
             return [True] + [False] * len(job.hashes)
         filled = job.pin_new_pages()
@@ -146,7 +146,7 @@ class PrefetchWorker:
     def _look_up(
         self, job: PrefetchJob, attached: AttachedStore, filled: list[PoolBits]
     ) -> Reason | None:
-        """Look the prefix up in L3; return the reason to load nothing of it, or None."""
+        """Look up the prefix in L3. Return the reason to load nothing, or None."""
         context, pool_set = self._context, self._context.cache.pool_set
         with attached.in_use() as allowed:
             if not allowed:
@@ -175,7 +175,7 @@ class PrefetchWorker:
         return None
 
     def _pools_to_load(self, job: PrefetchJob, length: int) -> Sequence[PoolBits]:
-        """Return, for each page of a prefix, the pools that it needs, that L2 lacks, and that L3 has."""
+        """Return, for each page of a prefix, the pools that it needs, L2 lacks, and L3 has."""
         present, filled = job.diagnostics.present, job.filled()
         if not present or job.diagnostics.stopped in _NOTHING_LOADED:
             return []

@@ -1,4 +1,4 @@
-"""The ranks of one engine: the protocol by which they agree, and the topics they agree on."""
+"""The ranks of one engine: the protocol that connects them, and the topics on which they agree."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _SHOWN_CHARACTERS = 200
 
 
 class Channel(enum.Enum):
-    """A sequence of all-reduces of one thread, so that the threads never wait for each other."""
+    """The all-reduces of one thread, apart from those of others, so that threads do not wait."""
 
     MATCH = "match"
-    """The pages that L2 and L3 have of a prefix. The prefetching thread uses it, in request order."""
+    """For the pages of a prefix in L2 and L3. The prefetching thread uses it, in request order."""
     RESULT = "result"
-    """The pages that have arrived, and the pages that are claimed. The engine's thread uses it, in the
-    order in which it takes the results."""
+    """For the pages that have arrived or are claimed. The engine's thread uses it, in the order in which
+    it takes results."""
 
 
 class RanksLost(HiCacheError):
-    """A rank did not answer, or asked another question: nothing can be agreed on any more."""
+    """A rank did not answer, or asked another question. The ranks cannot agree on anything any more."""
 
 
 class Ranks(Protocol):
     """The ranks that run one engine together: tensor parallel and pipeline parallel.
 
-    Every rank makes the same calls, with as many values, in the same order on each channel. A rank that
-    failed at something answers with zeros.
+    Every rank makes the same calls, with equally many values, in the same order on each channel. A rank
+    on which something failed answers with zeros.
     """
 
     @property
@@ -47,7 +47,7 @@ class Ranks(Protocol):
         ...
 
     def all_reduce_min(self, channel: Channel, values: Sequence[int]) -> list[int]:
-        """Return the minimum over all ranks of each value. Block until all ranks have answered.
+        """Return the minimum of each value over all ranks. Block until all ranks have answered.
 
         Raises:
             RanksLost: A rank did not answer within the time allowed, here or on another rank.
@@ -55,7 +55,7 @@ class Ranks(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave the other ranks; a rank that waits for this one loses it. Thread-safe, idempotent."""
+        """Leave the other ranks. A rank that waits for this one loses it. Thread-safe, idempotent."""
         ...
 
 
@@ -75,22 +75,22 @@ class SingleRank:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """The subject of an all-reduce, such as one request. Ranks compare it to detect that they differ."""
+    """What an all-reduce is about, such as one request. Ranks compare it to notice that they differ."""
 
     label: str
-    """The topic for messages."""
+    """The topic as messages show it."""
     digest: bytes
-    """The topic for comparison: equal on two ranks that have the same topic."""
+    """Equal on two ranks if they have the same topic."""
 
     @classmethod
     def of_request(cls, request_id: str, hashes: Sequence[str]) -> Self:
-        """Return the topic of a request and its prompt: the same id with another prompt differs."""
+        """Return the topic of a request. It differs if the prompt differs, even if the id is equal."""
         parts = (utf8_bytes(request_id), ",".join(hashes).encode())
         return cls.of(f"request {shown_id(request_id)}", parts)
 
     @classmethod
     def of(cls, label: str, parts: Sequence[bytes] = ()) -> Self:
-        """Return the topic that `label` and `parts` identify."""
+        """Return the topic for `label` and `parts`."""
         digest = hashlib.sha256()
         for part in (utf8_bytes(label), *parts):
             digest.update(len(part).to_bytes(8, "little") + part)
@@ -106,12 +106,12 @@ class Topic:
 
 
 def utf8_bytes(text: str) -> bytes:
-    """Return `text` as UTF-8. JSON from a client can hold lone surrogates, which plain UTF-8 refuses."""
+    """Return `text` as UTF-8, even if it has lone surrogates, which JSON from clients may contain."""
     return text.encode("utf-8", "surrogatepass")
 
 
 def shown_id(request_id: str) -> str:
-    """Return a request id for messages: quoted, printable, and cut where it is long."""
+    """Return a request id as messages show it: quoted, printable, and cut if it is long."""
     if len(request_id) <= _SHOWN_CHARACTERS:
         return repr(request_id)
     return f"{request_id[:_SHOWN_CHARACTERS]!r}... of {len(request_id)} characters"

@@ -1,9 +1,9 @@
-"""Ranks over torch.distributed: one gloo group a channel, on the CPU.
+"""Ranks over torch.distributed: one gloo group for each channel, on the CPU.
 
-With torch 2.13 a collective fails at once where a peer's process has ended, and after its timeout where
-a peer is stopped. The group is out of step from then on. Tensors of different sizes end the process,
-because gloo throws on a thread of its own. So each call begins with a collective of one fixed size that
-carries the number of values.
+With torch 2.13, a collective fails at once if the process of a peer has ended, and after its timeout if
+a peer is stopped. The group is out of step from then on. Tensors of different sizes crash the process,
+because gloo throws on a thread of its own. Therefore each call begins with a collective of fixed size,
+which carries the number of values.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _TIMEOUT_S = 60.0
 
 
 class TorchRanks:
-    """The ranks of one engine, one process each. One thread at a time may use each channel.
+    """The ranks of one engine, one process each. Only one thread at a time may use a channel.
 
-    Values are signed integers of 64 bits. `timeout_s` is the longest wait for the slowest rank, storage
-    calls included, so it must exceed the page store's own `timeout_s`. A lost rank stays lost, on this
-    rank at once and on every rank within `timeout_s`. Then the caller can only `close` the ranks.
+    Values are signed 64-bit integers. `timeout_s` is the longest wait for the slowest rank, storage
+    calls included, so it must be longer than the page store's `timeout_s`. A lost rank stays lost: on
+    this rank at once, and on every rank within `timeout_s`. All that you can do then is `close`.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class TorchRanks:
         size: int,
         leave: Callable[[Any], None] = lambda _: None,
     ) -> None:
-        """Take groups that `connect` or `from_process_group` has made."""
+        """Use groups that `connect` or `from_process_group` made. Call one of these instead."""
         self._torch = load_torch()
         self._groups = dict(groups)
         self._leave = leave
@@ -51,10 +51,10 @@ class TorchRanks:
 
     @classmethod
     def connect(cls, url: str, *, rank: int, size: int, timeout_s: float = _TIMEOUT_S) -> Self:
-        """Meet the other ranks at `tcp://HOST:PORT`, where rank 0 listens, or at a new `file://PATH`.
+        """Connect to the other ranks at `tcp://HOST:PORT`, where rank 0 listens, or a new `file://PATH`.
 
-        The ranks use the address of their host name, or of the network interface that the environment
-        variable GLOO_SOCKET_IFNAME names.
+        Ranks use the address of their host name. Set the environment variable GLOO_SOCKET_IFNAME to use
+        that of a network interface.
 
         Raises:
             RanksLost: A rank did not connect within `timeout_s`.
@@ -75,9 +75,9 @@ class TorchRanks:
     def from_process_group(
         cls, group: ProcessGroup | None = None, *, timeout_s: float = _TIMEOUT_S
     ) -> Self:
-        """Make new groups of the ranks of an engine's process group; None: of all its processes.
+        """Make new groups from an engine's process group. None: from all of its processes.
 
-        All ranks of the group call it at the same time.
+        Call it on all ranks of the group at the same time.
 
         Raises:
             RanksLost: A rank did not connect within `timeout_s`.
@@ -104,11 +104,11 @@ class TorchRanks:
         return cls(groups, rank=rank, size=len(members), leave=leave)
 
     def all_reduce_min(self, channel: Channel, values: Sequence[int]) -> list[int]:
-        """Return the minimum over all ranks of each value. Block until all ranks have answered.
+        """Return the minimum of each value over all ranks. Block until all ranks have answered.
 
         Raises:
-            RanksLost: A rank has ended, did not answer in time or sent another number of values, now or
-                before; or these ranks were closed.
+            RanksLost: A rank has ended, did not answer in time, or sent another number of values, in
+                this call or an earlier one; or these ranks were closed.
         """
         try:
             minimum = self._minimum(channel, list(values))
@@ -128,7 +128,7 @@ class TorchRanks:
         self._leave_groups(f"rank {self.rank} has closed its connections")
 
     def _minimum(self, channel: Channel, values: list[int]) -> list[int] | None:
-        """Return the minimum of each value; None where the ranks sent different numbers of values."""
+        """Return the minimum of each value, or None if the ranks sent different numbers of values."""
         group = self._groups.get(channel)
         if group is None:
             raise RanksLost(self._lost)
@@ -157,7 +157,7 @@ class TorchRanks:
         return self._lost
 
     def _leave_groups(self, reason: str) -> None:
-        """Leave every group, so that no rank waits for this one; keep the first reason."""
+        """Leave every group, so that no rank waits for this one. Keep the first reason."""
         self._lost = self._lost or reason
         groups, self._groups = self._groups, {}
         for group in groups.values():
@@ -166,7 +166,7 @@ class TorchRanks:
 
 @contextmanager
 def _connecting(rank: int, size: int, timeout_s: float) -> Generator[None]:
-    """Raise RanksLost for an error of the connections in the `with` block."""
+    """Raise RanksLost if connecting fails in the `with` block."""
     try:
         yield
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""One call's transfers between L2 and L3: pages of several pools, and the verdict on each of them."""
+"""The pages of several pools that one call moves between L2 and L3, and the verdict on each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TransferBatch:
-    """Rows of pages, each with the pools to transfer. One call to the page store moves all of them."""
+    """Rows of pages, each with the pools to transfer. One call of the page store moves all of them."""
 
     def __init__(self, pool_set: PoolSet) -> None:
         self._pools = pool_set.pools
@@ -25,7 +25,7 @@ class TransferBatch:
         self._slots: list[list[int]] = [[] for _ in self._pools]
 
     def add(self, page_hash: str, slots: Sequence[int | None], bits: PoolBits) -> None:
-        """Add a row: a page, its slots, and the pools of it to transfer."""
+        """Add a row: a page, its slots, and the pools to transfer."""
         row = len(self._rows)
         self._rows.append(bits)
         for number in pool_numbers(bits):
@@ -37,14 +37,14 @@ class TransferBatch:
 
     @property
     def nbytes(self) -> int:
-        """Payload bytes."""
+        """The payload bytes of all pages."""
         return sum(
             len(rows) * pool.space.page_nbytes
             for pool, rows in zip(self._pools, self._members, strict=True)
         )
 
     def transfers(self) -> list[Transfer]:
-        """Return the transfers of all pools, for one call to the page store."""
+        """Return the transfers of all pools, for one call of the page store."""
         return [
             transfer
             for pool, hashes, slots in zip(self._pools, self._hashes, self._slots, strict=True)
@@ -53,7 +53,7 @@ class TransferBatch:
         ]
 
     def succeeded(self, outcome: Outcome) -> list[PoolBits]:
-        """Return, for each row, the pools of which every stored part is OK."""
+        """Return, for each row, the pools in which every stored part is OK."""
         if all(verdicts.count(Verdict.OK) == len(verdicts) for verdicts in outcome.verdicts):
             return list(self._rows)
         failed = [0] * len(self._rows)
@@ -62,7 +62,7 @@ class TransferBatch:
         return [bits & ~bad for bits, bad in zip(self._rows, failed, strict=True)]
 
     def failures(self, outcome: Outcome) -> list[tuple[int, int, Verdict]]:
-        """Return (row, pool, verdict) of each page that is not OK; of several parts, the first one's."""
+        """Return (row, pool, verdict) of each page that is not OK, by its first failed part."""
         found: dict[tuple[int, int], Verdict] = {}
         for number, verdicts in self._verdicts_by_pool(outcome):
             for row, verdict in zip(self._members[number], verdicts, strict=True):
@@ -71,7 +71,7 @@ class TransferBatch:
         return [(row, number, verdict) for (row, number), verdict in found.items()]
 
     def _verdicts_by_pool(self, outcome: Outcome) -> list[tuple[int, list[Verdict]]]:
-        """Return each list of verdicts with its pool's number; a pool of several tiles has several."""
+        """Return each list of verdicts with the number of its pool. A pool has a list for each tile."""
         owners = [
             number
             for number, pool in enumerate(self._pools)

@@ -1,4 +1,4 @@
-"""L2 → L3: a bounded queue of pages to write, and the thread that writes them."""
+"""Write pages from L2 to L3: a bounded queue, and the thread that empties it."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Writeback:
-    """The writer of L2's pages, in the order in which they were queued, many pages of all pools a call.
+    """Writes pages of L2 in the order in which they were queued, many pages of all pools in one call.
 
-    A page's required pools are written first, and its optional ones by the next call: a failure between
-    the calls leaves a target without its draft, never the reverse. Queued pages are pinned. Pages beyond
-    the limit are dropped and counted: a slow store costs hits, and never delays a request.
+    The required pools of a page are written first, and the optional ones in the next call. If that call
+    fails, L3 has a target without its draft, never the reverse. Queued pages are pinned. Pages beyond
+    the limit are dropped and counted, so a slow store costs hits but never delays a request.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Writeback:
         admission: Admission | None = None,
         explain_log: ExplainLog | None = None,
     ) -> None:
-        """Take the store and the cache. `in_use` and `track_call` count the store's running calls."""
+        """Use the store and the cache. `in_use` and `track_call` count running calls of the store."""
         self._store = store
         self._cache = cache
         self._settings = settings
@@ -71,12 +71,12 @@ class Writeback:
         )
         self._queue: deque[Entry] = deque()
         self._partly_written: list[Entry] = []
-        """Pages whose required pools are written, and whose optional pools are not."""
+        """Pages whose required pools are written and whose optional pools are not."""
         self._changed = threading.Condition()
         self._writing = False
         self._closing = False
         self._lost_pages = 0
-        """Pages that were queued and are not in the store, or not in all pools."""
+        """How many queued pages are not in the store, or not in all pools."""
         self._thread = threading.Thread(target=self._run, name="hicache-writeback", daemon=True)
 
     def start(self) -> None:
@@ -84,13 +84,13 @@ class Writeback:
         self._thread.start()
 
     def offer(self, entries: Sequence[Entry]) -> None:
-        """Queue those of `entries` that the write policy selects."""
+        """Queue the entries that the write policy selects."""
         uses = self._settings.write_policy.uses
         if uses is not None:
             self.enqueue(self._cache.claim_for_writing(entries, uses))
 
     def enqueue(self, entries: Sequence[Entry]) -> None:
-        """Queue `entries`, each pinned and marked as queued; drop the pages beyond the limit.
+        """Queue `entries`, each pinned and marked as queued. Drop the pages beyond the limit.
 
         Pages that are not admitted are not queued. Their next use offers them again.
         """
@@ -107,9 +107,9 @@ class Writeback:
         self._drop(dropped)
 
     def drain(self, timeout_s: float | None) -> bool:
-        """Wait until the queue is empty; return True where no page was lost meanwhile.
+        """Wait until the queue is empty. Return True if no page was lost meanwhile.
 
-        A page is lost when it is dropped, or when the store does not take it in every pool.
+        A page is lost if it is dropped, or if the store does not take it in every pool.
         """
         with self._changed:
             lost_before = self._lost_pages
@@ -117,10 +117,10 @@ class Writeback:
             return is_idle and self._lost_pages == lost_before
 
     def close(self, deadline: Deadline, *, drain: bool, unsaved: Sequence[Entry] = ()) -> bool:
-        """End the thread, with `drain` once the queue is empty; drop the pages that are still queued.
+        """End the thread, with `drain` once the queue is empty. Drop the pages that are still queued.
 
         The `unsaved` pages, pinned and marked as queued, are added to the queue first. Pages that are
-        offered later are dropped. Return False where `drain` lost a page.
+        offered later are dropped. Return False if `drain` lost a page.
         """
         unsaved = self._admitted(unsaved)
         with self._changed:
@@ -186,7 +186,7 @@ class Writeback:
                 self._drop(partly_written)
 
     def _next_batch(self) -> list[Entry]:
-        """Return the partly written pages and the oldest of the queue; an empty list once closed."""
+        """Return the partly written and the oldest queued pages, or an empty list once closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._partly_written or self._closing)
             size = min(self._settings.batch_pages, len(self._queue))
@@ -196,7 +196,7 @@ class Writeback:
             return batch
 
     def _write(self, batch: list[Entry]) -> list[Entry]:
-        """Write the next pools of each page; return the pages that have more pools to write."""
+        """Write the next pools of each page. Return the pages that have more pools to write."""
         cache = self._cache
         transfers = TransferBatch(cache.pool_set)
         wanted = cache.pools_to_write(batch)
@@ -245,7 +245,7 @@ class Writeback:
     def _explain_write(
         self, batch: list[Entry], failures: list[tuple[int, int, Verdict]], elapsed_s: float
     ) -> None:
-        """Log a write that the store did not take whole: the (page, pool, verdict) of each failure."""
+        """Log a write if the store did not take all. `failures` has (page, pool, verdict)."""
         if self._explain_log is None or not failures:
             return
         reason_of = {page: Reason.of(verdict) for page, _, verdict in reversed(failures)}

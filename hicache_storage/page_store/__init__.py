@@ -1,4 +1,7 @@
-"""The layer between engines and storages: frames, checksums, lookups, deadlines and verdicts."""
+"""The layer between engines and storages. Open a `PageStore` to store and load pages of an engine.
+
+It adds frames, checksums, prefix lookups, deadlines and verdicts to any storage.
+"""
 
 from __future__ import annotations
 

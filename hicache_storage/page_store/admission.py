@@ -1,11 +1,11 @@
 """Admission of writes: which pages are offered to the storage at all.
 
-A page that no request uses again costs a write and room in the storage. Two rules keep such pages out:
+A page that no request uses again costs a write and space in the storage. Two rules keep such pages out:
 
     second use   a page is written when it is offered for the second time. A sketch of fixed size
                  remembers the first time.
-    rate         a token bucket limits the bytes that are written. The first pages of a batch, which any
-                 longer prefix needs too, get the tokens.
+    rate         a token bucket limits the bytes that are written. The first pages of a batch get the
+                 tokens, because every longer prefix needs them too.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ if TYPE_CHECKING:
 NOT_ADMITTED_FIRST_USE = "not_admitted_first_use"
 """The counter of pages that were offered for the first time."""
 NOT_ADMITTED_RATE = "not_admitted_rate"
-"""The counter of pages that exceed the rate."""
+"""The counter of pages that exceeded the rate."""
 
 _BURST_S = 10.0
 
 
 class AdmissionSettings(Settings):
-    """The rules for writes. By default every page is admitted."""
+    """The rules by which pages are admitted. By default every page is."""
 
     second_use: bool = False
-    """True writes a page when it is offered for the second time."""
+    """Write a page only when it is offered for the second time."""
     remembered_pages: int = Field(default=1_000_000, ge=64, le=1_000_000_000)
-    """The pages offered last that are remembered, for `second_use`: 2.5 bytes of memory each."""
+    """How many of the last offered pages `second_use` remembers. Each takes 2.5 bytes of memory."""
     write_nbytes_per_s: ByteSize | None = Field(default=None, gt=0)
-    """The payload bytes of this process that are written in a second, on average. None: no limit."""
+    """How many payload bytes this process may write a second, on average. None: no limit."""
     write_burst_nbytes: ByteSize | None = Field(default=None, gt=0)
-    """The bytes that may be written at once after a pause. None: those of ten seconds."""
+    """How many bytes may be written at once after a pause. None: as many as in ten seconds."""
 
     @property
     def is_enabled(self) -> bool:
-        """True if any page may be kept from the storage."""
+        """True if a rule is set, so that a page may be refused."""
         return self.second_use or self.write_nbytes_per_s is not None
 
 
 class TokenBucket:
-    """A limit of bytes in a time. Not thread-safe."""
+    """A limit on bytes per second. Not thread-safe."""
 
     def __init__(
         self, nbytes_per_s: float, burst_nbytes: float, clock: Callable[[], float]
@@ -60,9 +60,9 @@ class TokenBucket:
         self._filled_s = clock()
 
     def take(self, pages: int, page_nbytes: int) -> int:
-        """Take the bytes of as many of `pages` pages as there are. Return their number.
+        """Take the tokens for as many of `pages` pages as possible. Return how many.
 
-        A page larger than the burst is taken from a full bucket, which is empty for longer after that.
+        A page larger than the burst needs a full bucket, which then takes longer to fill again.
         """
         now_s = self._clock()
         filled = self._nbytes + (now_s - self._filled_s) * self._nbytes_per_s
@@ -76,12 +76,12 @@ class TokenBucket:
 
 
 class Admission:
-    """The decision for each page that is offered to a storage. Thread-safe."""
+    """Decides whether a page is offered to a storage. Thread-safe."""
 
     def __init__(
         self, settings: AdmissionSettings, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Remember no page yet. `clock` gives the seconds that the rate is based on."""
+        """Start with no page remembered. `clock` gives the time in seconds, for the rate."""
         self.settings = settings
         self._lock = threading.Lock()
         self._counters = Counters()
@@ -105,8 +105,8 @@ class Admission:
         Args:
             hashes: The pages, in the order of their prefix.
             page_nbytes: The payload bytes of one page.
-            group: Pages of equal hashes in different groups are different pages.
-            used: True for each page that the caller knows to have been used before.
+            group: A page of another group is another page, even if its hash is equal.
+            used: True for each page that the caller knows has been used before.
         """
         with self._lock:
             admitted = [True] * len(hashes)
@@ -124,18 +124,18 @@ class Admission:
             return admitted
 
     def stats(self) -> dict[str, int]:
-        """Return the pages that were not admitted, by reason."""
+        """Return how many pages were not admitted, by reason."""
         return self._counters.snapshot()
 
     # --- the sketch's place in a store ---------------------------------------------------------------
 
     @property
     def stored_nbytes(self) -> int | None:
-        """The bytes of each filter that a store keeps, or None if there is nothing to keep."""
+        """The size of each filter as a store keeps it, or None if there is nothing to keep."""
         return None if self._sketch is None else self._sketch.stored_nbytes
 
     def states(self) -> list[tuple[int, int]]:
-        """Return the state of each filter, which changes with it."""
+        """Return the state of each filter, which differs after every change."""
         with self._lock:
             return [] if self._sketch is None else [self._sketch.state(n) for n in range(FILTERS)]
 
@@ -146,13 +146,13 @@ class Admission:
             return self._sketch.dump(number)
 
     def restore(self, dumps: Sequence[bytes]) -> int:
-        """Remember the pages of dumped filters too. Return the number of dumps that fit."""
+        """Remember the pages of dumped filters, too. Return how many dumps were usable."""
         with self._lock:
             return 0 if self._sketch is None else self._sketch.restore(dumps)
 
 
 def _first(wanted: Sequence[bool], count: int) -> list[bool]:
-    """Return `wanted` with True for its first `count` pages alone."""
+    """Return `wanted` with only its first `count` True values left."""
     chosen: list[bool] = []
     for each in wanted:
         chosen.append(each and count > 0)

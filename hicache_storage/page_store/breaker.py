@@ -1,4 +1,4 @@
-"""Circuit breakers. A store that keeps failing gets no calls for a while, then one call as a probe."""
+"""Circuit breakers: a store that keeps failing gets no calls for a while, then one as a probe."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Self
 
 STATES = ("closed", "half_open", "open")
-"""The states of a breaker, the worse ones last."""
+"""The states of a breaker, from best to worst."""
 
 
 class Permit:
-    """The permission of a breaker for one call.
+    """The breaker's permission for one call.
 
-    Only the first `succeed`, `fail` or `dismiss` counts. As a context manager a permit dismisses
-    itself when an exception leaves the block: an interrupted probe is no evidence, and another one
-    may follow.
+    Only the first `succeed`, `fail` or `dismiss` counts. Used as a context manager, a permit dismisses
+    itself if an exception leaves the block, because an interrupted probe says nothing about the store.
+    Another probe may then follow.
     """
 
     __slots__ = ("_breaker", "_ended", "_generation", "is_probe")
@@ -32,7 +32,7 @@ class Permit:
         self._breaker.conclude(self, succeeded=True)
 
     def fail(self, *, hung: bool = False) -> None:
-        """Report that the store failed. With `hung` that one failure opens the breaker."""
+        """Report that the store failed. With `hung`, this one failure opens the breaker."""
         self._breaker.conclude(self, succeeded=False, hung=hung)
 
     def dismiss(self) -> None:
@@ -47,9 +47,9 @@ class Permit:
             self.dismiss()
 
     def end(self, generation: int) -> bool | None:
-        """Mark the permit as ended, under the breaker's lock.
+        """Mark the permit as ended. The caller holds the breaker's lock.
 
-        Return True if the permit is of this `generation`, None if it had ended before.
+        Return whether the permit belongs to this `generation`, or None if it had ended before.
         """
         if self._ended:
             return None
@@ -58,12 +58,11 @@ class Permit:
 
 
 class CircuitBreaker:
-    """A breaker that opens after `failures` calls failed in a row, or one hung. Thread-safe.
+    """A breaker that opens after `failures` failed calls in a row, or after one that hung. Thread-safe.
 
-    An open breaker refuses every call at once. After `cooldown_s` it admits one call as a probe. A
-    probe that succeeds closes the breaker; a probe that fails starts the cool-down again. The
-    breaker ignores reports of calls that it admitted before it last opened: they are of the outage
-    that is known.
+    An open breaker refuses every call at once. After `cooldown_s` it admits one call as a probe. If the
+    probe succeeds, the breaker closes; if it fails, the cool-down starts again. The breaker ignores
+    reports on calls that it admitted before it last opened, because it already knows of that outage.
     """
 
     def __init__(self, *, failures: int, cooldown_s: float) -> None:
@@ -77,7 +76,7 @@ class CircuitBreaker:
 
     @property
     def state(self) -> str:
-        """`closed`, `open` or `half_open` (a probe is running, or is let through next)."""
+        """`closed`, `open`, or `half_open` if a probe is running or the next call will be one."""
         with self._lock:
             if self._opened_at_s is None:
                 return "closed"
@@ -85,11 +84,11 @@ class CircuitBreaker:
 
     @property
     def times_opened(self) -> int:
-        """The number of changes from closed to open."""
+        """How often the breaker has opened."""
         return self._times_opened
 
     def admit(self) -> Permit | None:
-        """Return a permit, which the call ends. Return None where the breaker refuses the call."""
+        """Return a permit for a call, which must end it, or None if the breaker refuses the call."""
         with self._lock:
             if self._opened_at_s is None:
                 return Permit(self, self._times_opened)
@@ -99,12 +98,12 @@ class CircuitBreaker:
             return self._probe
 
     def record(self, *, succeeded: bool) -> None:
-        """Count the result of a call to the store that the breaker did not admit."""
+        """Count the result of a call that did not ask for a permit."""
         with self._lock:
             self._count(succeeded=succeeded)
 
     def conclude(self, permit: Permit, *, succeeded: bool | None, hung: bool = False) -> None:
-        """End `permit`. The result None is no evidence."""
+        """End `permit`. With `succeeded=None` the result does not count."""
         with self._lock:
             current = permit.end(self._times_opened)
             if current is None:
@@ -137,22 +136,22 @@ class CircuitBreaker:
 
 @dataclass(frozen=True, slots=True)
 class Breakers:
-    """The breakers of a page store. The store is still read while its writes fail, and the reverse."""
+    """The breakers of a page store. It still reads from a store whose writes fail, and the reverse."""
 
     reads: CircuitBreaker
     writes: CircuitBreaker
 
     @property
     def state(self) -> str:
-        """The worse of both states: `open`, then `half_open`, then `closed`."""
+        """The worse of the two states: `open`, then `half_open`, then `closed`."""
         return max(self.reads.state, self.writes.state, key=STATES.index)
 
     @property
     def times_opened(self) -> int:
-        """The number of times that either breaker opened."""
+        """How often the two breakers have opened, together."""
         return self.reads.times_opened + self.writes.times_opened
 
     def record(self, *, succeeded: bool) -> None:
-        """Count in both breakers the result of a call that neither admitted."""
+        """Count in both breakers the result of a call that did not ask for a permit."""
         self.reads.record(succeeded=succeeded)
         self.writes.record(succeeded=succeeded)

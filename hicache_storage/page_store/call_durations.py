@@ -1,4 +1,4 @@
-"""Histograms of the time that the calls of a page store took, by operation and verdict."""
+"""Histograms of how long the calls of a page store took, by operation and verdict."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BUCKETS_S: tuple[float, ...] = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
-"""The upper limits of the buckets. A longer call is in the one after the last."""
+"""The upper limits of the buckets. A longer call counts in one more bucket after the last."""
 
 _SEVERITY = {
     verdict: number
@@ -43,12 +43,12 @@ _SEVERITY = {
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """The calls of one operation that had one verdict."""
+    """The calls of one operation that ended with one verdict."""
 
     counts: tuple[int, ...]
-    """The calls in each bucket alone: one number more than `BUCKETS_S`."""
+    """The number of calls in each bucket, not cumulative: one number more than `BUCKETS_S`."""
     total_s: float
-    """The time of all calls."""
+    """The time of all calls together."""
 
 
 class CallDurations:
@@ -60,7 +60,7 @@ class CallDurations:
         self._total_s: dict[tuple[Operation, Verdict], float] = {}
 
     def note(self, operation: Operation, verdicts: Collection[Verdict], elapsed_s: float) -> None:
-        """Count a call under the worst of its pages' `verdicts`. Ignore a call without pages."""
+        """Count a call under the worst of its pages' `verdicts`. A call without pages does not count."""
         if not verdicts:
             return
         key = (operation, max(verdicts, key=_SEVERITY.__getitem__))
@@ -71,7 +71,7 @@ class CallDurations:
             self._total_s[key] = self._total_s.get(key, 0.0) + elapsed_s
 
     def snapshot(self) -> Mapping[tuple[Operation, Verdict], Histogram]:
-        """Return the histogram of each operation and verdict that there was."""
+        """Return a histogram for each operation and verdict that has occurred."""
         with self._lock:
             return {
                 key: Histogram(tuple(counts), self._total_s[key])

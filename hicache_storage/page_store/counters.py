@@ -1,4 +1,4 @@
-"""The names of a page store's counters, as `PageStore.stats` gives them and metrics show them."""
+"""The names of a page store's counters, as `PageStore.stats` returns them and metrics show them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ANSWERS: tuple[Answer, ...] = ("present", "absent", "unanswered")
 DELETED_PAGES = "deleted_pages"
 WRONG_PAGES_DELETED = "wrong_pages_deleted"
 MATCH_FAILED = "match_failed"
-"""Calls that ask which pages the storage has, and fail."""
+"""The number of exists calls that failed."""
 BREAKER_OPENED = "breaker_opened"
 """The sum of the two names below."""
 READ_BREAKER_OPENED = "read_breaker_opened"
@@ -23,15 +23,15 @@ WRITE_BREAKER_OPENED = "write_breaker_opened"
 
 
 def pages_counter(direction: Direction, verdict: Verdict) -> str:
-    """Return the name of the counter of pages that had `verdict`, such as "load_ok"."""
+    """Return the name of the counter for pages with `verdict`, such as "load_ok"."""
     return f"{direction}_{verdict.value}"
 
 
 def answers_counter(answer: Answer) -> str:
-    """Return the name of the counter of pages with this answer to a query, such as "match_present"."""
+    """Return the name of the counter for pages with this answer, such as "match_present"."""
     return f"match_{answer}"
 
 
 def nbytes_counter(direction: Direction) -> str:
-    """Return the name of the counter of payload bytes, such as "load_nbytes"."""
+    """Return the name of the counter for payload bytes, such as "load_nbytes"."""
     return f"{direction}_nbytes"

@@ -11,8 +11,8 @@
     112     8      zeros
     120     8      xxh3-64 of the 120 bytes before
 
-Numbers are little-endian. A frame has 128 bytes. For a store that needs an alignment, zeros fill
-the frame up to a multiple of it.
+Numbers are little-endian. A frame has 128 bytes. If a store needs an alignment, zeros fill the frame
+up to a multiple of it.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _CHECKSUMMED = 1
 
 
 class FramedPage:
-    """A page and the memory of its header, which a host pool gives to the page store.
+    """A page with memory for its header. The page store moves pages in this form.
 
     Attributes:
         header: Writable memory of `frame_nbytes` bytes. A call borrows it and the payload until it ends.
         payload: The page.
-        stored: Header and payload as the one page that a storage gets.
+        stored: Header and payload as one page, which the storage gets.
     """
 
     __slots__ = ("header", "payload", "stored")
@@ -66,12 +66,12 @@ class FramedPage:
 
 
 def frame_nbytes(alignment: int) -> int:
-    """Return the header's size for a store that needs segments and sizes of this alignment."""
+    """Return the size of the header for a store that needs segments and sizes of this alignment."""
     return -(-FRAME_NBYTES // alignment) * alignment
 
 
 class Framing:
-    """The frames of one key space: `write` makes them, `errors` compares them. Immutable."""
+    """The frames of one key space: `write` makes them, `errors` checks them. Immutable."""
 
     __slots__ = ("_checksum", "_space_id")
 
@@ -80,7 +80,7 @@ class Framing:
         self._space_id = bytes.fromhex(space.id)
 
     def write(self, pages: Sequence[FramedPage], hashes: Sequence[str]) -> None:
-        """Write the headers of `pages` in place. A payload that has a digest is not hashed again."""
+        """Write the headers of `pages` in place. A payload with a digest is not hashed again."""
         digests = [page.payload.digest for page in pages] if self._checksum else None
         native.write_frames(
             [page.header for page in pages],
@@ -101,11 +101,11 @@ class Framing:
         Args:
             pages: Pages of one size.
             hashes: Their page hashes.
-            checksums: The checksum of each payload that is known.
+            checksums: The checksum of each payload, or None if it is not known yet.
 
         Returns:
-            The error of each wrong page, by index. Its reason is `corrupt` (bits differ from the written
-            ones, or a required checksum is missing), `wrong_key` or `wrong_size`.
+            The error of each wrong page, by index. Its reason is `corrupt` (bits have changed since the
+            write, or a required checksum is missing), `wrong_key` or `wrong_size`.
         """
         found = native.check_frames(
             [page.header for page in pages],
@@ -123,7 +123,7 @@ class Framing:
         }
 
     def _mismatch(self, page: FramedPage, page_hash: str) -> CorruptPage:
-        """Return the error that describes a header which is not the expected one."""
+        """Return the error that says how a header differs from the expected one."""
         header = page.header
         (checksum,) = FRAME_SEAL.unpack_from(header, FRAME_FIELDS.size)
         if checksum != xxhash.xxh3_64_intdigest(header[: FRAME_FIELDS.size]):
@@ -149,7 +149,7 @@ def _payload_nbytes(pages: Sequence[FramedPage]) -> int:
 def _completed(
     pages: Sequence[FramedPage], checksums: Sequence[int | None] | None
 ) -> Sequence[int]:
-    """Return the checksums of all payloads: 0 for a revoked one, which no storage can read any more."""
+    """Return the checksum of every payload, or 0 for a revoked one, which no storage reads any more."""
     known = completed_checksums([page.payload for page in pages], checksums)
     return [checksum or 0 for checksum in known] if None in known else cast("list[int]", known)
 
@@ -157,7 +157,7 @@ def _completed(
 def completed_checksums(
     pages: Sequence[Page], checksums: Sequence[int | None] | None
 ) -> Sequence[int | None]:
-    """Return the checksums of pages, with those that are not known yet. None: the page was revoked."""
+    """Return `checksums` with the missing ones computed. None: the page was revoked."""
     if checksums is None:
         return payload_checksums(pages)
     unknown = [index for index, checksum in enumerate(checksums) if checksum is None]
@@ -171,5 +171,5 @@ def completed_checksums(
 
 
 def payload_checksums(pages: Sequence[Page]) -> list[int | None]:
-    """Return xxh3-64 of each page's bytes, in one call of the data plane. None: the page was revoked."""
+    """Return the xxh3-64 of each page, in one call of the data plane. None: the page was revoked."""
     return native.digests([page.segments for page in pages], states_of(pages))

@@ -1,4 +1,4 @@
-"""Wrong pages are deleted after a load, so that the next save stores right ones."""
+"""Delete wrong pages after a load, so that the next save stores correct ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WRONG = frozenset({Verdict.CORRUPT, Verdict.WRONG_KEY, Verdict.WRONG_SIZE})
 def delete_wrong_pages(
     lanes: Lanes, transfers: Sequence[FramedTransfer], outcome: Outcome, deadline: Deadline
 ) -> None:
-    """Delete wrong pages. A store that keeps the first bytes of a page would keep them for ever."""
+    """Delete wrong pages, because a store that does not overwrite pages would keep them forever."""
     wrong: dict[KeySpace, list[str]] = {}
     for (framed, transfer), verdicts in zip(transfers, outcome.verdicts, strict=True):
         found = [
@@ -35,7 +35,7 @@ def delete_wrong_pages(
     if not wrong:
         return
     left_s = deadline.remaining_s()
-    # A deadline of the remaining time: the time that the reads took is no failure of the writes.
+    # A new deadline, so that the time that the reads took is not a failure of the writes.
     deleted = len(lanes.writes.delete(wrong, Deadline(left_s))) if left_s else 0
     lanes.counters.add(WRONG_PAGES_DELETED, deleted)
     left = sum(map(len, wrong.values())) - deleted

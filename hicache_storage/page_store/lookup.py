@@ -1,4 +1,4 @@
-"""Exists queries of a page store: the pages that each pool has, and the prefixes that are usable.
+"""Ask a storage which pages each pool has, and find the longest usable prefix.
 
 Source of the hit policies: sglang/srt/mem_cache/hicache_storage.py, `PoolHitPolicy`.
 """
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 # pages.
 _FIRST_BLOCK = 64
 _GROWTH = 4
-# The time for one call of a slow store: of the calls, those that end before the deadline count.
+# How long one call of a slow store may take. Only calls that end before the deadline count.
 _MAX_CALL_S = 0.5
-# The time that a look-up waits for a store that hung. Its answer counts for the breaker later, too.
+# How long a lookup waits for a store that hung. A later answer still reaches the breaker.
 _PROBE_S = 0.25
 
 
@@ -44,23 +44,23 @@ _PROBE_S = 0.25
 
 
 class HitPolicy(enum.Enum):
-    """The pages of a pool that a prefix needs."""
+    """Which pages of a pool a prefix needs."""
 
     ALL_PAGES = "all_pages"
-    """Every page: attention KV, draft KV, indexers."""
+    """Every page, as for attention KV, draft KV and indexers."""
     TRAILING_PAGES = "trailing_pages"
-    """The last `window_pages` only: sliding windows, Mamba states."""
+    """Only the last `window_pages`, as for sliding windows and Mamba states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSpec:
-    """A pool of a request's pages in the page store: target, draft and side pools alike."""
+    """One pool of a request: the target's, a draft model's, or a side pool."""
 
     space: KeySpace
     """The engine's key space, without a frame."""
     hit_policy: HitPolicy = HitPolicy.ALL_PAGES
     window_pages: int = 1
-    """For TRAILING_PAGES: the number of pages in front of the prefix's end that are needed."""
+    """For TRAILING_PAGES: how many pages before the end of the prefix are needed."""
 
     def __post_init__(self) -> None:
         if self.space.frame_nbytes:
@@ -81,10 +81,10 @@ class HasHitPolicy(Protocol):
 def narrow_usable(
     usable: Sequence[bool], pool: HasHitPolicy, present: Sequence[bool]
 ) -> list[bool]:
-    """Return for each prefix length from 0 to n True if it was `usable`, and is so in this pool too.
+    """Return True for each prefix length, 0 to n, that was `usable` and is so in this pool, too.
 
-    `present[i]`, of n, is True if the pool has page i. Length 0 is always usable. The result is a
-    list and not a number, because with a trailing pool 5 pages can be usable where 4 are not.
+    `present` has n items: True if the pool has the page. Length 0 is always usable. The result is a
+    list and not a number, because with a trailing pool 5 pages can be usable although 4 are not.
     """
     pages = len(present)
     if pool.hit_policy is HitPolicy.ALL_PAGES:
@@ -98,14 +98,14 @@ def narrow_usable(
 
 
 def longest(usable: Sequence[bool]) -> int:
-    """Return the longest of the usable prefix lengths, in pages."""
+    """Return the longest usable prefix, in pages."""
     return len(usable) - 1 - usable[::-1].index(True)
 
 
 def usable_lengths(pools: Sequence[HasHitPolicy], present: Sequence[Sequence[bool]]) -> list[bool]:
-    """Return for each prefix length from 0 to n True if it is usable in every pool.
+    """Return True for each prefix length from 0 to n that is usable in every pool.
 
-    `present[p][i]`, of n, is True if pool p has page i.
+    `present[p]` has n items: True if pool p has the page.
     """
     usable = [True] * (len(present[0]) + 1)
     for pool, row in zip(pools, present, strict=True):
@@ -114,7 +114,7 @@ def usable_lengths(pools: Sequence[HasHitPolicy], present: Sequence[Sequence[boo
 
 
 def usable_prefix(pools: Sequence[HasHitPolicy], present: Sequence[Sequence[bool]]) -> int:
-    """Return the longest prefix, in pages, that is usable in every pool."""
+    """Return the longest prefix that is usable in every pool, in pages."""
     return longest(usable_lengths(pools, present))
 
 
@@ -122,7 +122,7 @@ def usable_prefix(pools: Sequence[HasHitPolicy], present: Sequence[Sequence[bool
 
 
 class ExistsQuery:
-    """The pages of a prefix that the storage has in one pool, apart from those that the caller has."""
+    """Which pages of a prefix the storage has in one pool, without those that the caller has."""
 
     def __init__(
         self,
@@ -133,12 +133,12 @@ class ExistsQuery:
         pages: int,
         past_gaps: bool,
     ) -> None:
-        """Query the first `pages` pages: all with `past_gaps`, otherwise up to the first missing one."""
+        """Query the first `pages` pages: all with `past_gaps`, else up to the first missing one."""
         self.framed = framed
         self.failure: Verdict | None = None
-        """The reason of the first call that failed."""
+        """Why the first failed call failed."""
         self.answers: list[bool | None] = [None] * len(hashes)
-        """None for a page that was not queried, or for which the storage had no answer."""
+        """For each page: True, False, or None if it was not queried or the storage did not answer."""
         if held is not None:
             self.answers = [own or None for own in held]
         self._hashes = hashes
@@ -149,12 +149,12 @@ class ExistsQuery:
 
     @property
     def present(self) -> list[bool]:
-        """For each page, True if the storage or the caller is known to have it."""
+        """For each page, True if the storage or the caller has it."""
         return [answer is True for answer in self.answers]
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """For each page, OK, MISS, or the reason why there is no answer."""
+        """For each page: OK, MISS, or the reason why there is no answer."""
         failure = self.failure or Verdict.TIMEOUT
         return [
             failure if answer is None else Verdict.OK if answer else Verdict.MISS
@@ -163,7 +163,7 @@ class ExistsQuery:
 
     @property
     def end(self) -> int:
-        """The first page that is missing and makes later pages useless, or the number of pages."""
+        """The first missing page, if later pages are useless without it; else the number of pages."""
         if not self._past_gaps:
             for page in self._pages[: self._queried]:
                 if not self.answers[page]:
@@ -171,7 +171,7 @@ class ExistsQuery:
         return len(self.answers)
 
     def next_block(self) -> list[int]:
-        """Return the pages that the next call queries."""
+        """Return the pages to query in the next call."""
         block = self._pages[self._queried : self._queried + self._block]
         self._queried += len(block)
         self._block *= _GROWTH
@@ -186,7 +186,7 @@ class ExistsQuery:
         return [self._hashes[page] for page in pages]
 
     def record(self, pages: Sequence[int], result: list[bool] | Verdict) -> None:
-        """Record the answers of one storage call for `pages`, or the reason why it failed."""
+        """Record the answers of one storage call for `pages`, or why it failed."""
         if isinstance(result, Verdict):
             self.failure = self.failure or result
         else:
@@ -195,7 +195,7 @@ class ExistsQuery:
 
 
 class PrefixLookup:
-    """All exists queries of one call of the page store: one permit, one deadline. Not thread-safe."""
+    """All exists queries of one page store call, under one permit and one deadline. Not thread-safe."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class PrefixLookup:
         self._present_pages = 0
 
     def query(self, queries: Sequence[ExistsQuery]) -> None:
-        """Answer `queries` together, in growing blocks from the front."""
+        """Answer `queries` together, from the front, in growing blocks."""
         while blocks := [(query, block) for query in queries if (block := query.next_block())]:
             calls = [(query, part) for query, block in blocks for part in self._split(query, block)]
             for (query, part), result in zip(calls, self._results(calls), strict=True):
@@ -237,7 +237,7 @@ class PrefixLookup:
         return self
 
     def __exit__(self, interrupted: type[BaseException] | None, *_: object) -> None:
-        """Report the result to the breaker, the log and the counters. Report nothing without a query."""
+        """Report the result to the breaker, the log and the counters, if there was a query."""
         if self._permit is not None:
             if interrupted is None:
                 self._reads.conclude(self._permit, self._futures, self._deadline, self._hang_s)
@@ -265,7 +265,7 @@ class PrefixLookup:
             if self._permit is None:
                 self._failure = Verdict.BREAKER_OPEN
             elif self._permit.is_probe and self._hang_s is not None:
-                # The store may hang still. An answer after this deadline closes the breaker, too.
+                # The store may still hang. An answer after this deadline closes the breaker, too.
                 self._deadline = Deadline(min(_PROBE_S, self._deadline.remaining_s()))
         elif self._failure is None and self._deadline.passed():
             self._failure = Verdict.TIMEOUT
@@ -308,8 +308,8 @@ class PrefixLookup:
 def query_groups(pools: Sequence[PoolSpec]) -> list[list[int]]:
     """Return the numbers of the pools that are queried together, group by group.
 
-    Neighbouring pools of one name are parts of one pool. The first part is a group, the others are
-    the next.
+    Adjacent pools of one name are parts of one pool. The first part is a group, and the others are the
+    next group.
     """
     groups: list[list[int]] = []
     for _, parts in groupby(range(len(pools)), key=lambda number: pools[number].space.pool):

@@ -1,4 +1,4 @@
-"""Observers of a page store, for traces and events. A page store without one does nothing for them."""
+"""Observers of a page store, for traces and events. Without an observer they cost nothing."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ logger: logging.Logger = logging.getLogger("hicache_storage.page_store")
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """A lookup that has ended. Key spaces have no frame, as `open_space` took them."""
+    """A lookup that has ended. Its key spaces are those that `open_space` got, without a frame."""
 
     spaces: Sequence[KeySpace]
     hashes: Sequence[str]
     answers: Sequence[Sequence[bool | None]]
-    """For each key space and page: True if the storage or the caller has the page, None without an
+    """For each key space and page: True if the storage or the caller has the page, None if there was no
     answer."""
     failures: Sequence[Verdict | None]
-    """For each key space, the reason why the storage did not answer."""
+    """For each key space, why the storage did not answer; None if it did."""
     prefix_pages: int | None
-    """The longest usable prefix of a `match`; None for a `present`."""
+    """The longest usable prefix of a `match`. None for other lookups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,33 +53,33 @@ class Deletion:
     space: KeySpace
     hashes: Sequence[str]
     gone: Sequence[str]
-    """The pages that are certainly not in the storage any more."""
+    """The pages that are certainly no longer in the storage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clearance:
-    """All pages of a key space were removed."""
+    """A `clear` that has ended."""
 
     space: KeySpace
     pages: int
 
 
 class Activity:
-    """A task of an engine in the course of which it calls a page store, such as a prefetch."""
+    """A task of an engine that calls a page store, such as a prefetch."""
 
     def resume(self) -> AbstractContextManager[object]:
-        """Return a context in which the calls of this thread belong to the activity."""
+        """Return a context manager. In it, calls of this thread belong to the activity."""
         return nullcontext()
 
     def end(self, attributes: Attributes) -> None:
-        """End the activity, with its result. Only the first call counts."""
+        """End the activity with its result. Only the first call counts."""
 
 
 NO_ACTIVITY = Activity()
 
 
 class _GuardedActivity(Activity):
-    """An activity of an observer, whose exceptions are logged: they change no call and no result."""
+    """An activity of an observer. Its exceptions are logged and affect no call."""
 
     def __init__(self, activity: Activity) -> None:
         self._activity = activity
@@ -112,39 +112,39 @@ def _logged() -> Generator[None, None, None]:
 
 
 class Observer:
-    """Learns of each call of a page store that has ended. Every method here does nothing.
+    """Base class for an object that is notified of each page store call that has ended.
 
-    A page store calls the methods in the threads of its callers, so none may block. It logs their
-    exceptions, and those of their activities. `began_ns` is the time of `time.time_ns` at which the
-    call began.
+    Override the methods that you need; here they do nothing. They run in the threads of the page
+    store's callers, so they must not block. Their exceptions are logged. `began_ns` is the time at which
+    the call began, from `time.time_ns`.
     """
 
     def begin(self, name: str, attributes: Attributes) -> Activity:
-        """Begin an activity, in the thread of the engine that asks for it."""
+        """Begin an activity, in the engine's thread that asks for it."""
         return NO_ACTIVITY
 
     def looked_up(self, lookup: Lookup, began_ns: int) -> None:
-        """Note a lookup."""
+        """Handle a lookup."""
 
     def moved(self, move: Move, began_ns: int) -> None:
-        """Note a load or a save."""
+        """Handle a load or a save."""
 
     def deleted(self, deletion: Deletion, began_ns: int) -> None:
-        """Note a delete."""
+        """Handle a delete."""
 
     def cleared(self, clearance: Clearance, began_ns: int) -> None:
-        """Note that a key space was emptied."""
+        """Handle a `clear`."""
 
     def stats(self) -> dict[str, int]:
-        """Return the observer's own counters, which those of the page store include."""
+        """Return the observer's own counters. `PageStore.stats` includes them."""
         return {}
 
     def close(self) -> None:
-        """Release the observer's resources. The caller who made it closes it. Idempotent."""
+        """Release the observer's resources. Whoever made the observer closes it. Idempotent."""
 
 
 class Observers:
-    """The observers of one page store; false without one."""
+    """The observers of one page store. False if there is none."""
 
     def __init__(self, observers: Iterable[Observer]) -> None:
         self._observers = tuple(observers)
@@ -153,11 +153,11 @@ class Observers:
         return bool(self._observers)
 
     def now_ns(self) -> int:
-        """Return the time at which a call begins; 0 without an observer."""
+        """Return the time at which a call begins, or 0 if there is no observer."""
         return time.time_ns() if self._observers else 0
 
     def begin(self, name: str, attributes: Attributes) -> Activity:
-        """Begin an activity of the first observer that has activities."""
+        """Begin an activity of the first observer that offers one."""
         for observer in self._observers:
             with _logged():
                 activity = observer.begin(name, attributes)
@@ -174,7 +174,7 @@ class Observers:
         return counters
 
     def notify(self, report: Callable[[Observer], None]) -> None:
-        """Report a call to every observer. Log their exceptions: the call itself has its result."""
+        """Report a call to every observer. Log their exceptions, which do not affect the call."""
         for observer in self._observers:
             with _logged():
                 report(observer)

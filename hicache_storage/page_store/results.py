@@ -1,4 +1,4 @@
-"""Transfers between a page store and its storage, and their results."""
+"""What you give a page store to move, and what you get back."""
 
 from __future__ import annotations
 
@@ -15,55 +15,54 @@ if TYPE_CHECKING:
 
 
 class Verdict(enum.Enum):
-    """The result of one page. Its value is the end of a counter's name."""
+    """What happened to one page. The value is the end of the counter's name."""
 
     OK = "ok"
     MISS = "miss"
-    """A get found nothing."""
+    """The storage does not have the page."""
     REFUSED = "refused"
-    """A set returned False: the store is full, or the set lost a race."""
+    """The storage did not take the page: it is full, or the set lost a race."""
     CORRUPT = "corrupt"
     WRONG_KEY = "wrong_key"
     WRONG_SIZE = "wrong_size"
     TIMEOUT = "timeout"
     UNAVAILABLE = "unavailable"
     ERROR = "error"
-    """The storage raised another error, or broke its contract."""
+    """The storage raised another error or broke its contract."""
     BREAKER_OPEN = "breaker_open"
-    """The call was not tried, because earlier calls had failed."""
+    """The call was not tried, because earlier calls failed."""
     NOT_ADMITTED = "not_admitted"
-    """The page was not offered to the storage (`hicache_storage.page_store.admission`). A caller with an
-    `Admission` gives this verdict, and a page store never does."""
+    """The page was not offered to the storage (`hicache_storage.page_store.admission`). Callers with an
+    `Admission` use this verdict; a page store never does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Pages of one pool that a call moves from or to the storage."""
+    """Pages of one pool to move to or from the storage."""
 
     space: KeySpace
-    """The key space without a frame, as `open_space` took it."""
+    """The key space that you gave to `open_space`, without a frame."""
     hashes: Sequence[str]
     pages: Sequence[FramedPage]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The results of the pages of one call."""
+    """The results of one call, page by page."""
 
     verdicts: list[list[Verdict]]
-    """One list for each transfer, one verdict for each page, in the order of the hashes."""
+    """A list for each transfer, with a verdict for each page, in the order of the hashes."""
     settled: Future[None]
-    """A future that is done when no thread touches memory of the call any more. A storage call that
-    overran the deadline may still write into its pages. Those pages stay in quarantine until then,
-    whatever their verdicts are."""
+    """Done when no thread touches the memory of the call any more. A storage call that overran the
+    deadline may still write into its pages, so do not reuse them before, whatever their verdicts are."""
 
     def arrived(self) -> int:
-        """Return the number of leading pages that are OK in every transfer."""
+        """Return how many leading pages are OK in every transfer."""
         whole = self.whole()
         return whole.index(False) if False in whole else len(whole)
 
     def whole(self) -> list[bool]:
-        """Return for each page True if it is OK in every transfer. Return [] without transfers."""
+        """Return True for each page that is OK in every transfer, or [] if there is no transfer."""
         if not self.verdicts:
             return []
         pages = len(self.verdicts[0])
@@ -75,14 +74,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The pages of a prefix that the storage claims to have. Only a load proves a claim."""
+    """Which pages of a prefix the storage claims to have. Only a load proves it."""
 
     pages: int
     """The longest prefix that is usable in every pool."""
     usable: list[bool]
-    """For each prefix length from 0 on, True if it is usable in every pool."""
+    """For each prefix length, starting at 0: True if it is usable in every pool."""
     present: list[list[bool]]
     """For each pool and page, True if the storage or the caller has the page. A page that no usable
-    prefix needs is False, because no call asked for it."""
+    prefix needs is False, because it was not queried."""
     failures: list[Verdict | None]
-    """For each pool, the reason why the storage did not answer, or None where it answered."""
+    """For each pool, why the storage did not answer, or None if it did."""

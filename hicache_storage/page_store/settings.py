@@ -1,4 +1,4 @@
-"""The settings of a page store."""
+"""The settings of a page store: checksum, deadlines, threads, breakers."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from hicache_storage.scalars import check_integer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageStoreSettings:
-    """The checks, deadlines and threads that a page store uses for its storage."""
+    """How a page store checks pages, and how it calls its storage."""
 
     checksum: Literal["xxh3", "none"] = "xxh3"
-    """With "none" the identity and length of a page are still checked."""
+    """With "none", a page's identity and length are still checked, but not its bytes."""
     timeout_s: float = 10.0
-    """The deadline of a call, everything included. A storage call that takes longer has failed, also
-    where its caller stopped waiting earlier."""
+    """The deadline of a call, everything included. A storage call that takes longer counts as failed,
+    even if its caller stopped waiting earlier."""
     lookup_timeout_s: float | None = None
-    """The deadline of a look-up. A store that leaves one without an answer for that long hangs, and the
-    breaker opens at once; its probes then cost a look-up a moment only. None: as `timeout_s`, and a
-    look-up without an answer is one of `breaker_failures`."""
+    """The deadline of a lookup. If the store does not answer one in this time, it counts as hung: the
+    breaker opens at once, and later probes delay a lookup only briefly. None: use `timeout_s`, and count
+    a lookup without an answer as one of `breaker_failures`."""
     write_timeout_s: float | None = None
-    """The same for saves, deletions and openings of key spaces. None: `timeout_s`."""
+    """The deadline of saves, deletes and `open_space`. None: use `timeout_s`."""
     parallelism: int | None = None
-    """Concurrent calls to the storage in each direction. None: as many as the storage declares."""
+    """Concurrent storage calls in each direction. None: as many as the storage declares."""
     breaker_failures: int = 3
-    """Failed calls in a row, in one direction, that open that direction's breaker."""
+    """How many calls in a row must fail in one direction before its breaker opens."""
     breaker_cooldown_s: float = 5.0
-    """The time after which an open breaker lets one call through."""
+    """How long an open breaker waits before it lets one call through."""
 
     def __post_init__(self) -> None:
         if self.checksum not in ("xxh3", "none"):

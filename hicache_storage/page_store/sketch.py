@@ -1,4 +1,4 @@
-"""A memory of page hashes in a fixed number of bytes: two Bloom filters, the younger and the older."""
+"""Remember page hashes in a fixed number of bytes, with two Bloom filters: a younger and an older."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 BITS_PER_PAGE = 10
-"""Bits of one filter for each page that it remembers: 2.5 MB a million pages, with both filters."""
+"""Bits of one filter for each remembered page. Both filters take 2.5 MB for a million pages."""
 HASHES = 5
 MAX_ERROR = 0.019
-"""The chance, at most, that a new page counts as seen: (1 - e^(-5/10))^5 for each full filter."""
+"""The highest chance that a new page counts as seen: (1 - e^(-5/10))^5 for each full filter."""
 FILTERS = 2
 
 _HEADER = struct.Struct("<8sIIQQQ24x")  # magic, version, hashes, bytes, generation, pages
@@ -27,7 +27,7 @@ _VERSION = 1
 
 
 def state_of(dump: bytes) -> tuple[int, int]:
-    """Return the generation and the pages of a dumped filter. Return (-1, -1) for other bytes."""
+    """Return the generation and number of pages of a dumped filter, or (-1, -1) for other bytes."""
     if len(dump) < _HEADER.size:
         return -1, -1
     magic, *_, generation, pages = _HEADER.unpack_from(dump)
@@ -35,10 +35,10 @@ def state_of(dump: bytes) -> tuple[int, int]:
 
 
 class PageSketch:
-    """The last pages that were offered: at least `pages` of them, and at most twice as many.
+    """Remembers the last offered pages: at least `pages` of them, and at most twice as many.
 
-    A page that was seen always counts as seen, until that many other pages were offered. A page that was
-    not seen counts as seen with a chance of `MAX_ERROR` at most. When the younger filter has `pages`
+    A page that was seen always counts as seen until `pages` other pages were offered. A page that was
+    not seen counts as seen with a chance of at most `MAX_ERROR`. When the younger filter holds `pages`
     pages, it becomes the older one, and an empty one takes its place. Not thread-safe.
     """
 
@@ -51,16 +51,16 @@ class PageSketch:
         self._counts = [0] * FILTERS
         self._generation = 1
         self._restored = [(0, 0)] * FILTERS
-        """The generation of the dumps that each filter took last, and the pages that they counted."""
+        """For each filter, the generation of the dumps that it took last, and their number of pages."""
 
     @property
     def nbytes(self) -> int:
-        """The bytes of both filters."""
+        """The size of both filters, in bytes."""
         return FILTERS * self._nbytes
 
     @property
     def stored_nbytes(self) -> int:
-        """The bytes of one filter as `dump` returns it."""
+        """The size of one filter as `dump` returns it, in bytes."""
         return _HEADER.size + self._nbytes
 
     @property
@@ -69,7 +69,7 @@ class PageSketch:
         return self._generation % FILTERS
 
     def add(self, hashes: Sequence[str], group: str = "") -> list[bool]:
-        """Remember pages. Return for each page True if it was seen before, within the same `group`."""
+        """Remember pages. Return True for each page that was seen before in the same `group`."""
         seen: list[bool] = []
         while len(seen) < len(hashes):
             if self._counts[self.young] >= self._pages:
@@ -89,7 +89,7 @@ class PageSketch:
         return seen
 
     def state(self, number: int) -> tuple[int, int]:
-        """Return the generation and the pages of a filter. A filter that changes gets another state."""
+        """Return the generation and number of pages of a filter. They differ after every change."""
         return self._generation - (number != self.young), self._counts[number]
 
     def dump(self, number: int) -> bytes:
@@ -98,12 +98,10 @@ class PageSketch:
         return header + self._filters[number].tobytes()
 
     def restore(self, dumps: Iterable[bytes]) -> int:
-        """Add the pages of dumped filters, in any order. Return the number of dumps that fit.
+        """Add the pages of dumped filters, in any order. Return how many dumps were usable.
 
-        A dump that is added again changes nothing.
-
-        A dump of another size or format does not fit, nor one that is older than both filters are then.
-        There may be several dumps of one filter.
+        A dump is not usable if its size or format differs, or if it is older than both filters are then.
+        There may be several dumps of one filter. Adding a dump again changes nothing.
         """
         found = [dump for dump in map(self._parse, dumps) if dump is not None]
         generation = max([self._generation, *(each[0] for each in found)])
@@ -126,7 +124,7 @@ class PageSketch:
         return len(fitting)
 
     def _parse(self, dump: bytes) -> tuple[int, int, npt.NDArray[np.uint8]] | None:
-        """Return the generation, the pages and the bits of a dump, or None for one that does not fit."""
+        """Return the generation, number of pages and bits of a dump, or None if it is not usable."""
         import numpy as np  # noqa: PLC0415
 
         if len(dump) != self.stored_nbytes:
@@ -148,7 +146,7 @@ class PageSketch:
     def _places(
         self, hashes: Sequence[str], group: str
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint8]]:
-        """Return the byte and the bit in it, for each page and each of its hashes."""
+        """Return a byte and a bit in it for each page and each of its hashes."""
         import numpy as np  # noqa: PLC0415
 
         digest = xxhash.xxh3_128_digest

@@ -1,4 +1,4 @@
-"""The sketch of an admission as pages of the store itself, so that it survives restarts."""
+"""Keep the sketch of an admission in the store itself, so that it survives restarts."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ _UNANSWERED = frozenset((Verdict.TIMEOUT, Verdict.UNAVAILABLE, Verdict.BREAKER_O
 
 
 class SketchStore:
-    """Restores a sketch from a store, and saves it: each minute if it changed, and at the end.
+    """Restores a sketch from a store, and saves it every minute if it has changed, and at the end.
 
     The thread `hicache-admission` does both. The key space is that of the engine's pages with another
-    pool, so that equal engines have one sketch: the one that was saved last. A kill loses the pages of
-    the last minute. With a store that cannot hold a page of this size, a restart loses the sketch.
+    pool, so equal engines share one sketch: the one that was saved last. If the process is killed, the
+    pages of the last minute are lost. If the store cannot hold a page of this size, a restart loses the
+    sketch.
     """
 
     def __init__(
@@ -50,10 +51,10 @@ class SketchStore:
         *,
         interval_s: float = _INTERVAL_S,
     ) -> None:
-        """Take the store, which outlives this object, and a key space of the engine's pages.
+        """Use `store`, which must outlive this object, and a key space of the engine's pages.
 
         Raises:
-            ValueError: The admission has no sketch.
+            ValueError: The admission does not have a sketch.
         """
         nbytes = admission.stored_nbytes
         if nbytes is None:
@@ -71,7 +72,7 @@ class SketchStore:
         self._thread = threading.Thread(target=self._run, name="hicache-admission", daemon=True)
 
     def start(self) -> None:
-        """Start the thread, which restores the sketch first."""
+        """Start the thread. It restores the sketch first."""
         self._thread.start()
 
     def close(self, timeout_s: float) -> bool:
@@ -105,7 +106,7 @@ class SketchStore:
                     self._save(number, state)
 
     def _restore(self) -> bool:
-        """Add the stored filters. Return False if the store did not answer for each of them."""
+        """Add the stored filters. Return False if the store did not answer for all of them."""
         was_empty = not any(count for _, count in self._admission.states())
         pages = [Page(bytearray(self.space.page_nbytes)) for _ in range(_PAGES)]
         verdicts = self._store.load([self._transfer(_HASHES, pages)]).verdicts[0]
@@ -123,7 +124,7 @@ class SketchStore:
         return not _UNANSWERED.intersection(verdicts)
 
     def _save(self, number: int, state: tuple[int, int]) -> None:
-        """Replace the older page of a filter. Delete it first: many stores keep the first bytes."""
+        """Replace the older page of a filter. Delete it first, because many stores do not overwrite."""
         page_hash = _HASHES[self._next_page[number]]
         self._store.delete(self.space, [page_hash])
         outcome = self._store.save(

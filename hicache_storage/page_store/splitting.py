@@ -1,4 +1,4 @@
-"""How long storage calls take, and into how many of them a batch of pages is split."""
+"""Decide into how many storage calls a batch is split, from how long calls have taken."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 # Threads wake each other, wait for the interpreter's lock, and meet again in the store's own locks:
-# a second thread pays where its pages keep the store busy for longer than this. Measured with
+# a second thread pays off if its pages keep the store busy for longer than this. Measured with
 # benchmarks/file.py: two threads are slower than one for pages of 64 KiB, and faster from 1 MiB on.
 _MIN_THREAD_S = 0.006
 # A thread moves and hashes this many bytes outside of the interpreter's lock, however fast the
@@ -25,18 +25,18 @@ _MOST_ESTIMATES = 4096
 
 
 class LatencyEstimator:
-    """The seconds that one kind of call takes for a page of each key space: a moving average.
+    """How many seconds one kind of call takes for a page, by key space: a moving average.
 
     Threads may call `note` at the same time. A lost sample does no harm.
     """
 
     def __init__(self, *, first_estimate_s: float | None = None) -> None:
-        """Start with `first_estimate_s` for any page. None: with the time of its copy."""
+        """Start with `first_estimate_s` for any page. None: start with the time to copy it."""
         self._first_estimate_s = first_estimate_s
         self._s_per_page: dict[KeySpace, float] = {}
 
     def note(self, space: KeySpace, pages: int, elapsed_s: float) -> None:
-        """Add the sample of one storage call that took `elapsed_s` for `pages` pages."""
+        """Add a sample: one storage call took `elapsed_s` for `pages` pages."""
         sample = elapsed_s / pages
         self._s_per_page[space] = sample * _WEIGHT + self.s_per_page(space) * (1 - _WEIGHT)
         if len(self._s_per_page) > _MOST_ESTIMATES:
@@ -48,25 +48,25 @@ class LatencyEstimator:
         return space.stored_nbytes * _FIRST_ESTIMATE_S_PER_BYTE if estimate is None else estimate
 
     def min_transfer_pages(self, space: KeySpace) -> int:
-        """Return the smallest number of pages that justify a thread of their own in a transfer."""
+        """Return the smallest number of pages that is worth another thread in a transfer."""
         by_nbytes = -(-_MIN_THREAD_NBYTES // space.stored_nbytes)
         return min(self.min_exists_pages(space), by_nbytes)
 
     def min_exists_pages(self, space: KeySpace) -> int:
-        """Return the smallest number of pages that justify a thread of their own in an exists query."""
+        """Return the smallest number of pages that is worth another thread in an exists query."""
         return max(1, round(_MIN_THREAD_S / max(self.s_per_page(space), 1e-9)))
 
 
 def piece_count(pages: int, *, threads: int, least: int, most: int) -> int:
-    """Return the number of pieces of at most `most` pages: a multiple of the threads that are used.
+    """Return into how many pieces of at most `most` pages to split: a multiple of the threads used.
 
-    Each used thread gets `least` pages or more.
+    Each of these threads gets at least `least` pages.
     """
     threads = min(threads, max(1, pages // least))
     return min(pages, threads * -(-pages // (threads * most)))
 
 
 def even_cuts(length: int, pieces: int) -> Iterator[slice]:
-    """Yield `pieces` slices that make up `length`, as even as possible."""
+    """Yield `pieces` slices that cover `length`, as equal as possible."""
     ends = [length * number // pieces for number in range(pieces + 1)] if pieces else []
     return (slice(start, end) for start, end in pairwise(ends))

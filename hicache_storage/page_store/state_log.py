@@ -1,8 +1,8 @@
-"""Log lines about changes of a store's state: full, unavailable, timing out, avoided, back to normal.
+"""Log when the state of a store changes: full, unavailable, timing out, avoided, back to normal.
 
-A line with figures is written when failures begin, when failures of another kind join them, at
-growing intervals while they last, and when they end. Failures that come and go are logged less and
-less often. No line repeats an answer of the store, which may hold a secret.
+A line with figures appears when failures begin, when another kind of failure joins them, at growing
+intervals while they last, and when they end. Failures that come and go are logged less and less
+often. No line repeats an answer of the store, because that may contain a secret.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _FAILURES = {  # for each verdict a clause about the store, and a word about the
 
 
 class StateLog:
-    """The last known state of a store in one direction. Thread-safe; takes no lock while all is well."""
+    """The state of a store in one direction. Thread-safe; takes no lock while nothing fails."""
 
     def __init__(self, label: str, logger: logging.Logger) -> None:
-        """Write to `logger`, with a `label` such as "reads from FileStorage"."""
+        """Log to `logger`, under a `label` such as "reads from FileStorage"."""
         self._label = label
         self._logger = logger
         self._lock = threading.Lock()
@@ -48,7 +48,7 @@ class StateLog:
         self._reminder_s = _REMINDER_S
 
     def note(self, pages: Mapping[Verdict, int], began_s: float) -> None:
-        """Record the number of pages of each verdict in a call that began at `began_s` and has ended."""
+        """Record how many pages had each verdict, in a call that began at `began_s` and has ended."""
         failures = {verdict: pages[verdict] for verdict in _FAILURES if pages.get(verdict)}
         if not failures and not self._failing:
             return

@@ -1,4 +1,7 @@
-"""The storage calls of one direction: permitted, split, framed, awaited until a deadline, counted."""
+"""Call the storage: ask the breaker, split, frame, wait until the deadline, count the verdicts.
+
+Open this module to see what happens to a call that is late or fails.
+"""
 
 from __future__ import annotations
 
@@ -57,14 +60,14 @@ _MAX_CALL_S = 0.25
 _LONG_CALL_S = 0.05
 # The first estimate of an exists query: a look into a table, or the status of a file.
 _FIRST_EXISTS_S = 2e-6
-# Threads without work need a moment to end, also where the other direction used up the time.
+# Threads without work need a moment to end, even if the other direction used up the time.
 _MIN_CLOSE_S = 0.1
 # A storage call begins a little after its caller, and waits for a little less than its deadline.
 _MOST = 0.9
 
 
 class NotTriedError(Exception):
-    """A storage call did not begin. The error is no evidence about the store."""
+    """A storage call did not begin. The error says nothing about the store."""
 
     def __init__(self, verdict: Verdict = Verdict.TIMEOUT) -> None:
         super().__init__(verdict)
@@ -80,15 +83,15 @@ class _Part(NamedTuple):
     permit: Permit
     deadline: Deadline
     failure: list[Verdict]
-    """The verdict on the first part of the transfer to which the store gave no answer. All share it."""
+    """The verdict of the first part that the store did not answer. All parts of a transfer share it."""
 
 
 class Lane:
-    """The storage calls of one direction, on threads of its own. Thread-safe.
+    """Makes the storage calls of one direction, on its own threads. Thread-safe.
 
-    A storage call that runs for longer than `timeout_s` is a failure of the store, also where its
-    caller stopped waiting earlier. The breaker records the failure when the storage call ends, or
-    when the next call asks for a permit.
+    A storage call that runs longer than `timeout_s` counts as a failure, even if its caller stopped
+    waiting earlier. The breaker records the failure when the storage call ends, or when the next call
+    asks for a permit.
     """
 
     def __init__(
@@ -119,15 +122,15 @@ class Lane:
 
     @property
     def idle_threads(self) -> int:
-        """The threads without a call, and 1 where there are none."""
+        """How many threads are without a call, but at least 1."""
         return max(1, self.threads - len(self._running) - self._executor.waiting_count)
 
     def max_pages(self, most: int) -> int:
-        """Return the most pages of one storage call: `most`, or fewer where the storage needs that."""
+        """Return the most pages of one storage call: `most`, or fewer if the storage needs that."""
         return min(max(1, most), self._storage.capabilities.max_batch or max(1, most))
 
     def close(self, timeout_s: float) -> bool:
-        """End the threads. Return False where a storage call still runs after `timeout_s`."""
+        """End the threads. Return False if a storage call still runs after `timeout_s`."""
         return self._executor.close(timeout_s)
 
     # --- pages ---------------------------------------------------------------------------------------
@@ -220,7 +223,7 @@ class Lane:
     # --- in the lane's threads -----------------------------------------------------------------------
 
     def _read_part(self, part: _Part) -> list[Verdict]:
-        """Read pages, and check the frame of each page that the storage claims to have read."""
+        """Read pages, and check the frame of each page that the storage returned."""
         hashes, pages = part.hashes, part.pages
         with self._call(part):
             stored = [page.stored for page in pages]
@@ -272,7 +275,7 @@ class Lane:
         return checked_answers(self._storage.batch_delete(framed, hashes), len(hashes))
 
     def _bounce_pages(self, framed: KeySpace, stored: list[Page]) -> list[Page]:
-        """Return pages of one segment each. Return `stored` for a storage that scatters and gathers."""
+        """Return pages of one segment each, or `stored` itself if the storage scatters and gathers."""
         if self._storage.capabilities.scatter_gather:
             return stored
         nbytes = framed.stored_nbytes
@@ -281,10 +284,10 @@ class Lane:
 
     @contextmanager
     def _call(self, part: _Part) -> Generator[None]:
-        """Count one storage call of a transfer, and note its time or its failure.
+        """Count one storage call of a transfer, and record its duration or its failure.
 
         Raises:
-            NotTriedError: The store has not answered another part, or no caller waits any more.
+            NotTriedError: The store did not answer another part, or nobody waits any more.
         """
         call = self._begin(part.permit)
         try:
@@ -303,18 +306,18 @@ class Lane:
     # --- calls ---------------------------------------------------------------------------------------
 
     def admit(self) -> Permit | None:
-        """Return a permit for one call of the page store. Return None where the breaker refuses it."""
+        """Return a permit for one call of the page store, or None if the breaker refuses it."""
         for call in self._overdue():
             if call.permit is not None:
                 call.permit.fail()
         return self.breaker.admit()
 
     def submit(self, task: Callable[[], T], permit: Permit | None = None) -> Future[T]:
-        """Run one storage call, of a call with a `permit` or of one that needs none."""
+        """Run one storage call. `permit` belongs to the page store's call, if that needs one."""
         return self._executor.submit(partial(self._run_counted, task, permit), caller=permit)
 
     def wait(self, futures: Sequence[Future[Any]], deadline: Deadline) -> None:
-        """Wait for `futures` until the deadline. Cancel calls that have not begun by then."""
+        """Wait for `futures` until the deadline. Cancel the calls that have not begun by then."""
         try:
             if len(futures) == 1:  # mostly; it takes less time than a wait for several
                 futures[0].exception(deadline.remaining_s())
@@ -372,10 +375,10 @@ class Lane:
             call.permit.fail()
 
     def _hangs(self, permit: Permit, futures: Sequence[Future[Any]], hang_s: float) -> bool:
-        """Return whether the store has answered with a time-out, or has not answered for `hang_s`.
+        """Return whether the store answered with a timeout, or has not answered for `hang_s`.
 
-        A storage call that never began shows nothing by itself: calls of others, which are overdue, may
-        hold all threads.
+        A storage call that never began says nothing by itself: overdue calls of others may occupy all
+        threads.
         """
         if any(isinstance(_error(future), StorageTimeout) for future in futures):
             return True
@@ -415,7 +418,7 @@ class Lane:
 
 
 class Lanes:
-    """The two lanes of a page store in one process, and what they share. Thread-safe."""
+    """The two lanes of a page store in one process, for reads and writes. Thread-safe."""
 
     def __init__(self, storage: HiCacheStorage, settings: PageStoreSettings) -> None:
         self.counters: Counters = Counters()
@@ -426,7 +429,7 @@ class Lanes:
         self.exists_latency: LatencyEstimator = LatencyEstimator(first_estimate_s=_FIRST_EXISTS_S)
 
     def close(self, timeout_s: float) -> None:
-        """End the threads. Leave a storage call behind that still runs after `timeout_s`."""
+        """End the threads. A storage call that still runs after `timeout_s` is left behind."""
         deadline = Deadline(timeout_s)
         for lane in (self.reads, self.writes):
             if not lane.close(max(_MIN_CLOSE_S, deadline.remaining_s())):
@@ -444,7 +447,7 @@ class _RunningCall:
 
 
 def result_of(future: Future[T]) -> T | Verdict:
-    """Return the result of a storage call that its caller stops waiting for, or the verdict instead."""
+    """Return the result of a storage call, or the verdict if it has none when the wait is over."""
     if not future.done() or future.cancelled():
         return Verdict.TIMEOUT
     error = future.exception()
@@ -454,14 +457,13 @@ def result_of(future: Future[T]) -> T | Verdict:
 
 
 def verdict_for(error: BaseException) -> Verdict:
-    """Return the verdict for an error that a storage raised. Log an error that is unexpected."""
+    """Return the verdict for an error that a storage raised. Log it if it is unexpected."""
     if isinstance(error, StorageTimeout):
         return Verdict.TIMEOUT
     if isinstance(error, StorageUnavailable):
         return Verdict.UNAVAILABLE
-    # A backend is responsible for the text of its own errors. The errors of a client library that
-    # caused them may quote URLs with credentials: the log shows the traceback of the last error
-    # alone.
+    # A backend is responsible for the text of its own errors. But the client library's errors that
+    # caused them may quote URLs with credentials, so the log shows only the last error's traceback.
     alone = Exception(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
     expected = isinstance(error, HiCacheError)
     logger.warning("a storage call failed: %s", error, exc_info=None if expected else alone)
@@ -469,10 +471,10 @@ def verdict_for(error: BaseException) -> Verdict:
 
 
 def checked_answers(answers: Sequence[object], length: int) -> list[bool]:
-    """Return a storage's answers, in which only True itself counts as True.
+    """Return a storage's answers. Only True itself counts as True.
 
     Raises:
-        ValueError: There are not `length` answers: no answer belongs to a known page.
+        ValueError: There are not `length` answers, so nobody knows which page each belongs to.
     """
     if len(answers) != length:
         raise ValueError(f"the storage gave {len(answers)} answers to {length} questions")
@@ -501,7 +503,7 @@ def _conclude_late(permit: Permit, futures: Sequence[Future[Any]]) -> None:
 
 
 def _tally(verdicts: list[Verdict]) -> dict[Verdict, int]:
-    """Count the pages of each verdict. Mostly all are OK, and `list.count` needs no hashing for that."""
+    """Count the pages of each verdict. Mostly all are OK, which `list.count` finds without hashing."""
     if verdicts.count(Verdict.OK) == len(verdicts):
         return {Verdict.OK: len(verdicts)}
     return Counter(verdicts)

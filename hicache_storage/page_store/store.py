@@ -1,8 +1,7 @@
-"""The facade between engines and storages. It adds to a storage, once for every backend:
+"""The page store: what an engine calls to find, load, save and delete pages.
 
-frames and checksums, hit policies over several pools, splitting and parallelism, one deadline for
-each call, circuit breakers for reads and writes, and counters by reason. A failure is a counted
-miss: no method raises because of a failure of the store.
+To every storage it adds frames and checksums, hit policies over several pools, splitting and
+parallelism, one deadline for each call, circuit breakers for reads and writes, and counters by reason.
 """
 
 from __future__ import annotations
@@ -57,14 +56,29 @@ _MOST_FRAMED = 4096
 
 
 class PageStore:
-    """Pages of any number of pools in one storage. Thread-safe; does not own the storage.
+    """Finds, loads, saves and deletes pages of any number of pools in one storage. Thread-safe.
 
-    Reads and writes have separate threads and breakers, so that failures of one direction do not
-    stop the other. Deletions and openings of key spaces change the store and belong to the writes.
-    Every call refuses a key space whose pages are larger than the storage accepts, and only a save
-    needs one that is open.
-    The first call in a forked child makes new threads, breakers and counters; the parent's calls
-    under way stay the parent's.
+    If the store fails, you get verdicts and counters, not exceptions; `open_space` and `clear` do raise.
+    Reads and writes have separate threads and breakers, so a failure in one direction does not stop the
+    other. Deletes and `open_space` count as writes.
+
+    Open a key space before you save to it; other calls do not need that. Every call refuses a key space
+    whose pages are larger than the storage accepts. In a forked child, the first call makes new threads,
+    breakers and counters; calls that the parent has begun stay in the parent.
+
+    Examples:
+        >>> from hicache_storage import KeySpace, Page, Shard, open_storage, page_hashes
+        >>> from hicache_storage.page_store import FramedPage, PageStore, PoolSpec, Transfer
+        >>> space = KeySpace(model="my/model", dtype="bfloat16", layout="page_first", page_tokens=2,
+        ...                  page_nbytes=4, shard=Shard(layers=(0, 1)))
+        >>> hashes = page_hashes([1, 2, 3, 4], page_tokens=2)
+        >>> with open_storage("memory") as storage, PageStore(storage) as store:
+        ...     page = FramedPage(memoryview(bytearray(store.frame_nbytes)), Page(b"kv!!"))
+        ...     store.open_space(space)
+        ...     store.save([Transfer(space, hashes[:1], [page])]).arrived()
+        ...     store.match(hashes, [PoolSpec(space=space)]).pages
+        1
+        1
     """
 
     def __init__(
@@ -74,7 +88,7 @@ class PageStore:
         *,
         observers: Iterable[Observer] = (),
     ) -> None:
-        """Make a page store over an open storage. The caller owns the storage and the observers."""
+        """Make a page store over an open storage. You close the storage and the observers."""
         self.storage = storage
         self.settings: PageStoreSettings = settings or PageStoreSettings()
         self.frame_nbytes: int = frame_nbytes(storage.capabilities.alignment)
@@ -90,19 +104,19 @@ class PageStore:
 
     @property
     def breaker(self) -> Breakers:
-        """The breakers of `reads` and `writes`, and the worse `state` of both."""
+        """The breakers of `reads` and `writes`. `state` is the worse of the two."""
         return self._lanes.get().breakers
 
     def open_space(self, space: KeySpace) -> None:
-        """Open `space`, before its first save. Idempotent. Every other call works without that.
+        """Open `space`, before its first save. Idempotent. Other calls do not need it.
 
-        The breakers neither refuse nor count this call: its caller needs the store's own answer.
+        The breakers neither refuse nor count this call, so you get the store's own answer.
 
         Raises:
-            ValueError: The space has a frame already.
+            ValueError: The space already has a frame.
             UnsupportedOperation: Its pages are larger than the storage accepts.
             StorageUnavailable, StorageTimeout: The store does not answer.
-            StorageClosed: This page store was closed, or its storage was.
+            StorageClosed: This page store or its storage was closed.
         """
         framed = self.framed(space)
         writes = self._lanes.get().writes
@@ -115,20 +129,20 @@ class PageStore:
         self._opened.add(space)
 
     def forget_space(self, space: KeySpace) -> None:
-        """Forget an open key space, whose pages stay in the store. `open_space` opens it again."""
+        """Forget an open key space. Its pages stay in the store, and `open_space` opens it again."""
         self._opened.discard(space)
 
     def framed(self, space: KeySpace) -> KeySpace:
-        """Return the framed key space of `space`, for calls to the storage itself.
+        """Return `space` with its frame, for calls to the storage itself.
 
         Raises:
-            ValueError: The space has a frame already.
+            ValueError: The space already has a frame.
             UnsupportedOperation: Its pages are larger than the storage accepts.
         """
         return self._framed(space)
 
     def has_space(self, space: KeySpace) -> bool:
-        """Return True where `space` was opened."""
+        """Return True if `space` was opened."""
         return space in self._opened
 
     def match(
@@ -142,13 +156,13 @@ class PageStore:
     ) -> Match:
         """Find the longest prefix of `hashes` that the storage claims to have in every pool.
 
-        Pools are queried one after another, each only for the prefix that is left after the pools
-        before it. Neighbouring pools of one name are parts of one pool: the parts behind the first
-        are queried together. `held` is True for each pool and page that the caller has. Such a page
-        counts as present, and is not queried.
+        Pools are queried one after another, each only for the prefix that the pools before it left.
+        Adjacent pools of one name are parts of one pool; after the first part, the others are queried
+        together. `held` is True for each pool and page that you already have. Such a page counts as
+        present and is not queried.
 
-        A pool that needs all pages is queried in growing blocks, up to its first gap. A trailing
-        pool, and with `past_gaps` every pool, is queried for all pages at once. Answers from before
+        A pool that needs all pages is queried in growing blocks, up to its first gap. A trailing pool
+        is queried for all pages at once, and with `past_gaps` every pool is. Answers that arrive before
         the deadline count.
 
         Raises:
@@ -190,7 +204,7 @@ class PageStore:
     def present(
         self, space: KeySpace, hashes: Sequence[str], *, timeout_s: float | None = None
     ) -> list[bool | None]:
-        """Return for each hash, in any order, True if its page is there. None: there was no answer.
+        """Return True for each hash whose page is there; None: no answer. The order does not matter.
 
         Raises:
             ValueError: A hash is malformed.
@@ -200,7 +214,7 @@ class PageStore:
     def lookup(
         self, space: KeySpace, hashes: Sequence[str], *, timeout_s: float | None = None
     ) -> list[Verdict]:
-        """Return for each hash, in any order, OK, MISS, or the reason why there was no answer.
+        """Return OK, MISS or the reason for no answer, for each hash. The order does not matter.
 
         Raises:
             ValueError: A hash is malformed.
@@ -208,12 +222,12 @@ class PageStore:
         return self._ask(space, hashes, timeout_s).verdicts
 
     def load(self, transfers: Sequence[Transfer], *, timeout_s: float | None = None) -> Outcome:
-        """Read pages and check each of them. Only an OK page holds the requested bytes.
+        """Read pages and check each of them. Only a page with the verdict OK holds the requested bytes.
 
         Wrong pages are deleted within the same deadline, so that the next save replaces them.
 
         Raises:
-            ValueError: A transfer does not fit its key space, or a hash is malformed.
+            ValueError: A transfer does not match its key space, or a hash is malformed.
         """
         deadline = self._deadline(timeout_s)
         began_ns = self._observers.now_ns()
@@ -226,10 +240,10 @@ class PageStore:
         return outcome
 
     def save(self, transfers: Sequence[Transfer], *, timeout_s: float | None = None) -> Outcome:
-        """Frame and store pages. The payloads must not change until `settled` is done.
+        """Frame and store pages. Do not change the payloads until `settled` is done.
 
         Raises:
-            ValueError: A key space is not open, a transfer does not fit its own, or a hash is malformed.
+            ValueError: A key space is not open, a transfer does not match it, or a hash is malformed.
         """
         for transfer in transfers:
             if transfer.space not in self._opened:
@@ -246,7 +260,7 @@ class PageStore:
     def delete(
         self, space: KeySpace, hashes: Sequence[str], *, timeout_s: float | None = None
     ) -> int:
-        """Remove pages. Return the number of pages that are certainly gone, or were never there.
+        """Remove pages. Return how many are certainly gone or were never there.
 
         Raises:
             ValueError: A hash is malformed.
@@ -262,9 +276,9 @@ class PageStore:
         return len(gone)
 
     def clear(self, space: KeySpace) -> int:
-        """Remove all pages of a key space, and nothing else. Return the number of the pages.
+        """Remove all pages of a key space, and nothing else. Return how many.
 
-        The caller needs the store's own answer, so neither a deadline nor the breakers apply.
+        You get the store's own answer: neither a deadline nor the breakers apply.
 
         Raises:
             UnsupportedOperation: The storage cannot list its pages.
@@ -278,13 +292,14 @@ class PageStore:
         return pages
 
     def begin_activity(self, name: str, attributes: Attributes) -> Activity:
-        """Begin a task of the caller, to which calls of this page store belong. Without an observer
-        that traces calls, the result does nothing.
+        """Begin a task to which calls of this page store can belong.
+
+        The result does nothing unless an observer traces calls.
         """
         return self._observers.begin(name, attributes)
 
     def register_buffer(self, buffer: HostBuffer) -> None:
-        """Register host memory that holds pages and headers."""
+        """Register host memory that holds pages and headers with the storage."""
         self.storage.register_buffer(buffer)
 
     def unregister_buffer(self, buffer: HostBuffer) -> None:
@@ -294,7 +309,7 @@ class PageStore:
     def stats(self) -> dict[str, int]:
         """Return the counters since the start: pages by verdict, bytes, deleted pages, opened breakers.
 
-        `hicache_storage.page_store.counters` defines their names.
+        Their names are in `hicache_storage.page_store.counters`.
         """
         lanes = self._lanes.get()
         return {
@@ -306,11 +321,11 @@ class PageStore:
         }
 
     def durations(self) -> Mapping[tuple[Operation, Verdict], Histogram]:
-        """Return the time of the calls since the start, by operation and worst verdict of a page."""
+        """Return how long calls took since the start, by operation and worst verdict of a page."""
         return self._lanes.get().durations.snapshot()
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """End the threads; the storage stays open, and later calls fail at once. Idempotent."""
+        """End the threads. The storage stays open, and later calls fail at once. Idempotent."""
         if not self._closed:
             self._closed = True
             self._close_timeout_s = timeout_s
