@@ -29,10 +29,10 @@ Kills = dict[str, frozenset[str]]
 
 _HEAD = """# The kill matrix
 
-This page is generated: `make kill-matrix`. It has every check of the kit with the wrong stores
-("mutants") that it catches. Each mutant ran once against every check of its rules.
-`hicache-conformance selftest` asserts the pairs in **bold**; the other pairs were caught in the run that
-made this page, and those that depend on a race may differ in the next one. The last column names the
+This page lists each check of the kit with the wrong stores ("mutants") that it catches. `make
+kill-matrix` generates it, and runs each mutant once against all checks of its rules.
+`hicache-conformance selftest` asserts the pairs in **bold**. The other pairs were caught in the run that
+made this page; those that depend on a race may differ in the next one. The last column names the
 mutants that no other check catches.
 """
 
