@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import fields
+from typing import Any
 
 import pytest
 from servers import ROOT
@@ -52,7 +53,7 @@ def test_the_listed_abstract_methods_are_abstract() -> None:
 @pytest.mark.parametrize(
     "cls", [storage.Capabilities, KeySpace, Shard], ids=lambda cls: cls.__name__
 )
-def test_the_fields_of_a_class_are_those_of_the_code(cls: type) -> None:
+def test_the_fields_of_a_class_are_those_of_the_code(cls: type[Any]) -> None:
     code = (
         listing(f"class {cls.__name__}:")
         .split(f"class {cls.__name__}:")[1]
@@ -64,7 +65,7 @@ def test_the_fields_of_a_class_are_those_of_the_code(cls: type) -> None:
 
 
 @pytest.mark.parametrize("cls", RESULTS, ids=lambda cls: cls.__name__)
-def test_the_fields_of_a_result_are_those_of_the_code(cls: type) -> None:
+def test_the_fields_of_a_result_are_those_of_the_code(cls: type[Any]) -> None:
     (row,) = re.findall(rf"^\| `{cls.__name__}` \| (.*) \|$", PAGE, re.MULTILINE)
 
     assert {field.name for field in fields(cls)} == set(re.findall(r"`(\w+)`", row))
