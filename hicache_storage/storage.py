@@ -129,7 +129,7 @@ class PageTimes:
     used_at_s: float | None = None
     """The last write or get that the store recorded. The true one may be up to `used_within_s` later."""
     used_within_s: float = 0.0
-    """How often the store records a use: it ignores a use this soon after the recorded one."""
+    """The store ignores a use that follows the recorded one within this time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ def recorded(module: str, path: Path, every: int = 1) -> dict[str, Any]:
 def test_the_tool_finds_who_kills_the_mutants_of_a_module(tmp_path: Path) -> None:
     (found,) = recorded("hicache_storage/slot_allocator.py", tmp_path / "kills.json").values()
 
-    assert {"tests/test_slots.py": found["killed"]} == found["by"]
+    assert {"tests/test_slot_allocator.py": found["killed"]} == found["by"]
     assert 0.5 < found["killed"] / found["mutants"] < 1
 
 

@@ -96,8 +96,8 @@ class HostCache:
         """Return slots for each page of `wanted`, in all of its pools. Evict unpinned pages for them.
 
         The list is shorter if pages are pinned or must be written first. With `timeout_s` the call waits
-        so long for slots of the first page; for the other pages it waits only while pages are being
-        evicted. It stops waiting if `stop`, which runs under the lock, returns True.
+        up to that long for slots of the first page; for the other pages it waits only while pages are
+        being evicted. It stops waiting if `stop`, which runs under the lock, returns True.
         """
         deadline = Deadline(timeout_s)
         got: list[PageSlots] = []

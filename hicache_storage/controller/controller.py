@@ -176,8 +176,8 @@ class CacheController:
         `ends` are the lengths, counted from the first of `hashes`, at which the prefix must be usable.
         Trailing pools get slots only in the windows before them. None: only at the full length.
 
-        With `timeout_s` the call waits so long for slots of the first page. For the other pages it waits
-        only while pages are being written to L3 so that they can be evicted.
+        With `timeout_s` the call waits up to that long for slots of the first page. For the other pages
+        it waits only while pages are being written to L3 so that they can be evicted.
 
         Raises:
             ValueError: A page hash is malformed.

@@ -35,7 +35,7 @@ from hicache_storage.errors import (
 )
 from hicache_storage.keys import Shard
 from hicache_storage.page import Page
-from hicache_storage.page_store import PageStore, PageStoreSettings, lane
+from hicache_storage.page_store import PageStore, PageStoreSettings, storage_calls
 from hicache_storage.page_store import store as page_store
 from hicache_storage.page_store.frame import FRAME_NBYTES, FramedPage
 from hicache_storage.page_store.lookup import PoolSpec
@@ -869,7 +869,7 @@ class TestOpening:
         caplog: pytest.LogCaptureFixture,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr(lane, "_MIN_CLOSE_S", 20.0, raising=False)
+        monkeypatch.setattr(storage_calls, "_MIN_CLOSE_S", 20.0, raising=False)
         for _ in range(10):
             open_store().close(timeout_s=0)
 

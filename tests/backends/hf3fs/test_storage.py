@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import xxhash
-from hicache_backends.hf3fs import Hf3fsStorage, reader, slots
+from hicache_backends.hf3fs import Hf3fsStorage, reader, slot_files
 from hicache_backends.hf3fs.layout import BLOCK_NBYTES, MARK_NBYTES, Geometry, Place
 from hicache_backends.hf3fs.slot_files import SlotFiles
 from pages import blank, hash_of, page, space
@@ -713,13 +713,13 @@ class TestScope:
         self, storage: Hf3fsStorage, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         stored(storage, range(400))
-        real, calls = slots._fallocate, list[int]()
+        real, calls = slot_files._fallocate, list[int]()
 
         def counted(fd: int, mode: int, offset: int, nbytes: int) -> None:
             calls.append(nbytes)
             real(fd, mode, offset, nbytes)
 
-        monkeypatch.setattr(slots, "_fallocate", counted)
+        monkeypatch.setattr(slot_files, "_fallocate", counted)
 
         assert 400 == storage.clear(SPACE)
         assert len(calls) == 1
