@@ -255,7 +255,7 @@ def test_ctrl_c_prints_the_figures_and_leaves_no_page(file_store: CliStore, tmp_
     slow = slow_store(file_store, tmp_path)
     flags = (*_SMALL, "--duration", "60s", "--mix", "read=1,write=1", "--json", "report.json")
 
-    code, errors = interrupted(tmp_path, "bench", *flags, *slow.flags)
+    code, _, errors = interrupted(tmp_path, "bench", *flags, *slow.flags)
 
     assert (130, "") == (code, errors)
     report = json.loads((tmp_path / "report.json").read_text())
