@@ -19,8 +19,8 @@ from servers import RedisServer
 from hicache_storage import ConfigError, HiCacheError, StorageUnavailable
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from collections.abc import Callable
+    from pathlib import Path
 
 
 def names_in(directory: Path) -> list[str]:

@@ -35,8 +35,8 @@ from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.settings import format_nbytes
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from collections.abc import Iterator
+    from pathlib import Path
 
 SPACE = space()
 SLOT_NBYTES = Geometry(SPACE).slot_nbytes

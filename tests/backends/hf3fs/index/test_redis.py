@@ -33,16 +33,6 @@ def shorten_leases(storage: Hf3fsStorage, lease_ms: int) -> None:
 
 
 class TestSharing:
-    def test_handles_on_one_root_share_its_pages(
-        self, server: RedisServer, storage: Hf3fsStorage, tmp_path: Path
-    ) -> None:
-        stored(storage, range(8))
-        with opened(server, tmp_path) as other:
-            assert [True] * 8 == hits(other, range(8))
-            other.batch_delete(SPACE, HASHES[:1])
-
-        assert [False, True] == storage.batch_exists(SPACE, HASHES[:2])
-
     def test_two_roots_share_a_server_and_no_page(
         self, server: RedisServer, tmp_path: Path
     ) -> None:
