@@ -34,8 +34,6 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "hf3fs-direct": ("hf3fs", {"direct": True}),
     "hf3fs-mount": ("hf3fs", {"direct": False}),
 }
-
-
 lent = partial(lent_page, NBYTES)
 
 

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 
 SPAWN = multiprocessing.get_context("spawn")
-
-
 _WRITE_FOREVER = """
 import itertools, sys
 from hicache_backends.file import FileStorage

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 
 SPACE = space()
-
-
 HASHES = [hash_of(number) for number in range(8)]
 
 
