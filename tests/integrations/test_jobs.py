@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -726,7 +727,7 @@ def test_a_runner_knows_the_pages_of_the_one_before() -> None:
         jobs = Engine(storage, lends_memory=False, owner=SPACE, admission=SECOND_USE)
         sketches = jobs.runner._admission._sketches
         assert sketches is not None
-        wait_until(lambda sketches=sketches: sketches._restored)
+        wait_until(partial(getattr, sketches, "_restored"))
         verdicts.append(jobs.save(batch([0])).verdicts)
         assert jobs.runner.close()
         jobs.store.close()
