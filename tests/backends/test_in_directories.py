@@ -14,6 +14,7 @@ import pytest
 from hicache_backends.file import FileStorage
 from hicache_backends.hf3fs import Hf3fsStorage
 from pages import blank, hash_of, page, space
+from processes import descriptors
 
 from hicache_storage import ConfigError, HiCacheStorage, Page, open_storage
 
@@ -65,10 +66,6 @@ def stored(storage: HiCacheStorage, numbers: range) -> None:
 def got(storage: HiCacheStorage, page_hash: str) -> bytes | None:
     target = blank()
     return target.tobytes() if storage.batch_get(SPACE, [page_hash], [target]) == [True] else None
-
-
-def descriptors() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 class TestPages:

@@ -15,10 +15,13 @@ from stores import HookedStorage
 from verb_processes import interrupted, on_terminal, slow_store, verb
 
 from hicache_storage.cli import main
+from hicache_storage.cli.operations.bench.comparison import TOLERANCES, compare, read_before
+from hicache_storage.cli.operations.bench.latencies import Latencies
 from hicache_storage.cli.operations.bench.load import BenchSettings, Operation
 from hicache_storage.cli.operations.bench.pages import PageBuffers, bench_space
-from hicache_storage.cli.operations.bench.run import run_bench
+from hicache_storage.cli.operations.bench.run import FORMAT, run_bench
 from hicache_storage.cli.progress import Meter
+from hicache_storage.errors import ConfigError
 from hicache_storage.page_store import PageStore, Verdict
 
 if TYPE_CHECKING:
@@ -252,7 +255,7 @@ def test_ctrl_c_prints_the_figures_and_leaves_no_page(file_store: CliStore, tmp_
     slow = slow_store(file_store, tmp_path)
     flags = (*_SMALL, "--duration", "60s", "--mix", "read=1,write=1", "--json", "report.json")
 
-    code, errors = interrupted(tmp_path, "bench", *flags, *slow.flags)
+    code, _, errors = interrupted(tmp_path, "bench", *flags, *slow.flags)
 
     assert (130, "") == (code, errors)
     report = json.loads((tmp_path / "report.json").read_text())
@@ -370,3 +373,142 @@ def test_wrong_input_is_one_line(
     assert printed.out == ""
     assert printed.err.count("\n") == 1
     assert reason in printed.err
+
+
+# The ratios of two runs, and the reports that can be compared.
+
+
+def _load(**changes: object) -> dict[str, Any]:
+    return {**_run()["loads"][0], **changes}
+
+
+def _run(**figures: float | None) -> dict[str, Any]:
+    read = {"pages_per_s": 100.0, "p50_s": 0.001, "p99_s": 0.002, "p999_s": 0.003}
+    cpu = figures.pop("cpu_s_per_gb", 1.0)
+    operations = {"read": {**read, **figures}}
+    load = {"page_nbytes": 512, "threads": 2, "operations": operations, "cpu_s_per_gb": cpu}
+    return {"loads": [load]}
+
+
+def _worse(after: dict[str, Any]) -> list[str]:
+    return [cell.metric for cell in compare(_run(), after, TOLERANCES) if cell.worse]
+
+
+def test_equal_runs_have_ratios_of_one() -> None:
+    assert {1.0} == {cell.ratio for cell in compare(_run(), _run(), TOLERANCES)}
+    assert [] == _worse(_run())
+
+
+@pytest.mark.parametrize(
+    ("figures", "worse"),
+    [
+        ({"pages_per_s": 81.0}, []),
+        ({"pages_per_s": 79.0}, ["throughput"]),
+        ({"pages_per_s": 500.0}, []),
+        ({"p50_s": 0.00124}, []),
+        ({"p50_s": 0.00126}, ["p50"]),
+        ({"p50_s": 0.0001}, []),
+        ({"p99_s": 0.0031}, ["p99"]),
+        ({"p999_s": 0.0059}, []),
+        ({"p999_s": 0.0061}, ["p99.9"]),
+        ({"cpu_s_per_gb": 1.3}, ["cpu"]),
+        ({"pages_per_s": 0.0, "p50_s": None}, ["throughput", "p50"]),
+    ],
+)
+def test_a_figure_beyond_its_tolerance_is_worse(
+    figures: dict[str, float | None], worse: list[str]
+) -> None:
+    assert worse == _worse(_run(**figures))
+
+
+def test_an_operation_that_is_gone_is_worse() -> None:
+    after = _run()
+    after["loads"][0]["operations"] = {}
+
+    assert ["throughput", "p50", "p99", "p99.9"] == _worse(after)
+
+
+def test_runs_without_a_common_load_are_refused() -> None:
+    after = _run()
+    after["loads"][0]["threads"] = 3
+
+    with pytest.raises(ConfigError, match="share no page size"):
+        compare(_run(), after, TOLERANCES)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is no report"),
+        ('{"loads": []}', "is no report"),
+        ('{"format": 9, "loads": [], "settings": {}}', "another version"),
+        (f'{{"format": {FORMAT}, "loads": [], "settings": []}}', "is no report"),
+        (f'{{"format": {FORMAT}, "loads": 5, "settings": {{}}}}', "is no report"),
+        (f'{{"format": {FORMAT}, "loads": [7], "settings": {{}}}}', "is no whole report"),
+        *(
+            (
+                json.dumps({"format": FORMAT, "settings": {}, "loads": [_load(**wrong)]}),
+                "is no whole report",
+            )
+            for wrong in (
+                {"operations": None},
+                {"operations": {"read": {"p50_s": 1}}},
+                {"threads": "2"},
+                {"cpu_s_per_gb": "1"},
+                {"cpu_s_per_gb": 10**400},
+                {"cpu_s_per_gb": float("nan")},
+            )
+        ),
+    ],
+)
+def test_a_file_that_is_no_report_is_refused(text: str, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "before.json"
+    path.write_text(text)
+
+    with pytest.raises(ConfigError, match=reason):
+        read_before(path)
+
+
+def test_a_whole_report_is_read(tmp_path: Path) -> None:
+    report: dict[str, Any] = {"format": FORMAT, "settings": {}, "loads": [_load(cpu_s_per_gb=None)]}
+    path = tmp_path / "before.json"
+    path.write_text(json.dumps(report))
+
+    assert report == read_before(path)
+
+
+# Latencies in buckets.
+
+
+def _of(*milliseconds: float) -> Latencies:
+    latencies = Latencies()
+    for each in milliseconds:
+        latencies.add(each / 1000)
+    return latencies
+
+
+@pytest.mark.parametrize(("share", "expected_s"), [(0.5, 0.5), (0.99, 0.99), (0.999, 0.999)])
+def test_percentiles_are_right_within_a_percent(share: float, expected_s: float) -> None:
+    latencies = _of(*range(1, 1001))
+
+    assert latencies.quantile(share) == pytest.approx(expected_s, rel=0.006)
+
+
+def test_no_call_has_no_percentile() -> None:
+    assert _of().quantile(0.5) is None
+    assert _of().curve() == []
+
+
+def test_merged_latencies_are_those_of_both() -> None:
+    latencies = _of(*[1] * 99)
+    latencies.merge(_of(100))
+
+    assert latencies.count == 100
+    assert latencies.quantile(0.99) == pytest.approx(0.001, rel=0.006)
+    assert latencies.quantile(1) == pytest.approx(0.1, rel=0.006)
+
+
+def test_a_curve_ends_where_the_calls_do() -> None:
+    assert _of(*range(1, 101)).curve()[-1][0] <= 100
+    assert _of(*range(1, 2001)).curve()[-1][0] == pytest.approx(1000)

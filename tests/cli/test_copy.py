@@ -235,18 +235,20 @@ def test_a_killed_copy_goes_on_where_it_ended(
     assert target.numbers(key_space) == [*range(200)]
 
 
-def test_ctrl_c_ends_it_cleanly_while_it_waits_for_its_limit(
+def test_ctrl_c_ends_it_cleanly_while_it_waits_for_its_limit_and_prints_its_figures(
     store_of: Callable[[str], CliStore], tmp_path: Path
 ) -> None:
     source, target = store_of("file"), store_of("redis")
-    source.fill(range(200))
-    slow = slow_store(source, tmp_path)
+    key_space = source.fill(range(200))
+    flags = [*slow_store(source, tmp_path).flags, *target.target_flags]
 
-    code, errors = interrupted(
-        tmp_path, "copy", "--bandwidth-limit", "1KB", *slow.flags, *target.target_flags
+    code, output, errors = interrupted(
+        tmp_path, "copy", "--json", "--bandwidth-limit", "1KB", *flags
     )
 
-    assert (130, "hicache: interrupted\n") == (code, errors)
+    document = json.loads(output)
+    assert (130, "hicache: interrupted\n", False) == (code, errors, document["is_done"])
+    assert len(target.numbers(key_space)) == document["copied_pages"]
 
 
 def test_a_target_that_takes_nothing_ends_the_copy() -> None:
@@ -287,24 +289,6 @@ def test_one_store_below_another_is_known_by_its_place(
 
     assert main(["copy", *source.flags, *target.target_flags]) == 2
     assert "the target is the source" in capsys.readouterr().err
-
-
-def test_an_interrupted_copy_prints_its_figures(
-    store_of: Callable[[str], CliStore], tmp_path: Path
-) -> None:
-    source, target = store_of("file"), store_of("redis")
-    source.fill(range(200))
-    slow = slow_store(source, tmp_path)
-    limit = ["--bandwidth-limit", "1KB"]
-    argv = ["copy", "--json", *limit, *slow.flags, *target.target_flags]
-    with verb(tmp_path, *argv) as process:
-        wait_until((tmp_path / "slow_store.called").exists)
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
-
-    document = json.loads(output)
-    assert (130, False) == (process.returncode, document["is_done"])
-    assert len(target.numbers(source.fill([]))) == document["copied_pages"]
 
 
 def test_a_page_of_a_wrong_length_is_counted(

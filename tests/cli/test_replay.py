@@ -10,14 +10,19 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from replays import replay_args, reported
+from event_streams import Subscriber
+from replays import COMPLETE_PREFETCH, hits, replay_args, reported
+from servers import free_port
+from spans import Spans, is_child
 
 from hicache_storage.cli import main, replay
 from hicache_storage.cli.traces import read_requests
+from hicache_storage.page_store.admission import NOT_ADMITTED_FIRST_USE, NOT_ADMITTED_RATE
 from hicache_storage.registry import open_storage
 
 if TYPE_CHECKING:
@@ -409,3 +414,272 @@ def test_signal_handlers_are_put_back(tmp_path: Path) -> None:
 
 def _handlers() -> Sequence[Any]:
     return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+
+# `hicache replay` with rules for writes: what they save, what they cost, and that both repeat.
+
+_ADMISSION = replay_args(
+    "memory",
+    {"prefetch_threshold": 0},
+    *COMPLETE_PREFETCH,
+    *("--scale-bytes", "1/1024", "--host-size", "3MiB", "--conversations", "20"),
+)
+_SECOND_USE = ("--second-use",)
+_RATE = ("--write-rate", "20KiB", "--write-burst", "1MiB")
+
+
+def _figures(tmp_path: Path, *argv: str) -> dict[str, Any]:
+    return reported(tmp_path / "report.json", [*_ADMISSION, *argv])
+
+
+def _written(report: dict[str, Any]) -> int:
+    pages: int = report["controller"]["written_pages"]
+    return pages
+
+
+def test_second_use_writes_less_and_finds_less(tmp_path: Path) -> None:
+    plain, second = _figures(tmp_path), _figures(tmp_path, *_SECOND_USE)
+
+    assert 0 < _written(second) < _written(plain)
+    assert 0 < second["pages"]["l3_hits"] < plain["pages"]["l3_hits"]
+    assert hits(second) < hits(plain)
+    assert second["controller"][NOT_ADMITTED_FIRST_USE] >= _written(plain)
+    assert 0 == second["corrupt_pages"] == second["unsaved_pages"]["total"]
+
+
+def test_a_rate_writes_less(tmp_path: Path) -> None:
+    plain, limited = _figures(tmp_path), _figures(tmp_path, *_RATE)
+
+    assert 0 < _written(limited) < _written(plain)
+    assert limited["controller"][NOT_ADMITTED_RATE] > 0
+    assert hits(limited) < hits(plain)
+
+
+@pytest.mark.parametrize("rules", [_SECOND_USE, _RATE, _SECOND_USE + _RATE], ids=len)
+def test_hits_and_writes_do_not_depend_on_the_speed_of_the_machine(
+    tmp_path: Path, rules: tuple[str, ...]
+) -> None:
+    names = ("missed_pages", "written_pages", NOT_ADMITTED_FIRST_USE, NOT_ADMITTED_RATE)
+    first, again = (_figures(tmp_path, *rules)["controller"] for _ in range(2))
+
+    assert [first.get(name) for name in names] == [again.get(name) for name in names]
+
+
+def test_ranks_write_the_same_pages(tmp_path: Path) -> None:
+    store = json.dumps({"path": str(tmp_path / "store"), "prefetch_threshold": 0})
+    argv = [
+        *("--hicache-storage-backend", "file", "--hicache-storage-backend-extra-config", store),
+        *("--scale-bytes", "1", "--pool", "kv:mha,layers=2,heads=2,dim=4"),
+        *("--ranks", "2", "--requests", "40"),
+    ]
+    report = _figures(tmp_path, *_SECOND_USE, *argv)
+    first, second = report["ranks"]["written_pages"]
+
+    assert abs(first - second) <= 2  # each rank may have the page of its own sketch in addition
+    assert first > 100
+
+
+def test_the_rules_are_in_the_report(tmp_path: Path) -> None:
+    report = _figures(tmp_path, *_SECOND_USE, "--remembered-pages", "5000", *_RATE)
+
+    assert {
+        "second_use": True,
+        "remembered_pages": 5000,
+        "write_nbytes_per_s": 20 << 10,
+        "write_burst_nbytes": 1 << 20,
+    } == report["admission"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("--remembered-pages", "5000"), "--remembered-pages is for --second-use"),
+        (("--write-burst", "1MiB"), "--write-burst is for --write-rate"),
+        (("--second-use", "--remembered-pages", "5"), "remembered_pages"),
+        (("--write-rate", "0"), "write_nbytes_per_s"),
+    ],
+)
+def test_flags_that_do_not_fit_are_named(
+    argv: tuple[str, ...], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert 2 == main([*_ADMISSION, *argv])
+    assert message in capfd.readouterr().err
+
+
+# `hicache replay` with faults and with an exchange of backends: reports and refusals.
+
+_DISRUPTED = [
+    *("replay", "--hicache-storage-backend", "memory", "--conversations", "14"),
+    *("--scale-bytes", "1/1024", "--host-size", "2MiB"),
+]
+_PLAN = (
+    "exists:raise@2%,exists:lie@5%,exists:miss@5%,get:raise@2%,get:miss@5%,get:lie@5%,get:tear@5%,"
+    "get:flip@5%,get:delay@5%,get:hang@1%,set:raise@2%,set:miss@5%,set:lie@5%,set:tear@5%,set:flip@5%,"
+    "delete:raise@20%,seed=3,delay_s=0.001,hang_s=0.2"
+)
+
+
+def _disrupted(tmp_path: Path, *argv: str) -> dict[str, Any]:
+    return reported(tmp_path / "report.json", [*_DISRUPTED, *argv])
+
+
+def test_no_fault_of_any_kind_makes_a_byte_wrong(tmp_path: Path) -> None:
+    report = _disrupted(tmp_path, "--faults", _PLAN)
+
+    assert report["corrupt_pages"] == 0
+    assert report["requests"] == report["trace_requests"]
+    assert report["pages"]["l3_hits"] > 0
+    assert report["faults"]["plan"] == _PLAN
+    assert sum(report["faults"]["struck"].values()) > 20
+
+
+def test_wrong_pages_are_reported_where_nothing_checks_them(tmp_path: Path) -> None:
+    """The faults are real: without checksums they reach the engine."""
+    file = tmp_path / "report.json"
+    argv = ["--faults", "get:flip@100%", "--checksum", "none", "--json", str(file)]
+
+    assert main([*_DISRUPTED, *argv]) == 1
+    assert json.loads(file.read_text())["corrupt_pages"] > 0
+
+
+def test_a_report_without_disruptions_has_none(tmp_path: Path) -> None:
+    report = _disrupted(tmp_path)
+
+    assert report["faults"] is None
+    assert report["swap"] is None
+
+
+def test_a_faulty_backend_is_exchanged_for_a_directory(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = json.dumps({"path": str(tmp_path / "store")})
+    report = _disrupted(
+        tmp_path,
+        *("--swap-backend", "file", "--swap-extra-config", config, "--swap-after", "12", "--keep"),
+        *("--faults", "get:raise@10%,set:flip@10%,seed=1"),
+    )
+
+    assert report["corrupt_pages"] == 0
+    assert report["swap"]["backend"] == "file"
+    assert report["swap"]["after_requests"] == 12
+    assert report["swap"]["attached"]
+    assert report["swap"]["store"]["load_ok"] > 0
+    assert list((tmp_path / "store").glob("spaces/*/*/*"))
+    assert "to file after 12 requests" in capfd.readouterr().out
+
+
+def test_the_exchange_is_half_way_by_default(tmp_path: Path) -> None:
+    report = _disrupted(tmp_path, "--swap-backend", "memory")
+
+    assert report["swap"]["after_requests"] == report["trace_requests"] // 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (["--faults", "get:rise@5%"], "unknown fault 'rise'"),
+        (["--swap-after", "3"], "--swap-after needs --swap-backend"),
+        (["--swap-extra-config", "{}"], "--swap-extra-config needs --swap-backend"),
+        (["--swap-backend", "memory", "--swap-after", "100000"], "give fewer"),
+        (["--swap-backend", "memroy"], "did you mean 'memory'"),
+        (["--swap-backend", "memory", "--swap-extra-config", '{"a": 1}'], "unknown field 'a'"),
+    ],
+)
+def test_invalid_flags_are_refused(
+    argv: list[str], reason: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*_DISRUPTED, *argv]) == 2
+    assert reason in capfd.readouterr().err
+
+
+# `hicache replay --events-endpoint`.
+
+_FIVE = replay_args(
+    "memory",
+    {"prefetch_threshold": 0},
+    *COMPLETE_PREFETCH,
+    *("--scale-bytes", "1/1024", "--host-size", "1MiB", "--conversations", "5"),
+)
+
+
+def test_pages_that_are_written_are_announced(tmp_path: Path) -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    batches: list[tuple[int, Any]] = []
+    with Subscriber(endpoint, binds=True) as subscriber, ThreadPoolExecutor(1) as reader:
+        first = reader.submit(subscriber.receive)
+        report = reported(tmp_path / "report.json", [*_FIVE, "--events-endpoint", endpoint])
+        batches.append(first.result(20))
+        while batches[-1][0] < report["store"]["event_batches_sent"] - 1:
+            batches.append(subscriber.receive())
+
+    assert list(range(batches[0][0], batches[-1][0] + 1)) == [number for number, _ in batches]
+    events = [event for _, (_, events, _) in batches for event in events]
+    announced = {block for event in events for block in event["block_hashes"]}
+    assert {("BlockStored", "STORAGE", 64)} == {
+        (event["type"], event["medium"], event["block_size"]) for event in events
+    }
+    assert 0 < len(announced) <= report["controller"]["written_pages"]
+
+
+@pytest.mark.parametrize("flags", [["--events-replay-endpoint", "tcp://*:5558"], ["--events-bind"]])
+def test_flags_of_an_address_need_an_address(
+    flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*_FIVE, *flags]) == 2
+
+    assert f"{flags[0]} needs --events-endpoint" in capsys.readouterr().err
+
+
+def test_an_address_of_this_machine_can_be_bound(tmp_path: Path) -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    flags = ("--events-endpoint", endpoint, "--events-bind")
+    with Subscriber(endpoint, binds=False) as subscriber, ThreadPoolExecutor(1) as reader:
+        first = reader.submit(subscriber.receive)
+        reported(tmp_path / "report.json", [*_FIVE, "--speed", "2000", *flags])
+
+        number, _ = first.result(20)
+        assert number >= 0
+
+
+# `hicache replay --tracing`.
+
+
+def test_each_request_is_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = Spans.of_process(monkeypatch)
+
+    report = reported(tmp_path / "report.json", [*_FIVE, "--tracing"])
+
+    prefetches = spans.named("hicache.prefetch")
+    loads = spans.named("hicache.load")
+    assert report["requests"] == len(prefetches)
+    assert loads
+    assert all(any(is_child(load, of) for of in prefetches) for load in loads)
+    assert report["store"]["load_nbytes"] == sum(
+        int(str((load.attributes or {})["hicache.nbytes"])) for load in loads
+    )
+
+
+def test_there_are_no_spans_without_the_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans = Spans.of_process(monkeypatch)
+
+    reported(tmp_path / "report.json", _FIVE)
+
+    assert [] == spans.named("hicache.prefetch")
+
+
+def test_spans_that_go_nowhere_are_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    reported(tmp_path / "report.json", [*_FIVE, "--tracing"])
+
+    assert "hicache: warning: --tracing: spans go nowhere" in capsys.readouterr().err
+
+
+def test_spans_of_a_provider_are_no_warning(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Spans.of_process(monkeypatch)
+
+    reported(tmp_path / "report.json", [*_FIVE, "--tracing"])
+
+    assert "--tracing" not in capsys.readouterr().err

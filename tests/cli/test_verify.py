@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,7 @@ from cli_stores import DRAFT, SPACE, CliStore, break_page, run_json, save
 from hicache_backends.memory import MemoryStorage
 from pages import hash_of, page
 from sealed_stores import key_files, page_file
-from servers import wait_until
-from verb_processes import interrupted, on_terminal, slow_store, verb
+from verb_processes import interrupted, on_terminal, slow_store
 
 from hicache_storage import open_storage
 from hicache_storage.cli import main
@@ -173,13 +171,16 @@ def test_the_table_fits_80_columns(
     assert max(map(len, output.splitlines()[:-1])) <= 80
 
 
-def test_ctrl_c_ends_it_cleanly(file_store: CliStore, tmp_path: Path) -> None:
+def test_ctrl_c_ends_it_cleanly_with_its_figures(file_store: CliStore, tmp_path: Path) -> None:
     file_store.fill(range(200), DRAFT)
     file_store.fill(range(200))
+    slow = slow_store(file_store, tmp_path)
 
-    code, errors = interrupted(tmp_path, "verify", *slow_store(file_store, tmp_path).flags)
+    code, output, errors = interrupted(tmp_path, "verify", "--json", *slow.flags)
 
-    assert (130, "hicache: interrupted\n") == (code, errors)
+    document = json.loads(output)
+    assert (130, "hicache: interrupted\n", False) == (code, errors, document["is_done"])
+    assert {"proofs", "findings", "pages"} <= {*document}
 
 
 def test_pages_of_a_wrong_length_are_found_and_deleted_on_demand(
@@ -232,19 +233,6 @@ def test_a_selection_from_an_empty_store_is_wrong_use(
     assert main([verb, "--model", "m", *target, *file_store.flags]) == 2
 
     assert "the store has no key space of model 'm'\n" in capsys.readouterr().err
-
-
-def test_an_interrupted_verify_prints_its_figures(file_store: CliStore, tmp_path: Path) -> None:
-    file_store.fill(range(200))
-    slow = slow_store(file_store, tmp_path)
-    with verb(tmp_path, "verify", "--json", *slow.flags) as process:
-        wait_until((tmp_path / "slow_store.called").exists)
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
-
-    document = json.loads(output)
-    assert (130, False) == (process.returncode, document["is_done"])
-    assert {"proofs", "findings", "pages"} <= {*document}
 
 
 def test_a_damaged_page_is_no_page_that_is_gone(tmp_path: Path) -> None:

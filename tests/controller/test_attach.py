@@ -336,16 +336,6 @@ class TestDetach:
 
             assert [False, False] == [engine.close(), engine.close()]
 
-    def test_nothing_is_lost_where_nothing_was_to_be_written_first(self) -> None:
-        storage, gate = HookedStorage(), Gate()
-        with engine_on(storage, cache_pools()) as engine:
-            storage.hooks["batch_set"] = gate
-            compute(engine, PROMPT)
-            assert gate.entered.wait(20)
-            threading.Timer(0.05, gate.open).start()
-
-            assert engine.detach(drain=False)
-
     def test_host_pools_stay_registered_while_a_save_runs(self) -> None:
         """The store's own timeout is longer than that of the detach."""
         storage, gate = HookedStorage(), Gate()

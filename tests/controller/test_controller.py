@@ -391,16 +391,6 @@ class TestWriting:
             with prefetch.result() as lease:
                 assert is_right(lease)
 
-    def test_write_back_writes_the_rest_when_it_closes(
-        self, storage: HookedStorage, engine: Callable[..., CacheController]
-    ) -> None:
-        controller = engine(write_policy=WritePolicy.WRITE_BACK)
-        compute(controller, PROMPT)
-
-        assert controller.close()
-
-        assert self.stored(storage) == 32
-
     def test_pages_that_came_from_l3_are_not_written_again(
         self, storage: HookedStorage, engine: Callable[..., CacheController]
     ) -> None:
@@ -412,22 +402,6 @@ class TestWriting:
         second.drain(20)
 
         assert writes == storage.calls["batch_set"]
-
-    def test_a_full_queue_drops_and_counts(
-        self, storage: HookedStorage, engine: Callable[..., CacheController]
-    ) -> None:
-        gate = Gate()
-        storage.hooks["batch_set"] = gate
-        controller = engine(write_queue_pages=2, batch_pages=1)
-        compute(controller, PROMPT[:1])
-        assert gate.entered.wait(20)
-
-        compute(controller, PROMPT[1:8])
-
-        assert controller.stats()["dropped_pages"] == 5
-        gate.open()
-        controller.drain(20)
-        assert controller.stats()["written_pages"] == 3
 
     def test_a_dropped_page_is_written_when_it_is_used_again(
         self, storage: HookedStorage, engine: Callable[..., CacheController]

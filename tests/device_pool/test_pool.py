@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from device_groups import DEVICES, DRAFT, MHA, expected_page, make_pool, same
+import torch
+from device_groups import (
+    DEVICES,
+    DRAFT,
+    MHA,
+    PAGE_TOKENS,
+    CacheDevice,
+    expected_page,
+    make_pool,
+    same,
+)
+from engines import PROMPT, cache_pools, compute, content, engine_on, optional_draft, windowed
+from hicache_backends.memory import MemoryStorage
 
-from hicache_storage.device_pool import DevicePool, LayerTransferFailed
-from hicache_storage.device_pool.streams import HostStream
+from hicache_storage.controller import PartialHits
+from hicache_storage.device_pool import DevicePool, LayerCopier, LayerTransferFailed
+from hicache_storage.device_pool.streams import CudaStream, HostStream
+from hicache_storage.host_pool import PageShape
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+    from contextlib import AbstractContextManager
 
     from device_groups import Pool
 
@@ -230,3 +247,251 @@ def test_concurrent_requests_see_their_own_pages_and_leak_no_slot(device: str) -
 
         assert not wrong
         assert 4 == pool.free_slots
+
+
+# Kernels on L1 while copies are under way: each kernel waits for its layer, and for no other one.
+
+LAYERS = 6
+PLANES = 2
+TARGET = PageShape.mha(
+    page_tokens=PAGE_TOKENS, layers=LAYERS, heads=2, head_dim=1024, dtype="bfloat16"
+)
+STEPS = [*((0, layer) for layer in range(LAYERS)), (1, 0)]
+"""Pool and layer of each step of a transfer."""
+STREAMS: dict[str, Any] = {"cpu": HostStream, "cuda": CudaStream}
+
+
+def on_stream(device: str) -> AbstractContextManager[Any]:
+    """Run kernels on a stream of their own, as an engine does. A CPU has none."""
+    if device == "cpu":
+        return nullcontext()
+    return torch.cuda.stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
+
+
+def finish_kernels(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def pause_stream(device: str) -> None:
+    """Let the current stream idle for about 10 ms before its next work. A CPU idles at once."""
+    if device == "cuda":
+        torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]
+    else:
+        time.sleep(0.01)
+
+
+def target_and_draft(device: str) -> list[Pool]:
+    """Return pools with a page in slot 0 of L2, and zeros in L1."""
+    pools = [make_pool(shape, device) for shape in (TARGET, DRAFT)]
+    for seed, pool in enumerate(pools):
+        pool.fill_host(0, seed=seed)
+    finish_kernels(device)
+    return pools
+
+
+def read_layer(pool: Pool, layer: int, slot: int) -> list[torch.Tensor]:
+    """Start kernels that copy a layer of `slot` to other device memory."""
+    tokens = slice(slot * PAGE_TOKENS, (slot + 1) * PAGE_TOKENS)
+    return [plane[layer][tokens].clone() for plane in pool.planes]
+
+
+def is_right(pools: list[Pool], seen: list[list[torch.Tensor]]) -> list[bool]:
+    """Return for each step whether its kernels read the page that L2 has in slot 0."""
+    return [
+        same(expected_page(pools[pool], 0)[layer :: pools[pool].host.shape.layers], found)
+        for (pool, layer), found in zip(
+            STEPS, [[plane.cpu() for plane in planes] for planes in seen], strict=True
+        )
+    ]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_kernel_reads_its_layer_before_the_next_one_is_copied(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No copy of the next layer begins until the kernels of this one have ended."""
+    pools = target_and_draft(device)
+    read = [threading.Event() for _ in STEPS]
+    numbers = itertools.count()
+    upload: Any = STREAMS[device].upload
+
+    def held(*arguments: Any) -> None:
+        step = next(numbers) // PLANES
+        assert not step or read[step - 1].wait(TIMEOUT_S)
+        upload(*arguments)
+
+    monkeypatch.setattr(STREAMS[device], "upload", held)
+    seen: list[list[torch.Tensor]] = []
+
+    with LayerCopier([pool.layered for pool in pools]) as copier, on_stream(device):
+        transfer = copier.load([[0], [0]], [1])
+        for (pool, layer), end in zip(STEPS, read, strict=True):
+            transfer.wait(layer, pool=pool, timeout_s=TIMEOUT_S)
+            seen.append(read_layer(pools[pool], layer, 1))
+            finish_kernels(device)
+            end.set()
+        transfer.settled.result(TIMEOUT_S)
+
+    assert [True] * len(STEPS) == is_right(pools, seen)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_kernels_in_the_queue_wait_for_the_copies_of_their_layers(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All kernels are queued while the copies are late. Without its event a kernel would read zeros."""
+    pools = target_and_draft(device)
+    upload: Any = STREAMS[device].upload
+
+    def late(stream: Any, *arguments: Any) -> None:
+        with torch.cuda.stream(stream._stream) if device == "cuda" else nullcontext():
+            pause_stream(device)
+        upload(stream, *arguments)
+
+    monkeypatch.setattr(STREAMS[device], "upload", late)
+    seen: list[list[torch.Tensor]] = []
+
+    with LayerCopier([pool.layered for pool in pools]) as copier, on_stream(device):
+        transfer = copier.load([[0], [0]], [1])
+        for pool, layer in STEPS:
+            transfer.wait(layer, pool=pool, timeout_s=TIMEOUT_S)
+            seen.append(read_layer(pools[pool], layer, 1))
+        transfer.settled.result(TIMEOUT_S)
+        finish_kernels(device)
+
+    assert [True] * len(STEPS) == is_right(pools, seen)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_store_has_what_kernels_in_the_queue_write(device: str) -> None:
+    pool, _ = target_and_draft(device)
+
+    with LayerCopier([pool.layered]) as copier, on_stream(device):
+        pause_stream(device)
+        for number, tensor in enumerate(itertools.chain(*pool.planes), start=1):
+            tensor.fill_(number)
+        copier.store([1], [[3]]).settled.result(TIMEOUT_S)
+
+    stored = expected_page(pool, 3)
+    assert list(range(1, PLANES * LAYERS + 1)) == [int(plane.max()) for plane in stored]
+    assert same(stored, pool.device_page(1))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_load_overwrites_nothing_that_kernels_in_the_queue_read(device: str) -> None:
+    pool, _ = target_and_draft(device)
+    pool.fill_device(seed=3)
+    before = pool.device_page(1)
+
+    with LayerCopier([pool.layered]) as copier, on_stream(device):
+        pause_stream(device)
+        seen = [read_layer(pool, layer, 1) for layer in range(LAYERS)]
+        copier.load([[0]], [1]).settled.result(TIMEOUT_S)
+
+    read = [planes[number].cpu() for number in range(PLANES) for planes in seen]
+    assert same(before, read)
+    assert same(expected_page(pool, 0), pool.device_page(1))
+
+
+# Transfers of a real controller's pages to L1 and back.
+
+
+def moved(transfer: LayerTransfer) -> None:
+    transfer.settled.result(TIMEOUT_S)
+
+
+def test_pages_in_transfer_to_l1_are_not_evicted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go_on = threading.Event()
+    original: Any = HostStream.upload
+
+    def held(*args: Any) -> None:
+        assert go_on.wait(TIMEOUT_S)
+        original(*args)
+
+    monkeypatch.setattr(HostStream, "upload", held)
+    pools = cache_pools(slots=16)
+    device = CacheDevice(pools)
+    with engine_on(MemoryStorage(), pools) as engine, device.l1 as l1:
+        compute(engine, PROMPT[:12])
+        engine.drain(TIMEOUT_S)
+        lease = engine.prefetch("request", PROMPT[:12]).result()
+        released = threading.Event()
+        loading = l1.load(lease.slots, l1.allocate(lease.pages) or [], indices=lease.indices)
+        loading.settled.add_done_callback(lambda _: lease.release())
+        loading.settled.add_done_callback(lambda _: released.set())
+
+        during = engine.reserve(PROMPT)
+        during.abandon()
+        go_on.set()
+        assert released.wait(TIMEOUT_S)
+        after = engine.reserve(PROMPT)
+        after.abandon()
+
+    assert (4, 16) == (during.pages, after.pages)
+
+
+def test_a_failed_store_makes_no_page(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError("no such device")
+
+    monkeypatch.setattr(HostStream, "download", fail)
+    pools = cache_pools()
+    device = CacheDevice(pools)
+    with engine_on(MemoryStorage(), pools) as engine, device.l1 as l1:
+        reservation = engine.reserve(PROMPT[:4])
+        with pytest.raises(LayerTransferFailed):
+            moved(l1.store(l1.allocate(4) or [], reservation.slots, indices=reservation.indices))
+        reservation.abandon()
+
+        assert [32, 32] == [pool.host.free_slots for pool in pools]
+        assert 0 == engine.prefetch("request", PROMPT[:4]).result().pages
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_draft_that_is_missing_in_l3_leaves_its_slots_in_l1_unchanged(device: str) -> None:
+    storage = MemoryStorage()
+    with engine_on(storage, cache_pools()[:1]) as engine:
+        compute(engine, PROMPT)
+        engine.drain(TIMEOUT_S)
+
+    pools = optional_draft()
+    on_device = CacheDevice(pools, device)
+    with (
+        engine_on(storage, pools, partial_hits=PartialHits.TAKE_TARGET) as engine,
+        on_device.l1 as l1,
+        engine.prefetch("request", PROMPT).result() as lease,
+    ):
+        slots = l1.allocate(lease.pages) or []
+        moved(l1.load(lease.slots, slots, indices=lease.indices))
+        missing = lease.missing("draft")
+
+    assert list(range(len(PROMPT))) == missing
+    assert on_device.has(0, slots[3], content(pools[0], PROMPT[3]))
+    assert not any(plane.any() for plane in on_device.page(1, slots[3]))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_window_is_loaded_for_the_pages_that_it_covers(device: str) -> None:
+    storage = MemoryStorage()
+    with engine_on(storage, windowed()) as engine:
+        compute(engine, PROMPT)
+        engine.drain(TIMEOUT_S)
+
+    pools = windowed()
+    on_device = CacheDevice(pools, device)
+    with (
+        engine_on(storage, pools) as engine,
+        on_device.l1 as l1,
+        engine.prefetch("request", PROMPT).result() as lease,
+    ):
+        slots = l1.allocate(lease.pages) or []
+        moved(l1.load(lease.slots, slots, indices=lease.indices))
+
+    last = len(PROMPT) - 1
+    assert on_device.has(2, slots[last], content(pools[2], PROMPT[last]))
+    assert not any(plane.any() for plane in on_device.page(2, slots[0]))

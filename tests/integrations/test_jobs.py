@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ from hicache_backends.file import FileStorage
 from hicache_backends.memory import MemoryStorage
 from job_runners import OTHER, SPACE, Engine, batch, contents, engine, target
 from pages import blank, hash_of, page
+from servers import wait_until
 
 from hicache_storage.errors import ConfigError, StorageUnavailable
 from hicache_storage.integrations import _transfer_queue
@@ -179,7 +181,7 @@ def test_a_load_that_hangs_does_not_delay_the_next_one() -> None:
     with engine([Strike("batch_get", 0, Fault.HANG)], load_timeout_s=30) as jobs:
         jobs.save(batch([0]))
         jobs.runner.submit_load(1, [target([0])])
-        _wait_until(lambda: jobs.storage.calls["batch_get"] == 1)  # type: ignore[attr-defined]
+        wait_until(lambda: jobs.storage.calls["batch_get"] == 1)  # type: ignore[attr-defined]
 
         jobs.runner.submit_load(2, [target([0])])
         (result,) = jobs.fetch(jobs.runner.finished_loads)
@@ -193,7 +195,7 @@ def test_a_late_write_never_reaches_the_engines_memory() -> None:
 
         assert [[TIMEOUT] * 3] == jobs.load(found).verdicts
         jobs.storage.release()  # type: ignore[attr-defined]
-        _wait_until(lambda: not jobs.runner.stats()["private_nbytes_used"])
+        wait_until(lambda: not jobs.runner.stats()["private_nbytes_used"])
     assert [blank().tobytes()] * 3 == contents(found)
 
 
@@ -203,7 +205,7 @@ def test_a_late_write_stores_the_bytes_that_the_job_had() -> None:
         assert [[TIMEOUT]] == jobs.save(stored).verdicts
         stored.pages[0].copy_from(bytes(4096))  # the engine uses the page for something else
         jobs.storage.release()  # type: ignore[attr-defined]
-        _wait_until(lambda: not jobs.runner.stats()["private_nbytes_used"])
+        wait_until(lambda: not jobs.runner.stats()["private_nbytes_used"])
         found = target([0])
         jobs.load(found)
 
@@ -217,7 +219,7 @@ def test_lent_memory_is_reported_only_when_the_call_has_settled() -> None:
     ) as jobs:
         jobs.save(batch([0]))
         jobs.runner.submit_load(1, [found])
-        _wait_until(lambda: jobs.store.stats().get("load_timeout", 0) == 1)
+        wait_until(lambda: jobs.store.stats().get("load_timeout", 0) == 1)
 
         assert [] == jobs.runner.finished_loads()
         assert not jobs.runner.drain(0)
@@ -295,7 +297,7 @@ def _used_again(batch: PageBatch) -> list[bytes]:
 def _settle(jobs: Engine) -> None:
     """Let the calls go on, and wait until they have ended: their headers are free then."""
     jobs.storage.released.set()  # type: ignore[attr-defined]
-    _wait_until(lambda: not jobs.runner.stats()["private_nbytes_used"])
+    wait_until(lambda: not jobs.runner.stats()["private_nbytes_used"])
 
 
 def test_a_load_of_a_hung_revocable_store_loses_the_memory_at_its_deadline(
@@ -373,7 +375,7 @@ def test_small_loads_have_threads_beside_large_ones(monkeypatch: pytest.MonkeyPa
         jobs.save(batch([0, 1]))
         for number in range(4):
             jobs.runner.submit_load(number, [target([0, 1])])
-        _wait_until(lambda: jobs.storage.calls["batch_get"] == 3)  # type: ignore[attr-defined]
+        wait_until(lambda: jobs.storage.calls["batch_get"] == 3)  # type: ignore[attr-defined]
         for number in range(8):
             jobs.runner.submit_load(10 + number, [target([0])])
 
@@ -390,7 +392,7 @@ def test_small_loads_wait_for_each_other_without_large_ones() -> None:
         jobs.save(batch([0]))
         for number in range(8):
             jobs.runner.submit_load(number, [target([0])])
-        _wait_until(lambda: jobs.storage.calls["batch_get"] == 4)  # type: ignore[attr-defined]
+        wait_until(lambda: jobs.storage.calls["batch_get"] == 4)  # type: ignore[attr-defined]
 
         assert 4 == sum(jobs.runner._loads._running.values())
         jobs.storage.release()  # type: ignore[attr-defined]
@@ -408,7 +410,7 @@ def test_no_store_begins_while_a_load_waits_for_a_thread() -> None:
         for number in range(5):
             jobs.runner.submit_load(number, [target([0])])
         jobs.runner.submit_store(9, [batch([1])])
-        _wait_until(lambda: jobs.storage.calls["batch_get"] == 4)  # type: ignore[attr-defined]
+        wait_until(lambda: jobs.storage.calls["batch_get"] == 4)  # type: ignore[attr-defined]
 
         assert 1 == jobs.storage.calls["batch_set"]  # type: ignore[attr-defined]
         jobs.storage.release()  # type: ignore[attr-defined]
@@ -653,7 +655,7 @@ def test_close_stores_what_waits(*, lends_memory: bool) -> None:
 def test_close_is_false_while_a_call_may_touch_the_engines_memory() -> None:
     with engine([Odds("batch_set", Fault.HANG, 1)], lends_memory=True) as jobs:
         jobs.runner.submit_store(1, [batch([0])])
-        _wait_until(lambda: jobs.storage.calls["batch_set"] == 1)  # type: ignore[attr-defined]
+        wait_until(lambda: jobs.storage.calls["batch_set"] == 1)  # type: ignore[attr-defined]
 
         assert not jobs.runner.close(0)
         jobs.storage.release()  # type: ignore[attr-defined]
@@ -664,7 +666,7 @@ def test_close_is_true_where_only_private_memory_is_in_use() -> None:
     stored = batch([0])
     with engine([Odds("batch_set", Fault.HANG, 1)]) as jobs:
         jobs.runner.submit_store(1, [stored])
-        _wait_until(lambda: jobs.storage.calls["batch_set"] == 1)  # type: ignore[attr-defined]
+        wait_until(lambda: jobs.storage.calls["batch_set"] == 1)  # type: ignore[attr-defined]
 
         assert jobs.runner.close(0)
 
@@ -687,7 +689,7 @@ def test_close_twice_is_fine_and_ends_the_threads() -> None:
         assert jobs.runner.close()
         assert jobs.runner.close()
 
-    _wait_until(lambda: not set(threading.enumerate()) - before)
+    wait_until(lambda: not set(threading.enumerate()) - before)
 
 
 # --- admission ------------------------------------------------------------------------------------
@@ -725,7 +727,7 @@ def test_a_runner_knows_the_pages_of_the_one_before() -> None:
         jobs = Engine(storage, lends_memory=False, owner=SPACE, admission=SECOND_USE)
         sketches = jobs.runner._admission._sketches
         assert sketches is not None
-        _wait_until(lambda sketches=sketches: sketches._restored)
+        wait_until(partial(getattr, sketches, "_restored"))
         verdicts.append(jobs.save(batch([0])).verdicts)
         assert jobs.runner.close()
         jobs.store.close()
@@ -756,17 +758,10 @@ def test_a_key_space_that_cannot_be_opened_is_a_miss_and_is_tried_again() -> Non
     assert [[Verdict.UNAVAILABLE]] == jobs.save(batch([0])).verdicts
     assert 1 == jobs.runner.stats()["space_open_failures"]
     storage.is_up = True
-    _wait_until(lambda: jobs.save(batch([0])).verdicts == [[OK]])
+    wait_until(lambda: jobs.save(batch([0])).verdicts == [[OK]])
     jobs.close()
 
 
 def test_a_wrong_setting_is_named() -> None:
     with pytest.raises(ConfigError, match="queued_nbytes"):
         JobSettings.parse("jobs", {"queued_nbytes": 0})
-
-
-def _wait_until(condition: Any) -> None:
-    deadline_s = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)

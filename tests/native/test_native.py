@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import struct
 import time
 from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 import pytest
@@ -422,3 +424,293 @@ def test_a_page_of_no_bytes_has_its_trailer(module: Any, tmp_path: Path) -> None
     assert [HIT] == module.write_files([new], [page], [trailer], [[]], 0, NS, 0, by_s, RUN)
     assert trailer == (tmp_path / "page").read_bytes()
     assert [HIT] == module.read_files([page], [name_of(1)], [[]], 0, -1, 0, -1, by_s)[0]
+
+
+# Directories that are listed, and files that are looked at: the same verdicts of both data planes.
+
+PAGE = "ab" * 32
+
+file_names = st.one_of(
+    st.text("0123456789abcdef", min_size=31, max_size=33),
+    st.text("0123456789abcdef", min_size=127, max_size=129),
+    st.text("0123456789abcdefA.-", min_size=32, max_size=40).filter(lambda name: name.strip(".")),
+)
+
+
+@NEEDS_COMPILED
+@settings(deadline=None)
+@given(names=st.sets(file_names, max_size=8), kinds=st.lists(st.sampled_from("fdl"), min_size=8))
+def test_lists_of_both_are_equal(
+    tmp_path_factory: pytest.TempPathFactory, names: set[str], kinds: list[str]
+) -> None:
+    folder = tmp_path_factory.mktemp("listed")
+    for name, kind in zip(sorted(names), kinds, strict=False):
+        if kind == "f":
+            (folder / name).touch()
+        elif kind == "d":
+            (folder / name).mkdir()
+        else:
+            (folder / name).symlink_to(folder)
+    path = [os.fsencode(folder)]
+    found = [module.list_directories(path) for module in (reference, compiled)]
+
+    assert [HIT] == found[0][0] == found[1][0]
+    assert sorted(found[0][1][0]) == sorted(found[1][1][0])
+
+
+@pytest.mark.parametrize("module", BOTH)
+class TestListDirectories:
+    def test_each_directory_has_its_own_list(self, module: Any, tmp_path: Path) -> None:
+        for number in range(3):
+            (tmp_path / str(number)).mkdir()
+            (tmp_path / str(number) / f"{number:02x}{PAGE}").touch()
+        paths = [os.fsencode(tmp_path / str(number)) for number in range(3)]
+
+        lists = [[f"{number:02x}{PAGE}"] for number in range(3)]
+        assert ([HIT] * 3, lists) == module.list_directories(paths)
+
+    def test_many_files_are_listed(self, module: Any, tmp_path: Path) -> None:
+        names = {f"{number:064x}" for number in range(1000)}
+        for name in names:
+            (tmp_path / name).touch()
+        (verdict,), (listed,) = module.list_directories([os.fsencode(tmp_path)])
+
+        assert HIT == verdict
+        assert sorted(names) == sorted(listed)
+
+    def test_a_path_of_no_directory_is_a_miss(self, module: Any, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        (tmp_path / "link").symlink_to(tmp_path)
+        paths = [os.fsencode(tmp_path / name) for name in ("absent", "file", "link", "file/x")]
+
+        assert ([MISS] * 4, [[]] * 4) == module.list_directories(paths)
+
+    def test_a_name_that_is_too_long_is_an_error(self, module: Any, tmp_path: Path) -> None:
+        path = os.fsencode(tmp_path / ("x" * 300))
+
+        assert ([-errno.ENAMETOOLONG], [[]]) == module.list_directories([path])
+
+    @pytest.mark.parametrize("name", [b"", b"a\0b"])
+    def test_a_value_that_is_no_path_is_refused(self, module: Any, name: bytes) -> None:
+        with pytest.raises(ValueError, match="no path"):
+            module.list_directories([name])
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_modes_are_those_of_links_themselves(module: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path)
+    paths = [tmp_path, tmp_path / "file", tmp_path / "link"]
+    expected = [path.lstat().st_mode for path in paths]
+    paths += [tmp_path / "absent", tmp_path / "file" / "x", tmp_path / ("x" * 300)]
+
+    assert [*expected, 0, 0, -errno.ENAMETOOLONG] == module.modes_of(list(map(os.fsencode, paths)))
+    with pytest.raises(ValueError, match="no path"):
+        module.modes_of([b""])
+
+
+@pytest.mark.parametrize("module", BOTH)
+class TestStatFiles:
+    def test_a_file_has_its_time_and_size(self, module: Any, tmp_path: Path) -> None:
+        path = tmp_path / "file"
+        path.write_bytes(bytes(7))
+        os.utime(path, ns=(5, 1_700_000_000_123_456_789))
+
+        assert ([HIT], [1_700_000_000_123_456_789], [7]) == module.stat_files(
+            [os.fsencode(path)], time.monotonic() + SOON_S
+        )
+
+    def test_a_path_of_no_file_is_a_miss(self, module: Any, tmp_path: Path) -> None:
+        (tmp_path / "link").symlink_to(tmp_path)
+        paths = [os.fsencode(path) for path in (tmp_path, tmp_path / "link", tmp_path / "absent")]
+        by_s = time.monotonic() + SOON_S
+
+        assert ([MISS] * 3, [0] * 3, [0] * 3) == module.stat_files(paths, by_s)
+
+    def test_after_the_deadline_files_are_late(self, module: Any, tmp_path: Path) -> None:
+        assert ([LATE], [0], [0]) == module.stat_files([os.fsencode(tmp_path)], 0.0)
+
+    def test_a_value_that_is_no_path_is_refused(self, module: Any) -> None:
+        with pytest.raises(ValueError, match="no path"):
+            module.stat_files([b""], SOON_S)
+
+
+# Small files that processes change under a lock: the same verdicts and bytes of both data planes.
+
+
+@NEEDS_COMPILED
+@settings(deadline=None)
+@given(
+    record=st.one_of(
+        st.binary(max_size=20),
+        st.tuples(st.integers(0, 2**62), st.integers(0, 2**62)).map(
+            lambda t: struct.pack("<QQ", *t)
+        ),
+    ),
+    added=st.integers(0, 2**40),
+    removed=st.integers(0, 2**62),
+)
+def test_changes_of_totals_of_both_are_equal(record: bytes, added: int, removed: int) -> None:
+    found = list[Any]()
+    for module in (reference, compiled):
+        with TemporaryFile() as anonymous, TemporaryDirectory() as folder:
+            path = Path(folder) / "usage"
+            path.write_bytes(record)
+            with path.open("r+b") as file:
+                verdict, *totals = module.change_totals(file.fileno(), added, removed, 0.0)
+            found.append((verdict, totals if verdict == HIT else [], path.read_bytes()))
+            assert MISS == module.change_totals(anonymous.fileno(), added, removed, 0.0)[0]
+
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_totals_whose_lock_is_held_are_late_and_as_they_were(module: Any, tmp_path: Path) -> None:
+    path = tmp_path / "usage"
+    path.write_bytes(struct.pack("<QQ", 10, 4))
+    with path.open("r+b") as holder, path.open("r+b") as file:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        assert LATE == module.change_totals(file.fileno(), 1, 1, 0.001)[0]
+        fcntl.flock(holder, fcntl.LOCK_UN)
+
+        assert (HIT, 11, 5) == module.change_totals(file.fileno(), 1, 1, 0.001)
+        fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+# Frames, trailers and paths of both data planes: the same bytes and the same verdicts.
+
+SPACE_ID = bytes(range(16))
+HASH = "ab" * 32
+
+hashes = st.lists(st.binary(min_size=16, max_size=64).map(bytes.hex), max_size=6)
+words = st.integers(0, 2**64 - 1)
+
+
+@NEEDS_COMPILED
+@given(directory=st.binary(max_size=40), prefix=st.binary(min_size=24, max_size=24), names=hashes)
+def test_paths_and_names_of_both_are_equal(
+    directory: bytes, prefix: bytes, names: list[str]
+) -> None:
+    wanted = reference.page_files(directory, prefix, names)
+
+    assert wanted == compiled.page_files(directory, prefix, names)
+
+
+@NEEDS_COMPILED
+@given(
+    names=st.lists(st.binary(min_size=40, max_size=41), max_size=4),
+    synced=st.booleans(),
+    token=st.binary(min_size=8, max_size=8),
+    serial=st.integers(0, 2**56 - 9),
+)
+def test_trailers_of_both_are_equal(
+    names: list[bytes],
+    synced: bool,  # noqa: FBT001
+    token: bytes,
+    serial: int,
+) -> None:
+    serials = range(serial, serial + len(names))
+    wanted = reference.page_trailers(names, synced, token, serials)
+
+    assert wanted == compiled.page_trailers(names, synced, token, serials)
+
+
+@NEEDS_COMPILED
+@given(names=hashes, nbytes=words, checksum=words, size=st.sampled_from([128, 129, 512]))
+def test_frames_of_both_are_equal(names: list[str], nbytes: int, checksum: int, size: int) -> None:
+    written = list[list[bytearray]]()
+    for checksums in ([checksum] * len(names), None):
+        for module in (reference, compiled):
+            headers = [bytearray(b"\xee" * size) for _ in names]
+            module.write_frames(headers, names, SPACE_ID, nbytes, checksums)
+            written.append(headers)
+
+    assert written[0] == written[1]
+    assert written[2] == written[3]
+
+
+@NEEDS_COMPILED
+@given(
+    made=st.binary(min_size=16, max_size=64).map(bytes.hex),
+    asked=st.binary(min_size=16, max_size=64).map(bytes.hex),
+    bit=st.integers(-1, 8 * 256 - 1),
+    has_checksum=st.booleans(),
+)
+def test_verdicts_on_frames_of_both_are_equal(
+    made: str,
+    asked: str,
+    bit: int,
+    has_checksum: bool,  # noqa: FBT001
+) -> None:
+    header = bytearray(256)
+    reference.write_frames([header], [made], SPACE_ID, 1000, [7])
+    if bit >= 0:
+        header[bit // 8] ^= 1 << bit % 8
+    arguments = ([header, header], [made, asked], SPACE_ID, 1000, [7, 7] if has_checksum else None)
+
+    assert reference.check_frames(*arguments) == compiled.check_frames(*arguments)
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_a_frame_passes_under_its_own_fields_alone(module: Any) -> None:
+    header = bytearray(128)
+    module.write_frames([header], [HASH], SPACE_ID, 1000, [7])
+
+    assert [HIT] == module.check_frames([header], [HASH], SPACE_ID, 1000, [7])
+    assert [HIT] == module.check_frames([header], [HASH], SPACE_ID, 1000, None)
+    assert [WRONG] == module.check_frames([header], ["cd" * 32], SPACE_ID, 1000, [7])
+    assert [WRONG] == module.check_frames([header], [HASH], bytes(16), 1000, [7])
+    assert [WRONG] == module.check_frames([header], [HASH], SPACE_ID, 1001, [7])
+    assert [WRONG] == module.check_frames([header], [HASH], SPACE_ID, 1000, [8])
+
+
+@pytest.mark.parametrize("module", BOTH)
+@pytest.mark.parametrize(
+    "page_hash", ["", "ab" * 15, "ab" * 65, "ab" * 16 + "a", "AB" * 32, "../" * 16]
+)
+def test_a_malformed_hash_is_refused(module: Any, page_hash: str) -> None:
+    with pytest.raises(ValueError, match="no page hash"):
+        module.page_files(b"/d", bytes(24), [page_hash])
+    with pytest.raises(ValueError, match="no page hash"):
+        module.write_frames([bytearray(128)], [page_hash], SPACE_ID, 1, None)
+    with pytest.raises(ValueError, match="no page hash"):
+        module.check_frames([bytearray(128)], [page_hash], SPACE_ID, 1, None)
+
+
+@pytest.mark.parametrize("module", BOTH)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"headers": [bytearray(127)]},
+        {"headers": []},
+        {"names": [HASH] * 2},
+        {"space_id": bytes(15)},
+        {"checksums": []},
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(module: Any, wrong: dict[str, Any]) -> None:
+    given_ = {
+        "headers": [bytearray(128)],
+        "names": [HASH],
+        "space_id": SPACE_ID,
+        "nbytes": 1,
+        "checksums": [1],
+        **wrong,
+    }
+
+    for function in (module.write_frames, module.check_frames):
+        with pytest.raises(ValueError, match="do not fit together"):
+            function(*given_.values())
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_trailers_and_prefixes_of_wrong_sizes_are_refused(module: Any) -> None:
+    with pytest.raises(ValueError, match="24 bytes"):
+        module.page_files(b"/d", bytes(23), [HASH])
+    for names, token, serials in (
+        ([bytes(39)], bytes(8), [0]),
+        ([bytes(40)], bytes(7), [0]),
+        ([bytes(40)], bytes(8), []),
+    ):
+        with pytest.raises(ValueError, match="do not fit together"):
+            module.page_trailers(names, False, token, serials)

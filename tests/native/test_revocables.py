@@ -6,20 +6,33 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import xxhash
-from data_planes import BOTH
+from data_planes import BOTH, NEEDS_COMPILED, compiled
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from slot_files import (
+    ALL,
+    BLOCK_NBYTES,
+    MARK_NBYTES,
+    cut,
+    files_of,
+    mark_of,
+    page_of,
+    slot_of,
+    soon,
+)
 
-from hicache_storage.native import HIT, LATE, MISS, REVOKED
+from hicache_storage.native import HIT, LATE, MISS, REVOKED, WRONG, reference
 from hicache_storage.native.reference import revocables
 from hicache_storage.native.reference.revocables import CHUNK_NBYTES
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
 
 SOON_S = 3600.0
 RUN = bytearray(1)
@@ -262,3 +275,333 @@ def test_a_forked_child_has_a_lock_of_its_own() -> None:
     holder.join()
 
     assert 0 == ended
+
+
+# Slots of revocable memory: the data plane touches no byte of it once `revoke_access` has returned.
+
+SHAPE = (BLOCK_NBYTES, 3 * CHUNK_NBYTES, BLOCK_NBYTES)
+
+
+def states_of(module: Any, kinds: Sequence[str]) -> list[bytearray]:
+    return [
+        {"plain": bytearray(), "lent": bytearray(8), "revoked": revoked(module)}[kind]
+        for kind in kinds
+    ]
+
+
+def write_slots(
+    module: Any,
+    path: Path,
+    pages: list[list[bytearray]],
+    states: list[bytearray],
+    shape: tuple[int, int, int] = SHAPE,
+    *,
+    run_nbytes: int = CHUNK_NBYTES,
+    alignment: int = 1,
+    flags: int = os.O_RDWR | os.O_CREAT,
+    deadline_s: float | None = None,
+) -> list[int]:
+    """Write pages to the slots from the first on."""
+    count = len(pages)
+    verdicts: list[int] = module.write_slots(
+        files_of(path, flags),
+        [0] * count,
+        [number * sum(shape) for number in range(count)],
+        pages,
+        [mark_of(number) for number in range(count)],
+        shape,
+        alignment,
+        run_nbytes,
+        ALL,
+        soon() if deadline_s is None else deadline_s,
+        states,
+    )
+    return verdicts
+
+
+def read_slots(
+    module: Any,
+    path: Path,
+    pages: list[list[bytearray]],
+    states: list[bytearray],
+    shape: tuple[int, int, int] = SHAPE,
+    *,
+    skip: int = -1,
+    run_nbytes: int = CHUNK_NBYTES,
+    alignment: int = 1,
+    flags: int = os.O_RDONLY,
+    deadline_s: float | None = None,
+) -> tuple[list[int], list[int]]:
+    """Read pages from the slots from the first on."""
+    count = len(pages)
+    found: tuple[list[int], list[int]] = module.read_slots(
+        files_of(path, flags),
+        [0] * count,
+        [number * sum(shape) for number in range(count)],
+        pages,
+        [mark_of(number) for number in range(count)],
+        shape,
+        alignment,
+        run_nbytes,
+        ALL,
+        skip,
+        soon() if deadline_s is None else deadline_s,
+        states,
+    )
+    return found
+
+
+shapes = st.tuples(
+    st.sampled_from([MARK_NBYTES, BLOCK_NBYTES]), st.integers(0, 3000), st.integers(128, 300)
+)
+kinds = st.sampled_from(["plain", "lent", "lent", "revoked"])
+cuts = st.lists(st.integers(0, 3000), max_size=20)
+runs = st.sampled_from([1, 700, 10_000, 8 << 20])
+
+
+@NEEDS_COMPILED
+@settings(max_examples=200, deadline=None)
+@given(
+    shape=shapes,
+    slots=st.lists(st.tuples(kinds, st.booleans()), max_size=8),
+    at=cuts,
+    skip=st.integers(-1, 200),
+    file_nbytes=st.one_of(st.none(), st.integers(0, 20_000)),
+    run_nbytes=runs,
+    late=st.booleans(),
+)
+def test_reads_of_both_are_equal(  # noqa: PLR0917 - Hypothesis passes them by name
+    shape: tuple[int, int, int],
+    slots: list[tuple[str, bool]],
+    at: list[int],
+    skip: int,
+    file_nbytes: int | None,
+    run_nbytes: int,
+    late: bool,  # noqa: FBT001
+) -> None:
+    seen = list[Any]()
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "slots"
+        path.write_bytes(
+            b"".join(
+                slot_of(number, shape, wrong="" if whole else "last")
+                for number, (_, whole) in enumerate(slots)
+            )
+        )
+        if file_nbytes is not None:
+            os.truncate(path, file_nbytes)
+        for module in (reference, compiled):
+            memory = [cut(shape[1], at) for _ in slots]
+            states = states_of(module, [kind for kind, _ in slots])
+            verdicts, values = read_slots(
+                module,
+                path,
+                memory,
+                states,
+                shape,
+                skip=skip,
+                run_nbytes=run_nbytes,
+                deadline_s=0.0 if late else None,
+            )
+            kept = [
+                b"".join(page)
+                for page, verdict in zip(memory, verdicts, strict=True)
+                if verdict in (HIT, REVOKED)
+            ]
+            seen.append((verdicts, values, kept))
+
+    assert seen[0] == seen[1]
+    for number, ((kind, _), verdict, value) in enumerate(zip(slots, *seen[0][:2], strict=True)):
+        assert (verdict == REVOKED) is (kind == "revoked" and not late)
+        if verdict == HIT and skip >= 0:
+            assert xxhash.xxh3_64_intdigest(page_of(number, shape[1])[skip:]) == value
+    assert all(not any(page) for page, verdict in _zipped(seen[0]) if verdict == REVOKED)
+
+
+def _zipped(found: tuple[list[int], list[int], list[bytes]]) -> list[tuple[bytes, int]]:
+    verdicts = [verdict for verdict in found[0] if verdict in (HIT, REVOKED)]
+    return list(zip(found[2], verdicts, strict=True))
+
+
+@NEEDS_COMPILED
+@settings(max_examples=100, deadline=None)
+@given(
+    shape=shapes,
+    slots=st.lists(kinds, max_size=8),
+    at=cuts,
+    run_nbytes=runs,
+    late=st.booleans(),
+    read_only=st.booleans(),
+)
+def test_writes_of_both_are_equal(  # noqa: PLR0917 - Hypothesis passes them by name
+    shape: tuple[int, int, int],
+    slots: list[str],
+    at: list[int],
+    run_nbytes: int,
+    late: bool,  # noqa: FBT001
+    read_only: bool,  # noqa: FBT001
+) -> None:
+    seen = list[Any]()
+    for module in (reference, compiled):
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "slots"
+            path.touch()
+            verdicts = write_slots(
+                module,
+                path,
+                [cut(shape[1], at, page_of(number, shape[1])) for number in range(len(slots))],
+                states_of(module, slots),
+                shape,
+                run_nbytes=run_nbytes,
+                flags=os.O_RDONLY if read_only else os.O_RDWR,
+                deadline_s=0.0 if late else None,
+            )
+            seen.append((verdicts, path.read_bytes()))
+
+    assert seen[0] == seen[1]
+    for number, verdict in enumerate(seen[0][0]):
+        stored = seen[0][1][number * sum(shape) : (number + 1) * sum(shape)]
+        assert (verdict == HIT) is (stored == slot_of(number, shape))
+
+
+@pytest.mark.parametrize("skip", [-1, 0, CHUNK_NBYTES + 3])
+@pytest.mark.parametrize("run_nbytes", [CHUNK_NBYTES, 8 << 20])
+def test_large_pages_are_written_and_read(
+    module: Any, tmp_path: Path, run_nbytes: int, skip: int
+) -> None:
+    sources = [cut(SHAPE[1], [5, 400_000], page_of(number, SHAPE[1])) for number in range(3)]
+    targets = [cut(SHAPE[1], [7, 300_001, 300_002]) for _ in sources]
+    states = [bytearray(8) for _ in sources]
+    path = tmp_path / "slots"
+
+    assert [HIT] * 3 == write_slots(module, path, sources, states, run_nbytes=run_nbytes)
+    verdicts, values = read_slots(module, path, targets, states, run_nbytes=run_nbytes, skip=skip)
+
+    assert [HIT] * 3 == verdicts
+    assert b"".join(slot_of(number, SHAPE) for number in range(3)) == path.read_bytes()
+    assert [page_of(number, SHAPE[1]) for number in range(3)] == [
+        b"".join(page) for page in targets
+    ]
+    if skip >= 0:
+        assert [xxhash.xxh3_64_intdigest(page_of(n, SHAPE[1])[skip:]) for n in range(3)] == values
+
+
+def test_unaligned_revocable_memory_is_moved_around_the_page_cache(
+    module: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "slots"
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o666))
+    except OSError:
+        pytest.skip("this file system has no O_DIRECT")
+    sources = [cut(SHAPE[1], [5], page_of(number, SHAPE[1])) for number in range(2)]
+    targets = [cut(SHAPE[1], [777]) for _ in sources]
+    states = [bytearray(8), bytearray()]
+    place: dict[str, Any] = {"alignment": BLOCK_NBYTES, "flags": os.O_RDWR | os.O_DIRECT}
+
+    assert [HIT] * 2 == write_slots(module, path, sources, states, **place)
+    assert [HIT] * 2 == read_slots(module, path, targets, states, **place)[0]
+    assert [page_of(number, SHAPE[1]) for number in range(2)] == [
+        b"".join(page) for page in targets
+    ]
+
+
+@pytest.mark.parametrize("state", [bytearray(7), bytearray(9)])
+def test_a_state_of_slots_has_8_bytes(module: Any, tmp_path: Path, state: bytearray) -> None:
+    for function in (read_slots, write_slots):
+        with pytest.raises(ValueError, match=r".+"):
+            function(module, tmp_path / "slots", [cut(SHAPE[1], [])], [state])
+        with pytest.raises(ValueError, match=r".+"):
+            function(module, tmp_path / "slots", [cut(SHAPE[1], [])], [bytearray(8)] * 2)
+
+
+def test_after_the_deadline_every_page_is_late(module: Any, tmp_path: Path) -> None:
+    states = [revoked(module), bytearray(8)]
+    pages = [cut(SHAPE[1], []) for _ in states]
+
+    assert [LATE] * 2 == write_slots(module, tmp_path / "slots", pages, states, deadline_s=0.0)
+    assert [LATE] * 2 == read_slots(module, tmp_path / "slots", pages, states, deadline_s=0.0)[0]
+
+
+@pytest.mark.parametrize("run_nbytes", [CHUNK_NBYTES, 8 << 20])
+def test_nothing_is_read_into_memory_that_is_revoked_during_reads(
+    module: Any, tmp_path: Path, run_nbytes: int
+) -> None:
+    path = tmp_path / "slots"
+    path.write_bytes(b"".join(slot_of(number, SHAPE) for number in range(3)))
+    for attempt in range(20):
+        state = bytearray(8)
+        memory = [bytearray(SHAPE[1]) for _ in range(3)]
+        seen: list[list[int]] = []
+
+        def read_until_revoked(
+            state: bytearray = state,
+            memory: list[bytearray] = memory,
+            seen: list[list[int]] = seen,
+        ) -> None:
+            pages = [[page] for page in memory]
+            while not seen or seen[-1] == [HIT] * 3:
+                seen.append(read_slots(module, path, pages, [state] * 3, run_nbytes=run_nbytes)[0])
+
+        reading = threading.Thread(target=read_until_revoked)
+        reading.start()
+        time.sleep(attempt / 10_000)
+        module.revoke_access(state)
+        for page in memory:
+            page[:] = b"\xff" * len(page)
+        reading.join()
+
+        assert set(seen[-1]) <= {HIT, REVOKED}
+        assert [SHAPE[1]] * 3 == [page.count(0xFF) for page in memory]
+
+
+@pytest.mark.parametrize("run_nbytes", [CHUNK_NBYTES, 8 << 20])
+def test_a_slot_that_is_whole_has_the_page_of_before_the_revoke(
+    module: Any, tmp_path: Path, run_nbytes: int
+) -> None:
+    path = tmp_path / "slots"
+    for attempt in range(20):
+        path.write_bytes(bytes(3 * sum(SHAPE)))
+        state = bytearray(8)
+        memory = [bytearray(page_of(number, SHAPE[1])) for number in range(3)]
+        seen: list[int] = []
+
+        def write_once(
+            state: bytearray = state,
+            memory: list[bytearray] = memory,
+            seen: list[int] = seen,
+        ) -> None:
+            pages = [[page] for page in memory]
+            seen += write_slots(module, path, pages, [state] * 3, run_nbytes=run_nbytes)
+
+        writing = threading.Thread(target=write_once)
+        writing.start()
+        time.sleep(attempt / 20_000)
+        module.revoke_access(state)
+        for page in memory:
+            page[:] = b"\xff" * len(page)
+        writing.join()
+        found = [cut(SHAPE[1], []) for _ in memory]
+        verdicts, _ = read_slots(module, path, found, [])
+
+        assert [{HIT: HIT, REVOKED: WRONG}[verdict] for verdict in seen] == verdicts
+        for number, verdict in enumerate(verdicts):
+            assert verdict != HIT or page_of(number, SHAPE[1]) == b"".join(found[number])
+
+
+def test_a_page_that_was_revoked_before_is_not_begun(module: Any, tmp_path: Path) -> None:
+    path = tmp_path / "slots"
+    path.touch()
+
+    assert [REVOKED] == write_slots(module, path, [cut(SHAPE[1], [])], [revoked(module)])
+    assert b"" == path.read_bytes()
+
+
+def test_missing_files_are_reported_for_lent_pages(module: Any, tmp_path: Path) -> None:
+    pages = [cut(SHAPE[1], []) for _ in range(2)]
+    (verdicts, _) = read_slots(
+        module, tmp_path / "none", pages, [bytearray(8), revoked(module)], skip=0
+    )
+
+    assert verdicts[0] < MISS
+    assert REVOKED == verdicts[1]

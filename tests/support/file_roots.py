@@ -62,11 +62,6 @@ def used_nbytes(root: Path) -> int:
     return nbytes
 
 
-def descriptors() -> int:
-    """Return the number of open descriptors of this process."""
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
-
 def failing(name: str, code: int, when: Callable[..., bool] = lambda *_: True) -> Any:
     """Return the system call `name`, which fails with `code` for arguments for which `when` is true."""
     real = getattr(os, name)

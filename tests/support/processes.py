@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 _LIMIT_S = 30.0
 
 
+def descriptors() -> int:
+    """Return the number of open descriptors of this process."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
 def is_alive(pid: int) -> bool:
     """Return True if a process runs. A process that has ended and was not reaped does not run."""
     try:

@@ -73,13 +73,13 @@ def verb(directory: Path, *argv: str) -> Generator[subprocess.Popen[str], None, 
             process.kill()
 
 
-def interrupted(directory: Path, *argv: str) -> tuple[int, str]:
-    """Send SIGINT once the slow store of `directory` is read; return the exit code and stderr."""
+def interrupted(directory: Path, *argv: str) -> tuple[int, str, str]:
+    """Send SIGINT once the slow store of `directory` is read; return exit code, output and errors."""
     with verb(directory, *argv) as process:
         wait_until((directory / "slow_store.called").exists)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-        return process.returncode, errors
+        output, errors = process.communicate(timeout=60)
+        return process.returncode, output, errors
 
 
 def on_terminal(directory: Path, typed: str, *argv: str) -> tuple[int, str]:

@@ -25,17 +25,9 @@ if TYPE_CHECKING:
 
 
 NBYTES = 64
-
-
 SPACE = space(page_nbytes=NBYTES)
-
-
 FILE_NBYTES = NBYTES + TRAILER_NBYTES
-
-
 ONE = page(NBYTES)
-
-
 LIMIT_S = 60.0
 
 

@@ -19,7 +19,6 @@ from file_roots import (
     FILE_NBYTES,
     HASHES,
     SPACE,
-    descriptors,
     failing,
     file_of,
     opened,
@@ -31,6 +30,7 @@ from file_roots import (
 from hicache_backends.file import FileStorage, process_state
 from hicache_backends.file.layout import Layout
 from pages import blank, page, space
+from processes import descriptors
 
 from hicache_storage import ConfigError, Page, StorageUnavailable, native
 from hicache_storage.backend_support.deadline import Deadline

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LIMIT_S = 60.0
-
-
 _FIRST_WRITE = """
 import resource, signal, sys
 from hicache_backends.file.ledger import Ledger, Totals

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 
 SPACE = space()
-
-
 HASHES = [hash_of(number) for number in range(8)]
 
 
@@ -285,14 +283,6 @@ class TestPageTimes:
 
 
 class TestLifecycle:
-    def test_pages_survive_reopening(self, storage: FileStorage, root: Path) -> None:
-        stored(storage, range(3))
-        storage.close()
-        with opened(root) as again:
-            assert page(seed=2).tobytes() == got(again, HASHES[2])
-            assert [SPACE] == list(again.spaces())
-            assert 3 * (4096 + TRAILER_NBYTES) == again.stats().nbytes
-
     def test_pages_not_begun_in_time_are_misses(self, root: Path) -> None:
         with opened(root, timeout_s=1e-9) as storage:
             assert [False, False] == storage.batch_set(SPACE, HASHES[:2], [page(), page()])

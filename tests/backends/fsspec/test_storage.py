@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 import time
+import traceback
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,22 +20,28 @@ from fsspec_stores import (
     ObjectStore,
     open_store,
     page_file,
+    raising,
 )
-from hicache_backends.fsspec import FsspecStorage
-from hicache_backends.fsspec.layout import TRAILER_NBYTES, file_nbytes
+from hicache_backends.fsspec import FsspecSettings, FsspecStorage
+from hicache_backends.fsspec.layout import TRAILER_NBYTES, file_nbytes, pack_page, unpack_page
+from hicache_backends.fsspec.lookup import Lookup
 from looks import look, snapshot
 from pages import blank, hash_of, page, space
 
 from hicache_storage.backend_support import registrations
+from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import (
+    BackendNotInstalled,
     ConfigError,
     StorageTimeout,
     StorageUnavailable,
 )
+from hicache_storage.page import Page
 from hicache_storage.registry import open_storage
 from hicache_storage.storage import Durability, PageFault, Retention, UnreadableSpace
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 C = hash_of(3)
@@ -469,3 +476,275 @@ class TestProcesses:
             assert os.waitpid(child, 0)[1] == 0
             assert len(buckets.files) == 2
             assert store.batch_get(SPACE, [A], [blank()]) == [True]
+
+
+# The config of `fsspec`, and its errors.
+
+
+class TestConfig:
+    def test_it_is_opened_by_its_name(self, tmp_path: Path) -> None:
+        with open_storage("fsspec", {"url": f"file://{tmp_path}/kv"}) as store:
+            assert isinstance(store, FsspecStorage)
+
+    def test_a_url_is_required(self) -> None:
+        with pytest.raises(ConfigError, match="url: this field is required"):
+            FsspecStorage.from_config({})
+
+    def test_a_chain_of_filesystems_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match=r"url: must name one filesystem, without '::'"):
+            FsspecStorage.from_config({"url": "simplecache::s3://bucket/kv"})
+
+    def test_an_unknown_filesystem_is_named(self) -> None:
+        with pytest.raises(ConfigError, match="url: no filesystem is known as 'nosuch'"):
+            FsspecStorage.from_config({"url": "nosuch://kv"})
+
+    def test_a_filesystem_whose_library_is_missing_says_what_to_install(self) -> None:
+        with pytest.raises(BackendNotInstalled, match=r"gs:// needs more than fsspec.*gcsfs"):
+            FsspecStorage.from_config({"url": "gs://bucket/kv"})
+
+    def test_options_that_the_filesystem_does_not_take_are_a_config_error(
+        self, scripted: Hooks
+    ) -> None:
+        with pytest.raises(ConfigError, match=r"storage_options: scripted://kv .*\(TypeError\)"):
+            FsspecStorage.from_config({"url": "scripted://kv", "storage_options": {"tsate": 1}})
+
+    def test_a_path_without_a_protocol_is_local(self, tmp_path: Path) -> None:
+        with open_store(f"{tmp_path}/kv") as store:
+            store.batch_set(SPACE, [A], [page()])
+
+        assert page_file(tmp_path, A).is_file()
+
+    def test_secrets_are_in_no_repr(self) -> None:
+        settings = FsspecSettings.parse(
+            "fsspec", {"url": f"sftp://me:{SECRET}@host/kv", "storage_options": {"key": SECRET}}
+        )
+
+        assert SECRET not in repr(settings)
+        assert SECRET not in str(settings)
+
+    def test_secrets_are_in_no_message(self, scripted: Hooks) -> None:
+        scripted.before_write = raising(OSError(f"401 with {SECRET}"))
+        with pytest.raises(StorageUnavailable) as caught:
+            open_store(f"scripted://me:{SECRET}@host/kv?key={SECRET}")
+
+        assert "scripted://host/kv" in str(caught.value)
+        assert SECRET not in str(caught.value)
+
+
+# The format of a page's file.
+
+
+class TestPageObject:
+    def test_it_holds_the_page_and_a_trailer(self) -> None:
+        data = pack_page(page(seed=1), SPACE.id, A)
+
+        assert len(data) == SPACE.stored_nbytes + TRAILER_NBYTES
+        assert bytes(unpack_page(data, SPACE.id, A) or b"") == page(seed=1).tobytes()
+
+    def test_segments_make_no_difference(self) -> None:
+        whole = page(seed=1).tobytes()
+        parts = Page(bytearray(whole[:7]), bytearray(whole[7:]))
+
+        assert pack_page(parts, SPACE.id, A) == pack_page(page(seed=1), SPACE.id, A)
+
+    def test_another_page_is_not_taken_for_it(self) -> None:
+        data = pack_page(page(), SPACE.id, A)
+
+        assert unpack_page(data, SPACE.id, B) is None
+        assert unpack_page(data, space(pool="draft").id, A) is None
+
+    @pytest.mark.parametrize("nbytes", [0, 1, TRAILER_NBYTES, 2000])
+    def test_a_part_of_it_is_no_page(self, nbytes: int) -> None:
+        assert unpack_page(pack_page(page(), SPACE.id, A)[:nbytes], SPACE.id, A) is None
+
+    @pytest.mark.parametrize("offset", [0, 2048, 4095, 4096, 4100, 4102, 4110, 4127])
+    def test_a_flipped_bit_is_no_page(self, offset: int) -> None:
+        data = bytearray(pack_page(page(), SPACE.id, A))
+        data[offset] ^= 1
+
+        assert unpack_page(bytes(data), SPACE.id, A) is None
+
+    def test_half_of_one_and_half_of_another_write_are_no_page(self) -> None:
+        one, other = (pack_page(page(seed=seed), SPACE.id, A) for seed in (1, 2))
+
+        assert unpack_page(one[:2048] + other[2048:], SPACE.id, A) is None
+
+
+# The look-up of pages, by listing or one by one.
+
+
+class TestLookup:
+    def test_few_pages_are_asked_for_one_by_one(self) -> None:
+        assert Lookup(0.001).budget_s("space", 50) == 0
+
+    def test_a_listing_may_take_what_the_pages_would(self) -> None:
+        assert Lookup(0.001).budget_s("space", 500) == pytest.approx(0.5)
+
+    def test_the_faster_kind_of_lookup_is_chosen(self) -> None:
+        lookup = Lookup(0.01)
+        lookup.note_listing("large", 10.0, done=True)
+        lookup.note_listing("small", 0.01, done=True)
+
+        assert lookup.budget_s("large", 100) == 0
+        assert lookup.budget_s("small", 100) > 0
+
+    def test_the_latency_of_single_lookups_is_estimated(self) -> None:
+        lookup = Lookup(0.01)
+        for _ in range(50):
+            lookup.note_pages(100, 0.01)
+
+        assert lookup.budget_s("space", 500) == 0
+
+    def test_the_latency_of_one_page_is_not_that_of_many(self) -> None:
+        lookup = Lookup(0.0001)
+        lookup.note_pages(1, 60.0)
+
+        assert lookup.budget_s("space", 100) == 0
+
+    def test_a_listing_that_was_given_up_is_not_tried_at_once(self) -> None:
+        lookup = Lookup(0.01)
+        lookup.note_listing("space", 1.0, done=False)
+
+        assert lookup.budget_s("space", 200) == 0
+
+    def test_it_is_tried_again_in_the_end(self) -> None:
+        lookup = Lookup(0.01)
+        lookup.note_listing("space", 10.0, done=True)
+
+        assert any(lookup.budget_s("space", 100) for _ in range(50))
+
+
+class TestExists:
+    def test_a_listing_and_single_questions_agree(
+        self, local: FsspecStorage, tmp_path: Path
+    ) -> None:
+        hashes = [hash_of(number) for number in range(40)]
+        local.batch_set(SPACE, hashes[::2], [page() for _ in hashes[::2]])
+        page_file(tmp_path, hashes[2]).write_bytes(b"cut")
+        one_by_one = local.batch_exists(SPACE, hashes)
+        listed = local._lookup.list_pages(local._mounts.get(), SPACE, LIMIT_S, Deadline(LIMIT_S))
+
+        assert one_by_one == [number % 2 == 0 and number != 2 for number in range(40)]
+        assert listed == {h for h, there in zip(hashes, one_by_one, strict=True) if there}
+
+    def test_a_listing_and_the_pages_share_the_time(self, scripted: Hooks) -> None:
+        gate = threading.Event()
+        hashes = [hash_of(number) for number in range(2000)]
+        with open_store("scripted://kv", timeout_s=1.0) as store:
+            store.batch_exists(SPACE, hashes)  # from here on a listing is worth a try
+            store._lookup._page_s = 0.01
+            scripted.before_look = lambda _: gate.wait(LIMIT_S)
+            began_s = time.monotonic()
+            with pytest.raises(StorageTimeout):
+                store.batch_exists(SPACE, hashes)
+            elapsed_s = time.monotonic() - began_s
+            gate.set()
+
+        assert elapsed_s < 1.9
+
+
+def test_key_spaces_that_were_never_listed_are_not_remembered() -> None:
+    lookup = Lookup(0.001)
+    for number in range(10):
+        lookup.budget_s(f"space-{number}", 20)
+
+    assert {} == lookup._listing_s
+
+
+# Verdicts and errors of a call when a filesystem fails.
+
+
+class TestFailures:
+    @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+    def test_a_page_without_capacity_is_refused_and_no_other(
+        self, scripted: Hooks, code: int
+    ) -> None:
+        def full_for_a(path: str) -> None:
+            if path.endswith(A):
+                raise OSError(code, "no room")
+
+        with open_store("scripted://kv") as store:
+            scripted.before_write = full_for_a
+
+            assert [False, True] == store.batch_set(SPACE, [A, B], [page(), page()])
+            assert {"refused_no_space": 1} == store.stats().counters
+
+    def test_a_set_of_unknown_fate_raises(self, scripted: Hooks) -> None:
+        def lost_for_a(path: str) -> None:
+            if path.endswith(A):
+                raise ConnectionResetError
+
+        with open_store("scripted://kv") as store:
+            scripted.before_write = lost_for_a
+            with pytest.raises(StorageUnavailable, match="ConnectionResetError"):
+                store.batch_set(SPACE, [A, B], [page(), page()])
+
+    def test_a_page_that_cannot_be_read_is_a_counted_miss(self, scripted: Hooks) -> None:
+        def broken_for_a(path: str) -> None:
+            if path.endswith(A):
+                raise OSError(errno.EIO, "input/output error")
+
+        with open_store("scripted://kv") as store:
+            store.batch_set(SPACE, [A, B], [page(), page()])
+            scripted.before_read = broken_for_a
+
+            assert [False, True] == store.batch_get(SPACE, [A, B], [blank(), blank()])
+            assert {"io_errors": 1} == store.stats().counters
+
+    def test_a_store_that_answers_nothing_is_unavailable(self, scripted: Hooks) -> None:
+        with open_store("scripted://kv") as store:
+            scripted.before_read = raising(PermissionError(errno.EACCES, "denied"))
+            with pytest.raises(StorageUnavailable, match=r"PermissionError \(Permission denied\)"):
+                store.batch_get(SPACE, [A, B], [blank(), blank()])
+
+    @pytest.mark.parametrize(
+        "error", [TimeoutError(), type("ReadTimeoutError", (Exception,), {})()]
+    )
+    def test_a_librarys_timeout_is_ours(self, scripted: Hooks, error: Exception) -> None:
+        with open_store("scripted://kv") as store:
+            scripted.before_read = raising(error)
+            with pytest.raises(StorageTimeout):
+                store.batch_get(SPACE, [A], [blank()])
+
+    def test_a_call_that_hangs_is_given_up_in_time(self, scripted: Hooks) -> None:
+        gate = threading.Event()
+        with open_store("scripted://kv", timeout_s=0.2) as store:
+            scripted.before_read = lambda _: gate.wait(LIMIT_S)
+            target = blank()
+            with pytest.raises(StorageTimeout, match=r"within 0.2 s"):
+                store.batch_get(SPACE, [A], [target])
+            gate.set()
+
+        assert blank().tobytes() == target.tobytes()
+
+    def test_it_works_again_afterwards(self, scripted: Hooks) -> None:
+        with open_store("scripted://kv") as store:
+            scripted.before_write = raising(ConnectionResetError())
+            with pytest.raises(StorageUnavailable):
+                store.batch_set(SPACE, [A], [page()])
+            scripted.before_write = None
+
+            assert store.batch_set(SPACE, [A], [page()]) == [True]
+
+
+class TestSecrets:
+    @pytest.mark.parametrize("call", ["open", "exists", "get", "set", "delete", "clear", "spaces"])
+    def test_no_traceback_holds_a_message_of_a_library(self, scripted: Hooks, call: str) -> None:
+        failing = raising(OSError(f"GET https://store/?token={SECRET} failed"))
+        store = open_store("scripted://kv", atomic="put")
+        store.batch_set(SPACE, [A], [page()])
+        for moment in ("before_write", "before_read", "before_remove", "before_look"):
+            setattr(scripted, moment, failing)
+        calls: dict[str, Callable[[], object]] = {
+            "open": lambda: store.open_space(space(pool="draft")),
+            "exists": lambda: store.batch_exists(SPACE, [A]),
+            "get": lambda: store.batch_get(SPACE, [A], [blank()]),
+            "set": lambda: store.batch_set(SPACE, [A], [page()]),
+            "delete": lambda: store.batch_delete(SPACE, [A]),
+            "clear": lambda: store.clear(SPACE),
+            "spaces": store.spaces,
+        }
+        with store, pytest.raises(StorageUnavailable) as caught:
+            calls[call]()
+
+        assert SECRET not in "".join(traceback.format_exception(caught.value))

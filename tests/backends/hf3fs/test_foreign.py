@@ -7,23 +7,20 @@ import os
 import sqlite3
 import threading
 from contextlib import closing, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hf3fs_roots import HASHES, NBYTES, SPACE, hits, opened, stored
 from hicache_backends.hf3fs import Hf3fsStorage
 from pages import page
+from processes import descriptors
 from servers import RedisServer
 
 from hicache_storage import ConfigError, HiCacheError, StorageUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-def descriptors() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+    from pathlib import Path
 
 
 def names_in(directory: Path) -> list[str]:

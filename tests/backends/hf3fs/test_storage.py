@@ -10,7 +10,6 @@ import shutil
 import sqlite3
 import threading
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -37,6 +36,7 @@ from hicache_storage.settings import format_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 SPACE = space()
 SLOT_NBYTES = Geometry(SPACE).slot_nbytes
@@ -70,10 +70,6 @@ def aligned(nbytes: int, seed: int = 0) -> Page:
     memory = memoryview(mmap.mmap(-1, nbytes))
     memory[:] = random.Random(seed).randbytes(nbytes)
     return Page(memory)
-
-
-def descriptors() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def place_of(storage: Hf3fsStorage, page_hash: str) -> Place:

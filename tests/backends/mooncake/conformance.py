@@ -23,8 +23,6 @@ load_mooncake()
 _backend: Any = importlib.import_module("hicache_backends.mooncake")
 
 _native: Any = importlib.import_module("mooncake.store")
-
-
 NODE_SEGMENT = "1gb"
 
 

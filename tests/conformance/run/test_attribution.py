@@ -54,34 +54,27 @@ def record_of(subject: type[Subject], name: str) -> CheckRecord:
     return run_check(subject, check, RunOptions())
 
 
-def test_a_delete_that_raises_is_a_failure_of_the_store() -> None:
-    record = record_of(subject_of(CannotDelete), "a_deleted_page_is_gone")
+@pytest.mark.parametrize(
+    ("store", "check", "message"),
+    [
+        (CannotDelete, "a_deleted_page_is_gone", "batch_delete raised StorageUnavailable"),
+        (DeletesNothing, "a_deleted_page_is_gone", "batch_delete is False"),
+        (
+            RegistersNothing,
+            "every_method_after_close_raises_storage_closed",
+            "register_buffer raised TypeError",
+        ),
+        (RaisesOnAShortWrite, "a_disk_without_room_refuses_the_page", "BufferError"),
+    ],
+    ids=["raises", "returns-false", "foreign-exception", "in-another-process"],
+)
+def test_it_is_a_failure_of_the_store_and_is_named(
+    store: type[DictStore | Shelf], check: str, message: str
+) -> None:
+    record = record_of(subject_of(store), check)
 
     assert record.outcome is Outcome.FAILED
-    assert "batch_delete raised StorageUnavailable" in record.message
-
-
-def test_a_delete_that_returns_false_is_reported_as_that() -> None:
-    record = record_of(subject_of(DeletesNothing), "a_deleted_page_is_gone")
-
-    assert record.outcome is Outcome.FAILED
-    assert "batch_delete is False" in record.message
-
-
-def test_a_foreign_exception_of_a_bare_call_is_a_failure_of_the_store() -> None:
-    record = record_of(
-        subject_of(RegistersNothing), "every_method_after_close_raises_storage_closed"
-    )
-
-    assert record.outcome is Outcome.FAILED
-    assert "register_buffer raised TypeError" in record.message
-
-
-def test_a_wrong_exception_in_another_process_is_a_failure_of_the_store() -> None:
-    record = record_of(subject_of(RaisesOnAShortWrite), "a_disk_without_room_refuses_the_page")
-
-    assert record.outcome is Outcome.FAILED
-    assert "BufferError" in record.message
+    assert message in record.message
 
 
 def test_an_error_of_the_kit_is_reported_as_its_own() -> None:

@@ -140,20 +140,6 @@ def test_a_store_that_is_slower_than_its_timeout_raises() -> None:
 # --- one file a page -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("damaged", [b"", page().tobytes()[:-1], page().tobytes() + b"x"])
-def test_a_file_of_another_length_is_a_miss_and_heals(
-    shelf: Shelf, tmp_path: Path, damaged: bytes
-) -> None:
-    shelf.batch_set(space(), [A], [page()])
-    file_of(tmp_path, A).write_bytes(damaged)
-
-    assert [False] == shelf.batch_exists(space(), [A])
-    assert [False] == shelf.batch_get(space(), [A], [blank()])
-    assert [] == list(shelf.scan(space()))
-    assert [True] == shelf.batch_set(space(), [A], [page()])
-    assert page().tobytes() == file_of(tmp_path, A).read_bytes()
-
-
 def test_clear_removes_damaged_pages_and_counts_whole_ones(shelf: Shelf, tmp_path: Path) -> None:
     shelf.batch_set(space(), [A, B], [page(), page()])
     file_of(tmp_path, A).write_bytes(b"short")
@@ -226,19 +212,6 @@ def test_a_file_in_place_of_the_directory_is_unavailable(tmp_path: Path) -> None
 
 
 # --- one SQLite file -------------------------------------------------------------------------------
-
-
-def test_a_full_database_refuses_stays_readable_and_recovers(tmp_path: Path) -> None:
-    hashes = [hash_of(number) for number in range(40)]
-    config = {"path": str(tmp_path / "pages.sqlite"), "capacity_nbytes": 128 << 10}
-    with SqliteStore.from_config(config) as store:
-        answers = store.batch_set(space(), hashes, [page()] * 40)
-
-        assert 0 < sum(answers) < 40
-        assert answers == store.batch_exists(space(), hashes)
-        assert answers == store.batch_get(space(), hashes, [blank() for _ in hashes])
-        store.clear(space())
-        assert [True] == store.batch_set(space(), hashes[-1:], [page()])
 
 
 def test_a_database_that_others_lock_is_a_timeout_until_they_let_go(tmp_path: Path) -> None:

@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import math
+import threading
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from event_streams import past
+from hicache_backends.memory import MemoryStorage
+from pages import blank, hash_of, space
+from servers import free_port, wait_until
+from spans import Spans
 
-from hicache_storage.errors import ConfigError
+from hicache_storage import Page
+from hicache_storage.errors import ConfigError, StorageClosed, StorageUnavailable
+from hicache_storage.events.publisher import SENT
+from hicache_storage.integrations.lmcache import _attachment
+from hicache_storage.integrations.lmcache._attachment import Attachment, Session
+from hicache_storage.integrations.lmcache._engine import KeyFields, ListedObject
 from hicache_storage.integrations.lmcache._identity import Identity, page_hash
+from hicache_storage.integrations.lmcache._listing import list_objects
 from hicache_storage.integrations.lmcache._object_layouts import Layout, Layouts, UnknownLayoutError
+from hicache_storage.integrations.lmcache._settings import AdapterSettings
+from hicache_storage.keys import Shard
+from hicache_storage.page_store import PageStore
+from hicache_storage.page_store.frame import FRAME_NBYTES, FramedPage
+from hicache_storage.page_store.results import Transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Iterable, Sequence
+
+    from hicache_storage.keys import KeySpace
 
 
 @dataclass(frozen=True)
@@ -216,3 +236,290 @@ class TestIdentity:
     def test_a_hash_of_another_length_is_no_page_hash(self, nbytes: int) -> None:
         with pytest.raises(UnknownLayoutError, match="--hash-algorithm"):
             page_hash(replace(Key(), chunk_hash=b"x" * nbytes))
+
+
+# Listings of objects in a store, without LMCache.
+
+KEY = KeyFields("org/model", 0x02010201, 3, "salt")
+LAYOUT = Layout(parts=(((2, 3, 16, 64), "bfloat16"),), nbytes=64)
+TEAM = Identity(revision="main", tenant="team", server="")
+
+
+class ChunkKey:
+    """LMCache's key of one chunk."""
+
+    def __init__(self, fields: KeyFields, number: int) -> None:
+        self.chunk_hash = number.to_bytes(32, "big")
+        self.model_name, self.kv_rank = fields.model_name, fields.kv_rank
+        self.object_group_id, self.cache_salt = fields.object_group_id, fields.cache_salt
+
+
+@contextmanager
+def _store() -> Generator[PageStore]:
+    with MemoryStorage.from_config({}) as storage, PageStore(storage) as store:
+        yield store
+
+
+def _save(
+    store: PageStore,
+    numbers: Iterable[int],
+    fields: KeyFields = KEY,
+    identity: Identity = TEAM,
+    layout: Layout = LAYOUT,
+) -> None:
+    keys = [ChunkKey(fields, number) for number in numbers]
+    space = identity.space(keys[0], layout)
+    _save_pages(store, space, [key.chunk_hash.hex() for key in keys])
+
+
+def _save_pages(store: PageStore, space: KeySpace, hashes: list[str]) -> None:
+    store.open_space(space)
+    header_nbytes, nbytes = store.frame_nbytes, space.page_nbytes
+    pages = [
+        FramedPage(memoryview(bytearray(header_nbytes)), Page(bytearray(nbytes))) for _ in hashes
+    ]
+    store.save([Transfer(space, hashes, pages)])
+
+
+def _list(
+    store: PageStore,
+    *,
+    identity: Identity = TEAM,
+    serde: str = "",
+    model_name: str | None = None,
+    page_size: int = 100,
+    cursor: str | None = None,
+) -> tuple[list[ListedObject], str | None]:
+    return list_objects(
+        store, identity, serde, model_name=model_name, page_size=page_size, cursor=cursor
+    )
+
+
+def _numbers(found: list[ListedObject]) -> list[int]:
+    return [int(one.page_hash, 16) for one in found]
+
+
+def test_an_object_has_its_key_and_its_bytes() -> None:
+    with _store() as store:
+        _save(store, [7])
+        (found,), token = _list(store)
+    assert (KEY, [7], 64, None) == (found.key, _numbers([found]), found.nbytes, token)
+
+
+def test_pages_of_a_listing_have_each_object_once() -> None:
+    with _store() as store:
+        _save(store, range(5))
+        _save(store, range(5, 9), replace(KEY, kv_rank=0x02000200))
+        pages: list[list[int]] = []
+        cursor = None
+        while not pages or cursor is not None:
+            found, cursor = _list(store, page_size=3, cursor=cursor)
+            pages.append(_numbers(found))
+    assert [3, 3, 3] == [len(page) for page in pages]
+    assert list(range(9)) == sorted(number for page in pages for number in page)
+
+
+def test_a_cursor_stays_valid_after_its_object_has_gone() -> None:
+    with _store() as store:
+        _save(store, range(4))
+        _, cursor = _list(store, page_size=2)
+        space = TEAM.space(ChunkKey(KEY, 1), LAYOUT)
+        store.delete(space, [ChunkKey(KEY, 1).chunk_hash.hex()])
+        found, _ = _list(store, cursor=cursor)
+    assert [2, 3] == _numbers(found)
+
+
+def test_the_model_is_a_filter() -> None:
+    with _store() as store:
+        _save(store, [1])
+        _save(store, [2], replace(KEY, model_name="org/other"))
+        found, _ = _list(store, model_name="org/other")
+    assert [2] == _numbers(found)
+
+
+@pytest.mark.parametrize(
+    "identity",
+    [
+        Identity(revision="step-2", tenant="team", server=""),
+        Identity(revision="main", tenant="", server=""),
+        Identity(revision="main", tenant="team", server="0/2"),
+    ],
+)
+def test_objects_of_another_identity_are_not_listed(identity: Identity) -> None:
+    with _store() as store:
+        _save(store, [1])
+        assert ([], None) == _list(store, identity=identity)
+        _save(store, [2], identity=identity)
+        found, _ = _list(store, identity=identity)
+    assert [2] == _numbers(found)
+
+
+def test_objects_of_another_serde_are_not_listed() -> None:
+    with _store() as store:
+        _save(store, [1])
+        _save(store, [2], layout=replace(LAYOUT, serde="fp8-00"))
+        found, _ = _list(store, serde="fp8-00")
+        assert [2] == _numbers(found)
+        found, _ = _list(store)
+    assert [1] == _numbers(found)
+
+
+def test_key_spaces_of_other_programs_are_not_listed() -> None:
+    with _store() as store:
+        _save(store, [1])
+        other = replace(TEAM.space(ChunkKey(KEY, 1), LAYOUT), layout="page_first")
+        _save_pages(store, other, ["ab" * 32])
+        found, _ = _list(store)
+    assert [1] == _numbers(found)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [({"page_size": 0}, "positive"), ({"cursor": "x"}, "no cursor"), ({"cursor": ""}, "no cursor")],
+)
+def test_a_wrong_argument_is_refused(wrong: dict[str, Any], message: str) -> None:
+    with _store() as store, pytest.raises(ValueError, match=message):
+        _list(store, **wrong)
+
+
+# `adapter_params`, without LMCache.
+
+PARAMS: dict[str, Any] = {"backend": "redis", "config": {"url": "redis://x"}, "revision": "main"}
+
+
+def test_the_backends_fields_are_under_config() -> None:
+    assert {"url": "redis://x"} == AdapterSettings.of(PARAMS).backend_fields()
+
+
+def test_an_empty_revision_may_be_stated() -> None:
+    assert AdapterSettings.of({**PARAMS, "revision": ""}).revision == ""
+
+
+def test_a_missing_revision_is_explained() -> None:
+    with pytest.raises(ConfigError, match="LMCache's keys do not say of which weights"):
+        AdapterSettings.of({"backend": "redis"})
+
+
+@pytest.mark.parametrize("label", ["1/1", "2/2", "a/b", "0", "-1/2", "0/2/3", "00/2"])
+def test_a_server_label_is_a_place_among_servers(label: str) -> None:
+    with pytest.raises(ConfigError, match="server i"):
+        AdapterSettings.of({**PARAMS, "server": label})
+
+
+def test_secrets_are_in_no_representation() -> None:
+    settings = AdapterSettings.of({**PARAMS, "config": {"url": "redis://:secret@x"}})
+
+    assert "secret" not in repr(settings)
+
+
+class TestTtls:
+    def test_the_defaults_fit_lmcaches(self) -> None:
+        AdapterSettings.of(PARAMS).check_ttls(call_timeout_s=10)
+
+    @pytest.mark.parametrize(
+        ("fields", "message"),
+        [
+            ({"store_timeout_s": 148}, "store_timeout_s.*151 s.*read TTL of 300 s"),
+            ({"load_timeout_s": 298}, "load_timeout_s.*301 s.*write TTL of 600 s"),
+            ({"l1_read_ttl_s": 25}, "store_timeout_s.*13 s"),
+        ],
+    )
+    def test_deadlines_near_a_ttl_are_refused(self, fields: dict[str, Any], message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            AdapterSettings.of({**PARAMS, **fields}).check_ttls(call_timeout_s=2)
+
+
+# The store of an adapter, without LMCache.
+
+SPACE = space()
+
+
+@contextmanager
+def session(**params: Any) -> Generator[Session]:
+    """Yield a session over a storage in memory. LMCache's own types are not needed without a serde."""
+    settings = AdapterSettings.of({"backend": "memory", "revision": "", **params})
+    opened = Session(settings, cast("Any", None), None, lambda _session, _kind: None)
+    try:
+        opened.store.open_space(SPACE)
+        yield opened
+    finally:
+        opened.close()
+
+
+def test_tracing_makes_spans_of_the_adapters_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = Spans.of_process(monkeypatch)
+
+    with session(tracing=True) as opened:
+        opened.store.present(SPACE, [hash_of(1)])
+
+    attributes = spans.only("hicache.present").attributes or {}
+    assert ("lmcache", "memory") == (attributes["hicache.engine"], attributes["hicache.backend"])
+
+
+def test_there_are_no_spans_without_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = Spans.of_process(monkeypatch)
+
+    with session() as opened:
+        opened.store.present(SPACE, [hash_of(1)])
+
+    assert [] == spans.named("hicache.present")
+
+
+def test_objects_of_the_first_rank_and_group_have_events() -> None:
+    replay = f"tcp://127.0.0.1:{free_port()}"
+    events = {
+        "endpoint": f"tcp://127.0.0.1:{free_port()}",
+        "bind": True,
+        "replay_endpoint": replay,
+    }
+    first = replace(space(), pool="object_group_0", shard=Shard(layers=(0, 1), heads=(0, 1)))
+    second = replace(first, shard=Shard(layers=(0, 1), heads=(1, 2)))
+    windowed = replace(first, pool="object_group_1")
+
+    with session(events=events) as opened, session(events=events):  # as at a new attach
+        for number, stored in enumerate((second, windowed, first)):
+            opened.store.open_space(stored)
+            page = FramedPage(memoryview(bytearray(FRAME_NBYTES)), blank(stored.page_nbytes))
+            opened.store.save([Transfer(stored, [hash_of(number)], [page])])
+        wait_until(lambda: opened.store.stats()[SENT] == 1, 20)
+        ((_, (_, published, _)),) = past(replay)
+
+    assert [[int(hash_of(2)[-16:], 16)]] == [event["block_hashes"] for event in published]
+
+
+def test_memory_that_cannot_be_unregistered_leaves_nothing_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: Any) -> None:
+        raise StorageUnavailable("the transfer engine is gone")
+
+    with session() as opened:
+        opened._buffer = memoryview(bytearray(1))
+        monkeypatch.setattr(opened.store, "unregister_buffer", refuse)
+
+    with pytest.raises(StorageClosed):
+        opened.store.storage.stats()
+
+
+def test_the_failure_of_an_attempt_that_was_given_up_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    late, gate, tries = threading.Event(), threading.Event(), list[int]()
+
+    def fail(*_: Any) -> Session:
+        tries.append(1)
+        if len(tries) > 1:
+            late.set()
+            gate.wait(20)
+        raise StorageUnavailable("the old store does not answer")
+
+    monkeypatch.setattr(_attachment, "_REOPEN_S", 0.01)
+    monkeypatch.setattr(_attachment, "Session", fail)
+    attachment = Attachment(cast("Any", None), None, lambda _session, _kind: None)
+    attachment.attach(AdapterSettings.of({"backend": "memory", "revision": ""}))
+    assert late.wait(20)
+    attachment.detach()
+    gate.set()
+    wait_until(lambda: "hicache-reopen" not in [one.name for one in threading.enumerate()], 20)
+
+    assert not attachment.failure

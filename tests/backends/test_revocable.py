@@ -1,4 +1,4 @@
-"""`file` and memory that its owner takes back: before a call, and while one runs."""
+"""`file`, `hf3fs` and memory that its owner takes back: before a call, and while one runs."""
 
 from __future__ import annotations
 
@@ -9,44 +9,64 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hicache_backends.file import FileStorage
+from hf3fs_roots import counted
+from hicache_backends.hf3fs import reader as hf3fs_reader
 from lent_pages import lent_page, revoked
 from pages import hash_of, page, space
 
 from hicache_storage.backend_support.revocable import AtomicRevocable
 from hicache_storage.page import Page
+from hicache_storage.registry import open_storage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from hicache_storage.storage import HiCacheStorage
+
 NBYTES = 1 << 20
 SPACE = space(page_nbytes=NBYTES)
 HASHES = [hash_of(number) for number in range(8)]
-
-
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "file-crash": ("file", {"durability": "crash"}),
+    "file-power": ("file", {"durability": "power"}),
+    "hf3fs-buffered": ("hf3fs", {"direct": False}),
+    "hf3fs-direct": ("hf3fs", {"direct": True}),
+    "hf3fs-mount": ("hf3fs", {"direct": False}),
+}
 lent = partial(lent_page, NBYTES)
 
 
-@pytest.fixture(params=["crash", "power"])
-def storage(request: pytest.FixtureRequest, root: Path) -> Iterator[FileStorage]:
-    with opened(root, durability=request.param) as storage:
-        yield storage
+def _is_not_local(_: str) -> bool:
+    return False
 
 
-def opened(root: Path, **config: Any) -> FileStorage:
-    storage = FileStorage.from_config({"path": str(root), **config})
+def opened(root: Path, backend: str, **config: Any) -> HiCacheStorage:
+    storage = open_storage(backend, {"path": str(root), **config})
     storage.open_space(SPACE)
     return storage
 
 
-def files_below(root: Path) -> list[str]:
-    """Return the names of page files, also of half written ones."""
+@pytest.fixture(params=KINDS)
+def storage(
+    request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[HiCacheStorage]:
+    if request.param == "hf3fs-mount":  # a failed write may be carried out later there
+        monkeypatch.setattr(hf3fs_reader, "is_local", _is_not_local)
+    backend, config = KINDS[request.param]
+    with opened(root, backend, **config) as storage:
+        yield storage
+
+
+def kept_of_pages(root: Path) -> object:
+    """Return the names of page files, also of half written ones, or the counts of slots."""
+    if (root / "index.sqlite").exists():
+        return counted(root)
     large = NBYTES // 2
     return [path.name for path in root.rglob("*") if path.is_file() and path.stat().st_size > large]
 
 
-def test_revocable_pages_are_stored_and_read(storage: FileStorage) -> None:
+def test_revocable_pages_are_stored_and_read(storage: HiCacheStorage) -> None:
     assert [True] * 8 == storage.batch_set(SPACE, HASHES, [lent(seed) for seed in range(8)])
     targets = [lent() for _ in HASHES]
 
@@ -56,7 +76,7 @@ def test_revocable_pages_are_stored_and_read(storage: FileStorage) -> None:
     ]
 
 
-def test_a_revocable_page_gets_its_digest(storage: FileStorage) -> None:
+def test_a_revocable_page_gets_its_digest(storage: HiCacheStorage) -> None:
     plain = Page(bytearray(NBYTES))
     storage.batch_set(SPACE, HASHES[:1], [lent(0)])
     targets = [lent(), plain]
@@ -67,27 +87,30 @@ def test_a_revocable_page_gets_its_digest(storage: FileStorage) -> None:
     assert targets[0].digest == targets[1].digest is not None
 
 
-def test_a_page_that_was_revoked_is_not_read(storage: FileStorage) -> None:
+def test_a_page_that_was_revoked_is_not_read(storage: HiCacheStorage) -> None:
     storage.batch_set(SPACE, HASHES[:2], [lent(0), lent(1)])
     targets = [lent(revocable=revoked()), lent()]
 
     assert [False, True] == storage.batch_get(SPACE, HASHES[:2], targets)
     assert lent().tobytes() == targets[0].tobytes()
     assert [True, True] == storage.batch_exists(SPACE, HASHES[:2])
-    assert not storage.stats().counters.get("io_errors")
+    assert not any(storage.stats().counters.values())
 
 
-def test_a_page_that_was_revoked_is_not_stored(storage: FileStorage, root: Path) -> None:
+def test_a_page_that_was_revoked_is_not_stored_and_leaves_nothing(
+    storage: HiCacheStorage, root: Path
+) -> None:
     pages = [lent(0, revoked()), lent(1)]
 
     assert [False, True] == storage.batch_set(SPACE, HASHES[:2], pages)
     assert [False, True] == storage.batch_exists(SPACE, HASHES[:2])
-    assert HASHES[1:2] == files_below(root)
-    assert not storage.stats().counters.get("io_errors")
+    assert kept_of_pages(root) in (HASHES[1:2], (0, 1, 0))
+    assert not any(storage.stats().counters.values())
 
 
-def test_a_full_store_overwrites_old_pages_with_revocable_ones(root: Path) -> None:
-    with opened(root, capacity_nbytes=4 * (NBYTES + 64), durability="crash") as storage:
+def test_a_full_file_store_overwrites_old_pages_with_revocable_ones(root: Path) -> None:
+    limit = {"capacity_nbytes": 4 * (NBYTES + 64), "durability": "crash"}
+    with opened(root, "file", **limit) as storage:
         for number in range(8):
             assert [True] == storage.batch_set(SPACE, HASHES[number : number + 1], [lent(number)])
         assert storage.stats().counters["recycled"] > 0
@@ -98,7 +121,7 @@ def test_a_full_store_overwrites_old_pages_with_revocable_ones(root: Path) -> No
         assert page(NBYTES, 7).tobytes() == target.tobytes()
 
 
-def test_memory_stays_as_it_is_from_the_revoke_on(storage: FileStorage) -> None:
+def test_memory_stays_as_it_is_from_the_revoke_on(storage: HiCacheStorage) -> None:
     storage.batch_set(SPACE, HASHES, [lent(seed) for seed in range(8)])
     for attempt in range(10):
         revocable = AtomicRevocable()
@@ -114,7 +137,7 @@ def test_memory_stays_as_it_is_from_the_revoke_on(storage: FileStorage) -> None:
         assert [b"\xff" * NBYTES] * 8 == [target.tobytes() for target in targets]
 
 
-def test_a_page_is_stored_whole_or_not_at_all(storage: FileStorage) -> None:
+def test_a_page_is_stored_whole_or_not_at_all(storage: HiCacheStorage) -> None:
     for attempt in range(10):
         hashes = [os.urandom(32).hex() for _ in HASHES]
         revocable = AtomicRevocable()
