@@ -8,6 +8,7 @@ index until these leases have ended. Then a lost index is made from the marks of
 from __future__ import annotations
 
 import secrets
+import time
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,6 +29,7 @@ _SILENCE_MS = 60_000
 _STEP = 500
 _ATTEMPTS = 5
 _RENEWAL_S = 10.0
+_POLL_S = 0.1
 
 
 class IndexId(NamedTuple):
@@ -135,9 +137,11 @@ class Epoch(KnownEpoch):
                 if at_open:
                     self._note(index.maker.decode("latin-1"))
                 return index
-            self._rebuild.run(Deadline(AT_OPEN_S) if at_open else deadline)
             if at_open:
+                self._rebuild_at_open()
                 deadline = Deadline(deadline.timeout_s)
+            else:
+                self._rebuild.run(deadline)
         raise StorageUnavailable(
             "hf3fs: the Redis server of the index is another one at each call: name one server"
         )
@@ -147,6 +151,17 @@ class Epoch(KnownEpoch):
         self._rebuild.close()
 
     # --- parts ---------------------------------------------------------------------------------------
+
+    def _rebuild_at_open(self) -> None:
+        """Rebuild the index, or wait for the process that does: a fleet opens its store at once."""
+        while True:
+            try:
+                return self._rebuild.run(Deadline(AT_OPEN_S))
+            except _MadeElsewhere:
+                is_known, is_made, _ = self._look(Deadline(self._timeout_s))
+                if is_made or not is_known:
+                    return None
+                time.sleep(_POLL_S)
 
     def _note(self, maker: str) -> None:
         """Write down where the index is, unless another name of its server is written down."""
@@ -166,7 +181,7 @@ class Epoch(KnownEpoch):
         token = secrets.token_hex(8)
         with self._client.call(Deadline(self._timeout_s)) as client:
             if not client.set(f"{self._prefix}:maker", token, nx=True, px=_SILENCE_MS):
-                raise _made_elsewhere()
+                raise _MadeElsewhere
         spaces = list(self._layout.key_spaces(skip_unreadable=False))
         names = ["lru", "leases", "allocated", "spaces"]
         names += [f"{kind}:{space.id}" for kind in ("pages", "free") for space in spaces]
@@ -211,7 +226,7 @@ class _Maker:
         if not self._client.run(
             deadline, script, self._prefix, self._token, _SILENCE_MS, *arguments
         ):
-            raise _made_elsewhere()
+            raise _MadeElsewhere
 
     def fill(self, files: SlotFiles) -> None:
         """Send all slots of one key space to the server."""
@@ -247,5 +262,8 @@ def _rows(places: Mapping[str, Place], allocated: int) -> Iterator[tuple[str, st
             yield "", str(slot), 0
 
 
-def _made_elsewhere() -> StorageUnavailable:
-    return StorageUnavailable("hf3fs: another process is making the index anew: try again")
+class _MadeElsewhere(StorageUnavailable):
+    """Another process rebuilds the index."""
+
+    def __init__(self) -> None:
+        super().__init__("hf3fs: another process is making the index anew: try again")

@@ -238,6 +238,19 @@ class TestLostData:
                 hits(storage, range(1))
             wait_until(lambda: _works(storage), limit_s=10)
 
+    def test_an_open_waits_for_the_process_that_makes_the_index(
+        self, server: RedisServer, storage: Hf3fsStorage, tmp_path: Path
+    ) -> None:
+        stored(storage, range(4))
+        prefix = index_of(storage)._prefix
+        with client_of(server) as client:
+            client.hdel(f"{prefix}:state", "made")
+            client.set(f"{prefix}:maker", "one that died while it made the index", px=700)
+
+            with opened(server, tmp_path) as other:
+                assert not client.exists(f"{prefix}:maker")
+                assert [True] * 4 == hits(other, range(4))
+
 
 class TestServer:
     def test_it_holds_no_pages(self, server: RedisServer, storage: Hf3fsStorage) -> None:
