@@ -1,1 +1,4 @@
-"""One adapter an engine. Each imports its engine lazily, and sits on the page store."""
+"""Adapters that put a storage under an engine, one package for each engine.
+
+Each one imports its engine lazily, and works on the page store.
+"""

@@ -1,4 +1,4 @@
-"""The backend that an adapter opens, and whether it may get the engine's own memory."""
+"""Choose and open the backend of an adapter, and decide if it may access the engine's own memory."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def backend_fields(config: Mapping[str, Any] | str, where: str) -> dict[str, Any
     """Return the fields of a backend's config.
 
     Args:
-        config: The fields, or "@" and the path of a file with them (.json, .toml, .yaml).
+        config: The fields, or "@" followed by the path of a file that has them (.json, .toml, .yaml).
         where: The name of the config in messages.
 
     Raises:
-        ConfigError: The file cannot be read, or holds no object.
+        ConfigError: The file cannot be read, or does not hold an object.
     """
     if not isinstance(config, str):
         return dict(config)
@@ -38,25 +38,25 @@ def backend_fields(config: Mapping[str, Any] | str, where: str) -> dict[str, Any
 
 
 class BackendChoice(NamedTuple):
-    """A backend's class with its own fields."""
+    """A backend's class and the fields of its config."""
 
     storage_class: type[HiCacheStorage]
     fields: dict[str, Any]
     timeout_s: float | None
-    """The time limit of a bounded backend's calls. None: calls may take any time."""
+    """The time limit for each call of a bounded backend. None: calls may take any time."""
 
     @classmethod
     def of(cls, backend: str, fields: Mapping[str, Any], load_timeout_s: float) -> Self:
         """Choose a backend for loads that may take `load_timeout_s`.
 
-        A bounded backend gets half of that as its `timeout_s`, unless the user set one. A load begins
-        in the first half only, so it ends a second after `load_timeout_s` at the latest.
+        A bounded backend gets half of that as its `timeout_s`, unless the user set one. Loads begin only
+        in the first half, so a load ends at the latest one second after `load_timeout_s`.
 
         Raises:
             UnknownBackend, BackendNotInstalled, ConfigError: The backend or its config is wrong.
         """
         storage_class, own = resolve(backend, fields)
-        # The class may be any, and it refuses its own fields when it opens.
+        # The class can be any backend's. It checks its own fields when it opens.
         if not getattr(getattr(storage_class, "capabilities", None), "bounded", False):
             return cls(storage_class, own, None)
         try:
@@ -75,7 +75,7 @@ class BackendChoice(NamedTuple):
         return self.storage_class.from_config(self.fields)
 
     def ends_within(self, storage: HiCacheStorage, timeout_s: float) -> bool:
-        """Return True if the calls of `storage` are sure to end, and in this time."""
+        """Return True if each call of `storage` is sure to end within `timeout_s`."""
         return (
             storage.capabilities.bounded
             and self.timeout_s is not None
@@ -83,13 +83,16 @@ class BackendChoice(NamedTuple):
         )
 
     def lends_memory(self, storage: HiCacheStorage, load_timeout_s: float) -> bool:
-        """Return True if `storage` may access the engine's memory: its calls end in time, or lose it."""
+        """Return True if `storage` may access the engine's memory.
+
+        It may if its calls end in time, or lose their access when they do not.
+        """
         return storage.capabilities.revocable or self.ends_within(storage, load_timeout_s)
 
 
 @contextmanager
 def closed_on_failure(store: PageStore) -> Generator[None, None, None]:
-    """Close a page store and its storage if the block fails, so that the next try opens another one."""
+    """Close a page store and its storage if the block fails, so that the next try opens new ones."""
     try:
         yield
     except BaseException:
@@ -98,12 +101,12 @@ def closed_on_failure(store: PageStore) -> Generator[None, None, None]:
 
 
 def close_store(store: PageStore) -> None:
-    """Close a page store and its storage. Errors are logged, because nobody can mend them any more."""
+    """Close a page store and its storage. Log errors, because nobody can act on them any more."""
     close_all([store.close, store.storage.close])
 
 
 def close_all(closes: Iterable[Callable[[], object]]) -> None:
-    """Close the parts of an adapter, in this order. An error is logged, and keeps no other part open."""
+    """Close the parts of an adapter in order. If one fails, log the error and close the rest."""
     for close in closes:
         try:
             close()
@@ -112,7 +115,7 @@ def close_all(closes: Iterable[Callable[[], object]]) -> None:
 
 
 def register_memory(store: PageStore, memory: memoryview) -> bool:
-    """Let the storage prepare the engine's memory. Return False if it cannot, and will copy pages."""
+    """Register the engine's memory with the storage. Return False if it fails: pages are then copied."""
     try:
         store.register_buffer(memory)
     except Exception:
@@ -122,7 +125,7 @@ def register_memory(store: PageStore, memory: memoryview) -> bool:
 
 
 def unregister_memory(store: PageStore, memory: memoryview) -> None:
-    """Undo `register_memory`. An error is logged: the store is closed next, whatever it says."""
+    """Undo `register_memory`. Log an error and go on, because the store is closed next in any case."""
     try:
         store.unregister_buffer(memory)
     except Exception:

@@ -1,6 +1,6 @@
-"""Comparison of an engine's classes with the interface that an adapter was written for.
+"""Compare an engine's classes with the interface that an adapter was written for.
 
-Each function returns its differences as clauses for one message. An empty text is no difference.
+Each function returns the differences as clauses for one message. An empty text means no difference.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Jobs of an engine: their pages, their results, and the results that no one has fetched yet."""
+"""Job results: what the runner returns to an engine for each job, and the queue it is fetched from."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 
 class JobKind(enum.Enum):
-    """The three kinds of jobs."""
+    """The kind of a job."""
 
     LOOKUP = "lookup"
     LOAD = "load"
@@ -30,25 +30,25 @@ class JobKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """A load or a store that has ended. Nothing touches the engine's memory any more."""
+    """The result of a load or a store that has ended. Nothing touches the engine's memory any more."""
 
     job_id: int
     verdicts: list[list[Verdict]]
-    """One list for each batch, one verdict for each page. Only an OK page was moved."""
+    """One list for each batch, with one verdict for each page. Only pages that are OK were moved."""
     nbytes: int
     """The payload bytes of the OK pages."""
     elapsed_s: float
-    """The time since a thread began the job, without the time in the queue."""
+    """The time since a thread began the job. The time in the queue does not count."""
 
 
 @dataclass(frozen=True, slots=True)
 class LookupResult:
-    """A lookup that has ended."""
+    """The result of a lookup that has ended."""
 
     job_id: int
     verdicts: list[list[Verdict]]
-    """One list for each query, one verdict for each hash: OK, MISS, or why there was no answer in time.
-    Without queries that can be answered there is no list."""
+    """One list for each query, with one verdict for each hash: OK, MISS, or why no answer came in time.
+    A malformed query and those after it have no list."""
 
     @property
     def present(self) -> list[list[bool]]:
@@ -57,7 +57,7 @@ class LookupResult:
 
 
 class ResultQueue(Generic[R]):
-    """The jobs of one kind that are under way, and the results that no one has fetched. Thread-safe."""
+    """Counts the running jobs of one kind, and holds results until they are fetched. Thread-safe."""
 
     def __init__(self, kind: JobKind, on_finished: Callable[[JobKind], None] | None) -> None:
         self.kind = kind
@@ -67,12 +67,12 @@ class ResultQueue(Generic[R]):
         self._results: list[R] = []
 
     def begin(self) -> None:
-        """Count a job that `finish` ends."""
+        """Count a job as running, until `finish` is called for it."""
         with self._changed:
             self._under_way += 1
 
     def finish(self, result: R) -> None:
-        """Add the result of a job, and notify the engine. `wait_idle` returns only after that."""
+        """Add the result of a job and notify the engine. `wait_idle` returns only after that."""
         with self._changed:
             self._results.append(result)
         try:
@@ -94,7 +94,7 @@ class ResultQueue(Generic[R]):
         return taken
 
     def wait_idle(self, deadline: Deadline | None) -> bool:
-        """Wait until no job is under way. Return False if one still is at the deadline."""
+        """Wait until no job is running. Return False if one still is at the deadline."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: not self._under_way, None if deadline is None else deadline.remaining_s()

@@ -1,15 +1,15 @@
-"""Jobs of an engine over a page store: lookups, loads and stores, with deadlines that end each of them.
+"""Run an engine's lookups, loads and stores over a page store. A deadline ends each job.
 
-The engine's thread submits jobs and fetches results. It waits for nothing, and no error reaches it. All
-else is done by daemon threads:
+The engine's thread submits jobs and fetches their results. It never waits, and no error reaches it.
+Daemon threads do everything else:
 
-    hicache-lookup-N    two; each answers all lookups that wait, with one call for each key space
-    hicache-load-N      eleven; each moves one piece of a load at a time, and three of them large loads
-    hicache-store-N     two; the same for stores, while no load waits for a thread
+    hicache-lookup-N    two; each answers all waiting lookups, with one call for each key space
+    hicache-load-N      eleven; each moves one piece of a load at a time, at most three of large loads
+    hicache-store-N     two; they do the same for stores, while no load waits for a thread
     hicache-open-N      two; they open key spaces, and try again after a failure
     hicache-admission   one, if pages are written at their second use; it keeps the sketch in the store
 
-The page store has further threads for the calls to the storage itself.
+The page store has more threads, which call the storage itself.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ if TYPE_CHECKING:
 
 __all__ = ["JobKind", "JobResult", "JobRunner", "JobSettings", "LookupResult", "PageBatch"]
 
-# Of eight small loads none waits behind large ones that a slow store can't move in time.
+# Eight small loads never wait behind large ones that a slow store cannot move in time.
 _LOADS = {"large": 3, "small": 4, "threads": 11}
 _STORES = {"large": 2, "small": 2, "threads": 2}
-# A bounded call ends a second after the store's own time limit.
+# A bounded call may end up to a second after the store's own time limit.
 _GRACE_S = 1.0
 _MIN_IDLE_WAIT_S = 1.0
 
 
 class JobSettings(SwitchIntervalSettings):
-    """The settings of a job runner. The adapters for engines have these fields in their own settings."""
+    """The settings of a job runner. Each engine's adapter has these fields among its own settings."""
 
     lookup_timeout_s: PositiveSeconds = 0.5
-    """The deadline of a lookup, from its submission. A page without an answer is then missing."""
+    """The deadline of a lookup, from its submission. A page without an answer by then is missing."""
     load_timeout_s: PositiveSeconds = 2.0
-    """The deadline of a load, from its submission. Pages that have not arrived are then TIMEOUT."""
+    """The deadline of a load, from its submission. Pages that have not arrived by then are TIMEOUT."""
     store_timeout_s: PositiveSeconds = 10.0
     """The deadline of a store, from its submission."""
     queued_nbytes: ByteSize = Field(default=256 << 20, gt=0)
-    """The payload bytes of stores that wait. A store that finds no room is dropped and counted. Where
-    none waits, a store of any size finds room. The private memory of loads, and that of stores, has this
-    size at most."""
+    """The limit for the payload bytes of waiting stores. A store that exceeds it is dropped and counted,
+    unless no other store waits. The private memory of loads and that of stores are each limited to this
+    size, too."""
     admission: AdmissionSettings = Field(default_factory=AdmissionSettings)
-    """The pages that are written. The verdict of the others is NOT_ADMITTED."""
+    """Which pages are written. The others get the verdict NOT_ADMITTED."""
     tracing: bool = False
     """Whether the page store makes OpenTelemetry spans. Needs the extra `otel`."""
 
@@ -72,7 +72,7 @@ class JobSettings(SwitchIntervalSettings):
 class JobRunner:
     """The jobs of one engine. Thread-safe; does not own the page store.
 
-    Jobs of one kind have their own ids. The runner reports each job once, when nothing touches the
+    Jobs of each kind have their own ids. The runner reports each job once, when nothing touches the
     engine's memory any more.
     """
 
@@ -88,17 +88,17 @@ class JobRunner:
         """Start the threads.
 
         Args:
-            store: The page store. The runner opens the key spaces of its stores.
-            settings: The deadlines and the memory of the runner.
+            store: The page store. The runner opens the key spaces that jobs store pages in.
+            settings: The runner's deadlines and memory limits.
             lends_memory: True lets the store access the engine's pages. The storage must be `revocable`,
-                or `bounded` with a `timeout_s` of `load_timeout_s` at most. Over a store that is only
-                `bounded`, a load that hangs is reported after half of `load_timeout_s`, that
-                `timeout_s` and a second, at the latest. False: all pages go through private memory. In
-                every other case each job is reported at its deadline at the latest.
-            on_finished: Is called once for each result that can be fetched, by any thread. The caller
-                of `submit_*` itself calls it for a job that ends at once.
-            owner: A key space of the engine's pages, under which the store keeps the sketch of
-                `admission`. None: that of the first store, which the sketch does not know yet.
+               or `bounded` with a `timeout_s` of at most `load_timeout_s`. If it is only `bounded`, a
+               load that hangs is reported at the latest after half of `load_timeout_s`, plus that
+               `timeout_s`, plus a second. False copies all pages through private memory. In every other
+               case each job is reported at its deadline at the latest.
+            on_finished: Called once for each result that can be fetched, by any thread. If a job ends at
+               once, the thread that calls `submit_*` calls it.
+            owner: A key space of the engine's pages. The store keeps the sketch of `admission` under it.
+               None: the key space of the first store, which the sketch does not know yet.
         """
         settings.shorten_switch_interval()
         self._engine = CallGate()
@@ -146,7 +146,7 @@ class JobRunner:
     # --- the engine's thread -------------------------------------------------------------------------
 
     def submit_lookup(self, job_id: int, queries: Sequence[tuple[KeySpace, Sequence[str]]]) -> None:
-        """Ask which pages are there. Never blocks and never raises."""
+        """Ask which pages the store has. Never blocks and never raises."""
         self._lookups.submit(job_id, queries)
 
     def submit_load(self, job_id: int, batches: Sequence[PageBatch]) -> None:
@@ -156,8 +156,8 @@ class JobRunner:
     def submit_store(self, job_id: int, batches: Sequence[PageBatch]) -> None:
         """Store pages of the engine's memory. Never blocks and never raises.
 
-        The pages must not change until the job is reported. The pages of a job that finds no room in
-        the queue are REFUSED.
+        The pages must not change until the job is reported. If the job does not fit in the queue, its
+        pages are REFUSED.
         """
         self._stores.submit(job_id, batches)
 
@@ -173,24 +173,24 @@ class JobRunner:
         """Return the stores that ended since the last call."""
         return self._store_results.take()
 
-    # --- the rest ------------------------------------------------------------------------------------
+    # --- for any thread ------------------------------------------------------------------------------
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Wait until every job has ended. Return False if one has not, after `timeout_s`.
+        """Wait until every job has ended. Return False if a job is still running after `timeout_s`.
 
-        Without a `timeout_s` the deadlines of the jobs end the wait.
+        Without a `timeout_s`, the wait ends with the deadlines of the jobs.
         """
         deadline = None if timeout_s is None else Deadline(timeout_s)
         results = (self._lookup_results, self._load_results, self._store_results)
         return all(each.wait_idle(deadline) for each in results)
 
     def stats(self) -> dict[str, int]:
-        """Return the counters since the start, and the present use of memory.
+        """Return the counters since the start, and the memory that is in use now.
 
-        Counters, which begin with their first count: jobs of each kind (`load_jobs`), pages of loads
-        and stores by verdict (`store_pages_refused`), `store_jobs_dropped`, `lookup_pages`,
+        A counter appears with its first count: jobs of each kind (`load_jobs`), pages of loads and
+        stores by verdict (`store_pages_refused`), `store_jobs_dropped`, `lookup_pages`,
         `lookup_pages_present`, `lookup_pages_unanswered`, `not_admitted_first_use`,
-        `not_admitted_rate`, `space_open_failures`. Present values:
+        `not_admitted_rate`, `space_open_failures`. The present values are
         `queued_store_nbytes`, `private_nbytes`, `private_nbytes_used`, `open_spaces`.
         """
         memories = [lender.buffers for lender in self._lenders]
@@ -207,10 +207,10 @@ class JobRunner:
         }
 
     def close(self, timeout_s: float = 15.0) -> bool:
-        """End all jobs: give up lookups and loads that wait, run stores until `timeout_s`. Idempotent.
+        """End all jobs: give up waiting lookups and loads, and run stores until `timeout_s`. Idempotent.
 
         Return True if nothing touches the engine's memory any more, and nothing will. Jobs that are
-        submitted later end at once, without the store.
+        submitted later end at once, without a call of the store.
         """
         deadline = Deadline(timeout_s)
         self._lookups.stop()

@@ -1,4 +1,4 @@
-"""Lookups of an engine, answered by threads of their own."""
+"""Answer an engine's lookups in separate threads."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ class _LookupJob:
 class LookupQueue:
     """The lookups of a runner. Thread-safe.
 
-    Two threads, `hicache-lookup-0` and `-1`, each take all lookups that wait, and make one call of
-    `PageStore.present` for each key space. A page without an answer by the deadline of the oldest of
-    these lookups is missing in all of them. A lookup's deadline begins with its submission.
+    Two threads, `hicache-lookup-0` and `-1`, each take all waiting lookups, and call
+    `PageStore.lookup` once for each key space. The oldest of these lookups sets the deadline for all of
+    them, and a page without an answer by then counts as missing. A lookup's deadline begins with its
+    submission.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class LookupQueue:
             threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def submit(self, job_id: int, queries: Sequence[tuple[KeySpace, Sequence[str]]]) -> None:
-        """Add a lookup, which never blocks. After `stop` every page of a lookup is missing."""
+        """Add a lookup. Never blocks. After `stop` every page of a lookup counts as missing."""
         job = _LookupJob(job_id, queries, self._timeout_s)
         self._results.begin()
         with self._changed:
@@ -74,7 +75,7 @@ class LookupQueue:
         self._finish(job, {})
 
     def stop(self) -> None:
-        """End the threads. The pages of lookups that wait are missing."""
+        """End the threads. The pages of waiting lookups count as missing."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -105,7 +106,7 @@ class LookupQueue:
             self._finish(job, answers)
 
     def _query(self, jobs: list[_LookupJob]) -> _Verdicts:
-        """Return the verdict for each page hash of each key space."""
+        """Return the verdict of each page hash in each key space."""
         deadline = jobs[0].deadline
         answers: _Verdicts = {}
         for job in jobs:
@@ -116,7 +117,7 @@ class LookupQueue:
             if not deadline.passed():
                 try:
                     found = self._store.lookup(space, hashes, timeout_s=deadline.remaining_s())
-                except UnsupportedOperation:  # the first store of such a page logs it
+                except UnsupportedOperation:  # logged when a page of it is first stored
                     found = [Verdict.UNAVAILABLE] * len(hashes)
                 answers[space] = dict(zip(hashes, found, strict=True))
         self._count(answers)

@@ -1,8 +1,8 @@
-"""The metrics of all adapters in this process: in the engine's registry, and on HTTP ports.
+"""Publish the metrics of all adapters in this process, in the engine's registry and on HTTP ports.
 
-A process has one collector, because a registry refuses two that describe the same metrics. Adapters
-with one port share its endpoint. The labels of an adapter are `engine`, `backend` and `rank`; the
-second store of one backend in a process is called `redis-2`, and so on.
+A process has one collector, because a registry refuses a second one with the same metrics. Adapters
+with the same port share its endpoint. The labels of an adapter are `engine`, `backend` and `rank`. If a
+process opens two stores of one backend, the second is labeled `redis-2`, and so on.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _EXTRA = 'they need the extra "metrics": pip install "hicache-storage[metrics]"'
 
 
 class EngineRegistry(enum.Enum):
-    """The place where the engine itself looks for metrics."""
+    """Where the engine itself looks for metrics."""
 
     NONE = "none"
     DEFAULT = "default"
     """prometheus_client's `REGISTRY`."""
     PROCESSES = "processes"
-    """The files of prometheus_client's multiprocess mode, where the engine has chosen that; `REGISTRY`
-    elsewhere."""
+    """The files of prometheus_client's multiprocess mode if the engine uses that mode, and `REGISTRY`
+    if not."""
 
 
 class AdapterMetrics:
-    """One adapter among the metrics of its process. No method raises: engines run without metrics."""
+    """The metrics of one adapter. No method raises, because an engine can run without metrics."""
 
     def __init__(
         self,
@@ -53,15 +53,15 @@ class AdapterMetrics:
         rank: int = 0,
         registry: EngineRegistry = EngineRegistry.NONE,
     ) -> None:
-        """Show the adapter from the next scrape on.
+        """Show the adapter in every scrape from now on.
 
         Args:
-            settings: The port and its address.
-            view: Returns the parts of the adapter, in each scrape. It must not raise.
+            settings: The port and the address that metrics are served on.
+            view: Returns the parts of the adapter, once for each scrape. It must not raise.
             engine: The value of the label `engine`.
-            backend: The name of the backend. A number may be appended to it.
-            logger: The logger for the reason why there are no metrics.
-            rank: The number of this process among those of the engine. It is added to the port.
+            backend: The name of the backend. It gets a number if another adapter has the same labels.
+            logger: Logs the reason if there are no metrics.
+            rank: The number of this process among the engine's processes. It is added to the port.
             registry: The engine's own registry.
         """
         self._labels: dict[str, str] | None = None
@@ -87,9 +87,9 @@ class AdapterMetrics:
             logger.exception("there are no metrics")
 
     def close(self) -> None:
-        """Remove the adapter, and close its port if no other adapter has it.
+        """Remove the adapter, and close its port if no other adapter uses it.
 
-        Idempotent, and without effect in a forked child.
+        Idempotent. Does nothing in a forked child.
         """
         if self._pid != os.getpid():
             return
@@ -106,9 +106,9 @@ class AdapterMetrics:
 
 
 class _ProcessMetrics:
-    """The collector of a process, its registration, and its endpoints. Thread-safe.
+    """The collector of a process, its registration and its endpoints. Thread-safe.
 
-    Nothing imports prometheus_client before the first adapter.
+    prometheus_client is imported only when the first adapter is added.
     """
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class _ProcessMetrics:
         self._servers: dict[tuple[str, int], tuple[MetricsServer, int]] = {}
 
     def watch(self, view: Callable[[], CacheView], labels: Mapping[str, str]) -> dict[str, str]:
-        """Add an adapter. Return its labels, in which the backend may have a number.
+        """Add an adapter. Return its labels, with a number appended to the backend if needed.
 
         Raises:
             ImportError: prometheus_client is not installed.
@@ -138,7 +138,7 @@ class _ProcessMetrics:
         raise AssertionError("there is always a next number")
 
     def unwatch(self, labels: Mapping[str, str]) -> None:
-        """Remove an adapter. The last one takes the collector out of the engine's registry."""
+        """Remove an adapter. The last one also removes the collector from the engine's registry."""
         with self._lock:
             if self._registration is not None:
                 self._registration.publish()
@@ -189,7 +189,7 @@ class _Registration(NamedTuple):
     """A registration with an engine's registry."""
 
     publish: Callable[[], None]
-    """Show the present figures now."""
+    """Publish the present figures now."""
     undo: Callable[[], None]
 
 
@@ -209,4 +209,4 @@ def _register(collector: ViewCollector, registry: EngineRegistry) -> _Registrati
 
 
 _PROCESS: ForkLocal[_ProcessMetrics] = ForkLocal(_ProcessMetrics, close=lambda _: None)
-"""A forked child has no adapters, and its parent's endpoints are closed there."""
+"""A forked child starts without adapters, and with its parent's endpoints closed."""

@@ -1,4 +1,4 @@
-"""The fields of every adapter's settings that say where its metrics are served."""
+"""Settings that every adapter has for its metrics: the port and the address."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from hicache_storage.settings import Field, Settings
 
 
 class MetricsSettings(Settings):
-    """The address of the `hicache_*` metrics. Without a port they are not served by HTTP."""
+    """Where the `hicache_*` metrics are served. Without a port they are not served over HTTP."""
 
     metrics_port: int | None = Field(default=None, ge=1, le=65535)
-    """The port for Prometheus to scrape. The rank number n of an engine on this host has port + n."""
+    """The port that Prometheus scrapes. On one host, rank n of an engine uses this port + n."""
     metrics_host: str = Field(default="127.0.0.1", min_length=1)
-    """The address of this host on which the port is open: "0.0.0.0" for all of them."""
+    """The address of this host that the port is open on. "0.0.0.0" means all of them."""

@@ -1,4 +1,4 @@
-"""Key spaces that are opened by threads of their own before a store, and again after a failure."""
+"""Open key spaces in separate threads before an engine stores into them, and again after a failure."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _THREADS = 2
 _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
 _MOST_SPACES = 1024
-"""Clients choose the number of key spaces, by the salts of their requests."""
+"""A limit is needed, because clients create key spaces through the salts of their requests."""
 
 
 class SpaceOpener:
-    """The key spaces in which an engine stores pages. Thread-safe.
+    """The key spaces that an engine stores pages in. Thread-safe.
 
-    Two threads open key spaces. A caller of `open` waits for the first attempt only, until its
-    deadline. After a failure the key space counts as closed until a later attempt succeeds. The next
-    call of `open` begins that attempt once the back-off has passed, which doubles with each failure,
-    up to 30 seconds. Of many key spaces the one that was used least recently is forgotten, and is opened
-    again at its next use.
+    Two threads open key spaces. `open` waits only for the first attempt, until the caller's deadline.
+    After a failure the key space counts as closed until a later attempt succeeds. The first call of
+    `open` after a back-off begins the next attempt. The back-off doubles with each failure, up to 30
+    seconds. If there are too many key spaces, the least recently used one is forgotten, and is opened
+    again when it is next used.
     """
 
     def __init__(self, store: PageStore) -> None:
@@ -43,7 +43,7 @@ class SpaceOpener:
         self._opening: dict[KeySpace, Future[None]] = {}
         self._failures: dict[KeySpace, tuple[int, float]] = {}
         self.failed = 0
-        """The attempts that failed."""
+        """The number of attempts that failed."""
 
     @property
     def count(self) -> int:
@@ -51,7 +51,7 @@ class SpaceOpener:
         return len(self._open)
 
     def begin(self, space: KeySpace) -> Future[None] | None:
-        """Begin to open `space`, if it is not open. Return None if it is, and during a back-off."""
+        """Begin to open `space`. Return None if it is open already, or during a back-off."""
         with self._lock:
             if space in self._open:
                 self._open.move_to_end(space)
@@ -70,7 +70,7 @@ class SpaceOpener:
         return space in self._open
 
     def close(self) -> None:
-        """End the threads, without waiting for the store."""
+        """End the threads. Does not wait for the store."""
         self._executor.close(0)
 
     def _try(self, space: KeySpace) -> None:

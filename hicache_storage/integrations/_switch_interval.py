@@ -1,8 +1,8 @@
-"""The time for which a storage thread waits until the engine's scheduler lets it go on.
+"""Shorten the time that a storage thread waits for a busy scheduler.
 
-Storage threads live in the scheduler's process and share Python's interpreter lock with it. A scheduler
-that runs Python without a pause gives the lock up after the switch interval, which is 5 ms by default. A
-call of a store waits for the lock several times.
+Storage threads run in the scheduler's process and share Python's interpreter lock with it. A
+scheduler that runs Python without a pause releases the lock only after the switch interval, which is 5
+ms by default. Each store call waits for the lock several times.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ logger = logging.getLogger(__name__)
 
 
 class SwitchIntervalSettings(Settings):
-    """The switch interval of the engine's process."""
+    """The setting for the switch interval of the engine's process."""
 
     switch_interval_s: PositiveSeconds | None = 0.0001
-    """The longest switch interval (`sys.setswitchinterval`) of the whole process, which stays when the
-    adapter is closed. None: the interval stays as it is."""
+    """The longest switch interval (`sys.setswitchinterval`) of the whole process. It stays set when the
+    adapter is closed. None: the interval is not changed."""
 
     def shorten_switch_interval(self) -> None:
-        """Set the interval of this process. One that is shorter already stays."""
+        """Set the interval of this process, unless it is shorter already."""
         shortest_s, now_s = self.switch_interval_s, sys.getswitchinterval()
         if shortest_s is not None and shortest_s < now_s:
             sys.setswitchinterval(shortest_s)

@@ -1,4 +1,4 @@
-"""A load or a store of an engine, and its pieces."""
+"""A load or a store of an engine, split into pieces."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UNANSWERED = frozenset((Verdict.TIMEOUT, Verdict.UNAVAILABLE, Verdict.BREAKER_O
 
 
 class TransferJob:
-    """A load or a store under way. Thread-safe."""
+    """A load or a store that is under way. Thread-safe."""
 
     def __init__(
         self,
@@ -36,12 +36,12 @@ class TransferJob:
         self.batches = batches
         self.deadline = Deadline(timeout_s)
         self.nbytes = 0
-        """The payload bytes, which count for the limit of the queue."""
+        """The payload bytes, which count toward the limit of the queue."""
         self.failure: Verdict | None = None
-        """The verdict of a page that had no answer. The pieces that follow get it too, untried."""
+        """The verdict of the first page that had no answer. Later pieces get it without being tried."""
         self._verdicts: list[list[Verdict]] = []
         self._admitted: list[list[bool]] = []
-        """For each batch as it was submitted, the pages that are moved. Empty: all of them."""
+        """For each batch as it was submitted, True for each page that is moved. Empty: all are moved."""
         self._began_s = self.deadline.end_s - timeout_s
         self._lock = threading.Lock()
         self._pieces = 0
@@ -52,7 +52,7 @@ class TransferJob:
         return self.deadline.timeout_s - self.deadline.remaining_s()
 
     def keep(self, admitted: list[list[bool]]) -> None:
-        """Move the `admitted` pages only, for each batch. The others are NOT_ADMITTED."""
+        """Move only the `admitted` pages of each batch. The others get NOT_ADMITTED."""
         self.batches = [
             PageBatch(
                 batch.space, list(compress(batch.hashes, kept)), list(compress(batch.pages, kept))
@@ -62,10 +62,10 @@ class TransferJob:
         self._admitted = admitted
 
     def split(self, piece_pages: Callable[[KeySpace], int]) -> list[Piece]:
-        """Begin the job. Return its pieces, each of `piece_pages` pages of a key space at most.
+        """Begin the job. Return its pieces, each of at most `piece_pages` pages of its key space.
 
         Raises:
-            ValueError: A batch has not one page of its key space's size for each hash.
+            ValueError: A batch does not have exactly one page of its key space's size for each hash.
         """
         self._began_s = time.monotonic()
         self._verdicts = [[Verdict.ERROR] * len(batch.hashes) for batch in self.batches]
@@ -94,7 +94,7 @@ class TransferJob:
             return not self._pieces
 
     def give_up(self, verdict: Verdict) -> None:
-        """Set every verdict of a job of which no piece has begun."""
+        """Give every page the same verdict. Only for a job with no piece begun."""
         self._verdicts = [[verdict] * len(batch.hashes) for batch in self.batches]
 
     def result(self) -> JobResult:
@@ -133,6 +133,6 @@ class Piece(NamedTuple):
 
 
 def _spread(verdicts: Sequence[Verdict], admitted: Sequence[bool]) -> list[Verdict]:
-    """Return a verdict for each page of a batch, of which `verdicts` are those of the admitted ones."""
+    """Spread the verdicts of the admitted pages over all pages of the batch."""
     moved = iter(verdicts)
     return [next(moved) if kept else Verdict.NOT_ADMITTED for kept in admitted]

@@ -1,4 +1,4 @@
-"""Loads or stores of an engine, run in pieces by threads of their own."""
+"""Run an engine's loads or stores in separate threads, piece by piece."""
 
 from __future__ import annotations
 
@@ -23,37 +23,38 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A piece has as many bytes at most: a small job needs one turn of a thread.
+# The most bytes of a piece, so a small job needs only one turn of a thread.
 _SMALL_NBYTES = 32 << 20
 _SMALL, _LARGE = "small", "large"
 
 
 class TransferLimits(NamedTuple):
-    """The limits of one direction."""
+    """The limits for one direction: loads or stores."""
 
     large: int
-    """The pieces of large jobs that are moved at a time."""
+    """How many pieces of large jobs are moved at the same time."""
     small: int
-    """The small jobs that are moved at a time."""
+    """How many small jobs are moved at the same time."""
     threads: int
-    """All threads. Those that are left over move small jobs while large ones have all of theirs."""
+    """The number of threads. The spare ones move small jobs when large jobs use all of their share."""
     timeout_s: float
     """The deadline of a job, from its submission."""
     begin_s: float
-    """The time from the submission of a job until which its pieces may begin."""
+    """How long after its submission a job may still begin pieces."""
     queued_nbytes: int | None = None
-    """The payload bytes of the jobs that wait. A job that exceeds them is dropped, unless none waits.
-    None: no limit."""
+    """The limit for the payload bytes of waiting jobs. A job that exceeds it is dropped, unless no other
+    job waits. None: no limit."""
 
 
 class TransferQueue:
     """The loads or the stores of a runner. Thread-safe.
 
-    Threads `hicache-load-N` or `hicache-store-N` take jobs in their order, split them into pieces, and
+    The threads `hicache-load-N` or `hicache-store-N` take jobs in order, split them into pieces, and
     move one piece at a time. No piece of this queue begins while jobs of the queue `before` wait for a
-    thread. A thread waits for the store until the deadline of a piece at the longest, and jobs that
-    wait have later deadlines, so each job is taken by its deadline. Small jobs overtake large ones that
-    wait for a thread: one large job that a slow store can't move in time keeps no small one waiting.
+    thread. A thread waits for the store at most until the deadline of its piece, and waiting jobs have
+    later deadlines, so a thread takes each job before its deadline passes. Small jobs overtake large
+    ones that wait for a thread, so a large job that a slow store cannot move in time holds no small job
+    up.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class TransferQueue:
     ) -> None:
         self.counters = Counters()
         self.waiting_nbytes = 0
-        """The payload bytes of the jobs that no thread has taken, with a limit of them."""
+        """The payload bytes of the jobs that no thread has taken. The limits may bound them."""
         self._results = results
         self._name = results.kind.value
         self._lender = lender
@@ -95,15 +96,15 @@ class TransferQueue:
         return bool(self._waiting)
 
     def call_when_empty(self, callback: Callable[[], None]) -> None:
-        """Call `callback`, from any thread, each time that the last waiting piece was taken."""
+        """Call `callback`, from any thread, each time the last waiting piece is taken."""
         self._when_empty = callback
 
     # --- the engine's thread -------------------------------------------------------------------------
 
     def submit(self, job_id: int, batches: Sequence[PageBatch]) -> None:
-        """Add a job, which never blocks. After `stop` its pages are UNAVAILABLE at once.
+        """Add a job. Never blocks. After `stop` its pages are UNAVAILABLE at once.
 
-        The pages of a job that finds no room are REFUSED at once.
+        If the job does not fit in the queue, its pages are REFUSED at once.
         """
         activity = self._begin_activity(f"{self._name}_job", {})
         job = TransferJob(job_id, batches, self._limits.timeout_s, activity)
@@ -119,7 +120,7 @@ class TransferQueue:
             self._drop(job)
 
     def stop(self, *, gives_up: bool) -> None:
-        """End the threads after the jobs that wait. With `gives_up` these jobs are not tried."""
+        """End the threads after the waiting jobs. With `gives_up`, these jobs are not tried."""
         with self._changed:
             self._closed = True
             self._gives_up = self._gives_up or gives_up
@@ -145,11 +146,11 @@ class TransferQueue:
                 self._move_piece(item)
             with self._changed:
                 self._running[_size_of(item)] -= 1
-            del item  # a thread that waits keeps no page in memory
+            del item  # so that a waiting thread keeps no page in memory
 
     def _next(self) -> TransferJob | Piece | None:
         with self._changed:
-            # The time is read once: a deadline that passes in between would be waited for in vain.
+            # Read the time only once. If a deadline passed in between, the wait for it would never end.
             while (held_s := self._held_back_s()) or (place := self._first_to_begin()) is None:
                 if self._closed and not self._waiting:
                     return None
@@ -161,12 +162,12 @@ class TransferQueue:
             size = _size_of(item)
             self._running[size] += 1
             if self._closed or (size == _LARGE and self._running[size] == self._limits.large):
-                self._changed.notify_all()  # the threads that are left over may move small jobs now
+                self._changed.notify_all()  # the spare threads may move small jobs now
         self._tell_if_empty()
         return item
 
     def _first_to_begin(self) -> int | None:
-        """Return the place of the first job or piece that there is room for."""
+        """Return the position of the first job or piece that may begin now."""
         limits, large = self._limits, self._running[_LARGE]
         has_room = {
             _LARGE: large < limits.large,
@@ -175,7 +176,7 @@ class TransferQueue:
         return next((n for n, item in enumerate(self._waiting) if has_room[_size_of(item)]), None)
 
     def _held_back_s(self) -> float | None:
-        """Return for how long jobs of the queue `before` may keep the first job. None: not at all."""
+        """Return how long jobs of the queue `before` may delay the first job. None: not at all."""
         if not self._waiting or self._before is None or not self._before.has_waiting:
             return None
         first = _job_of(self._waiting[0])
@@ -205,7 +206,7 @@ class TransferQueue:
             self._changed.notify(len(pieces))
 
     def _admit(self, job: TransferJob) -> None:
-        """Keep the pages of a store that are admitted."""
+        """Drop the pages of a store that are not admitted."""
         if self._admission is None or not self._admission.is_enabled:
             return
         admitted: list[list[bool]] = []
@@ -234,7 +235,7 @@ class TransferQueue:
         self._end(piece, piece.verdicts(refusal))
 
     def _refusal(self, piece: Piece) -> Verdict | None:
-        """Return the verdict of a piece that is not moved, or None."""
+        """Return the verdict of a piece that must not be moved. None: move it."""
         job = piece.job
         if self._gives_up:
             return Verdict.UNAVAILABLE
@@ -294,7 +295,7 @@ def _attributes(result: JobResult) -> Attributes:
 
 
 def _payload_nbytes(batches: Sequence[PageBatch]) -> int:
-    """Return the payload bytes of a job, or 0 for a malformed one, which a thread reports later."""
+    """Return the payload bytes of a job, or 0 if it is malformed. A thread reports that later."""
     try:
         return sum(len(batch.hashes) * batch.space.page_nbytes for batch in batches)
     except Exception:  # noqa: BLE001 - no error reaches the engine's thread

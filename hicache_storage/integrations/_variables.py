@@ -1,4 +1,4 @@
-"""Environment variables of an engine: which ones the bytes of its KV depend on."""
+"""Decide which environment variables of an engine the bytes of its KV depend on."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ _FALSE = ("0", "false", "no", "n")
 
 @dataclass(frozen=True)
 class VariableTable:
-    """All variables of an engine's registry, and those outside of it that KV depends on.
+    """All variables of an engine's registry, and variables outside it that KV depends on.
 
-    A test in the environment of each engine compares the table with that engine's own registry.
+    In the environment of each engine, a test compares the table with that engine's own registry.
     """
 
     engine: str
     entering: Mapping[str, Any]
-    """Variables that enter by their value, each with its neutral one. None: every value enters."""
+    """Variables that enter the key space by their value, each with its neutral value, which does not
+    enter. None: every value enters."""
     elsewhere: Mapping[str, str]
-    """Variables whose effect another property of the key space shows, and the name of that property."""
+    """Variables whose effect another property of the key space covers, and the name of that property."""
     inert: Mapping[str, str]
-    """Names of variables that KV does not depend on, by the reason."""
+    """Variables that KV does not depend on, grouped by the reason."""
 
     def classified(self) -> Iterator[tuple[str, str, str]]:
         """Yield (variable, "enters" or "cannot", where or why) for every known variable."""
@@ -53,10 +54,10 @@ class VariableTable:
         return frozenset(name for name, _, _ in self.classified())
 
     def facts(self, registry: Iterable[str]) -> dict[str, str]:
-        """Return what this process's environment says about the bytes of KV, by variable.
+        """Return the variables of this process that change the bytes of KV, with their values.
 
-        A variable of the `registry` that is not classified counts if it is set. Its value may be a
-        secret, so a digest stands for it. The bytes of a file stand for its path.
+        A variable of the `registry` that is not classified counts if it is set. It is represented by a
+        digest, because its value may be a secret. The path of a file is represented by the file's bytes.
         """
         found = {
             name: content_of(text)
@@ -75,7 +76,7 @@ class VariableTable:
 
 
 def _parsed(text: str, neutral: object) -> object:
-    """Return the value that `text` stands for, if it is one of the type of `neutral`."""
+    """Parse `text` as the type of `neutral`, or return it unchanged if it is not of that type."""
     word = text.strip().lower()
     if isinstance(neutral, bool):
         return True if word in _TRUE else False if word in _FALSE else text

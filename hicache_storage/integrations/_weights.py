@@ -1,14 +1,14 @@
-"""A fingerprint of a checkpoint: fast, and equal for equal weights in any place.
+"""Compute a fingerprint of a checkpoint: fast, and equal for equal weights wherever they are.
 
-The fingerprint covers the model's configuration. Of every file of weights it covers the name, the size
-and samples of the bytes:
+The fingerprint covers the model's configuration, and the name, the size and samples of the bytes of
+every file of weights:
 
     safetensors    256 KiB of the header, and 4 KiB from the middle of up to 128 tensors
     other files    64 evenly spaced blocks of 4 KiB
 
-Fine-tuning changes nearly every value of the tensors that it trains, so the samples differ. They may
-miss a change of a few rows or tensors; such weights need a name. Times and paths are not covered, so
-copies are equal.
+Fine-tuning changes nearly every value of the tensors that it trains, so the samples differ. The samples
+may miss a change of a few rows or tensors, so such weights need a name. Times and paths do not count, so
+copies have equal fingerprints.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _CONFIGS = (
     *("hf_quant_config.json", "quantize_config.json", "quant_config.json"),
 )
 _INDEX = "model.safetensors.index.json"
-# Engines load the first of these kinds that a directory has.
+# Engines load the first of these kinds that they find in a directory.
 _KINDS = ("*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth")
 _SAMPLE_NBYTES = 4096
 _TENSORS = 128
 _BLOCKS = 64
 _CONCURRENT_FILES = 8
-"""Files that are read at a time, because small reads mostly wait for a network file system."""
+"""How many files are read at the same time. Small reads mostly wait for a network file system."""
 _MAX_HEADER_NBYTES = 256 << 20
 _NO_HEADER = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-"""Exceptions of JSON that is no header or index of safetensors."""
+"""Exceptions for JSON that is not a safetensors header or index."""
 
 
 def weights_at(path: str, revision: str | None = None, download_dir: str | None = None) -> str:
@@ -75,20 +75,20 @@ def file_digest(path: str) -> str:
 
 
 def content_of(value: str) -> str:
-    """Return the digest of the file that `value` names, or `value` if it names no readable file."""
+    """Return the digest of the file that `value` names, or `value` if that is not a readable file."""
     try:
         return f"file:{file_digest(value)}" if _local(value).is_file() else value
-    except (OSError, ValueError):  # no path at all, or one that only the engine can read
+    except (OSError, ValueError):  # not a path, or one that only the engine can read
         return value
 
 
 def _local(path: str) -> Path:
-    """Return a path of this machine. A `~` without such a home directory stands for itself."""
+    """Return a local path. A `~` stays as it is if that home directory does not exist."""
     return Path(os.path.expanduser(path))  # noqa: PTH111 - that of pathlib raises RuntimeError
 
 
 def _snapshot(name: str, revision: str | None, download_dir: str | None) -> Path | None:
-    """Return huggingface_hub's local directory of the model, or None. Nothing is downloaded."""
+    """Return the local huggingface_hub directory of the model, or None. Downloads nothing."""
     try:
         hub: Any = importlib.import_module("huggingface_hub")
         for config in _CONFIGS:  # the config of a model or of an adapter
@@ -97,7 +97,7 @@ def _snapshot(name: str, revision: str | None, download_dir: str | None) -> Path
             )
             if isinstance(found, str):
                 return Path(found).parent
-    except (ImportError, ValueError):  # huggingface_hub is missing, or the name is no repository id
+    except (ImportError, ValueError):  # no huggingface_hub, or the name is not a repository id
         return None
     return None
 
@@ -118,7 +118,7 @@ def _named_by(index: Path) -> list[str]:
     try:
         weight_map = json.loads(index.read_bytes())["weight_map"]
         return sorted({str(name) for name in weight_map.values()})
-    except _NO_HEADER:  # the file is no index
+    except _NO_HEADER:  # not an index
         return []
 
 
@@ -133,7 +133,7 @@ def _digest(files: list[Path], configs: list[Path]) -> str:
 
 
 def _sampled_digest(path: Path) -> bytes:
-    """Return a digest of the size and the samples of one file."""
+    """Return a digest of one file's size and samples."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         size = file.seek(0, 2)
@@ -150,7 +150,7 @@ def _add(digest: Any, *parts: bytes) -> None:
 
 
 def _sample_offsets(file: BinaryIO, size: int) -> Iterator[int]:
-    """Yield the offsets of the samples, which are equal for files of equal structure."""
+    """Yield the offsets of the samples. They are equal for files of equal structure."""
     spans = _tensor_spans(file, size)
     if not spans:
         yield from (size * n // _BLOCKS for n in range(_BLOCKS))
@@ -164,7 +164,7 @@ def _sample_offsets(file: BinaryIO, size: int) -> Iterator[int]:
 
 
 def _tensor_spans(file: BinaryIO, size: int) -> list[tuple[int, int]]:
-    """Return (start, end) of each tensor in a safetensors file, in order; [] in any other file."""
+    """Return (start, end) of each tensor in a safetensors file, in order. [] for any other file."""
     file.seek(0)
     head = file.read(8)
     nbytes = struct.unpack("<Q", head)[0] if len(head) == struct.calcsize("<Q") else 0

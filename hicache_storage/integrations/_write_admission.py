@@ -1,4 +1,4 @@
-"""Admission of an engine's writes, with a sketch that lives in the engine's store."""
+"""Decide which of an engine's pages are written, with a sketch that is kept in the engine's store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class WriteAdmission:
-    """The decision for each page that an engine writes. Thread-safe. By default all are admitted."""
+    """Decides for each page of an engine if it is written. Thread-safe. By default all pages are."""
 
     def __init__(self, store: PageStore, settings: AdmissionSettings) -> None:
         self._store = store
@@ -28,11 +28,11 @@ class WriteAdmission:
 
     @property
     def is_enabled(self) -> bool:
-        """True if any page may be kept from the store."""
+        """True if some pages may be kept out of the store."""
         return self._admission is not None
 
     def start(self, owner: KeySpace) -> None:
-        """Restore the sketch, in the background, that belongs to the pages of `owner`. Idempotent."""
+        """Restore the sketch for the pages of `owner`, in the background. Idempotent."""
         admission = self._admission
         if admission is None or admission.stored_nbytes is None or self._sketches is not None:
             return
@@ -42,13 +42,13 @@ class WriteAdmission:
                 self._sketches.start()
 
     def admit(self, hashes: Sequence[str], page_nbytes: int, group: str) -> list[bool]:
-        """Return for each page True if it is to be written. `group` keeps equal hashes apart."""
+        """Return True for each page that is to be written. `group` keeps equal hashes apart."""
         if self._admission is None:
             return [True] * len(hashes)
         return self._admission.admit(hashes, page_nbytes, group=group)
 
     def stats(self) -> dict[str, int]:
-        """Return the pages that were not admitted, by reason."""
+        """Return the number of pages that were not admitted, by reason."""
         return {} if self._admission is None else self._admission.stats()
 
     def close(self, timeout_s: float) -> bool:

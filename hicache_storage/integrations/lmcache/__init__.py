@@ -1,11 +1,11 @@
-"""The adapter for LMCache: every backend of this project, as an L2 adapter of its MP server.
+"""The adapter for LMCache. It makes every backend of this project an L2 adapter of LMCache's MP server.
 
     lmcache server --l2-adapter '{"type": "plugin",
       "module_path": "hicache_storage.integrations.lmcache", "class_name": "HiCacheL2Adapter",
       "adapter_params": {"backend": "redis", "config": {"url": "redis://127.0.0.1:6379/0"},
                          "revision": "main"}}'
 
-The first access to one of the classes imports LMCache. docs/lmcache.md is the guide.
+The first access to one of the classes imports LMCache. See docs/lmcache.md for the guide.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _classes() -> dict[str, type]:
     from hicache_storage.integrations.lmcache._engine import EngineTypes  # noqa: PLC0415
     from hicache_storage.integrations.lmcache._interface import check_interface  # noqa: PLC0415
 
-    importlib.import_module("torch")  # LMCache's native library is linked against it
+    importlib.import_module("torch")  # LMCache's native library is linked against torch
     modules = {name: importlib.import_module(path) for name, path in _MODULES.items()}
     check_interface(modules, str(importlib.import_module("lmcache").__version__))
     _log_as_lmcache()
@@ -80,14 +80,14 @@ def _classes() -> dict[str, type]:
 
 
 def _log_as_lmcache() -> None:
-    """Give our lines LMCache's format and level, unless the process has configured our loggers."""
+    """Give our log lines LMCache's format and level, unless the process has configured our loggers."""
     for name in ("hicache_storage", "hicache_backends"):
         if not logging.getLogger(name).hasHandlers():
             importlib.import_module("lmcache.logging").init_logger(name)
 
 
 def _memory_tags(api: Any, *, shared: bool) -> Any:
-    """Return the tags of storage; None if this LMCache has none."""
+    """Return LMCache's memory tags for a storage. None if this LMCache has no tags."""
     if not hasattr(api, "MemoryTags"):
         return None
     residency = api.MemoryResidency.REMOTE if shared else api.MemoryResidency.LOCAL
@@ -95,7 +95,7 @@ def _memory_tags(api: Any, *, shared: bool) -> Any:
 
 
 def _key_page(api: Any, found: Sequence[ListedObject], token: str | None) -> Any:
-    """Return a page of a listing as LMCache's record."""
+    """Return one page of a listing as LMCache's record."""
     entries = tuple(
         api.KeyEntry(
             key=api.EncodedObjectKey(chunk_hash_hex=one.page_hash, **dataclasses.asdict(one.key)),
@@ -107,10 +107,10 @@ def _key_page(api: Any, found: Sequence[ListedObject], token: str | None) -> Any
 
 
 def _serde(fields: Mapping[str, Any]) -> Any:
-    """Return the processor of a serde, as LMCache makes it.
+    """Return LMCache's processor for a serde.
 
     Raises:
-        ValueError: LMCache knows no such serde.
+        ValueError: LMCache does not have this serde.
     """
     serde = importlib.import_module(f"{_DISTRIBUTED}.serde")
     kwargs = {name: value for name, value in fields.items() if name != "type"}

@@ -1,4 +1,4 @@
-"""The adapter without its base class, so that this module does not import LMCache."""
+"""The LMCache adapter. Its base class is added later, so that this module does not import LMCache."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ logger = logging.getLogger(__name__)
 _MAX_REFUSALS = 20
 _ATTACH, _DETACH = "attach", "detach"
 _SHOWN = ("backend", "metrics_port", "metrics_host")
-"""Settings that an attach may change, and that the metrics depend on."""
+"""Settings that the metrics depend on. An attach may change them."""
 
 
 class Adapter:
-    """An L2 adapter of LMCache's MP server over a storage of this project. Thread-safe.
+    """An L2 adapter of LMCache's MP server that uses a storage of this project. Thread-safe.
 
-    LMCache's store and prefetch controllers submit tasks, and wait for three eventfds. No method that
-    they call blocks or raises: a failure of the store is a miss, or a store that failed. A task is
-    reported only when nothing touches its objects any more.
+    LMCache's store and prefetch controllers submit tasks, and wait for three eventfds. The methods that
+    they call never block and never raise: if the store fails, a lookup or load is a miss, and a store is
+    reported as failed. A task is reported only when nothing touches its objects any more.
     """
 
     engine: ClassVar[EngineTypes]
@@ -56,7 +56,7 @@ class Adapter:
         config: AdapterConfig | Mapping[str, Any],
         l1_memory_desc: MemoryDesc | None = None,
     ) -> None:
-        """Open the store. LMCache passes a config of `HiCacheL2AdapterConfig`, or `adapter_params`.
+        """Open the store. LMCache passes a `HiCacheL2AdapterConfig` or the mapping `adapter_params`.
 
         Raises:
             ConfigError: A field is invalid; the message names it.
@@ -91,7 +91,7 @@ class Adapter:
     # --- tasks ---------------------------------------------------------------------------------------
 
     def submit_store_task(self, keys: list[ObjectKey], objects: list[MemoryObject]) -> int:
-        """Submit objects for storage. Return the number of the task."""
+        """Submit objects to store. Return the number of the task."""
         return self._submit(
             self._queues.stores,
             keys,
@@ -103,16 +103,16 @@ class Adapter:
         )
 
     def pop_completed_store_tasks(self) -> dict[int, Any]:
-        """Return the results of the stores that ended.
+        """Return the results of the stores that have ended.
 
-        A store succeeded if every object is stored, or was kept from the store by `admission`.
+        A store succeeded if every object was stored, or `admission` kept it out of the store.
         """
         return self._queues.stores.take_all()
 
     def submit_lookup_and_lock_task(
         self, keys: list[ObjectKey], group_layout_descs: dict[int, LayoutDesc]
     ) -> int:
-        """Submit a lookup. Return the number of the task. Nothing is locked: a load may still miss."""
+        """Submit a lookup. Return the number of the task. Locks nothing, so a load may still miss."""
         return self._submit(
             self._queues.lookups,
             keys,
@@ -126,11 +126,11 @@ class Adapter:
         )
 
     def query_lookup_and_lock_result(self, task_id: int) -> Any:
-        """Return once which objects the store has; None before."""
+        """Return which objects the store has, once. None until the task has ended."""
         return self._queues.lookups.take(task_id)
 
     def submit_unlock(self, keys: list[ObjectKey]) -> None:
-        """Do nothing: a lookup locks nothing."""
+        """Do nothing, because lookups lock nothing."""
 
     def submit_load_task(self, keys: list[ObjectKey], objects: list[MemoryObject]) -> int:
         """Submit objects to load into. Return the number of the task."""
@@ -145,17 +145,17 @@ class Adapter:
         )
 
     def query_load_result(self, task_id: int) -> Any:
-        """Return once which objects were loaded, and proved; None before."""
+        """Return which objects were loaded and verified, once. None until the task has ended."""
         return self._queues.loads.take(task_id)
 
     # --- the rest of the interface -------------------------------------------------------------------
 
     def get_memory_tags(self) -> Any:
-        """Return LMCache's tags of this store's medium; None before 0.5.7, which does not ask."""
+        """Return LMCache's tags for this store's medium. None before 0.5.7, which has none."""
         return self.engine.memory_tags(self._settings.shared)
 
     def delete(self, keys: list[ObjectKey]) -> None:
-        """Delete objects of every layout that this adapter has seen. Blocks up to a deadline."""
+        """Delete objects in every layout that this adapter has seen. Blocks up to a deadline."""
         session = self._attachment.session
         if session is None:
             logger.warning("%d objects were not deleted: the store is not open", len(keys))
@@ -171,10 +171,10 @@ class Adapter:
     def list_l2_keys(
         self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None
     ) -> Any:
-        """List objects of the store, of any process, that this adapter can load. Blocks for a scan.
+        """List objects of any process that this adapter can load from the store. Blocks for a scan.
 
         Raises:
-            NotImplementedError: The store does not list its pages.
+            NotImplementedError: The store cannot list its pages.
             ValueError: `page_size` or `cursor` is wrong.
             RuntimeError: The store is not open.
         """
@@ -194,7 +194,7 @@ class Adapter:
         return self.engine.key_page(found, token)
 
     def report_status(self) -> dict[str, Any]:
-        """Return the state and the counters, which LMCache's `GET /status` shows."""
+        """Return the state and the counters for LMCache's `GET /status`."""
         session = self._attachment.session
         status: dict[str, Any] = {
             "is_healthy": session is not None and session.store.breaker.state == "closed",
@@ -217,7 +217,7 @@ class Adapter:
         return status
 
     def reconfigure_status(self) -> dict[str, Any]:
-        """Return what `GET /reconfigure/plugin/l2/status` shows."""
+        """Return the answer to `GET /reconfigure/plugin/l2/status`."""
         return {
             "backend": "plugin",
             "supported_operations": [_ATTACH, _DETACH],
@@ -229,7 +229,7 @@ class Adapter:
     ) -> dict[str, Any]:
         """Attach or detach the store, for `POST /reconfigure/plugin/l2/OPERATION`.
 
-        The fields of an attach replace those of `adapter_params`: {"revision": "step-2"}.
+        The fields of an attach replace those in `adapter_params`, for example {"revision": "step-2"}.
 
         Raises:
             L2ReconfigureError: The operation or a field is unknown.
@@ -254,7 +254,7 @@ class Adapter:
         return {"attached": self._attachment.session is not None}
 
     def close(self) -> None:
-        """Close the store. Return after nothing touches LMCache's memory any more. Idempotent."""
+        """Close the store. Returns when nothing touches LMCache's memory any more. Idempotent."""
         with ExitStack() as closing:
             closing.callback(self._queues.close)
             closing.callback(self._attachment.detach)
@@ -263,7 +263,7 @@ class Adapter:
     # --- metrics -------------------------------------------------------------------------------------
 
     def _new_metrics(self) -> AdapterMetrics:
-        """Show the adapter among LMCache's own metrics, and on `metrics_port`."""
+        """Publish the adapter's metrics among LMCache's own, and on `metrics_port`."""
         return AdapterMetrics(
             self._settings,
             self._view,
@@ -274,7 +274,7 @@ class Adapter:
         )
 
     def _view(self) -> CacheView:
-        """Return what a scrape of the metrics reads."""
+        """Return the data for a scrape of the metrics."""
         from hicache_storage.metrics import CacheView  # noqa: PLC0415 - the extra is optional
 
         session = self._attachment.session
@@ -294,7 +294,7 @@ class Adapter:
         submit: Callable[[Session, int, list[Group]], None],
         failed: Any,
     ) -> int:
-        """Submit a task as a job. Without a store or a page, the task has failed at once."""
+        """Submit a task as a job. Without a store or without pages, the task fails at once."""
         task_id = next(self._ids)
         session = self._attachment.session
         try:
@@ -321,7 +321,7 @@ class Adapter:
     def _groups(
         self, session: Session, keys: Sequence[ObjectKey], layout_of: Callable[[int], Any]
     ) -> list[Group]:
-        """Group the pages of a task by key space. A page without an identity is in none."""
+        """Group the pages of a task by key space. Pages without an identity are left out."""
         spaces: list[KeySpace | None] = []
         hashes: list[str] = []
         for number, key in enumerate(keys):
@@ -336,7 +336,7 @@ class Adapter:
         return groups_of(spaces, hashes)
 
     def _refuse(self, reason: str) -> None:
-        """Count a page that is neither looked up nor moved, and log its reason the first time."""
+        """Count a page that is neither looked up nor moved. Log each reason once."""
         if reason not in self._refusals:
             if len(self._refusals) >= _MAX_REFUSALS:
                 return
@@ -344,7 +344,7 @@ class Adapter:
         self._refusals[reason] = self._refusals.get(reason, 0) + 1
 
     def _notify(self, event: str, *arguments: Any) -> None:
-        """Call `_notify_keys_EVENT` of LMCache's base class, whose listeners may raise."""
+        """Call `_notify_keys_EVENT` of LMCache's base class. Its listeners may raise."""
         try:
             getattr(self, f"_notify_keys_{event}")(*arguments)
         except Exception:
@@ -361,8 +361,8 @@ class Adapter:
         return gone == len(keys)
 
     def _accounted(self, keys: Sequence[ObjectKey], nbytes: int) -> list[int]:
-        """Return the bytes to subtract for each key. LMCache has counted this process's stores only."""
-        usage = cast("Any", self).get_usage()  # LMCache's base class has it
+        """Return the bytes to subtract for each key. LMCache has counted only this process's stores."""
+        usage = cast("Any", self).get_usage()  # defined in LMCache's base class
         left: dict[str, int] = dict(usage.bytes_by_cache_salt)
         sizes: list[int] = []
         for key in keys:

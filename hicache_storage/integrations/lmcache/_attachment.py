@@ -1,4 +1,4 @@
-"""The open store of an adapter, which may be attached, detached, and late."""
+"""The open store of an adapter. It can be attached, detached, or opened late."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _REOPEN_S = 5.0
 
 
 class Session:
-    """One open store, with the threads that move pages, and the identity of these pages."""
+    """An open store, with the threads that move pages and the identity of these pages."""
 
     def __init__(
         self,
@@ -47,10 +47,10 @@ class Session:
         memory: MemoryDesc | None,
         on_finished: Callable[[Session, JobKind], None],
     ) -> None:
-        """Open the store. `on_finished` is called by threads of the session.
+        """Open the store. The session's threads call `on_finished`.
 
         Raises:
-            ConfigError: A field is wrong, or a deadline does not fit LMCache's locks.
+            ConfigError: A field is wrong, or a deadline is too long for LMCache's locks.
             StorageUnavailable, StorageTimeout: The store cannot be reached.
         """
         choice = _choice(settings)
@@ -91,7 +91,7 @@ class Session:
             raise
 
     def close(self) -> None:
-        """Close everything, after nothing touches LMCache's memory any more."""
+        """Close everything, when nothing touches LMCache's memory any more."""
         while not self.runner.close(_CLOSE_STEP_S):
             logger.error("the store %r still uses LMCache's memory", self.settings.backend)
         if self._buffer is not None:
@@ -100,7 +100,7 @@ class Session:
         self._close_parts()
 
     def _register(self, memory: MemoryDesc) -> None:
-        """Register LMCache's arena, or the part of it that is sure to stay where it is."""
+        """Register LMCache's arena, or only the part that is sure to stay at its address."""
         size = getattr(memory, "stable_registration_size", None) or memory.size
         arena = (ctypes.c_ubyte * size).from_address(memory.ptr)
         buffer = memoryview(arena).cast("B")
@@ -113,10 +113,10 @@ class Session:
 
 
 class Attachment:
-    """The session of an adapter, or none. Thread-safe.
+    """The current session of an adapter, if it has one. Thread-safe.
 
-    A store that cannot be reached at first is opened later, by a thread that tries every few seconds.
-    Until then the adapter is detached: every page is missing, and no page is stored.
+    If a store cannot be reached at first, a thread tries to open it every few seconds. Until that
+    succeeds the adapter is detached: every page is missing, and no page is stored.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Attachment:
     ) -> None:
         self.session: Session | None = None
         self.failure = ""
-        """The reason why the store is not open yet; "" if it is open, or was detached."""
+        """Why the store is not open yet. "" if it is open, or was detached."""
         self._engine = engine
         self._memory = memory
         self._on_finished = on_finished
@@ -136,17 +136,17 @@ class Attachment:
         self._stop = threading.Event()
 
     def attach(self, settings: AdapterSettings) -> None:
-        """Open a store in place of the present one. A store that cannot be reached is opened later.
+        """Open a store in place of the present one. If it cannot be reached, open it later.
 
         Raises:
-            ConfigError: A field is wrong. The present store stays.
+            ConfigError: A field is wrong. The present store stays attached.
         """
         with self._changes:
             _choice(settings)
             self._replace(settings)
 
     def detach(self) -> None:
-        """Close the store. Return after nothing touches LMCache's memory any more. Idempotent."""
+        """Close the store. Returns when nothing touches LMCache's memory any more. Idempotent."""
         with self._changes:
             self._stop.set()
             self._wanted, self.failure = None, ""
@@ -202,7 +202,7 @@ def _choice(settings: AdapterSettings) -> BackendChoice:
 
 
 def _observers(settings: AdapterSettings) -> list[Observer]:
-    """Return the observers of a session. The objects of the first rank and the first group have events.
+    """Return the observers of a session. Only the first rank's objects in the first group have events.
 
     Raises:
         ConfigError: An extra is missing, or an address of the events cannot be used.

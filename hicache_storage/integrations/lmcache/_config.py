@@ -1,4 +1,4 @@
-"""The config of the plug-in adapter without its base class, so that this module imports no LMCache."""
+"""The adapter's config. Its base class is added later, so that this module does not import LMCache."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ HiCacheL2Adapter, fields of adapter_params:
 
 
 class AdapterConfig:
-    """The parsed `adapter_params` of `HiCacheL2Adapter`."""
+    """The parsed `adapter_params` of a `HiCacheL2Adapter`."""
 
     def __init__(self, settings: AdapterSettings) -> None:
         self.settings = settings
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> Self:
-        """Return the config that `adapter_params` holds.
+        """Parse `adapter_params`.
 
         Raises:
-            ConfigError: A field is wrong. It is a ValueError, as LMCache expects.
+            ConfigError: A field is wrong. This is a ValueError, as LMCache expects.
         """
         return cls(AdapterSettings.of(d))
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ObjectKey(Protocol):
-    """`ObjectKey`: a chunk's hash, and the part of the model that an object holds. Hashable."""
+    """`ObjectKey`: the hash of a chunk, and which part of the model the object holds. Hashable."""
 
     @property
     def chunk_hash(self) -> bytes: ...
@@ -51,7 +51,7 @@ class MemoryObject(Protocol):
 
 
 class MemoryDesc(Protocol):
-    """`L1MemoryDesc`: the arena of LMCache's L1."""
+    """`L1MemoryDesc`: the memory arena of LMCache's L1."""
 
     @property
     def ptr(self) -> int: ...
@@ -60,7 +60,7 @@ class MemoryDesc(Protocol):
 
 
 class Serde(Protocol):
-    """`SerdeProcessor`: what LMCache makes of an object before it stores it."""
+    """`SerdeProcessor`: converts an object before LMCache stores it."""
 
     def estimate_serialized_size(self, layout_desc: Any) -> int: ...
     def close(self) -> None: ...
@@ -78,7 +78,7 @@ class KeyFields:
 
 @dataclass(frozen=True, slots=True)
 class ListedObject:
-    """An object in the store: the fields of its `ObjectKey`, and its bytes."""
+    """An object in the store: the fields of its `ObjectKey`, and its size."""
 
     key: KeyFields
     page_hash: str
@@ -94,9 +94,9 @@ class EngineTypes:
     reconfigure_error: Callable[[int, str], Exception]
     """Class of an error that LMCache's HTTP server answers with a status code and a message."""
     memory_tags: Callable[[bool], Any]
-    """Function that returns the `MemoryTags` of storage that is shared by hosts, or is not. None before
-    0.5.7, which has no such tags."""
+    """Function that returns the `MemoryTags` for storage that hosts share, or do not share. Before 0.5.7
+    it returns None, because there are no such tags."""
     serde: Callable[[Mapping[str, Any]], Serde]
-    """Function that makes the processor of a `serde` object of `--l2-adapter`."""
+    """Function that makes the processor for a `serde` object of `--l2-adapter`."""
     key_page: Callable[[Sequence[ListedObject], str | None], Any]
-    """Function that returns the `KeyListPage` of objects and of the next page's token."""
+    """Function that returns a `KeyListPage` with these objects and the token of the next page."""

@@ -1,4 +1,4 @@
-"""Key spaces of LMCache's objects: every property that the bytes of an object depend on.
+"""Key spaces of LMCache's objects, made of every property that the bytes of an object depend on.
 
     property                          source                              field
     model                             key: the engine's `--model`         model
@@ -11,8 +11,8 @@
     tokens of a chunk                 layout (and the chunk's hash)       page_tokens
     tenant, the request's salt        adapter_params: `tenant`, key       tenant
 
-`kv_rank` counts the ranks of one LMCache server. If an engine spans several servers, ranks of two
-servers have equal keys, and only `server` tells them apart. LMCache's keys do not name LoRA adapters.
+`kv_rank` counts the ranks of one LMCache server. If an engine spans several servers, a rank on each of
+them can have the same key, and only `server` tells them apart. LMCache's keys do not name LoRA adapters.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ class Identity:
     )
 
     def space(self, key: ObjectKey, layout: Layout) -> KeySpace:
-        """Return the key space of a key whose object has this layout."""
+        """Return the key space of a key whose object has `layout`."""
         facts = (key.model_name, key.kv_rank, key.object_group_id, key.cache_salt, layout)
         space = self._spaces.get(facts)
         if space is None:
-            if len(self._spaces) >= _MAX_SPACES:  # salts are the clients' choice
+            if len(self._spaces) >= _MAX_SPACES:  # clients choose the salts
                 self._spaces.clear()
             space = self._spaces[facts] = self._new_space(key, layout)
         return space
 
     def key_fields(self, space: KeySpace, serde: str) -> KeyFields | None:
-        """Return the key of a key space's objects; None if no key of this adapter has that space.
+        """Return the key fields that belong to a key space. None if the space is not this adapter's.
 
         Args:
-            space: A key space, which may be of another program.
-            serde: The name and the digest of this adapter's serde, or "".
+            space: A key space, possibly of another program.
+            serde: The name and the digest of this adapter's serde, or "" if it has none.
         """
         layout = _LAYOUT.fullmatch(space.layout)
         group = space.pool.removeprefix(_GROUP)
@@ -81,7 +81,7 @@ class Identity:
         return KeyFields(space.model, int(layout["kv_rank"], 16), int(group), salt)
 
     def owner(self) -> KeySpace:
-        """Return a key space of this adapter that is known before its objects are."""
+        """Return a key space of this adapter that is known before any object is."""
         return KeySpace(
             model=f"{_FORMAT};server={self.server}" if self.server else _FORMAT,
             dtype="uint8",
@@ -111,21 +111,21 @@ class Identity:
             ),
             pool=f"{_GROUP}{key.object_group_id}",
             revision=self.revision,
-            # A salt has no "@", so no two pairs of tenant and salt have one text.
+            # A salt has no "@", so different pairs of tenant and salt have different texts.
             tenant=f"{self.tenant}@{key.cache_salt}" if self.tenant or key.cache_salt else "",
         )
 
 
 def is_of_first_rank(space: KeySpace) -> bool:
-    """Return whether a key space is of the first rank's objects, in the first object group."""
+    """Return whether a key space holds objects of the first rank and the first object group."""
     return space.pool == f"{_GROUP}0" and space.shard.heads in (None, (0, 1))
 
 
 def page_hash(key: ObjectKey) -> str:
-    """Return the page hash of a key.
+    """Return the page hash for a key.
 
     Raises:
-        UnknownLayoutError: The chunk's hash is too short to be the hash of a whole prefix.
+        UnknownLayoutError: The chunk's hash is too short for the hash of a whole prefix.
     """
     if not _MIN_HASH_NBYTES <= len(key.chunk_hash) <= _MAX_HASH_NBYTES:
         raise UnknownLayoutError(

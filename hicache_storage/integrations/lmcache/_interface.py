@@ -1,6 +1,6 @@
-"""A check that the installed LMCache has the interface that the adapter was written for.
+"""Check that the installed LMCache has the interface that the adapter was written for.
 
-It runs once, when the adapter is loaded. It reports every difference that would break a call later.
+It runs once, when the adapter is loaded, and reports every difference that would break a call later.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 TESTED_VERSIONS = ("0.5.6", "0.5.7rc2")
 
-# Parameters after `self`, as lmcache/v1/distributed/l2_adapters/base.py names them.
+# Parameters after `self`, with the names in lmcache/v1/distributed/l2_adapters/base.py.
 _METHODS = {
     "__init__": ("max_capacity_bytes",),
     "get_store_event_fd": (),
@@ -90,7 +90,7 @@ def check_interface(modules: Mapping[str, Any], version: str) -> None:
 
 
 def differences(modules: Mapping[str, Any]) -> list[str]:
-    """Return every difference from the known interface, as a clause each."""
+    """Return every difference from the known interface, each as a clause."""
     base = getattr(modules["base"], "L2AdapterInterface", None)
     if base is None:
         return ["L2AdapterInterface is missing"]

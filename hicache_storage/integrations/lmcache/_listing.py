@@ -1,8 +1,8 @@
-"""Listings of the objects in a store, for LMCache's `GET /cache/objects`.
+"""List the objects in a store, for LMCache's `GET /cache/objects`.
 
-A listing is sorted by key space and page hash. A cursor names the last object of its page. Cursors
-stay valid while objects come and go, and after a restart. Each page of a listing takes a scan of
-its key spaces, because a store lists pages in any order.
+A listing is sorted by key space and page hash. A cursor names the last object on its page, so it stays
+valid while objects come and go, and after a restart. Each page of a listing scans its key spaces,
+because a store lists pages in no particular order.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def list_objects(
     page_size: int,
     cursor: str | None,
 ) -> tuple[list[ListedObject], str | None]:
-    """Return up to `page_size` objects that follow `cursor`, and the cursor of the next page or None.
+    """Return up to `page_size` objects after `cursor`, and the cursor of the next page or None.
 
-    Objects of one key and of several layouts are listed once for each layout.
+    A key that is stored in several layouts is listed once for each of them.
 
     Raises:
-        ValueError: `page_size` is not positive, or `cursor` is none of a listing.
-        StorageError: The store does not list its pages.
+        ValueError: `page_size` is not positive, or `cursor` does not come from a listing.
+        StorageError: The store cannot list its pages.
     """
     if page_size < 1:
         raise ValueError(f"page_size is {page_size}, and must be positive")
@@ -75,10 +75,10 @@ def _own_spaces(
 
 
 def _place_of(cursor: str | None) -> tuple[str, str]:
-    """Return the id of a cursor's key space and its page hash.
+    """Return the id of a cursor's key space, and its page hash.
 
     Raises:
-        ValueError: It is none of a listing.
+        ValueError: The cursor does not come from a listing.
     """
     if cursor is None:
         return "", ""

@@ -1,8 +1,8 @@
-"""The layouts of LMCache's objects: shapes and types of their parts, as objects and lookups name them.
+"""Layouts of LMCache's objects: the shapes and types of their parts, for stores, loads and lookups.
 
-An object has its own layout. A lookup has LMCache's hint for each object group, which may be of
-another engine of the same model, or may be missing. Then the layout of the objects that were stored
-and loaded last is used.
+An object has its own layout. A lookup only has LMCache's hint for each object group. The hint may come
+from another engine of the same model, or may be missing. If it is missing, the lookup uses the layout of
+the object that was stored or loaded last.
 
 With a `serde` the objects are bytes, and only the hints have the layout of the KV in them.
 """
@@ -32,18 +32,18 @@ _MAX_KNOWN = 4096
 
 
 class UnknownLayoutError(ValueError):
-    """The identity of an object cannot be told. The message says why, and what to do."""
+    """The identity of an object cannot be determined. The message says why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The shapes and types of an object's parts, and its bytes."""
+    """The shapes and types of an object's parts, and its size."""
 
     parts: tuple[tuple[tuple[int, ...], str], ...]
-    """The shape and the type of each part (LMCache's kernel groups), in the order of their bytes."""
+    """The shape and type of each part (LMCache's kernel groups), in the order of their bytes."""
     nbytes: int
     serde: str = ""
-    """The name and a digest of the `serde` that made the object's bytes of these parts."""
+    """The name and a digest of the `serde` that turned these parts into the object's bytes."""
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -54,35 +54,36 @@ class Layout:
 
     @property
     def dtype(self) -> str:
-        """The logical types, each once."""
+        """The logical types, each listed once."""
         return "+".join(dict.fromkeys(dtype for _, dtype in self.parts))
 
     @property
     def text(self) -> str:
-        """A text that differs if any shape, type or serde differs."""
+        """A text that is different for any other shape, type or serde."""
         parts = ",".join(f"{'x'.join(map(str, shape))}:{dtype}" for shape, dtype in self.parts)
         return f"{parts};serde={self.serde}" if self.serde else parts
 
     @property
     def tokens(self) -> int:
-        """The tokens of a chunk: the last dimension but one of the first part."""
+        """The tokens of a chunk: the second-last dimension of the first part."""
         shape = self.parts[0][0]
         return shape[-2] if len(shape) > 1 else 1
 
     @property
     def layers(self) -> int:
-        """The layers of all parts."""
+        """The number of layers in all parts."""
         return sum(shape[-3] if len(shape) > 2 else 1 for shape, _ in self.parts)
 
     @property
     def is_latent(self) -> bool:
-        """True if no part has keys and values apart (MLA): every tensor-parallel rank has the same."""
+        """True if no part stores keys and values separately (MLA). All tensor-parallel ranks then have
+        the same bytes."""
         return all(len(shape) < 4 or shape[0] == 1 for shape, _ in self.parts)
 
 
 @dataclass(slots=True)
 class _Known:
-    """The layouts of one (model, rank, object group): the hint, and that of the last object."""
+    """The layouts of one (model, rank, object group): from hints, and from the last object."""
 
     hint: Layout | None = None
     seen: Layout | None = None
@@ -90,17 +91,17 @@ class _Known:
 
 
 class Layouts:
-    """Finds the layout of an object or of a lookup. Thread-safe: each write is one assignment."""
+    """Finds the layout for an object or a lookup. Thread-safe, because each write is one assignment."""
 
     def __init__(
         self, kv_dtype: str, serde: Mapping[str, Any] | None = None, sizes: Serde | None = None
     ) -> None:
-        """Prepare for objects whose bytes are of `kv_dtype`, if their type is `uint8`.
+        """Prepare the layouts. Objects of type `uint8` hold KV of the type `kv_dtype`.
 
         Args:
             kv_dtype: The logical type of KV that LMCache holds as bytes, or "".
-            serde: The `serde` object of `--l2-adapter`; None or empty: objects are stored as they are.
-            sizes: The processor of that serde, which gives the size of its output.
+            serde: The `serde` object of `--l2-adapter`. None or empty: objects are stored as they are.
+            sizes: The processor of that serde, which returns the size of its output.
         """
         self._kv_dtype = kv_dtype
         self.serde: str = _serde_label(serde) if serde else ""
@@ -112,7 +113,7 @@ class Layouts:
         """Return the layout of an object, and remember it for lookups.
 
         Raises:
-            UnknownLayoutError: The logical type of its bytes is not known, or its size varies.
+            UnknownLayoutError: The logical type of the object's bytes is not known, or its size varies.
         """
         known, nbytes = self._of_key(key), memory.get_size()
         if self.serde:
@@ -134,10 +135,10 @@ class Layouts:
         return layout
 
     def of_lookup(self, key: ObjectKey, hints: Mapping[int, LayoutDesc]) -> Layout | None:
-        """Return the layout to look a key up with. None: no hint, and no object was seen yet.
+        """Return the layout to look a key up with. None if there is no hint and no object was seen yet.
 
         Raises:
-            UnknownLayoutError: The logical type of the hinted layout's bytes is not known.
+            UnknownLayoutError: The hinted layout holds bytes of an unknown logical type.
         """
         known = self._of_key(key)
         hint = hints.get(key.object_group_id)
@@ -151,7 +152,7 @@ class Layouts:
         return layout
 
     def of_key(self, key: ObjectKey) -> list[Layout]:
-        """Return every layout that is known for a key, for its deletion."""
+        """Return every layout known for a key, so that all its objects can be deleted."""
         known = self._of_key(key)
         return list(dict.fromkeys([*known.hints, *([known.seen] if known.seen else [])]))
 
@@ -159,7 +160,7 @@ class Layouts:
         place = (key.model_name, key.kv_rank, key.object_group_id)
         known = self._known.get(place)
         if known is None:
-            if len(self._known) >= _MAX_KNOWN:  # no server has as many models and ranks
+            if len(self._known) >= _MAX_KNOWN:  # more models and ranks than any server has
                 self._known = {}
             known = self._known.setdefault(place, _Known())
         return known
@@ -209,7 +210,7 @@ class Layouts:
 
 
 def _parts_of(memory: MemoryObject) -> tuple[Sequence[Sequence[int]], Sequence[Any]]:
-    """Return the shapes and types of an object's parts. `lmcache bench` has objects without parts."""
+    """Return the shapes and types of an object's parts. Objects of `lmcache bench` have one part."""
     if memory.meta.shapes is None:
         return [memory.get_shape()], [memory.get_dtype()]
     return memory.get_shapes(), memory.get_dtypes()

@@ -1,4 +1,4 @@
-"""`adapter_params` of LMCache's plug-in adapter: the adapter's settings, and the backend's fields."""
+"""`adapter_params` of LMCache's plug-in adapter: the adapter's settings and the backend's fields."""
 
 from __future__ import annotations
 
@@ -30,29 +30,30 @@ def _check_server(label: str) -> str:
 
 
 class AdapterSettings(JobSettings, MetricsSettings, ExplainLogSettings):
-    """The fields of `adapter_params`. `backend` and `revision` are required."""
+    """The fields in `adapter_params`. `backend` and `revision` are required."""
 
     backend: str = Field(min_length=1)
     """Name of the backend, for example "redis"."""
     config: dict[str, Any] | str = Field(default_factory=dict[str, Any], repr=False)
-    """The backend's own fields, or "@file" with them (.json, .toml, .yaml)."""
+    """The backend's own fields, or "@" followed by the path of a file that has them (.json, .toml,
+    .yaml)."""
     revision: str
-    """The revision of the weights, or any text that changes with them; "" if there is only one."""
+    """The revision of the weights, or any text that changes with them. "" if there is only one."""
     server: Annotated[str, AfterValidator(_check_server)] = ""
-    """This server's place, "0/2", if one engine spans several LMCache servers over one store."""
+    """This server's place, such as "0/2", if one engine spans several LMCache servers over one store."""
     kv_dtype: str = ""
-    """Logical type of KV that LMCache holds as uint8: "float8_e4m3fn"."""
+    """Logical type of KV that LMCache holds as uint8, for example "float8_e4m3fn"."""
     tenant: str = ""
-    """Isolation domain: servers of different tenants never share a page."""
+    """Isolation domain. Servers of different tenants never share a page."""
     serde: dict[str, Any] = Field(default_factory=dict[str, Any], repr=False)
-    """The object `serde` of --l2-adapter, if it has one."""
+    """The object `serde` of --l2-adapter, if there is one."""
     checksum: Literal["xxh3", "none"] = "xxh3"
     parallelism: int | None = Field(default=None, ge=1)
-    """Concurrent calls to the store in each direction; none: the backend's own number."""
+    """Concurrent calls to the store in each direction. None: the backend's own number."""
     events: EventSettings | None = None
-    """The publisher of KV events. None: there are no events. Needs the extra `events`."""
+    """The publisher of KV events. None: no events. Needs the extra `events`."""
     shared: bool = True
-    """False if the store is of this host alone. LMCache shows it, and 0.5.7 can filter by it."""
+    """False if only this host uses the store. LMCache shows this, and 0.5.7 can filter by it."""
     l1_read_ttl_s: PositiveSeconds = 300.0
     """The server's --l1-read-ttl-seconds."""
     l1_write_ttl_s: PositiveSeconds = 600.0
@@ -60,7 +61,7 @@ class AdapterSettings(JobSettings, MetricsSettings, ExplainLogSettings):
 
     @classmethod
     def of(cls, params: Mapping[str, Any]) -> Self:
-        """Return the settings that `adapter_params` holds.
+        """Parse `adapter_params`.
 
         Raises:
             ConfigError: The message names every wrong field and says why `revision` is required.
@@ -76,7 +77,7 @@ class AdapterSettings(JobSettings, MetricsSettings, ExplainLogSettings):
         return settings
 
     def backend_fields(self) -> dict[str, Any]:
-        """Return the backend's own fields, read from the file if `config` names one.
+        """Return the backend's own fields. Read them from the file if `config` names one.
 
         Raises:
             ConfigError: The file cannot be read, or has no fields.
@@ -84,9 +85,9 @@ class AdapterSettings(JobSettings, MetricsSettings, ExplainLogSettings):
         return backend_fields(self.config, f"{NAME}: config")
 
     def check_ttls(self, call_timeout_s: float) -> None:
-        """Refuse deadlines after which LMCache could have given a buffer to others.
+        """Refuse deadlines that are so long that LMCache may give a buffer to others first.
 
-        LMCache's locks of a buffer expire by time alone, also while the buffer is read or written.
+        LMCache's locks of a buffer expire by time alone, even while the buffer is read or written.
 
         Raises:
             ConfigError: The message names the field.
@@ -106,4 +107,4 @@ class AdapterSettings(JobSettings, MetricsSettings, ExplainLogSettings):
 
 
 _GRACE_S = 1.0
-"""The time by which a call of a bounded store may exceed its `timeout_s`."""
+"""How long a call of a bounded store may exceed its `timeout_s`."""

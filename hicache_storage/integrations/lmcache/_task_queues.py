@@ -1,4 +1,4 @@
-"""The tasks of an adapter by kind, and their results when the jobs of a session have ended."""
+"""Queues for an adapter's tasks, one for each kind, and their results once the session's jobs end."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class TaskQueues:
-    """The stores, the lookups and the loads of an adapter. Thread-safe."""
+    """The stores, lookups and loads of an adapter. Thread-safe."""
 
     def __init__(self, engine: EngineTypes, notify: Callable[..., None]) -> None:
-        """Make empty queues. `notify` is called with an event, its keys and their sizes."""
+        """Make empty queues. They call `notify` with an event, its keys and their sizes."""
         self.stores: TaskQueue[Any] = TaskQueue()
         self.lookups: TaskQueue[Any] = TaskQueue()
         self.loads: TaskQueue[Any] = TaskQueue()
@@ -35,7 +35,7 @@ class TaskQueues:
             queue.close()
 
     def finish(self, session: Session, kind: JobKind) -> None:
-        """Take the results of jobs that ended, on the runner's thread."""
+        """Fetch the results of jobs that have ended. Runs in the runner's thread."""
         if kind is JobKind.STORE:
             for result in session.runner.finished_stores():
                 self._end_store(session, result)
@@ -85,7 +85,7 @@ class TaskQueues:
 def _explain(
     session: Session, operation: Operation, task: Task, verdicts: Sequence[Sequence[Verdict]]
 ) -> None:
-    """Log the pages of each key space of a task."""
+    """Log the pages of a task, for each key space."""
     if session.explain_log is None:
         return
     for group, found in zip(task.groups, verdicts, strict=False):

@@ -1,4 +1,4 @@
-"""Tasks of LMCache as jobs: the pages of a task by key space, and the verdicts back by position."""
+"""Run LMCache's tasks as jobs: group a task's pages by key space, and return verdicts by position."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ R = TypeVar("R")
 
 
 class ObjectPages(Sequence[Page]):
-    """The memory of objects as pages, which are not copied.
+    """The memory of objects as pages, without a copy.
 
-    The pages are made when the first of them is asked for, by a thread of the runner: LMCache's own
-    thread has to submit the next task.
+    The pages are made when the first of them is read, by a thread of the runner. LMCache's own thread
+    stays free to submit the next task.
     """
 
     def __init__(self, objects: Sequence[MemoryObject]) -> None:
@@ -57,13 +57,13 @@ class Group:
     objects: list[MemoryObject] = field(default_factory=list["MemoryObject"])
 
     def batch(self) -> PageBatch:
-        """Return the group with the memory of its objects, which is not copied."""
+        """Return the group with the memory of its objects. Copies nothing."""
         return PageBatch(self.space, self.hashes, ObjectPages(self.objects))
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task of LMCache that is under way."""
+    """A task of LMCache that has not ended."""
 
     keys: Sequence[ObjectKey]
     groups: Sequence[Group]
@@ -84,7 +84,7 @@ class Task:
 
 
 class TaskQueue(Generic[R]):
-    """The tasks of one kind, their results, and the eventfd that announces them. Thread-safe."""
+    """The tasks of one kind, their results, and the eventfd that signals them. Thread-safe."""
 
     def __init__(self) -> None:
         self.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -101,19 +101,19 @@ class TaskQueue(Generic[R]):
         self._tasks[task_id] = task
 
     def end(self, task_id: int) -> Task | None:
-        """Return a task whose job has ended; None for a task that ended before."""
+        """Return the task of a job that has ended. None if it has been returned before."""
         return self._tasks.pop(task_id, None)
 
     def finish(self, task_id: int, result: R) -> None:
-        """Add the result of a task, and announce it."""
+        """Add the result of a task, and signal it."""
         with self._lock:
             self._results[task_id] = result
             if not self._closed:
-                with suppress(BlockingIOError):  # the counter is full, so it announces enough
+                with suppress(BlockingIOError):  # a full counter wakes LMCache, too
                     os.eventfd_write(self.event_fd, 1)
 
     def take(self, task_id: int) -> R | None:
-        """Return the result of a task once; None if it has none yet."""
+        """Return the result of a task once. None if it has no result yet."""
         return self._results.pop(task_id, None)
 
     def take_all(self) -> dict[int, R]:
@@ -131,9 +131,9 @@ class TaskQueue(Generic[R]):
 
 
 def groups_of(spaces: Sequence[KeySpace | None], hashes: Sequence[str]) -> list[Group]:
-    """Group the pages of a task by key space. Pages without one are in no group.
+    """Group the pages of a task by key space. Pages without a key space are left out.
 
-    Key spaces are compared as objects, because a hash of all fields for each page costs more.
+    Key spaces are compared by identity, because hashing all their fields for each page costs more.
     """
     groups: dict[int, Group] = {}
     for place, (space, page_hash) in enumerate(zip(spaces, hashes, strict=True)):

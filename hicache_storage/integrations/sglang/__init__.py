@@ -1,10 +1,10 @@
-"""The adapter for SGLang: every backend of this project, through SGLang's own `dynamic` backend.
+"""The adapter for SGLang. It makes every backend of this project usable as SGLang's `dynamic` backend.
 
     --hicache-storage-backend dynamic --hicache-storage-backend-extra-config
       '{"backend_name": "redis", "module_path": "hicache_storage.integrations.sglang",
         "class_name": "SGLangHiCacheStorage", "interface_v1": 1, "url": "redis://127.0.0.1:6379/0"}'
 
-The first access to `SGLangHiCacheStorage` imports SGLang. docs/sglang.md is the guide.
+The first access to `SGLangHiCacheStorage` imports SGLang. See docs/sglang.md for the guide.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ def _storage_class() -> type[Adapter]:
 
 
 def _launch_arguments() -> Mapping[str, Any]:
-    """Return SGLang's resolved arguments with this process's overrides; none outside a server."""
+    """Return SGLang's resolved arguments with this process's overrides. Empty outside a server."""
     context = importlib.import_module(_CONTEXT).get_context()
     try:
         arguments: Mapping[str, Any] = context.resolved_server_args_dict()
-    except (RuntimeError, ValueError, AssertionError):  # no arguments were published
+    except (RuntimeError, ValueError, AssertionError):  # no arguments are published
         return {}
     return arguments
 
@@ -86,10 +86,10 @@ def _variable_names() -> Iterable[str]:
 
 
 def _replica() -> int:
-    """Return the number of this process's data-parallel replica, from 0."""
+    """Return the number of this process's data-parallel replica, counted from 0."""
     try:
         return importlib.import_module(_CONTEXT).get_parallel().dp_rank or 0
-    except (AttributeError, RuntimeError, ValueError, AssertionError):  # no ranks were published
+    except (AttributeError, RuntimeError, ValueError, AssertionError):  # no ranks are published
         return 0
 
 

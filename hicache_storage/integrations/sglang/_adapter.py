@@ -1,4 +1,4 @@
-"""The adapter without its base class, so that this module does not import SGLang."""
+"""The SGLang adapter. Its base class is added later, so that this module does not import SGLang."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ logger = logging.getLogger(__name__)
 _Transfer: TypeAlias = "Callable[[StoredPool, Sequence[str], Indices], TransferResult]"
 
 _NOT_GATING = "block_groups"
-"""Hit policy of pools that do not limit the prefix."""
+"""The hit policy of pools that do not limit the prefix."""
 
 
 class Adapter:
     """Connects one rank of SGLang's HiCache to a storage of this project. Thread-safe.
 
-    SGLang calls it from the scheduler, prefetch and backup threads. After the pools are registered no
+    SGLang calls it from the scheduler, prefetch and backup threads. Once the pools are registered, no
     method raises: a failure of the store is a miss, or False. Page hashes are chained, so the adapter
     ignores `prefix_keys`.
     """
@@ -61,7 +61,7 @@ class Adapter:
     def __init__(
         self, storage_config: StorageConfig, kwargs: Mapping[str, Any] | None = None
     ) -> None:
-        """Open the storage that `extra_config` names. SGLang's factory passes no `kwargs`.
+        """Open the storage named in `extra_config`. SGLang's factory passes no `kwargs`.
 
         Raises:
             ConfigError: A field is invalid; the message names it.
@@ -134,7 +134,7 @@ class Adapter:
     # --- pools ---------------------------------------------------------------------------------------
 
     def register_mem_pool_host(self, mem_pool_host: HostPool) -> None:
-        """Register the anchor pool. SGLang does so first, before any thread runs.
+        """Register the anchor pool. SGLang does this first, before any thread runs.
 
         Raises:
             ConfigError: The identity of the pages is unknown.
@@ -149,12 +149,12 @@ class Adapter:
         """Register a pool by name: the anchor again, a side pool, or later a draft pool.
 
         Raises:
-            ConfigError: The identity of the pages is unknown. Such a pool has no hits.
+            ConfigError: The identity of the pages is unknown. The pool then has no hits.
         """
         self._pools.register(_text(host_pool_name), host_pool)
 
     def on_host_pools_registered(self) -> None:
-        """Do nothing: each pool is complete when it is registered."""
+        """Do nothing, because each pool is complete when it is registered."""
 
     # --- lookup --------------------------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ class Adapter:
         return self.batch_exists([key]) == 1
 
     def batch_exists(self, keys: Sequence[str], extra_info: object = None) -> int:
-        """Return the number of leading pages in the storage."""
+        """Return how many leading pages the storage has."""
         if not self._is_outdated():
             with self._caught():
                 return self._match(keys, {ANCHOR: self._pools[ANCHOR].specs()}).pages
@@ -174,7 +174,7 @@ class Adapter:
         pool_transfers: Sequence[PoolTransfer] | None = None,
         extra_info: object = None,
     ) -> Any:
-        """Return the longest prefix that KV and every side pool have, and every shorter such prefix."""
+        """Return the longest prefix that KV and all side pools have, and all shorter usable prefixes."""
         if not self._is_outdated():
             with self._caught():
                 return self._match_pools(keys, pool_transfers or [])
@@ -230,7 +230,7 @@ class Adapter:
     def _transfer_pools(
         self, transfers: Sequence[PoolTransfer], transfer_pages: _Transfer
     ) -> dict[str, list[bool]]:
-        """Return the verdicts of each pool. The pools after one without an answer are not tried."""
+        """Return the verdicts of each pool. If a pool gets no answer, do not try the pools after it."""
         verdicts: dict[str, list[bool]] = {}
         answered = True
         for transfer in transfers:
@@ -252,8 +252,8 @@ class Adapter:
     ) -> TransferResult:
         """Return a verdict for each key.
 
-        The pages are transferred in batches, each with its own deadline. A batch without an answer is
-        the last one, so a call exceeds the time of the answered batches by at most one deadline.
+        The pages are transferred in batches, each with its own deadline. The first batch without an
+        answer ends the call, which exceeds the time of the answered batches by at most one deadline.
         """
         hashes = keys or []
         verdicts: list[bool] = []
@@ -286,7 +286,7 @@ class Adapter:
         target_locations: Sequence[Any] | None = None,
         target_sizes: object = None,
     ) -> list[Any]:
-        """Return each tensor that was filled, and None for every other one."""
+        """Return each tensor that was filled, with None in place of the others."""
         found: list[Any] = []
         if not self._is_outdated():
             with self._caught():
@@ -322,13 +322,13 @@ class Adapter:
                     self._transport.save_flat(pool, keys[part], given[part]).moved
                     for part in _batches(len(keys), pool.batch_pages)
                 )
-                return all(all(part) for part in saved)  # the first failed batch ends the call
+                return all(all(part) for part in saved)  # a failed batch ends the call
         return False
 
     # --- the rest ------------------------------------------------------------------------------------
 
     def clear(self) -> bool:
-        """Delete this rank's pages only. Return False if the store cannot list its pages."""
+        """Delete only this rank's pages. Return False if the store cannot list its pages."""
         with self._caught():
             for pool in self._pools.all():
                 for space in pool.spaces:
@@ -337,7 +337,7 @@ class Adapter:
         return False
 
     def get_stats(self) -> Any:
-        """Return the transfers since the last call; None if SGLang collects no metrics. Never raises."""
+        """Return the transfers since the last call. None if SGLang collects no metrics. Never raises."""
         metrics = self._transport.metrics
         if metrics is None or self._closed:
             return None
@@ -346,11 +346,11 @@ class Adapter:
         return None
 
     def counters(self) -> dict[str, int]:
-        """Return the page store's counters, and the pages that were not admitted, by reason."""
+        """Return the page store's counters, and the number of pages not admitted, by reason."""
         return {**self._store.stats(), **self._admission.stats()}
 
     def _view(self) -> CacheView:
-        """Return what a scrape of the metrics reads."""
+        """Return the data for a scrape of the metrics."""
         from hicache_storage.metrics import CacheView  # noqa: PLC0415 - the extra is optional
 
         return CacheView(
@@ -360,7 +360,7 @@ class Adapter:
         )
 
     def close(self) -> None:
-        """Stop the threads and close the storage. Idempotent, and without effect in a forked child."""
+        """Stop the threads and close the storage. Idempotent. Does nothing in a forked child."""
         if self._closed or self._pid != os.getpid():
             return
         self._closed = True
@@ -376,8 +376,8 @@ class Adapter:
     def _is_outdated(self) -> bool:
         """Return whether SGLang has changed its weights or their version since the attach.
 
-        The key spaces name the weights of the attach, so pages of new weights would be confused with
-        them. The result is also True in a forked child, which lacks the threads that a call needs.
+        The key spaces name the weights of the attach, so pages of new weights would be mixed up with the
+        old ones. Also True in a forked child, because the threads that a call needs do not exist there.
         """
         if self._outdated or self._pid != os.getpid():
             return True
@@ -396,9 +396,9 @@ class Adapter:
 
     @contextmanager
     def _caught(self) -> Generator[None]:
-        """Log an exception of the `with` block, which then ends without a result.
+        """Log an exception of the `with` block, and end the block without a result.
 
-        It would end SGLang's scheduler, and some exceptions end its storage threads.
+        The exception would end SGLang's scheduler, and some exceptions would end its storage threads.
         """
         try:
             yield
@@ -409,7 +409,7 @@ class Adapter:
 
 
 def rank_number(config: StorageConfig, replica: int) -> int:
-    """Return the number of this process among those of the engine, from 0."""
+    """Return the number of this process among the engine's processes, counted from 0."""
     number = getattr(config, "dp_rank", 0) or replica
     for rank, size in (
         (config.pp_rank, config.pp_size),
@@ -421,7 +421,7 @@ def rank_number(config: StorageConfig, replica: int) -> int:
 
 
 def _event_source(config: StorageConfig, settings: AdapterSettings) -> EventSource | None:
-    """Return the KV events of this rank, or None. The first rank of each replica has them, of its KV."""
+    """Return the KV events of this rank. None for all but the first rank of each replica."""
     if settings.events is None or config.tp_rank or config.pp_rank or config.attn_cp_rank:
         return None
     return EventSource(
@@ -437,5 +437,5 @@ def _batches(pages: int, step: int) -> Iterator[slice]:
 
 
 def _text(name: str) -> str:
-    """Return the value of a member of SGLang's string enums, or the string itself."""
+    """Return the value of one of SGLang's string enums. A string stays as it is."""
     return str(getattr(name, "value", name))

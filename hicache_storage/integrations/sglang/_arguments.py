@@ -1,7 +1,7 @@
 """All server arguments of SGLang: how each one enters the key space, or why KV does not depend on it.
 
-A test compares these tables with the `ServerArgs` of the installed SGLang, and so finds the arguments
-of a later SGLang. `LaunchIdentity` assumes that KV depends on an argument until it is classified here.
+A test compares these tables with the `ServerArgs` of the installed SGLang, so it finds the arguments
+that a later SGLang adds. Until one is listed here, `LaunchIdentity` assumes that KV depends on it.
 `make identity-page` writes the tables to docs/sglang-identity.md.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# These enter `revision` as "name=value", unless they are None or have the neutral value given here.
+# These enter `revision` as "name=value", unless they are None or have the neutral value listed here.
 BY_VALUE: Mapping[str, Any] = {
     "revision": None,
     "weight_version": "default",
@@ -65,7 +65,7 @@ BY_VALUE: Mapping[str, Any] = {
     "forward_hooks": None,
 }
 
-# These do so in pools of a draft model only.
+# These enter only the `revision` of pools of a draft model.
 DRAFT_BY_VALUE: Mapping[str, Any] = {
     "speculative_draft_model_revision": None,
     "speculative_draft_model_quantization": None,
@@ -76,7 +76,7 @@ DRAFT_BY_VALUE: Mapping[str, Any] = {
     "enable_multi_layer_eagle": False,
 }
 
-# KV depends on the bytes of these files. A digest of them enters `revision`.
+# KV depends on the bytes of these files. Their digest enters `revision`.
 BY_DIGEST = (
     *("quantization_param_path", "decrypted_config_file", "rl_quant_profile"),
     *("dllm_algorithm_config", "debug_tensor_dump_input_file"),
@@ -86,7 +86,7 @@ DRAFT_BY_DIGEST = ("decrypted_draft_config_file",)
 # A fingerprint of these weights enters `revision`.
 BY_FINGERPRINT = ("kt_weight_path", "uno_lora_path", "modelopt_checkpoint_restore_path")
 
-# These load formats make other weights of the same files. Other load formats differ in speed only.
+# These formats load different weights from the same files. Other formats differ only in speed.
 OTHER_WEIGHTS = ("dummy", "bitsandbytes", "flash_rl")
 
 _ELSEWHERE: Mapping[str, str] = {
@@ -122,7 +122,7 @@ _REFUSED: Mapping[str, str] = {
     "enable_kv_cache_sharding": "by SGLang, together with any storage",
 }
 
-# KV does not depend on these arguments, for the reason given as the key.
+# KV does not depend on these arguments. Each key is the reason.
 INERT: Mapping[str, str] = {
     "The process, its devices and its clocks.": """
         device base_gpu_id gpu_id_step random_seed mlx_enable_sampling watchdog_timeout

@@ -30,7 +30,7 @@ class StorageConfig(Protocol):
 
 
 class Indices(Protocol):
-    """A CPU tensor of int64 with token slots of a host pool, page by page."""
+    """A CPU tensor (int64) with the token slots of a host pool, page after page."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, key: slice | list[int]) -> Indices: ...
@@ -68,12 +68,12 @@ class EngineTypes:
     pool_transfer_result: Callable[[int, dict[str, int], list[int]], Any]
     storage_metrics: Callable[..., Any]
     launch_arguments: Callable[[], Mapping[str, Any]]
-    """Function that returns SGLang's resolved server arguments; none outside a server."""
+    """Function that returns SGLang's resolved server arguments. Empty outside a server."""
     launch_defaults: Callable[[], Mapping[str, Any]]
     """Function that returns the defaults of SGLang's server arguments."""
     variables: Callable[[], Iterable[str]]
     """Function that returns the names of SGLang's environment variables."""
     replica: Callable[[], int]
-    """Function that returns the number of this process's data-parallel replica, from 0."""
+    """Function that returns the number of this process's data-parallel replica, counted from 0."""
     argument_overrides: Callable[[], Sequence[Mapping[str, Any]]]
-    """Function that returns the later changes of arguments in this process, such as a model path."""
+    """Function that returns later changes of arguments in this process, such as a new model path."""

@@ -1,7 +1,7 @@
-"""Access to the pages of SGLang's host pools.
+"""Read and write the pages of SGLang's host pools.
 
-There are three implementations, because pools differ in what they offer. All of them use the byte order
-of SGLang's flat pages (`get_data_page`). Servers with and without `interface_v1` can therefore read each
+There are three implementations, because pools offer different kinds of access. All use the byte order
+of SGLang's flat pages (`get_data_page`), so servers with and without `interface_v1` can read each
 other's pages.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from hicache_storage.integrations.sglang._engine import HostPool, Indices
 
-# Attributes with the memory of SGLang's host pools. Each pool has some of them.
+# The attributes that may hold the memory of a host pool. Each pool has some of them.
 _MEMORY_ATTRIBUTES = (
     "kv_buffer",
     "k_buffer",
@@ -34,19 +34,19 @@ class HostPages(Protocol):
     """Access to the pages of one host pool."""
 
     parts: int
-    """Number of stored pages into which a page of the pool is split, by heads."""
+    """Into how many stored pages a page of the pool is split, by heads."""
     part_nbytes: int
     buffers: tuple[memoryview, ...]
-    """All memory of the pages, for registration; none if pages are copied."""
+    """All memory of the pages, for registration. Empty if pages are copied."""
     is_in_pool: bool
-    """True if the pages of the same indices are always the same memory, which is that of the pool."""
+    """True if equal indices always refer to the same memory, in the pool itself."""
 
     def sources(self, indices: Indices, count: int) -> list[list[Page]]:
-        """Return `count` pages to save, as a list for each part."""
+        """Return `count` pages to save, as one list for each part."""
         ...
 
     def targets(self, indices: Indices, count: int) -> list[list[Page]]:
-        """Return memory to load `count` pages into, as a list for each part."""
+        """Return memory for `count` pages to load, as one list for each part."""
         ...
 
     def write_back(self, indices: Indices, pages: list[list[Page]], loaded: Sequence[bool]) -> None:
@@ -58,7 +58,7 @@ def host_pages(name: str, pool: HostPool, parts: int) -> HostPages:
     """Return the fastest access to the pages of `pool`.
 
     Raises:
-        ConfigError: The pool offers no pages to storages, or its memory cannot be located.
+        ConfigError: The pool does not offer its pages to storages, or its memory cannot be located.
     """
     if is_logical(pool):
         return MarkerPages(pool)
@@ -72,7 +72,7 @@ def host_pages(name: str, pool: HostPool, parts: int) -> HostPages:
 
 
 class SegmentPages:
-    """Pages in the pool's own memory, without a copy."""
+    """Pages in the pool's own memory, without copies."""
 
     is_in_pool = True
 
@@ -120,7 +120,7 @@ class SegmentPages:
     targets = sources
 
     def write_back(self, indices: Indices, pages: list[list[Page]], loaded: Sequence[bool]) -> None:
-        """Do nothing: the pages are already in the pool."""
+        """Do nothing, because the pages are already in the pool."""
 
     def _segments(self, indices: Indices, count: int) -> list[tuple[int, int, int]]:
         """Return (buffer number, offset, nbytes) of each segment, in SGLang's order."""
@@ -147,7 +147,7 @@ class SegmentPages:
 
 
 class FlatPages:
-    """Pages that the pool offers as copies only: layer-first index keys, states with a side state."""
+    """Pages that the pool offers only as copies: layer-first index keys, states with a side state."""
 
     is_in_pool = False
 
@@ -182,8 +182,8 @@ class FlatPages:
 class MarkerPages:
     """Marker bytes for a logical anchor, whose pages have no bytes of their own.
 
-    SGLang writes the anchor after the side pools. A stored marker therefore shows that the side pools of
-    its page are stored.
+    SGLang writes the anchor after the side pools. So if a marker is stored, the side pools of its page
+    are stored, too.
     """
 
     parts = 1
@@ -203,11 +203,11 @@ class MarkerPages:
     targets = sources
 
     def write_back(self, indices: Indices, pages: list[list[Page]], loaded: Sequence[bool]) -> None:
-        """Do nothing: the pages have no content."""
+        """Do nothing, because the pages have no content."""
 
 
 def flat_parts(flat: memoryview, parts: int) -> list[Page]:
-    """Split a flat page into its parts. Several parts: head-first K, then head-first V (`page_head`)."""
+    """Split a flat page into parts. Each has a share of the heads, first K and then V (`page_head`)."""
     if parts == 1:
         return [Page(flat)]
     half = flat.nbytes // 2
@@ -250,7 +250,7 @@ def _first_page(pool: HostPool) -> Indices:
 
 
 def _memory(pool: HostPool) -> list[Any]:
-    """Return the pool's outermost contiguous tensors, in the order of `_MEMORY_ATTRIBUTES`."""
+    """Return the pool's contiguous tensors that no other one contains, in a fixed order."""
     tensors: list[Any] = []
     for name in _MEMORY_ATTRIBUTES:
         tensors += [tensor for tensor in _as_iterable(getattr(pool, name, None)) if tensor.numel()]

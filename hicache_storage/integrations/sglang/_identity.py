@@ -1,4 +1,4 @@
-"""Key spaces of SGLang's host pools: every property that the bytes of a page depend on.
+"""Key spaces of SGLang's host pools, made of every property that the bytes of a page depend on.
 
     property                        source                            field
     model                           served name and format tag        model
@@ -31,13 +31,13 @@ _MARKER_LAYOUT = "marker"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Creates the key spaces of one rank's pools."""
+    """Creates the key spaces for one rank's pools."""
 
     config: StorageConfig
     launch: LaunchIdentity
     tenant: str
     page_tokens: int
-    """Tokens of a page hash: the page size of the anchor pool, also for side pools."""
+    """Tokens of a page hash: the page size of the anchor pool, even for side pools."""
     replicated: bool
     """True if every tensor-parallel rank holds the same KV."""
 
@@ -48,7 +48,7 @@ class Identity:
             raise ConfigError("sglang: decode context parallelism is not supported")
 
     def spaces(self, name: str, pool: HostPool, page_nbytes: int, parts: int) -> list[KeySpace]:
-        """Return a key space for each of the `parts` into which the heads of `pool` are split.
+        """Return a key space for each of the `parts` that the heads of `pool` are split into.
 
         Raises:
             ConfigError: A property that the bytes depend on is unknown.
@@ -105,8 +105,8 @@ class Identity:
             qualifiers.append(f"pp={config.pp_rank}/{config.pp_size}")
         ranks = config.tp_size * parts
         if heads is not None and ranks > 1 and heads[1] - heads[0] == 1:
-            # With one head a rank there may be fewer heads than ranks. Rank 2 of 8 and rank 2 of 16
-            # then hold different heads.
+            # With one head per rank there may be fewer heads than ranks. Then rank 2 of 8 and rank 2 of
+            # 16 hold different heads.
             qualifiers.append(f"tp={ranks}")
         return qualifiers
 
@@ -120,8 +120,8 @@ class Identity:
             return stored
         if hasattr(pool, "head_num") or hasattr(pool, "kv_lora_rank"):
             return self.launch.byte_kv_dtype(name)
-        # SGLang has formats of its own (index keys with their scales, compressed KV). The model and the
-        # KV type determine them.
+        # SGLang has its own formats (index keys with their scales, compressed KV). The model and the KV
+        # type determine them.
         return f"packed-{self.launch.kv_label(name)}"
 
 
@@ -137,10 +137,10 @@ def packed_draft_layers(pool: HostPool) -> int:
 
 
 def _stored_dtype(pool: HostPool) -> str:
-    """Return the type of a pool's elements; of a pool of Mamba states, the types.
+    """Return the type of a pool's elements. For a pool of Mamba states, return both types.
 
-    `dtype` of such a pool is the type of its convolution states. The usual type of the temporal states,
-    float32, is not named. Arguments, environment and model determine the types of all other states.
+    The `dtype` of a Mamba pool is the type of its convolution states. The type of the temporal states is
+    added if it is not float32, the usual one. Arguments, environment and model determine all others.
     """
     stored = str(pool.dtype).removeprefix("torch.")
     temporal = str(getattr(pool, "temporal_dtype", "float32")).removeprefix("torch.")
@@ -162,7 +162,7 @@ def _layout(pool: HostPool) -> str:
 
 
 def _device_order(pool: HostPool) -> str:
-    """Return the order of heads and tokens in device and host memory; "" for the usual order.
+    """Return the order of heads and tokens in device and host memory. "" is the usual order.
 
     Environment variables set it: SGLANG_USE_HND_KVCACHE and SGLANG_AITER_KV_CACHE_LAYOUT.
     """

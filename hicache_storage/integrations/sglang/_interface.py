@@ -1,6 +1,6 @@
-"""A check that the installed SGLang has the interface that the adapter was written for.
+"""Check that the installed SGLang has the interface that the adapter was written for.
 
-It runs once, when the adapter is loaded. It reports every difference that would break a call later.
+It runs once, when the adapter is loaded, and reports every difference that would break a call later.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hicache_storage.integrations._interface_check import (
 
 TESTED_VERSIONS = ("0.5.22", "0.5.23")
 
-# Parameters after `self`, as sglang/srt/mem_cache/hicache_storage.py names them.
+# Parameters after `self`, with the names in sglang/srt/mem_cache/hicache_storage.py.
 _METHODS = {
     "register_mem_pool_host": ("mem_pool_host",),
     "register_mem_host_pool_v2": ("host_pool", "host_pool_name"),
@@ -72,7 +72,7 @@ def check_interface(storage: Any, metrics: Any, version: str) -> None:
 
 
 def differences(storage: Any, metrics: Any) -> list[str]:
-    """Return every difference from the known interface, as a clause each."""
+    """Return every difference from the known interface, each as a clause."""
     base = getattr(storage, "HiCacheStorage", None)
     if base is None:
         return ["HiCacheStorage is missing"]

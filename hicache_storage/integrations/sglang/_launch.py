@@ -1,4 +1,4 @@
-"""Properties of a page's bytes that only SGLang's arguments and its environment determine."""
+"""Properties of a page's bytes that are known only from SGLang's arguments and environment."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# SGLang stores these types as bytes (KVCache.store_dtype), and host pools have the byte type only.
+# SGLang stores these types as bytes (KVCache.store_dtype), and host pools only show the byte type.
 _FP8 = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2", "mxfp8": "mxfp8"}
 
 
 class LaunchIdentity:
-    """Weights, draft model and KV type of this process's server.
+    """The weights, draft model and KV type of this process's server.
 
-    The first call that needs a file reads it, and the result is cached.
+    A file is read by the first call that needs it, and the result is cached.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class LaunchIdentity:
         self._fingerprints: dict[str, str] = {}
 
     def revision(self, *, draft: bool, own_draft: str = "") -> str:
-        """Return the identity of the weights beyond the model's name; with `draft`, also of the draft.
+        """Identify the weights beyond the model's name. With `draft`, also identify the draft model.
 
-        `own_draft` is the default draft model: layers of the target's own checkpoint.
+        `own_draft` is the default draft model: layers in the target's own checkpoint.
 
         Raises:
-            ConfigError: There is a draft pool of an unknown model.
+            ConfigError: The model of a draft pool is unknown.
         """
         parts = [self._settings.revision] if self._settings.revision else []
         parts += self._values(_arguments.BY_VALUE)
@@ -69,10 +69,10 @@ class LaunchIdentity:
         return ";".join(parts)
 
     def byte_kv_dtype(self, pool: str) -> str:
-        """Return the logical type of the KV that pool `pool` stores as bytes.
+        """Return the logical type of KV that the pool stores as bytes.
 
         Raises:
-            ConfigError: Neither SGLang nor the config names it.
+            ConfigError: Neither SGLang nor the config names the type.
         """
         if self._settings.dtype:
             return self._settings.dtype
@@ -86,7 +86,7 @@ class LaunchIdentity:
         return _FP8[label] if not _is_rocm() else f"{_FP8[label]}-rocm"
 
     def kv_label(self, pool: str) -> str:
-        """Return SGLang's name of the KV type; "auto" if it has no other."""
+        """Return SGLang's name for the KV type, "auto" if none is set."""
         own = self._arguments.get("speculative_draft_kv_cache_dtype")
         if pool.startswith("draft") and own:
             return str(own)
@@ -115,7 +115,7 @@ class LaunchIdentity:
             yield f"{name}={self._arguments[name]}"
 
     def _unclassified(self) -> Iterator[str]:
-        """Yield the arguments of a later SGLang. KV may depend on them until they are classified."""
+        """Yield arguments of a later SGLang. KV may depend on them until they are classified."""
         for name in sorted(set(self._arguments) - _arguments.KNOWN):
             value = self._arguments[name]
             if value is not None and value != self._defaults.get(name):
@@ -133,7 +133,7 @@ class LaunchIdentity:
         if name not in self._fingerprints:
             try:
                 self._fingerprints[name] = file_digest(str(path))
-            except OSError as error:  # SGLang continues without the file, too
+            except OSError as error:  # SGLang also continues without the file
                 self._fingerprints[name] = f"unread:{path}"
                 logger.warning("%s: %s cannot be read: %s", name, path, error.strerror)
         yield f"{name}={self._fingerprints[name]}"
@@ -159,7 +159,7 @@ class LaunchIdentity:
                 yield f"{name}={self._fingerprint(str(path), None) or f'named:{path}'}"
 
     def _adapters(self) -> Iterator[str]:
-        """Yield the launch's LoRA adapters. Page hashes have their names and paths, and no content."""
+        """Yield the launch's LoRA adapters. Page hashes cover their names and paths, not their bytes."""
         named = [_adapter_of(entry) for entry in self._arguments.get("lora_paths") or ()]
         if named:
             adapters = [(name, path, self._fingerprint(path, None)) for name, path in named]
@@ -189,7 +189,7 @@ class LaunchIdentity:
 
 
 def _adapter_of(entry: Any) -> tuple[str, str]:
-    """Return name and path of one of `lora_paths`: a record of SGLang, or text of the command line."""
+    """Return name and path of an entry in `lora_paths`: a record of SGLang, or command-line text."""
     if isinstance(entry, str):
         name, _, path = entry.partition("=")
         return name, path or name
@@ -204,7 +204,7 @@ def _text(value: Any) -> str:
 
 
 def _is_rocm() -> bool:
-    """Return whether torch is AMD's build. Some AMD chips have another fp8 format."""
+    """Return whether torch is AMD's build. Some AMD chips use a different fp8 format."""
     import torch  # noqa: PLC0415 - SGLang has loaded it
 
     return bool(torch.version.hip)

@@ -1,4 +1,4 @@
-"""One rank's host pools: the anchor, side pools, and draft pools, which SGLang registers later."""
+"""The host pools of one rank: the anchor, side pools, and draft pools, which are registered later."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAMBA = "mamba"
 
 
 class PoolTable:
-    """Pools by name. One thread registers them while other threads look them up."""
+    """Pools by name. One thread registers pools while other threads look them up."""
 
     def __init__(
         self, config: StorageConfig, launch: LaunchIdentity, tenant: str, transport: Transport
@@ -38,11 +38,11 @@ class PoolTable:
         return self._pools[name]
 
     def all(self) -> list[StoredPool]:
-        """Return the pools that are registered now."""
+        """Return all pools that are registered now."""
         return list(self._pools.values())
 
     def register(self, name: str, host: HostPool) -> None:
-        """Register a pool. Repeats are ignored; another pool of the same name replaces the former one.
+        """Register a pool. Ignore a repeat. A different pool of the same name replaces the former one.
 
         Raises:
             ConfigError: The identity of the pages is unknown.
@@ -80,10 +80,10 @@ class PoolTable:
         self._transport.close()
 
     def _enable_writes_on_every_rank(self, pool: StoredPool) -> None:
-        """Make SGLang back up a pool that is split by rank beside replicated KV.
+        """Make SGLang back up a pool that is split by rank, although KV is replicated.
 
-        Beside MLA only rank 0 writes, except for Mamba states (`should_backup`,
-        hybrid_cache_controller.py). The draft heads of the other ranks would never be stored, and no
+        If KV is MLA, only rank 0 writes, except for Mamba states (`should_backup`,
+        hybrid_cache_controller.py). The draft heads of the other ranks would never be stored, so no
         prefix would ever be complete. After the attach, only `backup_skip` reads the changed flag.
         """
         config = self._config

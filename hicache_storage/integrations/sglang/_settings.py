@@ -1,4 +1,4 @@
-"""SGLang's extra config, split into the adapter's settings and the backend's fields."""
+"""Split SGLang's extra config into the adapter's settings and the backend's fields."""
 
 from __future__ import annotations
 
@@ -41,31 +41,31 @@ class AdapterSettings(MetricsSettings, ExplainLogSettings, SwitchIntervalSetting
     """The object `adapter` in the extra config. All fields are optional."""
 
     tenant: str = ""
-    """Isolation domain: servers of different tenants never share a page."""
+    """Isolation domain. Servers of different tenants never share a page."""
     revision: str = ""
     """Distinguishes weights that share one served name."""
     weights: str = ""
-    """Name of the weights. It replaces their fingerprint if hosts have equal weights in other files."""
+    """Name of the weights. It replaces their fingerprint if hosts keep equal weights in other files."""
     dtype: str = ""
-    """Logical type of KV that is stored as bytes, if SGLang does not name it: "float8_e4m3fn"."""
+    """Logical type of KV stored as bytes, if SGLang does not name it, for example "float8_e4m3fn"."""
     draft_model: str = ""
-    """Name of the draft model, in place of its path and the fingerprint of its weights."""
+    """Name of the draft model. It replaces the model's path and the fingerprint of its weights."""
     checksum: Literal["xxh3", "none"] = "xxh3"
     timeout_s: PositiveSeconds = 4.0
-    """The deadline of one storage call, of at most 128 pages and 256 MiB.
+    """The deadline of one storage call, which has at most 128 pages and 256 MiB.
 
-    A look-up has half of it, and so has each call of a bounded store, unless its own config has another
-    `timeout_s`. SGLang ends its server if a storage thread is busy for 10 s at a flush."""
+    A lookup has half of it. So has each call of a bounded store, unless its own config sets `timeout_s`.
+    SGLang ends its server if a storage thread is busy for 10 s at a flush."""
     parallelism: int | None = Field(default=None, ge=1)
-    """Concurrent calls to the store in each direction; none: the backend's own number."""
+    """Concurrent calls to the store in each direction. None: the backend's own number."""
     lend_memory: Literal["safe", "always"] = "safe"
-    """The stores that access SGLang's memory: all, or those that are revocable, or bounded with a
-    `timeout_s` of at most this one. With "always" a call returns when the store has settled, however
-    long after `timeout_s` that is."""
+    """Which stores may access SGLang's memory: all, or only those that are revocable, or bounded with a
+    `timeout_s` of at most this one. With "always", a call returns only when the store has settled,
+    however long after `timeout_s` that is."""
     admission: AdmissionSettings = Field(default_factory=AdmissionSettings)
-    """The pages that are written to the store. SGLang is told that the others were written, too."""
+    """Which pages are written to the store. To SGLang, the others look written, too."""
     events: EventSettings | None = None
-    """The publisher of KV events, of rank 0. None: there are no events. Needs the extra `events`."""
+    """The publisher of KV events, on rank 0. None: no events. Needs the extra `events`."""
     tracing: bool = False
     """Whether the page store makes OpenTelemetry spans. Needs the extra `otel`."""
 
@@ -75,7 +75,7 @@ def split_config(
 ) -> tuple[str, AdapterSettings, dict[str, Any]]:
     """Return the backend's name, the adapter's settings, and the backend's own fields.
 
-    The backend's fields are beside SGLang's fields, or under `config`, which takes precedence.
+    The backend's fields stand beside SGLang's fields, or under `config`, which takes precedence.
 
     Raises:
         ConfigError: A field is invalid or missing.

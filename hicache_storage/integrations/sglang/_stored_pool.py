@@ -1,4 +1,4 @@
-"""A host pool as the page store sees it: key spaces, pages and the memory of their headers."""
+"""Connect a host pool to the page store: its key spaces, its pages and the memory for their headers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hicache_storage.integrations.sglang._identity import Identity
     from hicache_storage.page import Page
 
-# Most pages and bytes of one call. More of them would make the deadline too short for a slow store.
+# The limits for one call. With more pages or bytes a slow store could not meet the deadline.
 _BATCH_PAGES = 128
 _BATCH_NBYTES = 256 << 20
 # A framed page of six segments takes about 2 KiB.
@@ -28,7 +28,7 @@ _MAX_KEPT_PAGES = 1 << 16
 class StoredPool:
     """One host pool of one rank. Thread-safe.
 
-    The framed pages of the pool's own memory are made once for each slot, up to a limit.
+    If pages lie in the pool's own memory, the framed pages of each slot are made once, up to a limit.
     """
 
     def __init__(self, name: str, host: HostPool, identity: Identity, frame_nbytes: int) -> None:
@@ -41,8 +41,8 @@ class StoredPool:
         self.is_replicated = identity.is_replicated(name, host)
         self._frame_nbytes = frame_nbytes
         self._slots = max(1, -(-host.size // host.page_size))
-        # One header for each page and part suffices, because SGLang never has two transfers of one host
-        # page at a time. A store may register this memory.
+        # One header for each page and part is enough, because SGLang never runs two transfers of one
+        # host page at the same time. A store may register this memory.
         self._headers = map_memory(self._slots * len(self.spaces) * frame_nbytes, "none")
         self.buffers = (*self.pages.buffers, self._headers)
         self._kept: dict[int, tuple[FramedPage, ...]] = {}
@@ -54,13 +54,13 @@ class StoredPool:
 
     @property
     def batch_pages(self) -> int:
-        """Most pages of one call of the page store."""
+        """The most pages for one call of the page store."""
         return max(1, min(_BATCH_PAGES, _BATCH_NBYTES // self.page_nbytes))
 
     def specs(
         self, policy: HitPolicy = HitPolicy.ALL_PAGES, window_pages: int = 1
     ) -> list[PoolSpec]:
-        """Return the pools of a prefix lookup. Every part must have its page."""
+        """Return the pool's key spaces for a prefix lookup. A page must be there in every part."""
         return [
             PoolSpec(space=space, hit_policy=policy, window_pages=window_pages)
             for space in self.spaces
@@ -71,7 +71,7 @@ class StoredPool:
         return self._transfers(hashes, indices, self.pages.sources)
 
     def targets(self, hashes: Sequence[str], indices: Indices) -> list[Transfer]:
-        """Return transfers that load host pages. `write_back` must follow."""
+        """Return transfers that load host pages. Call `write_back` afterwards."""
         return self._transfers(hashes, indices, self.pages.targets)
 
     def write_back(
@@ -102,7 +102,7 @@ class StoredPool:
         indices: Indices,
         pages_of: Callable[[Indices, int], list[list[Page]]],
     ) -> list[tuple[FramedPage, ...]]:
-        """Return the framed pages of each slot. Those that were made before are the same objects."""
+        """Return the framed pages of each slot. Reuse those that were made before."""
         try:
             return [self._kept[start] for start in starts]
         except KeyError:
@@ -122,7 +122,7 @@ class StoredPool:
         ]
 
     def flat_transfers(self, hashes: Sequence[str], flats: Sequence[memoryview]) -> list[Transfer]:
-        """Return transfers of flat pages in SGLang's memory, with headers of their own."""
+        """Return transfers of flat pages in SGLang's memory, with new headers."""
         size = self._frame_nbytes
         split = [flat_parts(flat, self.pages.parts) for flat in flats]
         transfers: list[Transfer] = []
@@ -136,10 +136,10 @@ class StoredPool:
         return transfers
 
     def check_indices(self, hashes: Sequence[str], indices: Indices | None) -> Indices:
-        """Return `indices` if their number fits that of the hashes.
+        """Return `indices` if there is one for each token of `hashes`.
 
         Raises:
-            ValueError: The number does not fit.
+            ValueError: The number is different.
         """
         wanted = len(hashes) * self.host.page_size
         if indices is None or len(indices) != wanted:
@@ -157,7 +157,7 @@ class StoredPool:
 
     @staticmethod
     def _parts(host: HostPool, identity: Identity) -> int:
-        """Return the number of stored pages into which `tp_lcm_size` splits the heads of a page."""
+        """Return into how many stored pages `tp_lcm_size` splits the heads of a page."""
         config = identity.config
         if not config.should_split_heads or host.layout != "page_head" or not config.tp_lcm_size:
             return 1

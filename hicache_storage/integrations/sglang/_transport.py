@@ -1,4 +1,4 @@
-"""Transfers between SGLang's host pools and the page store."""
+"""Move pages between SGLang's host pools and the page store."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ _UNANSWERED = frozenset((Verdict.TIMEOUT, Verdict.UNAVAILABLE, Verdict.BREAKER_O
 
 
 class TransferResult(NamedTuple):
-    """The outcome of a batch of pages."""
+    """The outcome for a batch of pages."""
 
     moved: list[bool]
     """True for each page that was moved."""
     answered: bool
-    """False if the store does not answer. The call must not try further batches then."""
+    """False if the store does not answer. The call must then try no further batches."""
 
 
 class Transport:
     """Loads and saves batches of one pool's pages. Thread-safe.
 
-    When a call has returned, no memory of SGLang is accessed any more, because SGLang then reuses the
-    host pages. With `is_direct` the store gets that memory, and an overdue call of the transport waits
-    for it: calls of a bounded store end in time. `moving.lender` describes the other ways.
+    When a call returns, nothing accesses SGLang's memory any more, because SGLang then reuses the host
+    pages. With `is_direct` the store gets that memory, and the transport waits for overdue calls. It can
+    wait, because calls of a bounded store end in time. See `moving.lender` for the other ways.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Transport:
         self.store = store
         self.metrics = metrics
         self.writes_replicated = True
-        """False if another rank saves the replicated pages. This rank then saves only missing ones."""
+        """False if another rank saves the replicated pages. This rank then saves only missing pages."""
         self.is_direct = is_direct
         """True if the store accesses SGLang's memory until its calls end."""
         self.admission = admission
@@ -83,7 +83,7 @@ class Transport:
     def save(self, pool: StoredPool, keys: Sequence[str], indices: Indices) -> TransferResult:
         """Save the admitted pages of the host pool.
 
-        A page that is not admitted counts as moved: SGLang ends a backup at the first page that is not.
+        Other pages count as moved, because SGLang ends a backup at the first page that is not moved.
         """
         admitted = self.admission.admit(keys, pool.page_nbytes, pool.name)
         if not all(admitted):
@@ -106,7 +106,7 @@ class Transport:
     def load_flat(
         self, pool: StoredPool, keys: Sequence[str], targets: Sequence[Any]
     ) -> tuple[list[Any], bool]:
-        """Load pages into tensors of SGLang. Return the filled tensors, and None for the others."""
+        """Load pages into tensors of SGLang. Return the filled tensors, with None for the others."""
         buffers = [target.contiguous() for target in targets]
         transfers, began_s = pool.flat_transfers(keys, _flats(pool, buffers)), time.monotonic()
         outcome = self._loads.move(transfers)
@@ -146,13 +146,13 @@ class Transport:
         outcome: Outcome | None,
         began_s: float,
     ) -> TransferResult:
-        """Return the result of a move, once SGLang's memory is free."""
+        """Return the result of a move, when SGLang's memory is free again."""
         if outcome is None:
             logger.warning("pool %r: too many overdue calls, no %s", pool.name, direction)
             unavailable = [Verdict.UNAVAILABLE] * len(transfers[0].hashes)
             self._explain(direction, pool, transfers, [unavailable], began_s)
             return TransferResult([False] * len(transfers[0].hashes), answered=False)
-        outcome.settled.result()  # a bounded store settles in time, and any other one sometime
+        outcome.settled.result()  # a bounded store settles in time, any other one later
         self._explain(direction, pool, transfers, outcome.verdicts, began_s)
         moved = outcome.whole()
         if self.metrics is not None:
@@ -187,7 +187,7 @@ class Transport:
 
 
 def _with_refused(admitted: Sequence[bool], saved: TransferResult) -> TransferResult:
-    """Return the result of the admitted pages with the others, which count as moved."""
+    """Extend the result to all pages. Those that were not admitted count as moved."""
     moved = iter(saved.moved)
     return TransferResult([not one or next(moved) for one in admitted], saved.answered)
 

@@ -1,7 +1,7 @@
 """All environment variables of SGLang: how each one enters the key space, or why it does not.
 
-A test compares the table with `sglang.srt.environ` of the installed SGLang, and so finds the variables
-of a later SGLang. `make identity-page` writes the table to docs/sglang-identity.md.
+A test compares the table with `sglang.srt.environ` of the installed SGLang, so it finds the variables
+that a later SGLang adds. `make identity-page` writes the table to docs/sglang-identity.md.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hicache_storage.integrations._variables import VariableTable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# SGLang reads these without its registry.
+# Variables that SGLang reads outside its registry.
 OUTSIDE: Mapping[str, Any] = {
     "SGLANG_PP_LAYER_PARTITION": None,
     "SGLANG_AITER_FP8_PREFILL_ATTN": None,
@@ -27,8 +27,8 @@ OUTSIDE: Mapping[str, Any] = {
     "VIDEO_MAX_PIXELS": None,
 }
 
-# A variable that chooses a type, a layout, the layers that are quantized, or what is left out, enters.
-# One that chooses another kernel of the same function does not.
+# A variable enters if it chooses a type, a layout, which layers are quantized, or what is left out.
+# A variable that chooses a different kernel for the same function does not.
 _ENTERING: Mapping[str, Any] = {
     "SGLANG_USE_MODELSCOPE": False,
     "SGLANG_DISABLED_MODEL_ARCHS": "",
@@ -126,7 +126,7 @@ _ENTERING: Mapping[str, Any] = {
     "SGLANG_DISABLE_M3_FP8_ATTN_GEMM": False,
     "SGLANG_MINIMAX_M3_FUSED_SWIGLU_MXFP8": False,
     "SGLANG_MINIMAX_M3_FUSED_MOE_COMBINE": False,
-    "SGLANG_MINIMAX_M3_INDEX_TOPK_FREQ": None,  # 2 by default in 0.5.22, and 1 in 0.5.23
+    "SGLANG_MINIMAX_M3_INDEX_TOPK_FREQ": None,  # the default is 2 in 0.5.22, and 1 in 0.5.23
     "SGLANG_OPT_MINIMAX_M3_FP8_INDEX_CACHE": True,
     "SGLANG_PLATFORM": "",
     "SGLANG_PLUGINS": "",

@@ -1,11 +1,11 @@
-"""The adapter for vLLM: every backend of this project, as a secondary tier of vLLM's KV offloading.
+"""The adapter for vLLM. It makes every backend of this project a secondary tier of vLLM's KV offloading.
 
     --kv-transfer-config '{"kv_connector": "HiCacheConnector",
       "kv_connector_module_path": "hicache_storage.integrations.vllm", "kv_role": "kv_both",
       "kv_connector_extra_config": {"cpu_bytes_to_use": 34359738368, "blocks_per_chunk": 16,
         "backend": "redis", "config": {"url": "redis://127.0.0.1:6379/0"}}}'
 
-The first access to one of the names imports vLLM. docs/vllm.md is the guide.
+The first access to one of the names imports vLLM. See docs/vllm.md for the guide.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _load() -> None:
         metrics=importlib.import_module(f"{_CONNECTORS}.offloading.metrics"),
         kv_cache=importlib.import_module("vllm.v1.kv_cache_interface"),
     )
-    version = str(importlib.import_module("vllm").__version__)  # wheels have several names
+    version = str(importlib.import_module("vllm").__version__)  # wheels have different names
     check_interface(modules, version)
     variables = importlib.import_module("vllm.envs").environment_variables
     base = modules.base
@@ -87,7 +87,7 @@ def _load() -> None:
 
 
 def _log_through_vllm() -> None:
-    """Give our lines vLLM's format and level, unless the process has configured our loggers."""
+    """Give our log lines vLLM's format and level, unless the process has configured our loggers."""
     for name in ("hicache_storage", "hicache_backends"):
         logger = logging.getLogger(name)
         if not logger.hasHandlers():

@@ -1,4 +1,4 @@
-"""The storage of a tier, which is opened beside the engine: now, or when the store can be reached."""
+"""Open the storage of a tier in the background, at once or as soon as it can be reached."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ logger = logging.getLogger("vllm.hicache_storage")
 _FIRST_BACKOFF_S = 1.0
 _MAX_BACKOFF_S = 30.0
 _MISTAKES = (ConfigError, BackendNotInstalled, UnknownBackend)
-"""Errors of the config, which no time mends."""
+"""Errors in the config. A later try cannot succeed either."""
 
 
 class StoreConnection:
-    """Opens the storage in a thread of its own, and tries again until the store answers.
+    """Opens the storage in its own thread, and tries again until the store answers.
 
-    Until then there is no `runner`. Thread-safe.
+    Until the store is open, `runner` is None. Thread-safe.
     """
 
     def __init__(self, settings: TierSettings, memory: memoryview, owner: KeySpace) -> None:
-        """Begin to open the storage, and wait for it for `start_timeout_s`.
+        """Begin to open the storage, and wait at most `start_timeout_s` for it.
 
         The sketch of `admission` is kept under the key space `owner`.
 
@@ -84,7 +84,7 @@ class StoreConnection:
         unused = runner.close(timeout_s)
         if self._registered and unused:
             unregister_memory(store, self._memory)
-        # It waits for calls under way, which an engine that ends need not.
+        # Closing waits for running calls. An engine that ends does not have to.
         closing = threading.Thread(
             target=close_store, args=(store,), name="hicache-close", daemon=True
         )
@@ -137,4 +137,4 @@ class StoreConnection:
                     self.runner = JobRunner(store, settings, lends_memory=lends, owner=self._owner)
                     self.store = store
                     return
-        close_store(store)  # the engine ended meanwhile
+        close_store(store)  # the engine ended in the meantime

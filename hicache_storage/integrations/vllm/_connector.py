@@ -1,4 +1,4 @@
-"""The connector without its base class, so that this module does not import vLLM."""
+"""The vLLM connector. Its base class is added later, so that this module does not import vLLM."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class Connector:
-    """vLLM's `OffloadingConnector` with a tier of this project, whose identity it computes.
+    """vLLM's `OffloadingConnector` with a tier of this project. It computes the tier's identity.
 
-    The scheduler's connector refuses engines whose pages cannot be identified. All else is vLLM's own.
+    In the scheduler it refuses engines whose pages cannot be identified. Everything else is vLLM's own.
     """
 
     version: ClassVar[str]
@@ -24,13 +24,13 @@ class Connector:
     """The names of vLLM's environment variables."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
-        """Give the identity to the tier, and start vLLM's connector with it.
+        """Pass the identity to the tier, and start vLLM's connector with it.
 
         Raises:
             ConfigError: A field is invalid, or a property that the KV depends on is unknown.
         """
         tiers = complete_tiers(vllm_config.kv_transfer_config.kv_connector_extra_config)
-        if role.name == "SCHEDULER":  # workers see no tier
+        if role.name == "SCHEDULER":  # workers do not have a tier
             for tier in tiers:
                 settings = tier_settings({**tier, "identity": None})
                 check_engine(vllm_config, single_node=settings.single_node)
@@ -43,7 +43,7 @@ class Connector:
         self._tiers = [tier for tier in found if isinstance(tier, Tier)]
 
     def on_new_request(self, request: Any) -> None:
-        """Record the prompt of a request that vLLM begins, for tiers with a `trace`."""
+        """Record the prompt of a new request in tiers that have a `trace`."""
         if on_new_request := getattr(super(), "on_new_request", None):
             on_new_request(request)
         for tier in self._tiers:
@@ -57,7 +57,7 @@ class Connector:
         labelnames: list[str],
         per_engine_labelvalues: dict[int, Sequence[object]],
     ) -> Any:
-        """Return vLLM's exporter. It may run in a process that has no connector, and needs the tier."""
+        """Return vLLM's exporter. It needs the tier, and may run in a process without a connector."""
         complete_tiers(vllm_config.kv_transfer_config.kv_connector_extra_config)
         return cast("Any", super()).build_prom_metrics(
             vllm_config, metric_types, labelnames, per_engine_labelvalues

@@ -1,7 +1,7 @@
-"""What the bytes of vLLM's KV depend on, out of its configs: values that are not vLLM's defaults.
+"""Collect what the bytes of vLLM's KV depend on, from vLLM's configs.
 
-Each config object is read as a whole, without the fields of which KV is independent. A field of a later
-vLLM therefore enters with its value, unless that is its default.
+Each config object is read as a whole, except for fields that KV does not depend on. Values that are
+vLLM's defaults are left out. So a field that a later vLLM adds enters unless it has its default.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# The model is identified by its weights, and its name is a field of its own.
+# Weights identify the model, and its name is a separate field.
 _MODEL = _names(
     "model model_weights tokenizer tokenizer_mode tokenizer_revision trust_remote_code seed hf_config"
     " hf_text_config is_submodel_config word_embeddings_untied_by_checkpoint allowed_local_media_path"
@@ -76,7 +76,7 @@ _MEDIA = _names(
     " mm_encoder_fp8_scale_save_margin interleave_mm_strings skip_mm_profiling mm_tensor_ipc"
     " allow_missing_mm_embeddings mm_ipc_gpu_memory_gb"
 )
-# Formats that load the weights of the checkpoint as they are.
+# Formats that load the weights of the checkpoint unchanged.
 _PLAIN_FORMATS = _names(
     "auto hf safetensors fastsafetensors instanttensor npcache pt mistral runai_streamer"
     " runai_streamer_sharded sharded_state"
@@ -84,7 +84,7 @@ _PLAIN_FORMATS = _names(
 
 
 def model_facts(vllm_config: Any, settings: TierSettings) -> dict[str, Any]:
-    """Return the facts of the weights and of all that changes how they are used.
+    """Return the facts about the weights, and about everything that changes how they are used.
 
     Raises:
         ConfigError: The weights cannot be read.
@@ -112,7 +112,7 @@ def model_facts(vllm_config: Any, settings: TierSettings) -> dict[str, Any]:
 
 
 def cache_facts(vllm_config: Any, kv_cache_config: Any) -> dict[str, Any]:
-    """Return the facts of the cache: its hashes, what is kept of it, and the layers of every group."""
+    """Return the facts about the cache: its hashes, what it keeps, and the layers of every group."""
     cache = vllm_config.cache_config
     tensors = [
         _tensor_facts(tensor, kv_cache_config.num_blocks)
@@ -129,7 +129,7 @@ def cache_facts(vllm_config: Any, kv_cache_config: Any) -> dict[str, Any]:
 
 
 def rank_facts(vllm_config: Any, executor: str) -> dict[str, Any]:
-    """Return the facts of the ranks that a tier does not see."""
+    """Return the facts about ranks that a tier cannot see."""
     parallel = vllm_config.parallel_config
     facts: dict[str, Any] = {
         name: getattr(parallel, name, 1)
@@ -148,7 +148,7 @@ def rank_facts(vllm_config: Any, executor: str) -> dict[str, Any]:
 
 
 def _set_fields(record: Any, ignored: frozenset[str]) -> dict[str, Any]:
-    """Return the fields of a config that are not its defaults, without the ignored ones."""
+    """Return the fields of a config that differ from their defaults, except the ignored ones."""
     if record is None or not dataclasses.is_dataclass(record):
         return {}
     found: dict[str, Any] = {}
@@ -162,7 +162,7 @@ def _set_fields(record: Any, ignored: frozenset[str]) -> dict[str, Any]:
 
 def _default(field: Any) -> Any:
     default = field.default
-    if hasattr(default, "get_default"):  # a field of pydantic
+    if hasattr(default, "get_default"):  # a pydantic field
         return default.get_default(call_default_factory=True)
     if default is not dataclasses.MISSING:
         return default
@@ -171,7 +171,7 @@ def _default(field: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that JSON holds, equal in each process for equal configs."""
+    """Convert a value to JSON types. Equal configs give equal results in each process."""
     if isinstance(value, enum.Enum):
         return str(value.name)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -200,7 +200,7 @@ def _spec_facts(spec: Any) -> dict[str, Any]:
 
 
 def _tensor_facts(tensor: Any, blocks: int) -> dict[str, Any]:
-    """Return the place of a tensor's layers in a block. The number of blocks makes no difference."""
+    """Return the place of a tensor's layers in a block. It does not depend on the number of blocks."""
     block, layer = tensor.block_stride, tensor.layer_stride
     outer = "block" if layer < block else "layer"
     facts = {"layers": list(tensor.layers), "outer": outer, "block_stride": block}
@@ -209,7 +209,7 @@ def _tensor_facts(tensor: Any, blocks: int) -> dict[str, Any]:
 
 
 def _lora(config: Any, load: Any) -> dict[str, Any]:
-    """Return the settings of LoRA. Block hashes have the names and paths of adapters, and no content."""
+    """Return the settings of LoRA. Block hashes cover names and paths of adapters, not their content."""
     facts = _set_fields(config, _LORA)
     if adapters := facts.get("default_mm_loras"):
         facts["default_mm_loras"] = [
@@ -260,7 +260,7 @@ def _fingerprint(path: str, revision: str | None, load: Any) -> str:
 
 
 def _digest(value: Any) -> str:
-    """Return a digest of a value that may hold secrets; "" if there is none."""
+    """Return a digest of a value that may hold secrets. "" if there is no value."""
     if not value:
         return ""
     text = json.dumps(_plain(value), sort_keys=True, default=str)
@@ -268,5 +268,5 @@ def _digest(value: Any) -> str:
 
 
 def _has_long_rope(model: Any) -> bool:
-    """Return whether the rotary embedding depends on the longest request (longrope)."""
+    """Return whether the rotary embedding depends on the maximum request length (longrope)."""
     return "longrope" in json.dumps(_plain(model.hf_config.to_dict()), default=str)

@@ -1,4 +1,4 @@
-"""Key spaces of vLLM's rows: every property that the bytes of a row depend on.
+"""Key spaces of vLLM's rows, made of every property that the bytes of a row depend on.
 
     property                                      source                         field
     model                                         served name                    model
@@ -12,7 +12,7 @@
     group and its kind                            tier                           pool
     tokens and bytes of a row                     tier                           page_tokens, page_nbytes
 
-A row holds the bytes of all ranks and layers of a group, so data-parallel replicas share all pages.
+A row holds the bytes of all ranks and layers of a group, so all data-parallel replicas share pages.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def kv_dtype(vllm_config: Any, kv_cache_config: Any, settings: TierSettings) -> 
     """Return the logical type of the KV.
 
     Raises:
-        ConfigError: vLLM stores bytes whose type neither its flags nor our config name.
+        ConfigError: vLLM stores bytes, and neither its flags nor our config names their type.
     """
     if settings.kv_dtype:
         return settings.kv_dtype
@@ -152,7 +152,7 @@ def _named(label: str) -> str:
             ' fp8_e5m2, or set "kv_dtype": "float8_e4m3fn" in kv_connector_extra_config'
         )
     if label.startswith("fp8") and _is_rocm():
-        return f"{label}-rocm"  # some AMD chips have another format under this name
+        return f"{label}-rocm"  # on some AMD chips this name means a different format
     return label
 
 
@@ -160,7 +160,7 @@ def spaces_of(spec: Any, row_nbytes: int, settings: TierSettings) -> dict[int, K
     """Return the key space of each group, by its number in an offload key.
 
     Raises:
-        ConfigError: There is no identity.
+        ConfigError: The settings have no identity.
     """
     identity = settings.identity
     if identity is None:
@@ -189,7 +189,7 @@ def spaces_of(spec: Any, row_nbytes: int, settings: TierSettings) -> dict[int, K
 
 
 def renewed(space: KeySpace, epoch: str) -> KeySpace:
-    """Return the key space of `space` after a change of the weights, which `epoch` names."""
+    """Return the key space that replaces `space` after a change of weights. `epoch` names the change."""
     manifest = {**space.manifest(), "revision": f"{space.revision};since={epoch}"}
     return KeySpace.from_manifest(manifest)
 
@@ -231,7 +231,7 @@ def _torch_name(dtype: Any) -> str:
 
 
 def _release(version: str) -> str:
-    """Return major and minor version: vLLM's byte orders change with its releases, not their names."""
+    """Return major and minor version. A release may change a byte order without changing its name."""
     found = re.match(r"\d+\.\d+", version)
     return found[0] if found else version
 

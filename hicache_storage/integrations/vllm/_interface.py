@@ -1,6 +1,6 @@
-"""A check that the installed vLLM has the interface that the adapter was written for.
+"""Check that the installed vLLM has the interface that the adapter was written for.
 
-It runs once, when the adapter is loaded. It reports every difference that would break a call later.
+It runs once, when the adapter is loaded, and reports every difference that would break a call later.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TESTED_VERSIONS = ("0.32.0", "0.33.0")
 
 
 class Modules(NamedTuple):
-    """The modules of vLLM that the adapter uses."""
+    """The vLLM modules that the adapter uses."""
 
     base: Any
     """`vllm.v1.kv_offload.base`."""
@@ -121,7 +121,7 @@ def check_interface(modules: Modules, version: str) -> None:
 
 
 def differences(modules: Modules) -> list[str]:
-    """Return every difference from the known interface, as a clause each."""
+    """Return every difference from the known interface, each as a clause."""
     tier = getattr(modules.tiering, "SecondaryTierManager", None)
     found = [
         *_methods("SecondaryTierManager", tier, _TIER),
@@ -159,7 +159,7 @@ def _difference(base: Any, name: str, expected: tuple[str, ...]) -> str:
 
 
 def _is_extended(method: Any, expected: tuple[str, ...]) -> bool:
-    """Return whether a constructor has further parameters, all of them optional."""
+    """Return whether a constructor has more parameters, all of them optional."""
     if getattr(method, "__name__", "") != "__init__":
         return False
     _, *parameters = inspect.signature(method).parameters.values()

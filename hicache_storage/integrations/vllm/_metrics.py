@@ -1,4 +1,4 @@
-"""The tier's metrics, as vLLM's offloading metrics: pages by verdict, latency, usage, breakers."""
+"""Publish a tier's metrics through vLLM: pages by verdict, latency, usage and breakers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PERIOD_S = 1.0
 
 
 def definitions(engine: EngineTypes) -> dict[str, Any]:
-    """Return what vLLM's Prometheus exporter must know of each metric."""
+    """Return the definitions of the metrics for vLLM's Prometheus exporter."""
 
     def counter(text: str, *labels: str) -> Any:
         return engine.counter(documentation=text, labelnames=("backend", *labels))
@@ -73,11 +73,11 @@ class TierMetrics:
         self._taken_s = 0.0
 
     def observe(self, operation: str, elapsed_s: float) -> None:
-        """Record the time of a job."""
+        """Record how long a job took."""
         self._seconds.append((operation, elapsed_s))
 
     def take(self, runner: JobRunner | None, store: PageStore | None) -> Stats | None:
-        """Return the observations; None if there is nothing new and the last ones are recent."""
+        """Return the observations. None if nothing is new and the last ones are recent."""
         now_s = time.monotonic()
         if not self._seconds and now_s < self._taken_s + _PERIOD_S:
             return None
@@ -124,7 +124,7 @@ class TierMetrics:
                 stats.set_gauge(name, value, (backend,))
 
     def _count(self, stats: Stats, name: str, total: int, *labels: str) -> None:
-        """Add the increase of a total since the last call."""
+        """Add how much a total has grown since the last call."""
         key = "/".join((name, *labels))
         increase = total - self._reported.get(key, 0)
         if increase > 0:

@@ -1,4 +1,4 @@
-"""The reasons for the pages that a request of vLLM lacks, from its first lookup to its end."""
+"""Record why pages of a vLLM request are missing, from its first lookup to its end."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class _Story:
 
 
 class RequestReasons:
-    """The reasons for each request's missing pages. Not thread-safe: vLLM's lock guards it.
+    """The reasons why each request's pages are missing. Not thread-safe: vLLM's lock guards it.
 
-    A request gets one record, at its end: vLLM asks for its pages several times, and loads some of them.
+    A request gets one record, at its end, because vLLM asks several times and loads only some pages.
     """
 
     def __init__(self, log: ExplainLog) -> None:
@@ -37,12 +37,12 @@ class RequestReasons:
         self._stories: dict[str, _Story] = {}
 
     def begin(self, request: str) -> None:
-        """Note that a request asks for a page."""
+        """Note that a request has asked for a page."""
         if request not in self._stories:
             self._stories[request] = _Story()
 
     def note(self, requests: Iterable[str], key: bytes, reason: Reason | None) -> None:
-        """Note an answer for a page. None: the page is there, or the store lacks it."""
+        """Note the answer for a page. None: the store has the page, or simply lacks it."""
         for request in requests:
             story = self._stories.get(request)
             if story is not None:
@@ -56,7 +56,7 @@ class RequestReasons:
         answers: Mapping[bytes, bool | None],
         spaces: Mapping[int, KeySpace],
     ) -> None:
-        """Log a request that is over, with its last answers."""
+        """Log a request that has ended, with its last answers."""
         story = self._stories.pop(context.req_id, None)
         if story is not None and answers:
             fields = partial(_fields, story, answers, spaces, context)
@@ -101,7 +101,7 @@ def _fields(
 
 
 def _page(key: bytes, spaces: Mapping[int, KeySpace], context: ReqContext) -> int | None:
-    """Return the index of a page in its prompt; None where this vLLM does not tell it."""
+    """Return the index of a page in its prompt. None if this vLLM does not expose it."""
     position: Callable[[bytes], int | None] | None = getattr(
         context, "get_offload_key_position", None
     )

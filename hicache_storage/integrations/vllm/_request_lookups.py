@@ -1,4 +1,4 @@
-"""The answers of lookups, for each request of vLLM on its own."""
+"""Keep the answers of lookups separately for each request of vLLM."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 
 class RequestLookups:
-    """Answers of the store, for each request. Not thread-safe: vLLM's lock guards it.
+    """The store's answers for each request. Not thread-safe: vLLM's lock guards it.
 
-    A page whose load failed stays missing for its request. Otherwise vLLM would load it for ever.
+    If a load fails, the page stays missing for its request. Otherwise vLLM would load it forever.
     """
 
     def __init__(self) -> None:
@@ -19,9 +19,9 @@ class RequestLookups:
         self._asked: dict[bytes, list[str]] = {}
 
     def ask(self, request: str, key: bytes) -> bool | None:
-        """Return whether the store has the page; None while there is no answer.
+        """Return whether the store has the page. None until there is an answer.
 
-        The first question of a request is kept for `take_asked`.
+        The first question for each page of a request is kept for `take_asked`.
         """
         answers = self._answers.get(request)
         if answers is None:
@@ -32,28 +32,28 @@ class RequestLookups:
         return answers[key]
 
     def take_asked(self) -> dict[bytes, list[str]]:
-        """Return the questions since the last call: the requests that asked, by key."""
+        """Return the questions since the last call: for each key, the requests that asked."""
         asked, self._asked = self._asked, {}
         return asked
 
     def answer(self, requests: Iterable[str], key: bytes, *, present: bool) -> None:
-        """Record the answer of the store. A request that is over, or has an answer, is left out."""
+        """Record the store's answer. Skip requests that have ended or have an answer."""
         for request in requests:
             answers = self._answers.get(request)
             if answers is not None and answers.get(key, False) is None:
                 answers[key] = present
 
     def mark_missing(self, request: str, keys: Iterable[bytes]) -> None:
-        """Record that pages could not be loaded. A request that is over is left out."""
+        """Record that pages could not be loaded. Does nothing if the request has ended."""
         answers = self._answers.get(request)
         if answers is not None:
             answers.update(dict.fromkeys(keys, False))
 
     def forget(self, request: str) -> dict[bytes, bool | None]:
-        """Forget a request that is over. Return its answers."""
+        """Forget a request that has ended. Return its answers."""
         return self._answers.pop(request, {})
 
     def clear(self) -> None:
-        """Forget every answer: the requests ask again."""
+        """Forget every answer, so that requests ask again."""
         self._answers.clear()
         self._asked.clear()

@@ -1,4 +1,4 @@
-"""The rows of vLLM's CPU tier as pages, and the keys of vLLM as page hashes."""
+"""Convert the rows of vLLM's CPU tier to pages, and vLLM's keys to page hashes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 GROUP_NBYTES = 4
 KEY_NBYTES = 32 + GROUP_NBYTES
-"""The bytes of a key: a SHA-256 and the number of the group."""
+"""The bytes of a key: a SHA-256, then the number of the group."""
 
 
 class Rows:
-    """The CPU tier's memory: one row for each chunk, with the bytes of all ranks."""
+    """The CPU tier's memory. Each chunk has one row, with the bytes of all ranks."""
 
     def __init__(self, view: memoryview) -> None:
         if view.strides is None:
@@ -27,7 +27,7 @@ class Rows:
         self.memory = view.cast("B")
 
     def pages(self, chunks: Iterable[int]) -> list[Page]:
-        """Return the pages of rows."""
+        """Return the pages for the rows of `chunks`."""
         nbytes, memory = self.nbytes, self.memory
         starts = (int(chunk) * nbytes for chunk in chunks)
         return [Page.of_views((memory[start : start + nbytes],), nbytes) for start in starts]
@@ -38,23 +38,23 @@ class Rows:
 
 
 class KeyGroups:
-    """Keys of vLLM by group: the number of a group decides the key space.
+    """vLLM's keys, grouped by the number that decides their key space.
 
-    A key has a block hash, and the number of its group in the last four bytes. One hash may be used by
-    several groups.
+    A key is a block hash followed by the number of its group in four bytes. Several groups may use the
+    same hash.
     """
 
     def __init__(self, spaces: Mapping[int, KeySpace]) -> None:
         self.spaces = spaces
 
     def of_keys(self, keys: Iterable[bytes]) -> list[tuple[KeySpace, list[bytes]]]:
-        """Return the keys of each key space.
+        """Return the keys for each key space.
 
         Raises:
             ValueError: A key is malformed.
-            KeyError: A key is of an unknown group.
+            KeyError: A key belongs to an unknown group.
         """
-        of_group: dict[bytes, list[bytes]] = {}  # a key space as the key of a dict costs far more
+        of_group: dict[bytes, list[bytes]] = {}  # hashing a key space as a dict key costs far more
         for key in keys:
             if len(key) != KEY_NBYTES:
                 raise ValueError(
@@ -70,8 +70,8 @@ class KeyGroups:
         """Return the keys and the pages of each key space.
 
         Raises:
-            ValueError: A key is malformed, or there is not one chunk for each key.
-            KeyError: A key is of an unknown group.
+            ValueError: A key is malformed, or there is not exactly one chunk for each key.
+            KeyError: A key belongs to an unknown group.
         """
         place = dict(zip(keys, chunks, strict=True))
         of_space = self.of_keys(keys)
@@ -83,5 +83,5 @@ class KeyGroups:
 
 
 def hashes_of(keys: Iterable[bytes]) -> list[str]:
-    """Return the page hashes of keys."""
+    """Return the page hashes of `keys`."""
     return [key[:-GROUP_NBYTES].hex() for key in keys]

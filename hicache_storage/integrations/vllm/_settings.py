@@ -1,4 +1,4 @@
-"""The fields of this adapter in vLLM's `kv_connector_extra_config`, and in the config of a tier."""
+"""The adapter's fields in vLLM's `kv_connector_extra_config`, and in the config of a tier."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIER = "HiCacheTier"
 MODULE = "hicache_storage.integrations.vllm"
 SPEC = "TieringOffloadingSpec"
 
-# vLLM's own fields of the extra config, which the adapter leaves as they are.
+# vLLM's own fields of the extra config. The adapter leaves them as they are.
 _ENGINE_FIELDS = frozenset(
     {
         "backpressure",
@@ -47,60 +47,60 @@ _TIER_NAMES = frozenset({"type", "module_path", "backpressure"})
 
 
 class IdentitySettings(Settings):
-    """Properties of a page's bytes that vLLM does not show to a tier. The connector computes them."""
+    """Properties of a page's bytes that vLLM does not pass to a tier. The connector computes them."""
 
     revision: str = Field(min_length=1)
     """Everything else that the bytes depend on: weights, quantization, overrides, hash algorithm."""
     model: str = ""
-    """The name of the model; "": the path or name that vLLM loads it from."""
+    """The name of the model. "": the path or name that vLLM loads it from."""
     dtype: str = ""
-    """The logical KV type; "": vLLM's own name of it."""
+    """The logical KV type. "": vLLM's own name for it."""
     layout: str = ""
-    """Properties of the byte order that a tier does not see, such as vLLM's version."""
+    """Properties of the byte order that a tier cannot see, such as vLLM's version."""
     groups: dict[str, str] = Field(default_factory=dict[str, str])
-    """The kind of each group, by its number."""
+    """The kind of each group, by the group's number."""
 
 
 class TierSettings(JobSettings, MetricsSettings, TraceSettings):
-    """The config of one tier. Only `backend` is required, and without the connector `identity`."""
+    """The config of one tier. Only `backend` is required, and without the connector also `identity`."""
 
     backend: str = Field(min_length=1)
     config: dict[str, Any] | str = Field(default_factory=dict[str, Any])
-    """The backend's own fields, or "@" and the path of a file with them (.json, .toml, .yaml)."""
+    """The backend's own fields, or "@" followed by the path of a file (.json, .toml, .yaml)."""
     identity: IdentitySettings | None = None
     tenant: str = ""
-    """Isolation domain: servers of different tenants never share a page."""
+    """Isolation domain. Servers of different tenants never share a page."""
     revision: str = ""
     """Distinguishes weights that share one served name."""
     weights: str = ""
-    """Name of the weights. It replaces their fingerprint if hosts have equal weights in other files."""
+    """Name of the weights. It replaces their fingerprint if hosts keep equal weights in other files."""
     kv_dtype: str = ""
-    """Logical type of the KV, if vLLM's `--kv-cache-dtype` does not name it: "float8_e4m3fn"."""
+    """Logical type of the KV, if `--kv-cache-dtype` does not name it, for example "float8_e4m3fn"."""
     single_node: bool = False
-    """Whether the workers of an executor that may span nodes are all on this one."""
+    """Whether all workers are on this node, although the executor could use several nodes."""
     checksum: Literal["xxh3", "none"] = "xxh3"
     parallelism: int | None = Field(default=None, ge=1)
-    """Concurrent calls to the store in each direction; none: the backend's own number."""
+    """Concurrent calls to the store in each direction. None: the backend's own number."""
     enable_kv_events: bool = False
     """Whether the tier reports stored and removed pages as vLLM's KV events."""
     locality: Literal["LOCAL", "REMOTE"] | None = None
-    """The place of the store in these events."""
+    """The `locality` of the store in these events."""
     start_timeout_s: PositiveSeconds = 5.0
-    """The time that the start of the engine waits for the store. Later the store is tried again."""
+    """How long the start of the engine waits for the store. After that the store is tried again."""
     close_timeout_s: PositiveSeconds = 10.0
-    """The time that the end of the engine waits for stores that are under way."""
+    """How long the end of the engine waits for stores that are running."""
 
     def backend_fields(self) -> dict[str, Any]:
         """Return the backend's own fields.
 
         Raises:
-            ConfigError: The file cannot be read, or holds no object.
+            ConfigError: The file cannot be read, or does not hold an object.
         """
         return backend_fields(self.config, f"{NAME}: config")
 
 
 def tier_settings(fields: Mapping[str, Any]) -> TierSettings:
-    """Return the settings of a tier from its config, without vLLM's own names.
+    """Parse the config of a tier, without vLLM's own names.
 
     Raises:
         ConfigError: A field is invalid, unknown or missing. The message names it.
@@ -109,10 +109,10 @@ def tier_settings(fields: Mapping[str, Any]) -> TierSettings:
 
 
 def complete_tiers(extra: dict[str, Any]) -> list[dict[str, Any]]:
-    """Move our fields of vLLM's extra config into an entry of `secondary_tiers`; return our entries.
+    """Move our fields of vLLM's extra config into an entry of `secondary_tiers`. Return our entries.
 
-    The entry is the last one, so tiers that the config lists are asked first. A second call changes
-    nothing.
+    The entry becomes the last one, so vLLM asks the tiers that the config lists first. A second call
+    changes nothing.
 
     Raises:
         ConfigError: A field is invalid, or there is no backend.
@@ -142,7 +142,7 @@ def _is_ours(tier: Any) -> bool:
 
 
 def _check_names(extra: Mapping[str, Any]) -> None:
-    """Refuse a name that is nearly one of ours. vLLM itself ignores fields that it does not know."""
+    """Refuse a name that is nearly one of ours, because vLLM ignores fields that it does not know."""
     for name in sorted(set(extra) - set(TierSettings.model_fields) - _ENGINE_FIELDS):
         if similar := difflib.get_close_matches(name, sorted(TierSettings.model_fields), n=1):
             raise ConfigError(f"{NAME}: unknown field {name!r}; did you mean {similar[0]!r}?")

@@ -1,4 +1,4 @@
-"""The tier without its base class, so that this module does not import vLLM."""
+"""The vLLM tier. Its base class is added later, so that this module does not import vLLM."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ logger = logging.getLogger("vllm.hicache_storage")
 
 T = TypeVar("T")
 _ANSWERED = frozenset({Verdict.OK, Verdict.MISS})
-"""Verdicts of a lookup that the store has answered."""
+"""Verdicts of a lookup that mean the store has answered."""
 
 
 class _LookupJob(NamedTuple):
@@ -48,10 +48,10 @@ class _LookupJob(NamedTuple):
 
 
 class Tier:
-    """A secondary tier of vLLM's offloading over a storage of this project.
+    """A secondary tier of vLLM's offloading that uses a storage of this project.
 
-    vLLM calls it in its scheduler's thread, under one lock. No method blocks, but `drain_jobs` and
-    `shutdown`, and none raises: every failure is a miss, or a job that failed.
+    vLLM calls it in its scheduler's thread, under one lock. Only `drain_jobs` and `shutdown` block. No
+    method raises: every failure is a miss, or a job that failed.
     """
 
     engine: ClassVar[EngineTypes]
@@ -64,7 +64,7 @@ class Tier:
         backpressure_detector: Any = None,
         **config: Any,
     ) -> None:
-        """Open the storage that `backend` names.
+        """Open the storage named by `backend`.
 
         Raises:
             ConfigError: A field is invalid, or the identity of the pages is unknown.
@@ -114,7 +114,7 @@ class Tier:
         return self.engine.request_context()
 
     def lookup(self, key: bytes, req_context: ReqContext) -> Any:
-        """Return HIT or MISS, or RETRY until the store has answered."""
+        """Return HIT or MISS. Return RETRY until the store has answered."""
         try:
             present = self._lookups.ask(req_context.req_id, key)
             if self._reasons is not None:
@@ -127,7 +127,7 @@ class Tier:
         return self.engine.hit if present else self.engine.miss
 
     def on_schedule_end(self, context: Any) -> None:
-        """Ask the store for all pages that this step's lookups were about."""
+        """Ask the store for all pages of this step's lookups."""
         asked = self._lookups.take_asked()
         if asked and not self._guard(lambda: self._ask(asked), otherwise=False):
             self._answer(asked, asked, [Verdict.UNAVAILABLE] * len(asked))
@@ -154,7 +154,7 @@ class Tier:
 
     def _finish_lookup(self, result: LookupResult) -> None:
         job = self._lookup_jobs.pop(result.job_id, None)
-        if job is None:  # the lookup is of the time before a reset
+        if job is None:  # the lookup was made before a reset
             return
         self._metrics.observe("lookup", time.monotonic() - job.began_s)
         if not self._guard(lambda: self._answer_all(job, result), otherwise=False):
@@ -293,7 +293,7 @@ class Tier:
         return self._guard(lambda: self._metrics.take(connection.runner, connection.store), None)
 
     def _view(self) -> CacheView:
-        """Return what a scrape of `metrics_port` reads. vLLM's own metrics are those of `get_stats`."""
+        """Return the data for a scrape of `metrics_port`. `get_stats` returns vLLM's own metrics."""
         from hicache_storage.metrics import CacheView  # noqa: PLC0415 - the extra is optional
 
         runner, store = self._connection.runner, self._connection.store
@@ -329,8 +329,8 @@ class Tier:
         """Wait until every job has ended, and begin new key spaces.
 
         vLLM calls this only before it resets its caches: for new weights, after a sleep, and on demand.
-        It does not tell which, so the pages of the time before are not used any more, and the pages of
-        this engine are not shared until it starts again.
+        The call does not say which. So the engine uses no pages from before any more, and does not share
+        its pages until it starts again.
         """
         self._guard(self._drain, None)
 
@@ -375,7 +375,7 @@ class Tier:
             self._reasons.clear()
 
     def _guard(self, function: Callable[[], T], otherwise: T) -> T:
-        """Call `function`; return `otherwise` if it raises, because that would end the engine."""
+        """Call `function`. Return `otherwise` if it raises, because an error would end the engine."""
         try:
             return function()
         except Exception:  # noqa: BLE001 - as above
@@ -391,6 +391,6 @@ class Tier:
 
 
 def _replica(offloading_spec: Any) -> int:
-    """Return the number of this engine's data-parallel replica, from 0."""
+    """Return the number of this engine's data-parallel replica, counted from 0."""
     parallel = getattr(getattr(offloading_spec, "config", None), "parallel", None)
     return getattr(parallel, "data_parallel_index", 0)

@@ -1,4 +1,4 @@
-"""Loads and stores of vLLM that are under way, and the meaning of their verdicts."""
+"""Loads and stores of vLLM that have not ended, and what their verdicts mean."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hicache_storage.integrations._jobs import JobResult
 
 _GONE = frozenset({Verdict.MISS, Verdict.CORRUPT, Verdict.WRONG_KEY, Verdict.WRONG_SIZE})
-"""Verdicts of a load after which the store has no such page."""
+"""Verdicts of a load that mean the store does not have the page any more."""
 _CONCLUDED = frozenset({Verdict.OK, Verdict.NOT_ADMITTED})
 """Verdicts of a store that has not failed."""
 
@@ -32,15 +32,15 @@ class Transfer(NamedTuple):
         return self._keys_with(result, frozenset({Verdict.OK}))
 
     def gone(self, result: JobResult) -> list[bytes]:
-        """Return the keys of the pages that the store has no longer."""
+        """Return the keys of pages that the store does not have any more."""
         return self._keys_with(result, _GONE)
 
     def is_concluded(self, result: JobResult) -> bool:
-        """Return whether every page was stored, or was kept from the store by `admission`."""
+        """Return whether every page was stored, or kept out of the store by `admission`."""
         return len(self._keys_with(result, _CONCLUDED)) == len(self.all_keys)
 
     def missing_reasons(self, result: JobResult) -> dict[bytes, Reason]:
-        """Return the reason of each key that was not loaded."""
+        """Return the reason for each key that was not loaded."""
         return {
             key: Reason.of(verdict)
             for keys, found in zip(self.keys, result.verdicts, strict=True)

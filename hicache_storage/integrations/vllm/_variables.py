@@ -1,8 +1,8 @@
 """All environment variables of vLLM: how each one enters the key space, or why it does not.
 
-vLLM's configs hold most of what KV depends on, and the variables are in none of them. A test compares
-the table with `vllm.envs` of the installed vLLM, and so finds the variables of a later vLLM.
-`make identity-page` writes the table to docs/vllm-identity.md.
+vLLM's configs hold most of what KV depends on, but none of the variables. A test compares the table
+with `vllm.envs` of the installed vLLM, so it finds the variables that a later vLLM adds. `make
+identity-page` writes the table to docs/vllm-identity.md.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from hicache_storage.integrations._variables import VariableTable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# A variable that chooses a type, a layout, how weights are quantized, or what is left out, enters. One
-# that chooses another kernel of the same function does not.
+# A variable enters if it chooses a type, a layout, how weights are quantized, or what is left out. A
+# variable that chooses a different kernel for the same function does not.
 _ENTERING: Mapping[str, Any] = {
     "VLLM_FLOAT32_MATMUL_PRECISION": "highest",
     "VLLM_USE_MODELSCOPE": False,
@@ -31,8 +31,8 @@ _ENTERING: Mapping[str, Any] = {
     "VLLM_ROCM_MUSE_MOE_ONLINE_QUANT": "",
     "VLLM_ROCM_USE_AITER_MOE_SITUV2": "auto",
     "VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4": None,
-    "VLLM_ROCM_USE_AITER_FP8BMM": None,  # True by default in 0.32.0, and False in 0.33.0
-    "VLLM_ROCM_USE_AITER_FP4BMM": None,  # as the variable before
+    "VLLM_ROCM_USE_AITER_FP8BMM": None,  # the default is True in 0.32.0, and False in 0.33.0
+    "VLLM_ROCM_USE_AITER_FP4BMM": None,  # the same
     "VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT": False,
     "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION": "NONE",
     "VLLM_ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16": True,
