@@ -1,4 +1,4 @@
-"""A limit of the bytes that calls use at the same time."""
+"""Limit how many bytes concurrent calls use."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import threading
 
 
 class ByteLimit:
-    """The bytes in use, with a limit that callers wait for. Thread-safe."""
+    """Counts the bytes in use, and makes callers wait at a limit. Thread-safe."""
 
     def __init__(self, limit_nbytes: int | None) -> None:
-        """Start with no byte in use. None: count them only."""
+        """Start with no bytes in use. With a limit of None, only count them."""
         self.limit_nbytes = limit_nbytes
         self.nbytes: int = 0
-        """The bytes in use now."""
+        """The number of bytes in use now."""
         self._changed = threading.Condition()
         self._closed = False
 
     def acquire(self, nbytes: int, timeout_s: float) -> bool:
         """Wait until `nbytes` more fit. Return False at the timeout, or after `close`.
 
-        A caller that is alone gets more than the limit, too.
+        If no bytes are in use, a caller gets even more than the limit.
         """
         with self._changed:
             fits = self._changed.wait_for(lambda: self._closed or self._fits(nbytes), timeout_s)
@@ -28,13 +28,13 @@ class ByteLimit:
             return is_acquired
 
     def release(self, nbytes: int) -> None:
-        """End `acquire`."""
+        """Return the bytes that `acquire` took."""
         with self._changed:
             self.nbytes -= nbytes
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Refuse all callers from now on, and those that wait."""
+        """Refuse all callers from now on, including those that wait."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

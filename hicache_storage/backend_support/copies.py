@@ -1,4 +1,4 @@
-"""Copies of pages, and their digests on the way."""
+"""Copy pages, and compute their digests on the way."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ _CHUNK_NBYTES = 256 << 10
 
 
 def copy_pages(targets: Sequence[Page], sources: Sequence[Page]) -> None:
-    """Copy pages without the interpreter lock. Targets that want a digest get one, all or none of them.
+    """Copy pages without the interpreter lock. Also set digests if the targets ask for them.
+
+    Either all of the targets ask for a digest, or none.
 
     Raises:
         ValueError: A page and its target have different sizes. Nothing was copied.
@@ -31,13 +33,13 @@ def copy_pages(targets: Sequence[Page], sources: Sequence[Page]) -> None:
 
 
 def private_copy(page: Page) -> Page | None:
-    """Return a copy of a revocable page in aligned memory of its own, or None once it is revoked.
+    """Copy a revocable page into its own aligned memory. Return None if it is revoked.
 
-    A page that is not revocable is returned itself.
+    A page that is not revocable is returned unchanged, without a copy.
     """
     if page.revocable is None or not page.nbytes:
         return page
-    memory = memoryview(mmap.mmap(-1, page.nbytes))  # not closed: the copy borrows it
+    memory = memoryview(mmap.mmap(-1, page.nbytes))  # not closed, because the copy borrows it
     start = 0
     for segment in page.segments:
         for offset in range(0, segment.nbytes, _CHUNK_NBYTES):

@@ -14,7 +14,7 @@ class Counters:
         self._lock = threading.Lock()
 
     def add(self, name: str, count: int = 1) -> None:
-        """Add `count` to the counter `name`. A counter begins with its first addition above zero."""
+        """Add `count` to the counter `name`. A counter appears once something above zero is added."""
         if count:
             with self._lock:
                 self._counts[name] += count

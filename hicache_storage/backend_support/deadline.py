@@ -1,4 +1,4 @@
-"""One deadline for one call, however many steps the call takes."""
+"""Give one call one deadline, however many steps it takes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from hicache_storage.errors import StorageTimeout
 
 
 class Deadline:
-    """The moment at which a call must end. Each call makes one, and passes it to every step.
+    """The time at which a call must end. Each call makes one deadline, and passes it to every step.
 
-    A step that waits takes `remaining_s()` as its limit. A wait that a signal interrupts calls it
-    again and gets the time that is left, so that signals never lengthen a call (KV-304). A limit that
-    no lock can wait for, such as infinity, counts as `MAX_DURATION_S`. Immutable, and thread-safe.
+    A step that waits takes `remaining_s()` as its limit. If a signal interrupts a wait, the step
+    calls it again and gets the time that is left, so signals never lengthen a call (KV-304). A limit
+    too long for a lock to wait for, such as infinity, counts as `MAX_DURATION_S`. Immutable and
+    thread-safe.
     """
 
     __slots__ = ("end_s", "timeout_s")
@@ -24,15 +25,15 @@ class Deadline:
         """The time of `time.monotonic` at which the call must end."""
 
     def remaining_s(self) -> float:
-        """Return the seconds that are left, or 0.0 when the deadline has passed."""
+        """Return the seconds that are left. 0.0 if the deadline has passed."""
         return max(0.0, self.end_s - time.monotonic())
 
     def passed(self) -> bool:
-        """Return True when no time is left."""
+        """Return True if no time is left."""
         return self.remaining_s() == 0.0
 
     def check(self, step: str) -> None:
-        """Raise when no time is left for `step`, a noun phrase such as "the name look-up".
+        """Raise if no time is left for `step`, a noun phrase such as "the name look-up".
 
         Raises:
             StorageTimeout: The deadline has passed. The message names the step and the time limit.

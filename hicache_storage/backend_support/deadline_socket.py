@@ -1,4 +1,4 @@
-"""Sockets that keep a deadline, encrypted or not: connecting, and bytes that need no copy."""
+"""Sockets that keep a deadline, encrypted or not, and move the bytes of pages without a copy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hicache_storage.backend_support.resolver import SocketAddress
 
 _MIN_TIMEOUT_S = 0.001
-"""A timeout of 0 would make a socket non-blocking."""
+"""Not 0, because a timeout of 0 makes a socket non-blocking."""
 _TCP_OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -36,13 +36,13 @@ _T = TypeVar("_T")
 
 
 def connect(addresses: Sequence[SocketAddress], deadline: Deadline) -> socket.socket:
-    """Return a socket that is connected to the first address that answers.
+    """Connect to the first address that answers. Return the socket.
 
-    Each attempt gets an equal share of the time that is left. What is left afterwards is the timeout of
-    the socket, for a handshake.
+    Each attempt gets an equal share of the time that is left. The time left afterwards becomes the
+    timeout of the socket, for a handshake.
 
     Raises:
-        OSError: No address can be reached. It is the error of the last one.
+        OSError: No address can be reached. The error of the last one is raised.
     """
     failure = OSError("there is no address")
     for tried, (family, address) in enumerate(addresses):
@@ -70,9 +70,10 @@ def _set_timeout(plain: socket.socket, timeout_s: float) -> None:
 
 
 class DeadlineSocket:
-    """A connected socket. No call on it exceeds `deadline`, even if bytes arrive one at a time.
+    """A connected socket. No call on it lasts longer than `deadline`, even if bytes arrive one by one.
 
-    redis-py can use it as its socket. One thread at a time may use it; any thread may call `shut_down`.
+    redis-py can use it as its socket. Only one thread at a time may use it, but any thread may call
+    `shut_down`.
     """
 
     def __init__(self, connected: socket.socket, deadline: Deadline) -> None:
@@ -89,7 +90,7 @@ class DeadlineSocket:
     # --- as redis-py uses it ---------------------------------------------------------------------
 
     def settimeout(self, timeout_s: float | None) -> None:
-        """Let calls raise if they would wait: 0. Any other limit gives way to the deadline."""
+        """With 0, make calls raise instead of wait. Any other value is ignored: the deadline counts."""
         self._never_waits = timeout_s == 0
 
     def recv(self, nbytes: int, flags: int = 0) -> bytes:
@@ -118,7 +119,7 @@ class DeadlineSocket:
     def receive_into(
         self, buffers: list[memoryview], minimum: int | None = None
     ) -> list[memoryview]:
-        """Fill `buffers` in order, with at least `minimum` bytes or all. Return the unfilled rest.
+        """Fill `buffers` in order, with at least `minimum` bytes or in full. Return the unfilled rest.
 
         Raises:
             ConnectionResetError: The server has ended the connection.
@@ -138,7 +139,7 @@ class DeadlineSocket:
         return left
 
     def error_of(self, code: int) -> OSError:
-        """Return the exception for an errno of the data plane."""
+        """Return the exception for an errno from the data plane."""
         if code == errno.ETIMEDOUT:
             return StorageTimeout(f"the server did not answer within {self.deadline.timeout_s:g} s")
         if code == errno.ECONNRESET:
@@ -146,14 +147,14 @@ class DeadlineSocket:
         return OSError(code, os.strerror(code))
 
     def shut_down(self) -> None:
-        """End the connection for both sides. A thread that waits in it wakes up."""
-        with suppress(OSError):  # the server may have ended it before
-            # SSLSocket.shutdown ends encryption first. The thread that uses the socket could then send
-            # unencrypted bytes before the connection ends.
+        """End the connection for both sides. Wakes up a thread that waits on it."""
+        with suppress(OSError):  # the server may have ended it already
+            # SSLSocket.shutdown would end encryption first. The thread that uses the socket could
+            # then send unencrypted bytes before the connection ends.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def _when(self, event: int, call: Callable[..., _T], *arguments: Any) -> _T:
-        """Return the result of a call, once the socket is ready for it.
+        """Make a call once the socket is ready for it, and return its result.
 
         Raises:
             StorageTimeout: The socket was not ready in time.
@@ -176,7 +177,7 @@ class DeadlineSocket:
 
 
 def _join_small(buffers: Sequence[memoryview]) -> list[memoryview]:
-    """Return `buffers` with small neighbours joined: each buffer is a call, and a record of TLS."""
+    """Join small neighboring buffers, because each buffer costs a call and a TLS record."""
     joined: list[memoryview] = []
     small: list[memoryview] = []
     for buffer in buffers:

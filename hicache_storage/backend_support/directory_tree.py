@@ -1,11 +1,11 @@
-"""The directory tree in which a backend of files keeps its pages.
+"""The directory tree that a file backend keeps its pages in.
 
 writers/                       the lock of each live writer (`writer_lock`)
 spaces/ID/manifest.json        the key space ID, as JSON
 spaces/ID/...                  its pages, as the backend lays them out
 
-A file of another name belongs to another program. So does everything behind a symbolic link below
-the root; the root itself may be a link. The files of other programs are never touched.
+A file with any other name belongs to another program. So does everything behind a symbolic link below
+the root, but the root itself may be a link. Files of other programs are never touched.
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ _MANIFEST = "manifest.json"
 _OWN_NAMES = re.compile(r"writers|spaces|lost\+found")
 _NAMED_FOREIGN = 3
 _MOST_MANIFEST_NBYTES = 1 << 20
-# A directory, a link or a pipe in the place of a manifest belongs to another program.
+# A directory, a link or a pipe in place of a manifest belongs to another program.
 _NO_MANIFEST = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO})
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _MAKE_ATTEMPTS = 3
 
 
 class TreeKind(NamedTuple):
-    """The marks by which a tree of one backend is told from those of others."""
+    """The marks that distinguish a backend's trees from those of other backends."""
 
     signs: frozenset[str]
-    """Names in the root, one of which every tree has from the first opening on."""
+    """Names in the root. Every tree has at least one of them as soon as it has been opened."""
     pages: re.Pattern[str]
-    """Matches the entries of a key space's directory that hold pages."""
+    """Matches the entries in a key space's directory that hold pages."""
 
 
 class DirectoryTree:
-    """The paths under one root that all backends of files have. Immutable."""
+    """The paths under a root that all file backends share. Immutable."""
 
     __slots__ = ("root", "spaces", "writers")
 
     backend: ClassVar[str]
     """The name of the backend, for messages."""
     own_names: ClassVar[re.Pattern[str]]
-    """The names of the backend's own files in the root, beside those that all backends have."""
+    """Matches the backend's own files in the root, in addition to those that all backends have."""
     kind: ClassVar[TreeKind]
-    """The marks of the backend's own trees."""
+    """The marks of this backend's trees."""
     others: ClassVar[Mapping[str, TreeKind]] = {}
-    """The backends whose trees are refused, and the marks of these."""
+    """Backends whose trees are refused, with their marks."""
 
     def __init__(self, root: str) -> None:
         self.root: str = root
@@ -72,10 +72,10 @@ class DirectoryTree:
 
     @classmethod
     def at(cls, path: str) -> Self:
-        """Return the tree at `path`, `~` expanded, as it is: nothing is made.
+        """Return the tree at `path`, with `~` expanded. Makes nothing.
 
         Raises:
-            ConfigError: `path` holds the store of another backend, or no path has such a name.
+            ConfigError: `path` holds the store of another backend, or cannot be a path.
         """
         try:
             tree = cls(os.path.abspath(os.path.expanduser(path)))
@@ -91,10 +91,10 @@ class DirectoryTree:
 
     @classmethod
     def create(cls, path: str) -> Self:
-        """Return the tree at `path`, `~` expanded, with its directories made where they are missing.
+        """Return the tree at `path`, with `~` expanded. Make its directories if they are missing.
 
         Raises:
-            ConfigError: `path` is no directory and cannot become one, or holds the store of another
+            ConfigError: `path` is not a directory and cannot be made one, or holds the store of another
                 backend.
         """
         tree = cls.at(path)
@@ -112,7 +112,7 @@ class DirectoryTree:
 
     @classmethod
     def missing_root(cls, path: str) -> str | None:
-        """Return the root at `path` if it holds no tree. None: it does, or it cannot be looked at."""
+        """Return the root at `path` if it holds no tree. None if it does, or cannot be examined."""
         root = os.path.abspath(os.path.expanduser(path))
         try:
             os.stat(cls(root).spaces)
@@ -123,10 +123,10 @@ class DirectoryTree:
         return None
 
     def restore(self) -> None:
-        """Make the directories below the root again. A missing root is not made.
+        """Make the directories below the root again. A missing root stays missing.
 
         Raises:
-            OSError: FileNotFoundError when the root is missing, and the errors of mkdir(2).
+            OSError: FileNotFoundError if the root is missing, or an error of mkdir(2).
         """
         for path in (self.writers, self.spaces):
             try:
@@ -136,14 +136,14 @@ class DirectoryTree:
                     raise
 
     def warn_of_misuse(self, capacity_nbytes: int | None) -> None:
-        """Log a warning where other programs use the root, or where it is smaller than the capacity."""
-        with suppress(OSError):  # a root that cannot be listed can still hold pages
+        """Log a warning if other programs use the root, or if it is smaller than the capacity."""
+        with suppress(OSError):  # a root that cannot be listed may still hold pages
             self._warn_of_foreign_files()
         with suppress(OSError):
             self._warn_of_small_system(capacity_nbytes)
 
     def check_exists(self) -> None:
-        """Raise when the tree is gone. A missing tree is not an empty one.
+        """Raise if the tree is gone, because a missing tree is not the same as an empty one.
 
         Raises:
             StorageUnavailable: The directory of key spaces cannot be found.
@@ -171,7 +171,7 @@ class DirectoryTree:
         return sorted(self.directories(self.spaces, SPACE_ID), key=lambda entry: entry.name)
 
     def key_space(self, space_id: str) -> KeySpace | None:
-        """Return the key space with this id; None when its directory holds no manifest of it.
+        """Return the key space with this id. None if its directory holds no manifest for it.
 
         Raises:
             OSError: The manifest cannot be read.
@@ -188,11 +188,11 @@ class DirectoryTree:
         """Yield every key space that has a manifest in its own directory.
 
         Args:
-            skip_unreadable: Leave out a key space whose manifest cannot be read.
+            skip_unreadable: Skip key spaces whose manifest cannot be read.
 
         Raises:
             StorageUnavailable: The directories cannot be listed.
-            OSError: A manifest cannot be read, and it is not to be left out.
+            OSError: A manifest cannot be read, and `skip_unreadable` is False.
         """
         for entry in self.space_entries():
             try:
@@ -205,7 +205,7 @@ class DirectoryTree:
                 yield space
 
     def unreadable_spaces(self) -> Iterator[UnreadableSpace]:
-        """Yield the directories of key spaces that have no manifest of them, and say what is wrong.
+        """Yield the directories of key spaces without their own manifest, and say what is wrong.
 
         Raises:
             StorageUnavailable: The directories cannot be listed.
@@ -216,13 +216,14 @@ class DirectoryTree:
                 yield UnreadableSpace(entry.name, reason)
 
     def remove_space_dir(self, space_id: str, temp_path: str | None = None) -> bool:
-        """Remove the directory of a key space whose pages are gone. Return False where new ones came.
+        """Remove the directory of a key space without pages. Return False if new pages have come.
 
-        The directory goes only if it is empty, so that a writer that comes first keeps it, and one that
-        comes later makes it anew. `temp_path` is that of `make_space`, which puts the manifest back.
+        Only an empty directory is removed: a writer that comes before the removal keeps it, and a
+            writer that comes later makes a new one. `temp_path` is as in `make_space`, which puts the
+            manifest back.
 
         Raises:
-            StorageUnavailable: Something of another program is left.
+            StorageUnavailable: Something that belongs to another program is left.
             OSError: The file system refuses one of the steps.
         """
         directory, pages = self.space_dir(space_id), self.kind.pages
@@ -252,10 +253,11 @@ class DirectoryTree:
         return True
 
     def make_space(self, space: KeySpace, temp_path: str | None = None) -> bool:
-        """Make the directory and the manifest of `space`; return False when both were there.
+        """Make the directory and the manifest of `space`. Return False if both exist already.
 
-        The manifest is written to `temp_path` and renamed. Without `temp_path` the file lies beside
-        the manifest, and all processes that make the key space at once write the same bytes to it.
+        The manifest is written to `temp_path` and renamed. Without `temp_path` the temporary file is
+        next to the manifest, and processes that make the key space at the same time write the same
+        bytes to it.
 
         Raises:
             StorageUnavailable: The directory is a symbolic link.
@@ -278,7 +280,7 @@ class DirectoryTree:
                 f"{self.backend}: {manifest} cannot be made: other processes remove the key space"
             )
         try:
-            # The file comes first: a root that is gone is not made again.
+            # Write the file first: it fails if the root is gone, and then the root is not made again.
             _write_whole(temp_path, encode_manifest(space))
             os.makedirs(directory, exist_ok=True)
             self.refuse_link(directory)
@@ -290,10 +292,10 @@ class DirectoryTree:
         return True
 
     def refuse_link(self, directory: str) -> None:
-        """Raise where the directory of a key space is a link.
+        """Raise if the directory of a key space is a symbolic link.
 
         Raises:
-            StorageUnavailable: It is one.
+            StorageUnavailable: It is a link.
         """
         if os.path.islink(directory):
             raise StorageUnavailable(
@@ -302,7 +304,7 @@ class DirectoryTree:
             )
 
     def left(self, path: str) -> StorageUnavailable:
-        """Return the error of a removal that stops at something of another program."""
+        """Return the error for a removal that finds something of another program."""
         return StorageUnavailable(
             f"{self.backend}: {path} belongs to another program, and keeps its key space there: move it"
             " away, and remove the key space again"
@@ -311,18 +313,18 @@ class DirectoryTree:
     # --- listing ---------------------------------------------------------------------------------
 
     def directories(self, path: str, name: re.Pattern[str]) -> list[os.DirEntry[str]]:
-        """Return the directories in `path` whose whole names match, without links to directories.
+        """Return the directories in `path` whose whole name matches. Skip links to directories.
 
         Raises:
-            StorageUnavailable: `path` is there, and cannot be listed.
+            StorageUnavailable: `path` exists, but cannot be listed.
         """
         return [e for e in self.entries(path, name) if e.is_dir(follow_symlinks=False)]
 
     def entries(self, path: str, name: re.Pattern[str]) -> list[os.DirEntry[str]]:
-        """Return the entries of a directory whose whole names match; none for a missing directory.
+        """Return the entries of a directory whose whole name matches. Empty if the directory is missing.
 
         Raises:
-            StorageUnavailable: `path` is there, and cannot be listed.
+            StorageUnavailable: `path` exists, but cannot be listed.
         """
         try:
             with os.scandir(path) as entries:
@@ -367,13 +369,13 @@ class DirectoryTree:
             )
 
     def _kind(self) -> str | None:
-        """Return the backend whose tree the root holds; None where that is open."""
+        """Return the backend whose tree the root holds. None if that is not clear."""
         found = {
             kind
             for kind, (signs, _) in self._kinds().items()
             if any(os.path.lexists(f"{self.root}/{sign}") for sign in signs)
         }
-        if len(found) != 1:  # files of other programs, or of the wrong backend, by a mistake
+        if len(found) != 1:  # files of other programs, or a mistake left files of the wrong backend
             try:
                 found = self._kinds_of_pages()
             except StorageUnavailable:
@@ -392,7 +394,7 @@ class DirectoryTree:
         return found
 
     def _manifest_fault(self, space_id: str) -> str:
-        """Return what is wrong with the manifest of a key space, or an empty text."""
+        """Return what is wrong with the manifest of a key space, or "" if it is right."""
         path = f"{self.space_dir(space_id)}/{_MANIFEST}"
         try:
             data = read_own(path, _MOST_MANIFEST_NBYTES)
@@ -406,7 +408,7 @@ class DirectoryTree:
         return "" if space.id == space_id else f"its manifest is that of key space {space.id}"
 
     def _is_own_manifest(self, path: str) -> bool:
-        """Return True for a manifest, whole or half made, that is no link and no directory."""
+        """Return True for a manifest, complete or not, if it is not a link or a directory."""
         if os.path.basename(path) not in (_MANIFEST, f"{_MANIFEST}.new"):
             return False
         try:

@@ -1,4 +1,4 @@
-"""Daemon threads for storage calls. A store that hangs blocks neither a caller nor the exit."""
+"""Daemon threads for storage calls. A store that hangs blocks neither its callers nor the exit."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 
 class DaemonExecutor:
-    """A fixed number of daemon threads. Callers take turns: one with many tasks keeps no other waiting.
+    """A fixed number of daemon threads. Callers take turns, so a caller with many tasks delays no other.
 
-    The standard library's executor joins its threads when the interpreter exits, so that one
-    blocked storage call would block the exit for ever. These threads are daemons, and `close` has a
-    time limit. Threads do not survive a fork: in a forked child every task fails at once.
+    The standard library's executor joins its threads when the interpreter exits, so one blocked storage
+    call would block the exit forever. These threads are daemons, and `close` has a time limit. Threads
+    do not survive a fork, so in a forked child every task fails at once.
     """
 
     def __init__(self, name: str, count: int) -> None:
@@ -31,7 +31,7 @@ class DaemonExecutor:
         self._tasks: OrderedDict[object, OrderedDict[Future[Any], Callable[[], Any]]] = (
             OrderedDict()
         )
-        """The tasks of each caller that wait. The first caller has the next turn."""
+        """The waiting tasks of each caller. The first caller has the next turn."""
         self._changed = threading.Condition()
         self._closed = False
         self._threads = [
@@ -43,15 +43,15 @@ class DaemonExecutor:
 
     @property
     def waiting_count(self) -> int:
-        """The number of tasks that no thread has begun."""
+        """The number of tasks that wait for a thread."""
         return sum(len(tasks) for tasks in tuple(self._tasks.values()))
 
     def submit(self, task: Callable[[], T], caller: object = None) -> Future[T]:
-        """Run `task` on one of the threads. Cancelling its future before it begins frees the task.
+        """Run `task` on one of the threads. Cancel its future before it begins to free the task.
 
-        Tasks of one `caller` begin in their order.
+        Tasks of one `caller` begin in order.
 
-        After `close`, and in a forked child, the future has ended with StorageClosed.
+        After `close`, and in a forked child, the future fails at once with StorageClosed.
         """
         if self._owner != os.getpid():  # a thread of the parent may have held the lock
             return _failed(f"{self._name}: its threads stayed in the process that was forked")
@@ -76,7 +76,7 @@ class DaemonExecutor:
         return not any(thread.is_alive() for thread in self._threads)
 
     def remove(self, future: Future[Any], caller: object) -> bool:
-        """Remove a caller's task from the queue. Return False if it is not in the queue any more."""
+        """Remove a caller's task from the queue. Return False if it is not there any more."""
         if self._owner != os.getpid():
             return False
         with self._changed:
@@ -97,7 +97,7 @@ class DaemonExecutor:
                 else:
                     future.set_result(result)
                     del result
-            del item, future, task  # an idle thread keeps no page in memory
+            del item, future, task  # so that an idle thread keeps no page in memory
 
     def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
         with self._changed:
@@ -112,7 +112,7 @@ class DaemonExecutor:
 
 
 class _Queued(Future[T]):
-    """A future that removes its task from the queue when it is cancelled, and so frees its memory."""
+    """A future that leaves the queue when it is canceled, which frees its task's memory."""
 
     def __init__(self, executor: DaemonExecutor, caller: object) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class _Queued(Future[T]):
     def cancel(self) -> bool:
         cancelled = super().cancel()
         if cancelled and self._executor.remove(self, self._caller):
-            self.set_running_or_notify_cancel()  # no thread will find the task and notify the waiters
+            self.set_running_or_notify_cancel()  # no thread will find the task and notify waiters
         return cancelled
 
 
@@ -133,7 +133,7 @@ def _failed(message: str) -> Future[Any]:
 
 
 def when_all_done(futures: Sequence[Future[Any]]) -> Future[None]:
-    """Return a future that is done when all of `futures` are done, cancelled or failed."""
+    """Return a future that is done when all of `futures` are done, canceled or failed."""
     done: Future[None] = Future()
     if not futures:
         done.set_result(None)

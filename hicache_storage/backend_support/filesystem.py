@@ -1,4 +1,4 @@
-"""System calls on directories and files that other programs can reach, too."""
+"""System calls for directories and files that other programs can reach, too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import stat
 import sys
 from contextlib import suppress
 
-# From linux/magic.h. A rename and a write on one of these look the same to every process.
+# From linux/magic.h. On these file systems every process sees the same renames and writes.
 _LOCAL = frozenset(
     {
         0xEF53,  # ext2, ext3, ext4
@@ -26,7 +26,7 @@ _STATFS_NBYTES = 512
 
 
 def is_local(path: str) -> bool:
-    """Return True if `path` is known to be on this machine only. Return False if it is unknown."""
+    """Return True if `path` is known to be on this machine only. Return False if that is unknown."""
     if not sys.platform.startswith("linux"):
         return False
     status = ctypes.create_string_buffer(_STATFS_NBYTES)
@@ -38,7 +38,7 @@ def is_local(path: str) -> bool:
 
 
 def identity_of(file: str | int) -> tuple[int, int]:
-    """Return device and inode of a path, or of an open file. A link is not followed.
+    """Return device and inode of a path or an open file. Does not follow a link.
 
     Raises:
         OSError: The errors of lstat(2).
@@ -48,7 +48,7 @@ def identity_of(file: str | int) -> tuple[int, int]:
 
 
 def sync_directory(path: str) -> None:
-    """Write the entries of a directory to the disk. A missing directory has none."""
+    """Write the entries of a directory to the disk. Does nothing if the directory is missing."""
     with suppress(FileNotFoundError):
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -58,10 +58,10 @@ def sync_directory(path: str) -> None:
 
 
 def refuse_link(directory: str) -> None:
-    """Raise when `directory` is a symbolic link: its target belongs to another program.
+    """Raise if `directory` is a symbolic link, because the target belongs to another program.
 
     Raises:
-        OSError: ELOOP for a link, and the errors of lstat(2).
+        OSError: ELOOP for a link, or an error of lstat(2).
     """
     if stat.S_ISLNK(os.lstat(directory).st_mode):
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), directory)
@@ -70,12 +70,10 @@ def refuse_link(directory: str) -> None:
 def open_own(path: str, flags: int) -> int:
     """Open a regular file, and return its descriptor.
 
-    A link, a directory or a pipe in the place of the file belongs to another program and is
-    refused.
+    A link, a directory or a pipe in place of the file belongs to another program, and is refused.
 
     Raises:
-        OSError: ELOOP for a symbolic link, EINVAL for another kind of file, and the errors of
-        open(2).
+        OSError: ELOOP for a symbolic link, EINVAL for another kind of file, or an error of open(2).
     """
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -92,7 +90,7 @@ def read_own(path: str, most_nbytes: int) -> bytes:
     """
     fd = open_own(path, os.O_RDONLY)
     try:
-        # A buffer as large as the limit would be made for each file, however short.
+        # os.read allocates the size it is given, so ask for no more than the file has.
         return os.read(fd, min(os.fstat(fd).st_size, most_nbytes))
     finally:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""Resources of one process: a forked child makes its own, and does not touch those of its parent."""
+"""Resources that belong to one process. A forked child makes its own, and leaves its parent's alone."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ logger: logging.Logger = logging.getLogger(__name__)
 class ForkLocal(Generic[T]):
     """A value that only the process that made it may use: connections, locks, threads. Thread-safe.
 
-    `make` is called at once, and in each forked child by the first `get`, which raises its errors.
-    `abandon` is called once in a child, as soon as it is forked, with the value that the parent
-    still uses. It must take no lock: the thread that held a lock at the fork does not exist in the
-    child. It runs also in a child that never uses the value, so that nothing of the parent stays
-    open there. An abandoned value is never collected: a finalizer of a client library might end
-    what the parent uses.
+    The constructor calls `make`, and so does the first `get` in each forked child, which raises its
+    errors. Right after a fork the child calls `abandon` once with the value that the parent still
+    uses, even if the child never uses it, so that nothing of the parent stays open there. `abandon`
+    must take no lock, because the thread that held a lock at the fork does not exist in the child. An
+    abandoned value is never collected, because a finalizer in a client library might end what the
+    parent uses.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ForkLocal(Generic[T]):
         _OPEN.add(self)
 
     def get(self) -> T:
-        """Return the value of this process."""
+        """Return this process's value."""
         if self._owner != os.getpid():
             with self._lock():
                 if self._owner != os.getpid():
@@ -51,26 +51,26 @@ class ForkLocal(Generic[T]):
         return self._value
 
     def renew(self) -> None:
-        """Close the value of this process, and make another, for example with new credentials."""
+        """Close this process's value, and make a new one, for example with new credentials."""
         with self._lock():
             self._close_value()
             self._value = self._make()
             self._owner = os.getpid()
 
     def close(self) -> None:
-        """Close the value of this process, or abandon that of its parent if it has made none."""
+        """Close this process's value. If it has made none, abandon the parent's."""
         with self._lock():
             self._close_value()
 
     def after_fork(self) -> None:
-        """Abandon the parent's value in a child that was just forked. No other thread exists there."""
+        """Abandon the parent's value in a child that was just forked. The child has no other thread."""
         self._locks = {}
         self._abandon_value()
 
     # --- parts -----------------------------------------------------------------------------------
 
     def _lock(self) -> threading.Lock:
-        """Return a lock of this process. A lock of the parent may be held for ever."""
+        """Return a lock of this process. A lock of the parent may be held forever."""
         return self._locks.setdefault(os.getpid(), threading.Lock())
 
     def _close_value(self) -> None:
@@ -81,14 +81,14 @@ class ForkLocal(Generic[T]):
 
     def _abandon_value(self) -> None:
         if self._owner != _NO_PROCESS:
-            self._owner = _NO_PROCESS  # a descendant may get the process number of its ancestor
+            self._owner = _NO_PROCESS  # a descendant may get the process id of its ancestor
             _ABANDONED.append(self._value)
             self._abandon(self._value)
 
 
 _NO_PROCESS = 0
 _ABANDONED: list[object] = []
-"""Values of the ancestors of this process. The list keeps them until the process ends."""
+"""Values of this process's ancestors. The list keeps them alive until the process ends."""
 _OPEN: weakref.WeakSet[ForkLocal[Any]] = weakref.WeakSet()
 
 

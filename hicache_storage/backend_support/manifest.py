@@ -1,4 +1,4 @@
-"""Manifests of key spaces, which a backend keeps beside the pages, and patterns of names at rest."""
+"""Encode and decode the manifests of key spaces, and match the names that backends store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def encode_manifest(space: KeySpace) -> bytes:
 def decode_manifest(data: bytes | str | None, *, space_id: str | None = None) -> KeySpace | None:
     """Return the key space that a manifest describes.
 
-    Return None for missing or damaged data, and for a key space with another id than `space_id`.
+    Return None if the data is missing or damaged, or describes a key space with another id than
+    `space_id`.
     """
     try:
         space = KeySpace.from_manifest(json.loads(data or b""))

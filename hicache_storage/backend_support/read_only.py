@@ -1,4 +1,4 @@
-"""A storage that only looks: it passes on calls that read, and refuses those that change the store.
+"""Read-only storages. They pass on calls that read, and refuse calls that change the store.
 
 with open_storage("file", {"path": "/mnt/snapshot"}, read_only=True) as storage:
     for space in storage.spaces(): ...
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Reader(HiCacheStorage):
-    """The base of a backend's storage that only looks, and of its other half, which writes, too."""
+    """The base class of a backend's read-only storage and of its storage that also writes."""
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
@@ -37,7 +37,7 @@ class Reader(HiCacheStorage):
 
 
 def over_capacity(used_nbytes: int, capacity_nbytes: int, evicted_nbytes: int) -> Diagnosis:
-    """Return the diagnosis of a store that holds more than the capacity of the config."""
+    """Return the diagnosis for a store that holds more than the capacity in the config."""
     return Diagnosis(
         "capacity",
         f"the store holds {format_nbytes(used_nbytes)}, more than capacity_nbytes"
@@ -49,10 +49,10 @@ def over_capacity(used_nbytes: int, capacity_nbytes: int, evicted_nbytes: int) -
 
 
 class ReadOnlyStorage(WrapperStorage):
-    """The storage that `open_storage(..., read_only=True)` returns, around the backend's own."""
+    """The storage that `open_storage(..., read_only=True)` returns. It wraps the backend's own."""
 
     def open_space(self, space: KeySpace) -> None:
-        """Prepare nothing: a key space that is not there is not made, and reads of it miss."""
+        """Do nothing. A key space that does not exist is not made, and reads of it miss."""
         del space
         self.ensure_open()
 

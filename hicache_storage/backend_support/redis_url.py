@@ -1,4 +1,4 @@
-"""The URL of a Redis server, as backends take it in their configs."""
+"""Check the URL of a Redis server in a backend's config."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _DATABASE = re.compile(r"/[0-9]{1,9}")
 
 
 def check_redis_url(url: str) -> None:
-    """Refuse what redis-py passes over in silence, and so would lead to another server or database.
+    """Refuse mistakes that redis-py ignores, and that would lead to another server or database.
 
-    `url` is one that redis-py parses.
+    `url` is one that redis-py can parse.
 
     Raises:
-        ValueError: The message names the part, and repeats none.
+        ValueError: The message names the part that is wrong, but repeats no part of the URL.
     """
     parts = urlsplit(url)
     query = parse_qsl(parts.query, keep_blank_values=True)

@@ -1,4 +1,4 @@
-"""When a storage last saw the manifests of the key spaces to which it writes."""
+"""Remember when a storage last saw the manifests of the key spaces that it writes to."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _MOST_SPACES = 4096
 
 
 class Registrations:
-    """A manifest is assumed to stay for a minute: others may remove it while pages are written.
+    """Decides when to look for a manifest again. Others may remove it while pages are written.
 
-    Thread-safe. Clients choose the number of key spaces. Once there were more than it remembers, one
-    that it does not know counts as forgotten, and is due.
+    A manifest that was seen counts as present for a minute. Thread-safe. Clients choose the number of
+    key spaces. If there were ever too many to remember, every key space that is unknown here is due.
     """
 
     def __init__(self) -> None:
@@ -25,14 +25,14 @@ class Registrations:
         self._has_forgotten = False
 
     def is_due(self, space: KeySpace) -> bool:
-        """Return True where the manifest must be looked for, and written if it is not there."""
+        """Return True if the manifest must be looked for, and written if it is missing."""
         seen_at_s = self._seen_at_s.get(space)
         if seen_at_s is None:
             return self._has_forgotten
         return time.monotonic() - seen_at_s > _INTERVAL_S
 
     def note(self, space: KeySpace) -> None:
-        """Note that the manifest was there just now."""
+        """Note that the manifest exists now."""
         if len(self._seen_at_s) >= _MOST_SPACES:
             self._seen_at_s.clear()
             self._has_forgotten = True

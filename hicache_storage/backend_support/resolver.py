@@ -1,8 +1,7 @@
-"""Look-ups of host names with a time limit, which the system's own look-ups do not have.
+"""Look up host names with a time limit, which the system's own look-ups do not have.
 
-A look-up runs in a thread of its own, and no caller can end it. Therefore each name has at most one
-look-up in flight. While the name server is silent, the resolver returns the old addresses of a
-name.
+A look-up runs in its own thread, and no caller can end it. Therefore each name has at most one look-up
+in flight. While the name server is silent, the resolver returns the name's old addresses.
 """
 
 from __future__ import annotations
@@ -26,28 +25,28 @@ SocketAddress: TypeAlias = tuple[int, tuple[Any, ...]]
 """An address family, and an address for `socket.connect`."""
 
 _OLD_ADDRESSES_AFTER_S = 1.0
-"""The age of a look-up at which calls continue with the old addresses."""
+"""The age of a look-up after which calls continue with the old addresses."""
 _OLD_ADDRESSES_SHARE = 0.25
-"""The share of a call's remaining time that it waits for new addresses while there are old ones."""
+"""If there are old addresses, the share of a call's remaining time that it waits for new ones."""
 _NO_ANSWER = (socket.EAI_AGAIN, socket.EAI_FAIL)
-"""Errors of a name server that did not answer. Its earlier answers may still be right."""
+"""Errors that mean the name server did not answer. Its earlier answers may still be right."""
 _MAX_NAMES = 1024
 
 
 class Resolver:
-    """The look-ups of this process. Thread-safe; a forked child starts without any."""
+    """The look-ups of this process. Thread-safe. A forked child starts without any."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything. A forked child has no threads of its parent, and cannot use its locks."""
+        """Forget everything. A forked child lacks its parent's threads, and cannot use its locks."""
         self._lock = threading.Lock()
         self._look_ups: dict[str, SingleFlight[list[SocketAddress]]] = {}
         self._known: dict[str, list[SocketAddress]] = {}
 
     def addresses(self, host: str, port: int, deadline: Deadline) -> list[SocketAddress]:
-        """Return the addresses of a host, in the order in which they should be tried.
+        """Return the addresses of a host, in the order in which to try them.
 
         Raises:
             StorageTimeout: The name server did not answer in time.
@@ -103,7 +102,7 @@ class Resolver:
 
 
 def _literal_address(host: str) -> SocketAddress | None:
-    """Return the address that the text `host` is, or None if `host` is a name."""
+    """Return the address if `host` is the text of one. None if `host` is a name."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Access to memory that its owner can take back while a storage call still uses it."""
+"""Let an owner take memory back while a storage call still uses it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NOT_REVOCABLE = bytearray()
 
 
 class AtomicRevocable:
-    """A `hicache_storage.page.Revocable` whose accesses the data plane counts. Thread-safe."""
+    """A `hicache_storage.page.Revocable` whose accesses the C data plane counts. Thread-safe."""
 
     __slots__ = ("state",)
 
@@ -25,7 +25,7 @@ class AtomicRevocable:
         self.state = bytearray(8)
 
     def enter(self) -> bool:
-        """Begin an access, and return True. Return False once the memory is revoked."""
+        """Begin an access and return True. Return False if the memory is revoked."""
         return native.begin_access(self.state)
 
     def leave(self) -> None:
@@ -33,12 +33,12 @@ class AtomicRevocable:
         native.end_access(self.state)
 
     def revoke(self) -> None:
-        """Refuse accesses from now on. Return when none is in progress. Idempotent."""
+        """Refuse accesses from now on. Return when none is in progress any more. Idempotent."""
         native.revoke_access(self.state)
 
 
 def states_of(pages: Iterable[Page]) -> Sequence[bytearray]:
-    """Return the argument `states` of the data plane for `pages`."""
+    """Return the data plane's argument `states` for `pages`."""
     revocables = [page.revocable for page in pages]
     if revocables.count(None) == len(revocables):
         return ()

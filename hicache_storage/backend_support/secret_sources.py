@@ -1,4 +1,4 @@
-"""Secrets that a config names and does not hold: in files and environment variables."""
+"""Read secrets that a config does not hold, but names: files and environment variables."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import re
 from pathlib import Path
 
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
-"""Matches a name that is no secret, so that messages may show it. Hex and base32 have no underscore."""
+"""Matches a name that cannot be a secret in hex or base32, because these have no underscore. Messages
+may show such a name."""
 
 
 def read_secret_file(field: str, path: str) -> str:
-    """Return the text of a file without white space around it.
+    """Return the text of a file, without the white space around it.
 
     Raises:
-        ValueError: The file cannot be read, or is empty. The message names `field`, and never the
-            text. A path that leads nowhere may be the secret itself, and is not shown.
+        ValueError: The file cannot be read, or is empty. The message names `field`, and never shows the
+           text. If the path leads nowhere, it may be the secret itself and is not shown either.
     """
     directory = str(Path(path).parent)
     is_path = os.path.lexists(path) or (
@@ -36,8 +37,8 @@ def read_secret_variable(field: str, name: str) -> str:
     """Return the value of an environment variable.
 
     Raises:
-        ValueError: There is no such variable, or it is empty. The message names `field`. A name that
-            may be the secret itself is not shown.
+        ValueError: The variable does not exist, or is empty. The message names `field`. A name that may
+           be the secret itself is not shown.
     """
     is_name = name in os.environ or _VARIABLE.fullmatch(name)
     shown = repr(name) if is_name else "of the name that is given"

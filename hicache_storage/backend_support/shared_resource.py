@@ -1,4 +1,4 @@
-"""A resource of one process that concurrent calls share, and that is closed after the last of them."""
+"""A resource of one process that concurrent calls share. It is closed after the last of them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ T = TypeVar("T")
 
 
 class CallGate:
-    """The number of calls in flight in one process. `close` refuses later calls. Thread-safe.
+    """Counts the calls in flight in one process. `close` refuses later calls. Thread-safe.
 
-    Exactly one of `close` and the calls of `end` returns True. Its caller releases the resource.
+    Either `close` or exactly one call of `end` returns True. The code that gets True releases the
+    resource.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # taken without a function in Python
+        self._lock = threading.Lock()  # taken without a Python function
         self._idle = threading.Condition(self._lock)
         self._calls = 0
         self._closed = False
 
     @property
     def calls(self) -> int:
-        """The calls in flight."""
+        """The number of calls in flight."""
         return self._calls
 
     @property
@@ -39,13 +40,13 @@ class CallGate:
         return self._closed
 
     def begin(self) -> bool:
-        """Return True, and count a call that must `end`. Return False after `close`."""
+        """Count a call that must `end`, and return True. Return False after `close`."""
         with self._lock:
             self._calls += not self._closed
             return not self._closed
 
     def end(self) -> bool:
-        """Return True if this was the last call after `close`."""
+        """End a call. Return True if it was the last one after `close`."""
         with self._lock:
             self._calls -= 1
             if not self._calls:
@@ -53,29 +54,29 @@ class CallGate:
             return self._closed and not self._calls
 
     def track(self, settled: Future[None], release: Callable[[], None]) -> None:
-        """Count a call until `settled`, also after `close`. The last one calls `release` then."""
+        """Count a call until `settled` is done, even after `close`. The last call runs `release`."""
         with self._lock:
             self._calls += 1
         settled.add_done_callback(lambda _: release() if self.end() else None)
 
     def close(self) -> bool:
-        """Refuse later calls. Return True if this is the first close, and no call is in flight."""
+        """Refuse later calls. Return True if this is the first `close` and no call is in flight."""
         with self._lock:
             first, self._closed = not self._closed, True
             return first and not self._calls
 
     def wait_until_idle(self, limit_s: float) -> bool:
-        """Wait until no call is in flight. Return False if there still is one after `limit_s`."""
+        """Wait until no call is in flight. Return False if one still is after `limit_s`."""
         with self._lock:
             return self._idle.wait_for(lambda: not self._calls, limit_s)
 
 
 class SharedResource(Generic[T]):
-    """An environment, a mount, a session: opened once, used by every call of a storage. Thread-safe.
+    """An environment, a mount or a session that is opened once for all calls of a storage. Thread-safe.
 
-    `close` refuses later calls and waits for none. The last call in flight closes the resource, so
-    that no call loses it. A forked child makes its own resource, with no call in flight.
-    `ForkLocal` describes the arguments.
+    `close` refuses later calls and does not wait. The last call in flight closes the resource, so no
+    call loses it. A forked child makes its own resource, with no call in flight. See `ForkLocal` for
+    the arguments.
     """
 
     def __init__(
@@ -113,6 +114,6 @@ class SharedResource(Generic[T]):
 
     def _new_gate(self) -> CallGate:
         gate = CallGate()
-        if self._closed:  # before the fork
+        if self._closed:  # it was closed before the fork
             gate.close()
         return gate

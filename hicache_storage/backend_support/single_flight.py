@@ -1,4 +1,4 @@
-"""One call at a time on a thread of its own, for a call that may hang. All callers share its result."""
+"""Run a call that may hang in its own thread, one at a time. All callers share its result."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class SingleFlight(Generic[T]):
-    """A call that runs on its own thread while its callers wait with time limits. Thread-safe.
+    """A call that runs in its own thread while callers wait with time limits. Thread-safe.
 
-    A call that hangs occupies one thread, however many callers there are. The thread is a daemon,
-    and does not block the interpreter's exit. An object belongs to one process: a forked child has
+    A call that hangs occupies one thread, however many callers there are. The thread is a daemon, so it
+    does not block the interpreter's exit. An object belongs to one process, because a forked child has
     none of its parent's threads.
     """
 
@@ -31,15 +31,15 @@ class SingleFlight(Generic[T]):
         self._began_s = 0.0
 
     def age_s(self) -> float:
-        """Return the seconds for which the call in flight has run, or 0.0 if there is none."""
+        """Return how many seconds the call in flight has run. 0.0 if none is."""
         with self._lock:
             return 0.0 if self._flight is None else time.monotonic() - self._began_s
 
     def begin(self) -> Future[T]:
-        """Return the call in flight. Begin one if there is none.
+        """Return the call in flight. Begin one if none is.
 
         Raises:
-            StorageUnavailable: The system has no thread for the call.
+            StorageUnavailable: The system cannot start a thread for the call.
         """
         with self._lock:
             if self._flight is None:
@@ -55,16 +55,16 @@ class SingleFlight(Generic[T]):
             return self._flight
 
     def wait(self, limit_s: float) -> Future[T] | None:
-        """Return the call in flight when it has ended, or None if it still runs after `limit_s`.
+        """Return the call in flight once it has ended, or None if it still runs after `limit_s`.
 
         Raises:
-            StorageUnavailable: The system has no thread for the call.
+            StorageUnavailable: The system cannot start a thread for the call.
         """
         flight = self.begin()
         return flight if wait([flight], limit_s).done else None
 
     def wait_idle(self, limit_s: float) -> None:
-        """Wait for the end of the call in flight, if there is one, at most for `limit_s`."""
+        """Wait at most `limit_s` for the end of the call in flight, if there is one."""
         with self._lock:
             flight = self._flight
         if flight is not None:

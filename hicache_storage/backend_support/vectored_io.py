@@ -1,4 +1,4 @@
-"""Complete reads and writes of buffer lists, and the conditions under which O_DIRECT works."""
+"""Read and write whole lists of buffers, and check when O_DIRECT works."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ __all__ = [
 ]
 
 DIRECT: int = getattr(os, "O_DIRECT", 0)
-"""The flag that goes around the page cache; 0 where the system has none."""
+"""The flag that bypasses the page cache. 0 if the system has none."""
 DIRECT_ALIGNMENT = 4096
-"""The multiple of addresses, sizes and offsets that every file system with O_DIRECT takes."""
+"""Every file system with O_DIRECT accepts multiples of this as addresses, sizes and offsets."""
 
 
 def is_aligned(page: Page) -> bool:
-    """Return True when O_DIRECT takes every segment of `page`."""
+    """Return True if O_DIRECT accepts every segment of `page`."""
     return bool(DIRECT) and all(
         address % DIRECT_ALIGNMENT == 0 and nbytes % DIRECT_ALIGNMENT == 0
         for address, nbytes in page.addresses
@@ -36,7 +36,7 @@ def is_aligned(page: Page) -> bool:
 
 
 def takes_direct_writes(fd: int) -> bool:
-    """Return True when one block can be written to a new file that was opened with O_DIRECT."""
+    """Return True if one block can be written to a new file that was opened with O_DIRECT."""
     if not DIRECT:
         return False
     try:

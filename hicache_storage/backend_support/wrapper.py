@@ -1,4 +1,4 @@
-"""A storage around a storage: the base class of those that change some calls and pass on the others."""
+"""The base class for storages that wrap another storage, change some calls and pass the others on."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 class WrapperStorage(HiCacheStorage):
     """A storage that passes every call on to `inner`. Thread-safe.
 
-    A wrapper has the capabilities of `inner`, and works in a forked child where `inner` does. One that
-    touches pages itself gives up `revocable` (`self.narrow(revocable=False)`). It owns `inner` and
-    closes it with itself. `clear` calls `inner.clear`, not the wrapper's own `batch_delete`.
+    A wrapper has the capabilities of `inner`, and works in a forked child if `inner` does. A wrapper
+    that accesses pages itself must give up `revocable` (`self.narrow(revocable=False)`). It owns
+    `inner` and closes it, too. `clear` calls `inner.clear`, not the wrapper's own `batch_delete`.
     """
 
     def __init__(self, inner: HiCacheStorage) -> None:
@@ -38,7 +38,7 @@ class WrapperStorage(HiCacheStorage):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:  # noqa: ARG003
-        """Refuse: a wrapper is constructed around an open storage.
+        """Refuse, because a wrapper is constructed around an open storage.
 
         Raises:
             UnsupportedOperation: Always.
@@ -51,7 +51,7 @@ class WrapperStorage(HiCacheStorage):
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
-        """Pass the call on. A subclass may change the pages afterwards, so they lose their digests."""
+        """Pass the call on. Drop the pages' digests, because a subclass may change the pages later."""
         verdicts = self.inner.batch_get(space, hashes, pages)
         for page in pages:
             page.digest = None

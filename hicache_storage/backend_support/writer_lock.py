@@ -1,8 +1,8 @@
-"""Locks by flock(2): of a writer for as long as it lives, and of a file for one change.
+"""Locks with flock(2), held by a writer as long as it lives, or on a file for one change.
 
-Each writer of a directory tree has a random token. A writer keeps a file with the token in its path
-locked as long as it lives. The kernel releases the lock when the process dies, so another process
-that gets the lock has found a dead writer.
+Each writer of a directory tree has a random token, and keeps a file with the token in its path locked as
+long as it lives. The kernel releases the lock when the process dies. So another process that gets the
+lock has found a dead writer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 
 WRITER_TOKEN = re.compile(r"[0-9a-f]{16}")
-"""Matches the token of a writer, as it is in a path."""
+"""Matches a writer's token in a path."""
 TOKEN_NBYTES = 8
 
 _HELD = frozenset({errno.EWOULDBLOCK, errno.EACCES})
@@ -29,7 +29,7 @@ def new_token() -> str:
 
 
 def try_lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
-    """Lock an open file, and return False when another process holds the lock.
+    """Lock an open file. Return False if another process holds the lock.
 
     Raises:
         OSError: The file system has no locks, or cannot be reached.
@@ -44,9 +44,9 @@ def try_lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
 
 
 def try_lock_at(path: str, fd: int) -> bool:
-    """Lock the open file that `path` names, and return False when that is not possible any more.
+    """Lock the open file that `path` names. Return False if that is not possible any more.
 
-    Another process may hold the lock, or may have removed the file before it was locked.
+    Another process may hold the lock, or may have removed the file before this call locked it.
 
     Raises:
         OSError: As `try_lock` does.
@@ -55,9 +55,9 @@ def try_lock_at(path: str, fd: int) -> bool:
 
 
 def lock_file(fd: int, limit_s: float) -> bool:
-    """Lock an open file, and return False when another process still holds the lock after `limit_s`.
+    """Lock an open file. Return False if another process still holds the lock after `limit_s`.
 
-    On a file system without locks the answer is True: no other process can hold one there.
+    If the file system has no locks, return True, because no other process can hold one there.
     """
     end_s = time.monotonic() + limit_s
     while True:
@@ -72,6 +72,6 @@ def lock_file(fd: int, limit_s: float) -> bool:
 
 
 def unlock_file(fd: int) -> None:
-    """Release a lock, also when a forked child holds a copy of the descriptor."""
+    """Release a lock, even if a forked child holds a copy of the descriptor."""
     with suppress(OSError):
         fcntl.flock(fd, fcntl.LOCK_UN)
