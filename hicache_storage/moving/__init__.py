@@ -1,1 +1,1 @@
-"""Moves of an engine's pages through a page store. The adapters for engines use it."""
+"""Move an engine's pages through a page store. The adapters for engines are built on it."""

@@ -1,4 +1,4 @@
-"""Memory of our own, for headers and for copies of pages. A store registers each buffer once."""
+"""Reusable memory for headers and for copies of pages. A store registers each buffer once."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 _ALIGNMENT = 4096
 _MIN_NBYTES = 1 << 20
-# Sizes are rounded up by an eighth at most, because every page of a buffer is resident.
+# Round sizes up by at most an eighth, because every page of a buffer stays in memory.
 _ROUNDING_BITS = 4
-# A buffer without a limit may have 256 MiB and headers, of each overdue call.
+# Without a limit, the buffer of each overdue call may have 256 MiB plus headers.
 _MAX_OVERDUE = 4
 
 
 def stride_nbytes(page_nbytes: int, frame_nbytes: int) -> int:
-    """Return the bytes of a buffer that the copy of one page takes, with its header."""
+    """Return how many bytes of a buffer the copy of one page takes, with its header."""
     return -(-(frame_nbytes + page_nbytes) // _ALIGNMENT) * _ALIGNMENT
 
 
 class Buffer:
-    """Page-aligned memory with what was made in it: headers, or framed pages. One call uses it."""
+    """Page-aligned memory with the headers or framed pages that were made in it. One call uses it."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -42,7 +42,7 @@ class Buffer:
         self._frames: dict[int, list[FramedPage]] = {}
 
     def frames(self, page_nbytes: int, frame_nbytes: int, count: int) -> Sequence[FramedPage]:
-        """Return `count` pages with headers, all of them in this buffer. They are made once."""
+        """Return `count` pages with headers, all in this buffer. Each is made only once."""
         frames = self._frames.setdefault(page_nbytes, [])
         stride = stride_nbytes(page_nbytes, frame_nbytes)
         for start in range(len(frames) * stride, count * stride, stride):
@@ -53,7 +53,7 @@ class Buffer:
         return frames[:count]
 
     def headers(self, frame_nbytes: int, count: int) -> Sequence[memoryview]:
-        """Return `count` headers or more, for pages in other memory. A store has one size of them."""
+        """Return at least `count` headers for pages in other memory. A store has one size of header."""
         headers = self._headers
         starts = range(len(headers) * frame_nbytes, count * frame_nbytes, frame_nbytes)
         headers.extend(self.view[start : start + frame_nbytes] for start in starts)
@@ -61,16 +61,16 @@ class Buffer:
 
 
 class Buffers:
-    """Reusable buffers of one direction. Thread-safe.
+    """Reusable buffers for one direction. Thread-safe.
 
-    With a limit, callers wait until their buffers fit in it. Without one, a buffer has the size of the
-    largest call so far, and callers get none while overdue calls keep four of them.
+    With a limit, callers wait until their buffers fit. Without one, a buffer is as large as the
+    largest call so far, and callers get no buffer while four are held by overdue calls.
     """
 
     def __init__(self, store: PageStore, limit_nbytes: int | None = None) -> None:
         self.limit_nbytes = limit_nbytes
         self.nbytes: int = 0
-        """The bytes of all buffers."""
+        """The size of all buffers together."""
         self._store = store
         self._used = ByteLimit(limit_nbytes)
         self._lock = threading.Lock()
@@ -80,11 +80,11 @@ class Buffers:
 
     @property
     def used_nbytes(self) -> int:
-        """The bytes of the buffers that calls use, overdue ones included. 0 without a limit."""
+        """The bytes of buffers that calls use, including overdue calls. 0 without a limit."""
         return self._used.nbytes
 
     def acquire(self, nbytes: int, timeout_s: float) -> Buffer | None:
-        """Return a buffer of `nbytes`, or a larger one without a limit. None: there is none in time."""
+        """Return a buffer of `nbytes`. It may be larger if there is no limit. None: none in time."""
         if self.limit_nbytes is None:
             unit = max(_MIN_NBYTES, 1 << max(0, nbytes.bit_length() - _ROUNDING_BITS))
             nbytes = -(-nbytes // unit) * unit
@@ -93,7 +93,7 @@ class Buffers:
         with self._lock:
             if self.limit_nbytes is None and (self._closed or self._overdue >= _MAX_OVERDUE):
                 return None
-            # The buffer that was used last may still be in the processor's cache.
+            # Prefer the buffer that was used last, because it may still be in the processor's cache.
             for number in reversed(range(len(self._free))):
                 if self._suits(self._free[number], nbytes):
                     return self._free.pop(number)
@@ -103,7 +103,7 @@ class Buffers:
         return self._map(nbytes)
 
     def release(self, buffer: Buffer, settled: Future[None] | None = None) -> None:
-        """Reuse `buffer` once `settled` is done: the store does not access it any more."""
+        """Reuse `buffer` as soon as `settled` is done, when the store does not access it any more."""
         if settled is not None and not settled.done():
             with self._lock:
                 self._overdue += 1
@@ -119,7 +119,7 @@ class Buffers:
             self._unregister(buffer)
 
     def close(self) -> None:
-        """Unregister the free buffers. Buffers of overdue calls follow when these calls settle."""
+        """Unregister the free buffers. Buffers of overdue calls follow when their calls settle."""
         self._used.close()
         with self._lock:
             self._closed = True
@@ -131,9 +131,9 @@ class Buffers:
         return buffer.nbytes == nbytes or (self.limit_nbytes is None and buffer.nbytes > nbytes)
 
     def _make_room(self, nbytes: int) -> list[Buffer]:
-        """Count a new buffer. Return the free ones that must go for it.
+        """Count a new buffer. Return the free buffers that it replaces.
 
-        Without a limit that is one of them, so there are never more buffers than concurrent calls.
+        Without a limit it replaces one, so there are never more buffers than concurrent calls.
         """
         limit, unneeded = self.limit_nbytes, list[Buffer]()
         while self._free and (not unneeded if limit is None else self.nbytes + nbytes > limit):

@@ -1,9 +1,9 @@
-"""The engine's pages in calls of a page store: lent, lent until the deadline, or copied.
+"""Let a page store access an engine's pages: lend them, lend them until the deadline, or copy them.
 
-An engine uses its memory again soon after a call has returned, and a call of a store may outlast its
-deadline. A bounded store gets the engine's pages until its call settles (`LentPages`). A revocable one
-gets them until the deadline (`RevocablePages`). Any other one gets copies (`CopiedPages`). Copies, and
-headers that the engine does not bring along, are in buffers of our own, which an overdue call keeps.
+An engine reuses its memory soon after a call returns, but a store's call may outlast its deadline. A
+bounded store gets the engine's pages until its call settles (`LentPages`). A revocable one gets them
+until the deadline (`RevocablePages`). Any other store gets copies (`CopiedPages`). Copies, and headers
+that the engine does not provide, are in our own buffers. An overdue call keeps its buffer.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from hicache_storage.page_store.counters import Direction
 
     Batches: TypeAlias = "Sequence[PageBatch] | Sequence[Transfer]"
-    """The pages of one move, all of one size. Transfers bring their own headers along."""
+    """The pages of one move, all of the same size. Transfers have their own headers."""
 
 _MAX_MOVE_NBYTES = 32 << 20
 _MAX_MOVE_PAGES = 1024
-# The limit of the buffers allows this many moves, so that threads work at the same time.
+# The limit of the buffers leaves room for this many moves, so that threads can work in parallel.
 _MOVES = 8
 _UNHASHED = -1
 
@@ -47,14 +47,14 @@ class PageBatch:
     """Pages of one key space in the engine's memory."""
 
     space: KeySpace
-    """The key space without a frame."""
+    """The key space of the payload, without a frame."""
     hashes: Sequence[str]
     pages: Sequence[Page]
-    """The payload of each hash. The lender has its own memory for headers."""
+    """The payload for each hash. The lender has its own memory for headers."""
 
 
 class Lender(ABC):
-    """One direction of an engine, and one way to move its pages. Thread-safe."""
+    """Moves an engine's pages in one direction and in one way. Thread-safe."""
 
     lends: ClassVar[bool] = True
     """True if the store itself accesses the engine's pages."""
@@ -71,11 +71,11 @@ class Lender(ABC):
         """Make a lender.
 
         Args:
-            store: Has the key spaces of the pages open.
+            store: The page store. The key spaces of the pages must be open.
             direction: `load` or `save`.
-            buffers: Hold headers and copies.
+            buffers: For headers and copies.
             engine: Counts the calls and copies that may touch the engine's memory.
-            settle_s: A bounded store has settled every call this long after the call began.
+            settle_s: How long after its beginning each call of a bounded store has settled.
         """
         self.buffers = buffers
         self._store = store
@@ -86,18 +86,18 @@ class Lender(ABC):
 
     @abstractmethod
     def move(self, batches: Batches, deadline: Deadline | None = None) -> Outcome | None:
-        """Move pages. The engine's memory is free once the outcome has settled.
+        """Move pages. The engine's memory is free as soon as the outcome has settled.
 
-        Return None, without a call of the store, if there is no buffer by the deadline. Without a
-        deadline the store's own time limit applies, and no buffer is waited for. The pages are
-        UNAVAILABLE if `engine` was closed.
+        Return None, without a call of the store, if no buffer is free by the deadline. Without a
+        deadline the store's own time limit applies, and the call does not wait for a buffer. If
+        `engine` is closed, the pages are UNAVAILABLE.
 
         Raises:
-            Exception: Nothing touches the engine's memory any more.
+            Exception: In any case, nothing touches the engine's memory any more.
         """
 
     def max_pages(self, space: KeySpace) -> int:
-        """Return the most pages of a move if the buffers have a limit."""
+        """Return the most pages that one move may have."""
         limit_nbytes, nbytes = self.buffers.limit_nbytes, _MAX_MOVE_NBYTES
         if limit_nbytes is not None:
             nbytes = min(nbytes, limit_nbytes // _MOVES)
@@ -105,12 +105,12 @@ class Lender(ABC):
         return max(1, min(_MAX_MOVE_PAGES, nbytes // stride))
 
     def can_move(self, space: KeySpace) -> bool:
-        """Return True if a page of `space` fits in the buffers."""
+        """Return True if one page of `space` fits in the buffers."""
         limit_nbytes = self.buffers.limit_nbytes
         return limit_nbytes is None or self._buffer_nbytes(space, 1) <= limit_nbytes
 
     def _buffer_nbytes(self, space: KeySpace, pages: int) -> int:
-        """Return the size of a buffer. With a limit, all buffers of a key space have one size."""
+        """Return the size of a buffer. With a limit, all buffers of a key space have the same size."""
         if self.buffers.limit_nbytes is not None:
             pages = max(pages, self.max_pages(space))
         frame = self._frame_nbytes
@@ -124,7 +124,7 @@ class Lender(ABC):
     def _lent(
         self, batches: Batches, buffer: Buffer, revocable: AtomicRevocable | None = None
     ) -> list[Transfer]:
-        """Return the engine's pages with headers in `buffer`."""
+        """Return the engine's own pages, with headers in `buffer`."""
         pages = sum(len(batch.hashes) for batch in batches)
         headers = iter(buffer.headers(self._frame_nbytes, pages))
         return [
@@ -140,7 +140,7 @@ class Lender(ABC):
         ]
 
     def _refused(self, batches: Batches, buffer: Buffer | None) -> Outcome:
-        """Return the outcome of a move after the engine took its memory back."""
+        """Return the outcome of a move that began after the engine took its memory back."""
         if buffer is not None:
             self.buffers.release(buffer)
         verdicts = [[Verdict.UNAVAILABLE] * len(batch.hashes) for batch in batches]
@@ -148,7 +148,7 @@ class Lender(ABC):
 
 
 class LentPages(Lender):
-    """The store has the engine's pages until its call settles. It is bounded, or the engine waits."""
+    """Lends the engine's pages until the call settles. The store is bounded, or the engine waits."""
 
     def move(self, batches: Batches, deadline: Deadline | None = None) -> Outcome | None:
         buffer = None
@@ -166,7 +166,7 @@ class LentPages(Lender):
         except (TypeError, ValueError):  # the page store refused its arguments, and no call began
             self._end(buffer)
             raise
-        except BaseException:  # a call may have begun: it ends in time, and keeps its headers
+        except BaseException:  # a call may have begun: wait for its end, and leave it the headers
             threading.Event().wait(self._settle_s)
             self._engine.end()
             raise
@@ -180,7 +180,7 @@ class LentPages(Lender):
 
 
 class RevocablePages(Lender):
-    """The store has the engine's pages until the deadline. An overdue call keeps headers only."""
+    """Lends the engine's pages until the deadline. An overdue call keeps only headers."""
 
     def move(self, batches: Batches, deadline: Deadline | None = None) -> Outcome | None:
         buffer = self._acquire(batches, deadline)
@@ -204,7 +204,7 @@ class RevocablePages(Lender):
 
 
 class CopiedPages(Lender):
-    """The store has copies, which the calling thread makes. An overdue call keeps its copies."""
+    """Gives the store copies, which the calling thread makes. An overdue call keeps its copies."""
 
     lends = False
 
@@ -250,7 +250,7 @@ class CopiedPages(Lender):
         """Copy pages from or to the engine's memory.
 
         Returns:
-            What `native.copy_pages` returns for `skip`. None if that memory may not be used any more.
+            The result of `native.copy_pages` for `skip`. None if the engine's memory is not to be used.
         """
         if not self._engine.begin():
             return None
@@ -263,7 +263,7 @@ class CopiedPages(Lender):
 
 
 def _settled(outcome: Outcome) -> Outcome:
-    """Return an outcome that has settled: the engine's memory is free, though a call may go on."""
+    """Return a settled outcome, because the engine's memory is free although a call may go on."""
     is_settled = outcome.settled.done()
     return outcome if is_settled else Outcome(outcome.verdicts, when_all_done([]))
 
