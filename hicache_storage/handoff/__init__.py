@@ -1,7 +1,7 @@
-"""The hand-off of a request's pages from a prefill engine to a decode engine, through shared storage.
+"""Hand a request's pages from a prefill engine to a decode engine, through shared storage.
 
-The roles are those of SGLang's disaggregation (sglang/srt/disaggregation). `docs/handoff.md` describes
-the sequence, and the effect of each failure.
+The roles are those of SGLang's disaggregation (sglang/srt/disaggregation). See `docs/handoff.md` for the
+sequence, and for the effect of each failure.
 """
 
 from __future__ import annotations

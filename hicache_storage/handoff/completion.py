@@ -1,4 +1,4 @@
-"""Completions: small pages by which a writer announces that a request's pages are in storage."""
+"""Completions: small pages with which a writer announces that a request's pages are in storage."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _SHOWN_CHARACTERS = 200
 class Completion(BaseModel):
     """The stored prefix of one request, in one shard of one pool.
 
-    A completion is stored under `completion_hash`, and the page store proves that a completion belongs
-    to the key under which it was read. The decode side checks the fields; people read them.
+    A completion is stored under `completion_hash`. The page store verifies that it belongs to the key
+    that it was read under. The decode side checks the fields, and people can read them.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore")
 
     version: Literal[1] = 1
     request_id: str
-    """The request id for people, cut where it is long."""
+    """The request id, for people. A long one is cut."""
     pool: str
     shard: Shard
     space_id: str
-    """Id of the pages' key space without a frame, as the engine has it."""
+    """Id of the pages' key space as the engine has it, without a frame."""
     prompt_pages: int = Field(ge=0)
-    """Pages of the request."""
+    """Number of pages in the request."""
     pages: int = Field(ge=0)
-    """Length of the longest usable prefix that is in storage."""
+    """Length of the longest usable prefix in storage, in pages."""
     last_page_hash: str = ""
-    """Hash of the prefix's last page. Page hashes are chained, so it identifies all pages before it."""
+    """Hash of the prefix's last page. Hashes are chained, so it identifies all pages before it, too."""
     written_at_s: float
-    """Unix time of the write."""
+    """Unix time when it was written."""
 
     @classmethod
     def of(
@@ -60,7 +60,7 @@ class Completion(BaseModel):
         )
 
     def encode(self, nbytes: int) -> bytes:
-        """Return a page of `nbytes`: JSON, filled up with zeros.
+        """Return a page of `nbytes`: JSON, padded with zeros.
 
         Raises:
             ValueError: The JSON does not fit, because the pool's name is too long.
@@ -75,23 +75,23 @@ class Completion(BaseModel):
 
     @classmethod
     def decode(cls, data: bytes) -> Completion | None:
-        """Return the completion that `data` holds; None where this version cannot read it."""
+        """Return the completion in `data`. None if this version cannot read it."""
         try:
             return cls.model_validate_json(data.rstrip(b"\0"))
         except ValidationError:
             return None
 
     def matches(self, space: KeySpace, hashes: Sequence[str]) -> bool:
-        """Return True where the completion is of pages of `hashes` in `space`."""
+        """Return True if the completion is for `hashes` in `space`."""
         if self.space_id != space.id or self.pages > len(hashes):
             return False
         return self.last_page_hash == (hashes[self.pages - 1] if self.pages else "")
 
 
 def completion_hash(request_id: str, space: KeySpace, hashes: Sequence[str]) -> str:
-    """Return the page hash under which a completion is stored: of the request, prompt, pool and shard.
+    """Return the page hash of a completion, made from the request, the prompt, the pool and the shard.
 
-    Both sides can compute it. A request id that is used again for another prompt gives another hash.
+    Both sides can compute it. If a request id is reused for another prompt, the hash is different.
     """
     digest = hashlib.sha256(b"hicache-handoff-v1")
     for part in (request_id, space.id, hashes[-1]):
@@ -101,6 +101,6 @@ def completion_hash(request_id: str, space: KeySpace, hashes: Sequence[str]) -> 
 
 
 def _printable(request_id: str) -> str:
-    """Return the start of a request id, with lone surrogates, which UTF-8 cannot encode, escaped."""
+    """Return the start of a request id. Escape lone surrogates, which UTF-8 cannot encode."""
     shown = request_id[:_SHOWN_CHARACTERS].encode(errors="backslashreplace").decode()
     return shown[:_SHOWN_CHARACTERS]

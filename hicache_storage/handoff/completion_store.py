@@ -1,4 +1,4 @@
-"""The store of completions: a key space of small pages in a page store."""
+"""Store completions as small pages, in their own key space of a page store."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SWEEP_BATCH = 256
 
 
 class CompletionStore:
-    """The completions of one model and tenant in one page store. Thread-safe; blocks like the store.
+    """The completions of one model and tenant in a page store. Thread-safe. Blocks as the store does.
 
     Completions are framed and checksummed like any page. A damaged one is deleted and counts as missing.
     """
@@ -38,9 +38,9 @@ class CompletionStore:
         """Open the key space.
 
         Args:
-            store: The page store that both sides share. It may be another one than the pages'.
-            target: Any key space of the target. Model, revision, tenant and page size are taken from it.
-            stale_after_s: The largest difference between now and a fresh completion's time.
+            store: The page store that both sides share. It can be a different one than for the pages.
+            target: Any key space of the target. It supplies the model, revision, tenant and page size.
+            stale_after_s: The largest difference between now and the time of a fresh completion.
 
         Raises:
             StorageUnavailable, StorageTimeout, UnsupportedOperation: From opening the key space.
@@ -52,7 +52,7 @@ class CompletionStore:
             revision=target.revision,
             tenant=target.tenant,
             dtype="json",
-            layout="completion-1",  # versions neither read nor sweep each other's completions
+            layout="completion-1",  # so that versions neither read nor sweep each other's completions
             page_tokens=target.page_tokens,
             page_nbytes=PAGE_NBYTES,
             shard=Shard(layers=(0, 1)),
@@ -61,10 +61,10 @@ class CompletionStore:
         store.open_space(self.space)
 
     def post(self, completions: Mapping[str, Completion]) -> list[str]:
-        """Write `completions` under their keys; return the keys that the store did not take.
+        """Write `completions` under their keys. Return the keys that the store did not take.
 
-        Completions of an earlier attempt are deleted first, because a store may keep the bytes that it
-        has. Where such a store may still have one of them, none is written.
+        Completions of an earlier attempt are deleted first, because a store may keep the bytes that
+        it already has. If it may still have one of them after that, nothing is written.
         """
         keys, deadline = list(completions), self._deadline()
         deleted = self._store.delete(self.space, keys, timeout_s=deadline.remaining_s())
@@ -78,7 +78,7 @@ class CompletionStore:
         ]
 
     def read(self, keys: Sequence[str]) -> dict[str, Completion]:
-        """Return the fresh completions under `keys`. Delete those that are stale or unreadable."""
+        """Return the fresh completions under `keys`. Delete stale and unreadable ones."""
         deadline = self._deadline()
         present = self._store.present(self.space, keys, timeout_s=deadline.remaining_s())
         wanted = [key for key, is_present in zip(keys, present, strict=True) if is_present]
@@ -97,13 +97,13 @@ class CompletionStore:
         return fresh
 
     def remove(self, keys: Sequence[str]) -> None:
-        """Delete `keys`; some may be deleted already."""
+        """Delete `keys`. Some may be deleted already."""
         self._store.delete(self.space, keys)
 
     def sweep(self) -> int:
-        """Delete stale completions, which ended engines have left; return the number of fresh ones.
+        """Delete stale completions, which engines left behind. Return the number of fresh ones.
 
-        Return 0 where the storage cannot list pages: its own eviction bounds the completions.
+        Return 0 if the storage cannot list pages. Its own eviction then limits the completions.
         """
         fresh = 0
         if not self._store.storage.capabilities.enumerable:
@@ -117,7 +117,7 @@ class CompletionStore:
         return fresh
 
     def _deadline(self) -> Deadline:
-        """Return the deadline of one call, for all of its calls to the store."""
+        """Return a new deadline for one call, which covers all its calls of the store."""
         return Deadline(self._store.settings.timeout_s)
 
     def _list_keys(self) -> Iterator[str]:

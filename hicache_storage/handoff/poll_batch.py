@@ -1,4 +1,4 @@
-"""Progress of the awaited requests on all ranks: one all-reduce serves a poll of each of them."""
+"""Combine the progress of all awaited requests on all ranks. One all-reduce serves a poll of each."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class Progress(NamedTuple):
     """The progress of one request, on this rank or on all of them."""
 
     all_completions: bool
-    """All completions that the request waits for have arrived."""
+    """True if all completions that the request waits for have arrived."""
     in_time: bool
-    """The request's time is not up."""
+    """True while the request still has time."""
     idle: bool
-    """No page is being loaded any more."""
+    """True if no page is being loaded any more."""
     nothing_new: bool
-    """There is no reason to start another prefetch."""
+    """True if there is no reason to start another prefetch."""
 
 
 _LOST = Progress(all_completions=False, in_time=False, idle=False, nothing_new=True)
@@ -38,11 +38,11 @@ class Awaited(Protocol):
 
 
 class PollBatch:
-    """The requests that one rank awaits, in the order of their start, which is the same on all ranks.
+    """The requests that one rank waits for, in the order of their start, which is equal on all ranks.
 
-    A poll without a stored answer asks all ranks about all of these requests, and stores the answers for
-    the next poll of each. An answer is used once. Ranks that poll in the same order ask in the same
-    order. With several ranks one thread, the engine's, makes all calls.
+    If a poll finds no stored answer, it asks all ranks about all of these requests, and stores the
+    answers for the next poll of each. An answer is used once. Ranks that poll in the same order also
+    ask in the same order. With several ranks, only one thread, the engine's, makes all calls.
     """
 
     def __init__(self, consensus: Consensus) -> None:
@@ -51,16 +51,16 @@ class PollBatch:
         self._answers: dict[Awaited, Progress] = {}
 
     def add(self, awaited: Awaited) -> None:
-        """Ask about a request from now on."""
+        """Include a request from now on."""
         self._awaited[awaited] = None
 
     def remove(self, awaited: Awaited) -> None:
-        """Ask about a request no more. Idempotent."""
+        """Leave a request out from now on. Idempotent."""
         self._awaited.pop(awaited, None)
         self._answers.pop(awaited, None)
 
     def progress(self, awaited: Awaited) -> Progress:
-        """Return a request's progress on all ranks. Where a rank is lost, the request's time is up."""
+        """Return a request's progress on all ranks. If a rank is lost, the request has no time left."""
         if self._consensus.single_rank:
             return awaited.progress()
         if awaited not in self._answers:

@@ -1,4 +1,4 @@
-"""The decode side: it reads the completions of all awaited requests at once, and deletes used ones."""
+"""The decode side. It reads the completions of all awaited requests together, and deletes used ones."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _BACKOFF = 1.5
 class HandoffReceiver:
     """The receiver of one rank of a decode engine. Thread-safe.
 
-    No method raises or blocks because of a failing store. A rank waits for one completion of each shard
-    that it reads: the key spaces of its own pools. It needs neither the number nor the names of the
-    writers.
+    No method raises or blocks because a store fails. A rank waits for one completion for each shard
+    that it reads, which are the key spaces of its own pools. It does not need the number or the names
+    of the writers.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class HandoffReceiver:
         store: PageStore,
         settings: HandoffSettings | None = None,
     ) -> None:
-        """Open the completions' key space in `store`, which holds the controller's pages.
+        """Open the completions' key space in `store`, which also holds the controller's pages.
 
         Raises:
             StorageUnavailable, StorageTimeout, UnsupportedOperation: From opening the key space.
@@ -71,9 +71,9 @@ class HandoffReceiver:
         """Start to wait for the pages of a request that another engine computes.
 
         Args:
-            request_id: The id by which the prefill side publishes the request.
-            hashes: The hashes of all full pages of the prompt, the same as on the prefill side.
-            timeout_s: A timeout in place of the settings'.
+            request_id: The id under which the prefill side publishes the request.
+            hashes: The hashes of all full pages of the prompt, as on the prefill side.
+            timeout_s: Replaces the timeout in the settings.
 
         Raises:
             ValueError: A page hash is malformed.
@@ -97,18 +97,18 @@ class HandoffReceiver:
             self._expected_count += 1
             closed = self._closed
             self._changed.notify_all()
-        if closed:  # `close` has not seen this request
+        if closed:  # `close` did not see this request
             request.expire()
         return request
 
     def stats(self) -> dict[str, int]:
-        """Return counters since the start: requests by their end, and completions seen."""
+        """Return counters since the start: how requests ended, and completions seen."""
         return self._counters.snapshot()
 
     def close(self, timeout_s: float = 10.0) -> bool:
-        """End the threads after the queued deletions; return False where that takes longer. Idempotent.
+        """End the threads after the queued deletions. Return False if that takes longer. Idempotent.
 
-        Requests that still wait get the pages that are there.
+        Requests that still wait get the pages that have arrived.
         """
         with self._changed:
             self._closed = True
@@ -138,9 +138,9 @@ class HandoffReceiver:
             self._submit_cleanup(lambda: self._delete_used(request, seen))
 
     def _delete_used(self, request: HandoffRequest, seen: Sequence[str]) -> None:
-        """Delete the completions that were seen and, by option, the request's pages.
+        """Delete the completions that were seen and, if the settings say so, the request's pages.
 
-        Another rank may have deleted them already. The completions of a cancelled request stay, because
+        Another rank may have deleted them already. Completions of a canceled request stay, because
         another decode engine may be waiting for them. They become stale.
         """
         self._completions.remove(seen)
@@ -166,14 +166,14 @@ class HandoffReceiver:
             known = expected
 
     def _wait(self, known: int, pause_s: float) -> int:
-        """Wait for the pause to end, or for more than `known` expected requests; return their number."""
+        """Wait until the pause ends, or more than `known` requests are expected. Return their number."""
         with self._changed:
             limit_s = pause_s if self._awaited else self.settings.stale_after_s
             self._changed.wait_for(lambda: self._closed or self._expected_count > known, limit_s)
             return self._expected_count
 
     def _read_completions(self) -> bool:
-        """Read all awaited completions in one call; return True where there were any."""
+        """Read all awaited completions in one call. Return True if any were found."""
         with self._changed:
             awaited = list(self._awaited)
         keys = [key for request in awaited for key in request.missing]

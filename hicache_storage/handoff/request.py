@@ -1,4 +1,4 @@
-"""One request on the decode side: it awaits completions, and loads the pages that are there."""
+"""A request on the decode side. It waits for completions, and loads the pages that are in storage."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 
 class OnEnd(Protocol):
-    """The callback for a request that has ended."""
+    """The callback for when a request has ended."""
 
     def __call__(self, request: HandoffRequest, outcome: str, *, taken: bool) -> None: ...
 
 
 class HandoffRequest:
-    """A request whose pages another engine hands over. `result` ends it, or `cancel`.
+    """A request whose pages come from another engine. End it with `result` or `cancel`.
 
-    Only the engine's thread calls `poll`, `result` and `cancel`. With several ranks every rank makes the
-    same calls in the same order. The ranks agree on the next step, and one all-reduce serves a `poll` of
-    each awaited request.
+    Only the engine's thread calls `poll`, `result` and `cancel`. With several ranks, every rank makes
+    the same calls in the same order. The ranks agree on the next step, and one all-reduce serves a
+    `poll` of each awaited request.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class HandoffRequest:
         self.awaited = awaited
         """The key spaces whose completions are awaited, by the completions' keys."""
         self.topic: Topic = Topic.of_request(request_id, hashes)
-        """The request as the ranks' topic."""
+        """The request as the topic that ranks use."""
         self._controller = controller
         self._settings = settings
         self._deadline = Deadline(timeout_s)
@@ -85,9 +85,9 @@ class HandoffRequest:
         return [key for key in self.awaited if key not in self._completions]
 
     def poll(self) -> bool:
-        """Return True where `result` would not wait: all pages are loaded, or time is up.
+        """Return True if `result` would not wait, because all pages are loaded or time is up.
 
-        The call waits for no store. Time is up too where the controller was closed.
+        The call never waits for a store. Time is also up if the controller is closed.
         """
         if self._ready or self._ended:
             return True
@@ -106,10 +106,10 @@ class HandoffRequest:
         return self._ready
 
     def result(self) -> Lease:
-        """Wait until `poll` is True; return the usable prefix, pinned. The caller computes the rest.
+        """Wait until `poll` is True. Return the usable prefix, pinned. The caller computes the rest.
 
         Raises:
-            RuntimeError: The request was taken or cancelled before.
+            RuntimeError: The result was taken, or the request was canceled, before.
         """
         if self._ended:
             raise RuntimeError(
@@ -132,7 +132,7 @@ class HandoffRequest:
     # --- calls of the receiver -----------------------------------------------------------------------
 
     def add_completions(self, found: Mapping[str, Completion]) -> bool:
-        """Add those completions that match this request; return True where there were any."""
+        """Add the completions that match this request. Return True if there were any."""
         own = {
             key: completion
             for key, completion in found.items()
@@ -144,7 +144,7 @@ class HandoffRequest:
         return bool(own)
 
     def expire(self) -> None:
-        """Make the request's time up, because no more completions will arrive."""
+        """End the request's time, because no more completions will arrive."""
         self._deadline = Deadline(0)
         self._changed.set()
 
@@ -164,7 +164,7 @@ class HandoffRequest:
         )
 
     def _load_again(self) -> None:
-        """Keep the pages that the last prefetch has loaded, and start another prefetch."""
+        """Keep the pages that the last prefetch loaded, and start another prefetch."""
         self._loaded_completions = len(self._completions)
         self._next_load_s = time.monotonic() + self._settings.load_every_s
         self._leases.append(self._prefetch.take_local())
@@ -173,7 +173,7 @@ class HandoffRequest:
         )
 
     def _load_timeout_s(self) -> float:
-        """Return the time that a prefetch which starts now may take."""
+        """Return how long a prefetch that starts now may take."""
         return self._deadline.remaining_s() + self._settings.grace_s
 
     def _end(self, outcome: str, *, taken: bool) -> None:

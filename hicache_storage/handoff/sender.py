@@ -1,4 +1,4 @@
-"""The prefill side: it writes a request's pages to storage, then posts their completions."""
+"""The prefill side. It writes a request's pages to storage, then posts their completions."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _RETRY_S = 0.1
 class HandoffSender:
     """The sender of one rank of a prefill engine. Thread-safe.
 
-    No method raises or blocks because of a failing store. A rank posts completions of the pools that it
-    writes (`CachePool.writes`). A replicated pool has one writer, and so one completion. A sharded pool
-    has a completion of each writer.
+    No method raises or blocks because a store fails. A rank posts completions for the pools that it
+    writes (`CachePool.writes`). A replicated pool has one writer, so it has one completion. A sharded
+    pool has a completion from each writer.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class HandoffSender:
         store: PageStore,
         settings: HandoffSettings | None = None,
     ) -> None:
-        """Open the completions' key space in `store`, which holds the controller's pages.
+        """Open the completions' key space in `store`, which also holds the controller's pages.
 
         Raises:
             StorageUnavailable, StorageTimeout, UnsupportedOperation: From opening the key space.
@@ -66,12 +66,12 @@ class HandoffSender:
     def publish(self, request_id: str, hashes: Sequence[str]) -> Future[int]:
         """Post the request's completions once its pages are in storage. Call it after the last commit.
 
-        Pages of L2 that are not in storage by then are written, whatever the write policy. A completion
-        gives the length of the prefix that was written within `timeout_s`. Publish an aborted request
-        like any other, so that no decode engine waits for it.
+        Pages of L2 that are not in storage by then are written, whatever the write policy is. The
+        completion has the length of the prefix that was written within `timeout_s`. Publish an
+        aborted request, too, so that no decode engine waits for it.
 
         Returns:
-            Length of the posted prefix that is in storage in every pool that this rank writes.
+            Length of the posted prefix, which storage has in every pool that this rank writes.
 
         Raises:
             ValueError: A page hash is malformed.
@@ -83,11 +83,11 @@ class HandoffSender:
         return published
 
     def stats(self) -> dict[str, int]:
-        """Return the numbers of requests published since the start: whole, in part or not at all."""
+        """Return how many requests were published since the start: whole, in part or not at all."""
         return self._counters.snapshot()
 
     def close(self, timeout_s: float = 10.0) -> bool:
-        """End the thread after the queued requests; return False where that takes longer. Idempotent."""
+        """End the thread after the queued requests. Return False if that takes longer. Idempotent."""
         return self._executor.close(timeout_s)
 
     def __enter__(self) -> Self:
@@ -100,10 +100,10 @@ class HandoffSender:
 
     def _publish(self, request_id: str, hashes: Sequence[str], deadline: Deadline) -> int:
         if not hashes or not self._pools:
-            return len(hashes)  # this rank writes no page of the request
+            return len(hashes)  # this rank writes none of the request's pages
         self._controller.cache.wait_written(hashes, deadline.remaining_s())
         self._write_missing(hashes, deadline)
-        # The result of the writes is looked up and posted also where the writes took all of the time.
+        # Even if the writes took all of the time, the result is still looked up and posted.
         answer_deadline = Deadline(max(deadline.remaining_s(), self._store.settings.timeout_s))
         pages = self._stored_pages(hashes, deadline, answer_deadline)
         posted = self._post(request_id, hashes, pages, deadline)
@@ -113,10 +113,10 @@ class HandoffSender:
         return least
 
     def _write_missing(self, hashes: Sequence[str], deadline: Deadline) -> None:
-        """Write the pages that L2 has and storage lacks: never written, dropped, or evicted since.
+        """Write the pages that L2 has and storage lacks: never written, dropped, or evicted since then.
 
-        Optional pools are written after the required ones, as in the controller's own writes, and only
-        for pages whose required pools storage has.
+        Optional pools are written after the required ones, as in the controller's own writes, and
+        only for pages whose required pools are in storage.
         """
         required = self._controller.cache.pool_set.required
         missing = self._missing(hashes, deadline)
@@ -133,7 +133,7 @@ class HandoffSender:
     def _write(
         self, hashes: Sequence[str], pools: Sequence[PoolBits], deadline: Deadline
     ) -> list[PoolBits]:
-        """Write these `pools` of each page; return the pools that storage took."""
+        """Write these `pools` of each page. Return the pools that storage accepted."""
         cache = self._controller.cache
         if deadline.passed():
             return [0] * len(hashes)
@@ -152,14 +152,15 @@ class HandoffSender:
             raise
         written = batch.succeeded(outcome)
         self._counters.add("written_pages", sum(map(int.bit_count, written)))
-        # A call that overran its timeout may still read these slots: they stay pinned until it ends.
+        # A call that overran its timeout may still read these slots, so they stay pinned until it ends.
         outcome.settled.add_done_callback(lambda _: cache.unpin(pinned))
         return written
 
     def _missing(self, hashes: Sequence[str], deadline: Deadline) -> list[PoolBits]:
-        """Return, for each page, the pools that this rank writes, the prefix needs, and storage lacks.
+        """Return for each page the pools that this rank writes, the prefix needs and storage lacks.
 
-        A pool that storage could not look up is left out: storage would not take its pages either.
+        A pool that storage could not look up is left out, because storage would not take its pages
+        either.
         """
         pool_set = self._controller.cache.pool_set
         missing = [0] * len(hashes)
@@ -179,7 +180,7 @@ class HandoffSender:
     def _stored_pages(
         self, hashes: Sequence[str], deadline: Deadline, answer_deadline: Deadline
     ) -> dict[KeySpace, int]:
-        """Return, for each shard that this rank writes, the number of leading pages a reader would find.
+        """Return how many leading pages a reader would find, for each shard that this rank writes.
 
         A shard that storage could not look up is left out.
         """
@@ -199,7 +200,7 @@ class HandoffSender:
         *,
         past_gaps: bool = False,
     ) -> Match | None:
-        """Look pages up, again after failures until the deadline; return None where all lookups failed.
+        """Look pages up. Retry after failures until the deadline. Return None if all lookups failed.
 
         The last lookup may take until `answer_deadline`.
         """
@@ -219,7 +220,7 @@ class HandoffSender:
         pages: Mapping[KeySpace, int],
         deadline: Deadline,
     ) -> bool:
-        """Post a completion for each shard until all are stored or time is up; return True for all."""
+        """Post completions for each shard until all are stored or time is up. Return True for all."""
         now_s = time.time()
         left = {
             completion_hash(request_id, space, hashes): Completion.of(
@@ -246,7 +247,7 @@ class HandoffSender:
 
 
 def _log_failure(request_id: str, published: Future[int]) -> None:
-    """Log an error, because the caller need not wait for the future that `publish` returns."""
+    """Log an error, because the caller does not have to wait for the future that `publish` returns."""
     if not published.cancelled() and (error := published.exception()):
         logger.error(
             "request %s was not published: %s", shown_id(request_id), error, exc_info=error

@@ -9,25 +9,26 @@ from hicache_storage.durations import check_seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandoffSettings:
-    """The settings of both sides. Each side uses its part of them."""
+    """The settings of both sides. Each side uses only its part."""
 
     timeout_s: float = 30.0
-    """The decode side waits this long for a request, then takes the pages that are there. The prefill
-    side waits this long for its own writes, then publishes the prefix that is written."""
+    """How long the decode side waits for a request before it takes the pages that have arrived, and
+    how long the prefill side waits for its own writes before it publishes the prefix that is
+    written."""
     grace_s: float = 1.0
-    """Time to load the pages that are there when the decode side's time is up."""
+    """How much longer the decode side may load pages that have arrived when its time is up."""
     poll_min_s: float = 0.005
-    """Time between two lookups of completions, after a new request or a new completion."""
+    """Interval between lookups of completions, after a new request or a new completion."""
     poll_max_s: float = 0.1
-    """Time between two lookups of completions, after a while without a new one."""
+    """Interval between lookups of completions, when none has come for a while."""
     load_every_s: float = 0.5
-    """Time between two loads of the pages that are there, while completions are awaited."""
+    """Interval between loads of the pages that have arrived, while completions are awaited."""
     stale_after_s: float = 600.0
-    """Age at which a completion is stale, and is deleted by any reader. Two nodes whose clocks differ by
-    more than this hand nothing over."""
+    """Age at which a completion is stale. Any reader deletes it. If the clocks of two nodes differ by
+    more than this, they hand nothing over."""
     delete_pages: bool = False
-    """True where the pages are deleted from storage once they are loaded. Otherwise they serve the next
-    request."""
+    """If True, delete the pages from storage once they are loaded. If False, the next request can use
+    them."""
 
     def __post_init__(self) -> None:
         for name in (
