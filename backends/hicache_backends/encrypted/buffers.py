@@ -1,4 +1,4 @@
-"""Memory for the sealed form of pages on their way, kept for the next call."""
+"""Buffers that hold the sealed form of pages during a call and are reused by the next one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 
 _LARGEST_KEPT_NBYTES = 64 << 20
-"""The size of the largest buffer that waits for another call: twice the page store's largest call."""
+"""The largest buffer that is kept for another call: twice the page store's largest call."""
 _LEAST_NBYTES = 1 << 20
 _LEAST_ALIGNMENT = 64
 
@@ -31,7 +31,10 @@ class _Buffer(NamedTuple):
 
 
 class SealedBuffers:
-    """Buffers that `storage` has registered. Thread-safe, without a lock that a fork may catch."""
+    """Reusable buffers, registered with `storage`.
+
+    Thread-safe; it uses no lock, which a fork could catch.
+    """
 
     def __init__(self, storage: HiCacheStorage, *, most_kept: int) -> None:
         self._storage = storage
@@ -42,7 +45,10 @@ class SealedBuffers:
 
     @contextmanager
     def lend(self, count: int, nbytes: int) -> Generator[list[Page], None, None]:
-        """Lend `count` aligned pages of `nbytes` bytes each, which hold bytes of earlier calls."""
+        """Lend `count` aligned pages of `nbytes` bytes each.
+
+        They still contain bytes of earlier calls.
+        """
         stride = -(-nbytes // self._alignment) * self._alignment
         buffer = self._take(stride * count)
         try:
@@ -54,7 +60,7 @@ class SealedBuffers:
             self._put_back(buffer)
 
     def close(self) -> None:
-        """Release the buffers that no call uses. Those of running calls are released by them."""
+        """Release the idle buffers. Each running call releases its own when it ends."""
         self._closed = True
         while self._idle:
             self._release(self._idle.pop())
@@ -77,7 +83,10 @@ class SealedBuffers:
             self._idle.append(buffer)
 
     def _make(self, nbytes: int) -> _Buffer:
-        """Return a new buffer. Its size is a power of two, so that few calls need a larger one."""
+        """Return a new buffer.
+
+        Its size is a power of two, so that later calls seldom need a larger one.
+        """
         size = max(_LEAST_NBYTES, 1 << (nbytes - 1).bit_length())
         room = Page(np.empty(size + self._alignment, dtype=np.uint8)).segments[0]
         start = -address_of(room) % self._alignment

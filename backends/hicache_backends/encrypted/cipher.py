@@ -1,7 +1,8 @@
-"""XAES-256-GCM: AES-256-GCM whose nonces have 192 bits, so that random ones never meet.
+"""XAES-256-GCM: AES-256-GCM with 192-bit nonces, which are long enough to be drawn at random.
 
-Source: https://c2sp.org/XAES-256-GCM. Half of the nonce and the key give the key of one message, by
-the key derivation of NIST SP 800-108 over CMAC. The other half is that message's GCM nonce.
+Source: https://c2sp.org/XAES-256-GCM. The key and the first half of the nonce give the key of one
+message, by the key derivation of NIST SP 800-108 over CMAC. The second half is that message's GCM
+nonce.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class PageKey:
         self._mask = int.from_bytes(mask[_BLOCK_NBYTES - _HALF :])
 
     def message_keys(self, nonces: Sequence[bytes]) -> list[MessageKey]:
-        """Return the keys of messages by their 24-byte nonces."""
+        """Return the keys of messages, given their 24-byte nonces."""
         first, second = self._heads
         blocks: list[bytes] = []
         for nonce in nonces:
@@ -64,14 +65,17 @@ class PageKey:
 
 
 def derive(key: bytes, purpose: bytes, nbytes: int) -> bytes:
-    """Return a key of `nbytes` bytes for one purpose. Those of other purposes tell nothing about it."""
+    """Derive a key of `nbytes` bytes for one purpose.
+
+    Keys of different purposes reveal nothing about each other.
+    """
     return HKDF(SHA256(), length=nbytes, salt=None, info=b"hicache-sealed-v1 " + purpose).derive(
         key
     )
 
 
 def random_nonces(count: int) -> list[bytes]:
-    """Return random nonces. Every process, forked child and restored snapshot draws its own."""
+    """Draw random nonces. Each process, forked child and restored snapshot draws different ones."""
     drawn = os.urandom(NONCE_NBYTES * count)
     return [drawn[n : n + NONCE_NBYTES] for n in range(0, len(drawn), NONCE_NBYTES)]
 
@@ -79,7 +83,10 @@ def random_nonces(count: int) -> list[bytes]:
 def seal(
     message: MessageKey, about: bytes, segments: Sequence[memoryview], target: memoryview
 ) -> bytes:
-    """Encrypt `segments` one after the other into `target`, which has their size. Return the tag."""
+    """Encrypt `segments` in order into `target`, which is as large as they are together.
+
+    Return the tag.
+    """
     encryptor = Cipher(algorithms.AES256(message.key), modes.GCM(message.nonce)).encryptor()
     encryptor.authenticate_additional_data(about)
     start = 0
@@ -98,10 +105,10 @@ def unseal(
     source: memoryview,
     segments: Sequence[memoryview],
 ) -> bool:
-    """Decrypt `source` into `segments`, which have its size together.
+    """Decrypt `source` into `segments`, which are together as large as `source`.
 
-    False: `source`, the tag or `about` are not those that were sealed. The segments then hold
-    nothing of use.
+    Return False if `source`, the tag or `about` differs from what was sealed. Do not use the
+    segments then.
     """
     decryptor = Cipher(algorithms.AES256(message.key), modes.GCM(message.nonce, tag)).decryptor()
     decryptor.authenticate_additional_data(about)

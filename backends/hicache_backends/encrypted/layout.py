@@ -1,19 +1,19 @@
-"""Sealed pages, and the names under which another backend keeps them.
+"""The format of sealed pages, and the names that they have in the other backend.
 
-A sealed page is a header and the encrypted page:
+A sealed page is a header followed by the encrypted page:
 
-    offset  bytes  field
-    0       4      magic "HiKS"
-    4       2      format version
-    6       2      zeros
-    8       24     nonce
-    32      16     tag
-    48      80     key id: one length byte, the id in ASCII, zeros
-    128            zeros up to a multiple of the backend's alignment
+  offset  bytes  field
+  0       4      magic "HiKS"
+  4       2      format version
+  6       2      zeros
+  8       24     nonce
+  32      16     tag
+  48      80     key id: one length byte, the id in ASCII, zeros
+  128            zeros up to a multiple of the backend's alignment
 
-The tag covers the page, every other byte of the header, the key-space id and the page hash. The
-backend sees key spaces whose `model` is a sealed manifest, and page hashes that are encrypted. Both
-are encrypted without a nonce: one name of a page is always the same, and only the key gives it.
+The tag covers the page, every other byte of the header, the key-space id and the page hash. The other
+backend receives encrypted page hashes, and key spaces whose `model` is a sealed manifest. Both are
+encrypted without a nonce: a page always gets the same name, and only the key can produce it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LEAST_NAME_NBYTES = 16
 
 
 class Header:
-    """The header of a sealed page: what its reader needs, and what the tag covers."""
+    """The header of a sealed page: what a reader needs to open it, and what the tag covers."""
 
     __slots__ = ("key_id", "nonce", "tag")
 
@@ -57,7 +57,7 @@ class Header:
 
     @classmethod
     def read(cls, header: memoryview) -> Header | None:
-        """Return the header of a sealed page, or None if there is none of this version."""
+        """Return the header of a sealed page, or None if it is not one of this version."""
         head = bytes(header[:HEADER_NBYTES])
         end = _KEY_ID.start + 1 + head[_KEY_ID.start]
         key_id = head[_KEY_ID.start + 1 : end].decode("latin-1")
@@ -68,7 +68,7 @@ class Header:
 
 
 def write_header(header: memoryview, key_id: str, nonce: bytes) -> None:
-    """Fill a header but for its tag."""
+    """Fill a header, except for its tag."""
     encoded = key_id.encode()
     padding = bytes(len(header) - _KEY_ID.start - 1 - len(encoded))
     zeros = bytes(TAG_NBYTES)
@@ -78,28 +78,28 @@ def write_header(header: memoryview, key_id: str, nonce: bytes) -> None:
 
 
 def write_tag(header: memoryview, tag: bytes) -> None:
-    """Put the tag into a header."""
+    """Write the tag into a header."""
     header[_TAG] = tag
 
 
 def authenticated(header: memoryview, identity: bytes) -> bytes:
-    """Return the bytes that the tag of a page covers beside the page."""
+    """Return the bytes that the tag covers in addition to the page."""
     return b"".join((header[: _TAG.start], header[_TAG.stop :], identity))
 
 
 def header_nbytes(alignment: int) -> int:
-    """Return the header's size for a backend that needs segments and sizes of this alignment."""
+    """Return the header's size for a backend whose segments and sizes need this alignment."""
     return -(-HEADER_NBYTES // alignment) * alignment
 
 
 def is_sealed(inner: KeySpace) -> bool:
-    """Return True if a key space of the backend is the sealed form of another, whatever its key."""
+    """Return True if a key space of the backend is the sealed form of another one, under any key."""
     forms = inner.dtype, inner.layout, inner.pool
     return inner.model.startswith(_SEALED_MODEL) and forms == (_SEALED,) * 3
 
 
 class Names:
-    """The names of pages and key spaces in the backend. Thread-safe."""
+    """Translates pages and key spaces to their names in the backend. Thread-safe."""
 
     def __init__(self, key: bytes, header_nbytes: int) -> None:
         self._manifests = AESSIV(derive(key, b"manifests", 64))
@@ -107,7 +107,7 @@ class Names:
         self._header_nbytes = header_nbytes
 
     def sealed_space(self, space: KeySpace) -> SealedSpace:
-        """Return what the backend gets in the place of `space`."""
+        """Return the key space that the backend receives instead of `space`."""
         manifest = json.dumps(space.manifest(), ensure_ascii=False, sort_keys=True).encode()
         sealed = urlsafe_b64encode(self._manifests.encrypt(manifest, None)).decode()
         return SealedSpace(
@@ -125,7 +125,7 @@ class Names:
         )
 
     def opened_space(self, inner: KeySpace) -> KeySpace | None:
-        """Return the key space whose sealed form is `inner`, or None if it is none of this key's."""
+        """Return the key space whose sealed form is `inner`, or None if this key does not open it."""
         if not inner.model.startswith(_SEALED_MODEL):
             return None
         try:
@@ -137,7 +137,10 @@ class Names:
 
 
 class SealedSpace:
-    """A key space in the backend, and the names of its pages there. Immutable, thread-safe."""
+    """A key space as the backend stores it, and the names of its pages there.
+
+    Immutable, thread-safe.
+    """
 
     __slots__ = ("_id", "_names", "inner", "space")
 
@@ -145,16 +148,16 @@ class SealedSpace:
         self.inner: KeySpace = inner
         self.space: KeySpace = space
         self._id = bytes.fromhex(space.id)
-        # XTS keeps the length of a hash, and its tweak has the size of a key-space id.
+        # XTS preserves the length of a hash. Its tweak is as long as a key-space id.
         self._names = Cipher(page_key, modes.XTS(self._id))
 
     def names(self, hashes: Sequence[str]) -> list[str]:
-        """Return the names of pages in the backend."""
+        """Return the names that pages have in the backend."""
         names = self._names
         return [names.encryptor().update(bytes.fromhex(each)).hex() for each in hashes]
 
     def page_hash(self, name: str) -> str | None:
-        """Return the page hash of a name, or None if no page hash has it."""
+        """Return the page hash that a name stands for, or None if the name is too short for one."""
         sealed = bytes.fromhex(name)
         if len(sealed) < _LEAST_NAME_NBYTES:
             return None

@@ -1,4 +1,4 @@
-"""Key spaces of the backend that are sealed, and whose names the name key does not open."""
+"""Finds sealed key spaces in the backend that the name key does not open, and explains why."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ if TYPE_CHECKING:
 
 
 class OtherKeys:
-    """A list of such key spaces, and the reasons, from the names that each listed key gives."""
+    """Lists such key spaces. To explain one, it tries the names that each listed key gives."""
 
     def __init__(self, names: Mapping[str, Names], name_key: str) -> None:
         self._names = names
         self._name_key = name_key
 
     def sealed(self, spaces: Iterable[KeySpace]) -> list[KeySpace]:
-        """Return those of the backend's key spaces that other keys have sealed."""
+        """Return the backend's key spaces that were sealed with other keys."""
         own = self._names[self._name_key]
         return [each for each in spaces if is_sealed(each) and own.opened_space(each) is None]
 
     def reason(self, inner: KeySpace, page_key: str | None) -> str:
-        """Return why a name does not open. `page_key` is the id of the key of a page, if it is known."""
+        """Explain why a name does not open.
+
+        `page_key` is the id of the key of one of its pages, if known.
+        """
         for key_id, names in self._names.items():
             if names.opened_space(inner) is not None:
                 return f"the key {key_id!r} opens its name, and name_key is {self._name_key!r}"
@@ -35,7 +38,7 @@ class OtherKeys:
         return f"none of the keys opens its name{known}"
 
     def diagnoses(self, spaces: Iterable[KeySpace]) -> Iterator[Diagnosis]:
-        """Yield how many key spaces of the backend this storage does not open, and why."""
+        """Report how many key spaces of the backend this storage cannot open, and why."""
         spaces = list(spaces)
         others = len(self.sealed(spaces))
         if others:

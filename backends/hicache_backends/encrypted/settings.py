@@ -1,4 +1,4 @@
-"""The config of `encrypted`, and the keys that it names."""
+"""The config of `encrypted`, and reading the keys that it names."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hicache_storage.settings import Field, PositiveSeconds, Settings
 _KEY = re.compile(r"[0-9a-fA-F]{64}")
 
 KEY_ID = re.compile(r"[A-Za-z0-9_.-]{1,47}")
-"""Matches the name of a key. Each sealed page holds the name of its key in plain text."""
+"""Matches the id of a key. Each sealed page contains the id of its key in plain text."""
 
 
 class KeySource(Settings):
-    """The place of a key: 64 hex digits, as `openssl rand -hex 32` writes them."""
+    """Where a key is: 64 hex digits, as `openssl rand -hex 32` writes them."""
 
     file: str | None = None
     env: str | None = None
@@ -33,7 +33,7 @@ class KeySource(Settings):
         """Return the 32 bytes of the key.
 
         Raises:
-            ValueError: There is no key. The message begins with `field` and never has the key.
+            ValueError: There is no key. The message begins with `field` and never contains the key.
         """
         if self.file is not None:
             text = read_secret_file(f"{field}.file", self.file)
@@ -50,22 +50,25 @@ class EncryptedSettings(Settings):
     """The config of `encrypted`."""
 
     backend: str
-    """The name of the backend that keeps the sealed pages."""
+    """The name of the backend that stores the sealed pages."""
     config: dict[str, Any] = Field(default_factory=dict, repr=False)
-    """The config of that backend. It may hold secrets."""
+    """The config of that backend. It may contain secrets."""
     keys: dict[str, KeySource] = Field(min_length=1)
-    """The keys whose pages are opened, by id."""
+    """The keys that open pages, by id."""
     current_key: str
     """The id of the key that seals new pages."""
     name_key: str | None = None
-    """The id of the key that seals names. None: the only key. Another one makes the cache cold."""
+    """The id of the key that seals names. None: the only key.
+
+    If you change it, no stored page is found.
+    """
     timeout_s: PositiveSeconds = 20.0
-    """The limit of each call. The backend gets half, because a get may also delete."""
+    """The limit of each call. The backend gets half of it, because a get may also have to delete."""
 
     @field_validator("keys", mode="before")
     @classmethod
     def _check_key_ids(cls, keys: object) -> object:
-        """Refuse a wrong id before any other error can name it: it may be a key in the wrong place."""
+        """Check the ids before an error can print one: a wrong id may be a key in the wrong place."""
         given = cast("dict[object, object]", keys)
         for key_id in given if isinstance(keys, dict) else ():
             if not isinstance(key_id, str) or not KEY_ID.fullmatch(key_id):
@@ -89,6 +92,6 @@ class EncryptedSettings(Settings):
         """Return the keys by id.
 
         Raises:
-            ValueError: A key cannot be read, or is none. The message names its field.
+            ValueError: A key cannot be read or is malformed. The message names its field.
         """
         return {key_id: source.read(f"keys.{key_id}") for key_id, source in self.keys.items()}

@@ -1,4 +1,4 @@
-"""`encrypted` as a HiCacheStorage: a wrapper that seals pages and names, and opens them again."""
+"""`encrypted` as a HiCacheStorage: seals and opens the pages and names that another backend stores."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 
 _Verdict: TypeAlias = "bool | PageFault | None"
-"""True: the page was opened. False: it is not there. None: there was no time, or no room, for it."""
+"""True: the page was opened. False: it is absent. None: no time, or a wrong size."""
 
 _NOT_AUTHENTIC = "not_authentic"
 _UNKNOWN_KEY = "unknown_key"
@@ -71,14 +71,15 @@ _LOOKED_AT_ONCE_NBYTES = 32 << 20
 
 
 class EncryptedStorage(WrapperStorage):
-    """A storage around the storage of another backend, which gets nothing that it can read. Thread-safe.
+    """A storage around another backend, which receives nothing that it can read. Thread-safe.
 
-    A page that does not open is a miss. If it was damaged, forged, or moved from another name or key
-    space, a get deletes it, so that the next set stores it again. If only its key is not listed, it
-    stays, because others may open it; here it counts as absent from then on, until a set replaces it.
+    A page that does not open is a miss. If it was damaged, forged, or moved from another name or
+    key space, a get deletes it, so that the next set stores it again. If only its key is not
+    listed, the page stays, because others may be able to open it; this storage counts it as absent
+    from then on, until a set replaces it.
     """
 
-    # The widest claims. An instance has those of the backend that it wraps.
+    # These are the widest claims. An instance has the capabilities of the backend that it wraps.
     capabilities = Capabilities(
         retention=Retention.UNTIL_DELETED,
         durability=Durability.POWER,
@@ -95,7 +96,7 @@ class EncryptedStorage(WrapperStorage):
         *,
         read_only: bool = False,
     ) -> None:
-        """Wrap `inner`, which this storage owns from now on. `keys` are those that `settings` names."""
+        """Wrap `inner`, and own it from now on. `keys` are the ones that `settings` names."""
         super().__init__(inner)
         self.narrow(revocable=False)  # pages are encrypted and decrypted in place
         self._settings = settings
@@ -112,7 +113,7 @@ class EncryptedStorage(WrapperStorage):
         self._counters = Counters()
         self._read_only = read_only
         self._unknown: set[str] = set()
-        """Names of pages whose keys are not listed, as far as gets have met them."""
+        """Names of pages whose keys are not listed. Gets add the names that they come across."""
         self._buffers = SealedBuffers(
             inner, most_kept=_BUFFERS_PER_CALL * inner.capabilities.parallelism
         )
@@ -153,7 +154,7 @@ class EncryptedStorage(WrapperStorage):
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
-        """Read sealed pages and open them. A damaged page is deleted if there is time."""
+        """Read sealed pages and open them. If there is time, delete the damaged ones."""
         self.ensure_open()
         if not hashes:
             return []
@@ -173,7 +174,7 @@ class EncryptedStorage(WrapperStorage):
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
-        """Seal pages, each with a nonce of its own, and store them."""
+        """Seal pages, each with its own nonce, and store them."""
         self.ensure_open()
         if not hashes:
             return []
@@ -205,11 +206,11 @@ class EncryptedStorage(WrapperStorage):
     # --- key spaces and listings -----------------------------------------------------------------
 
     def open_space(self, space: KeySpace) -> None:
-        HiCacheStorage.open_space(self, space)  # it checks the size
+        HiCacheStorage.open_space(self, space)  # checks the size
         self.inner.open_space(self._sealed_space(space).inner)
 
     def spaces(self) -> Iterator[KeySpace]:
-        """Yield the key spaces whose names this storage's key has sealed."""
+        """Yield the key spaces whose names were sealed with this storage's name key."""
         self.ensure_open()
         return self._opened_spaces(self.inner.spaces())
 
@@ -219,9 +220,9 @@ class EncryptedStorage(WrapperStorage):
         return self._opened_names(sealed, self.inner.scan(sealed.inner))
 
     def faults(self, space: KeySpace, hashes: Sequence[str] | None = None) -> Iterator[PageFault]:
-        """Yield pages that do not open, and those that the backend finds damaged.
+        """Yield pages that do not open, and pages that the backend reports as damaged.
 
-        With `hashes` it reads the pages, which counts as a use in a backend that was not opened
+        With `hashes` it reads the pages. The backend counts that as a use, unless it was opened
         read-only.
 
         Raises:
@@ -239,7 +240,7 @@ class EncryptedStorage(WrapperStorage):
         return self._unreadable(self._inner_spaces(), self.inner.unreadable_spaces())
 
     def remove_space(self, space_id: str) -> int:
-        """Remove a key space. One whose name does not open has the id of its sealed form."""
+        """Remove a key space. If its name does not open, pass the id of its sealed form."""
         self.ensure_open()
         for inner in self.inner.spaces():
             opened = self._names.opened_space(inner)
@@ -261,15 +262,15 @@ class EncryptedStorage(WrapperStorage):
     # --- the rest --------------------------------------------------------------------------------
 
     def register_buffer(self, buffer: HostBuffer) -> None:  # noqa: ARG002
-        """Do nothing: the backend gets sealed copies only, and never the memory of pages."""
+        """Do nothing: the backend receives sealed copies, never the memory of pages."""
         self.ensure_open()
 
     def unregister_buffer(self, buffer: HostBuffer) -> None:  # noqa: ARG002
-        """Do nothing, as `register_buffer`."""
+        """Do nothing, like `register_buffer`."""
         self.ensure_open()
 
     def diagnose(self) -> list[Diagnosis]:
-        """Return what the backend says, which keys are in use, and which key spaces they do not open."""
+        """Return the backend's diagnoses, the keys in use, and key spaces that they do not open."""
         settings = self._settings
         fact = f"{len(self._keys)} listed; {settings.current_key!r} seals new pages"
         keys = Diagnosis("keys", f"{fact}, {settings.name_key or settings.current_key!r} names")
@@ -281,7 +282,7 @@ class EncryptedStorage(WrapperStorage):
         ]
 
     def stats(self) -> StorageStats:
-        """Return the backend's figures: its bytes are those of sealed pages. Counters are added."""
+        """Return the backend's figures plus counters. The bytes are bytes of sealed pages."""
         stats = self.inner.stats()
         return StorageStats(
             pages=stats.pages,
@@ -305,7 +306,7 @@ class EncryptedStorage(WrapperStorage):
         targets: Sequence[Page],
         deadline: Deadline,
     ) -> int:
-        """Seal pages into the first targets until the deadline. Return how many there was time for."""
+        """Seal pages into the first targets until the deadline. Return how many were sealed."""
         key_id = self._settings.current_key
         nonces = random_nonces(len(hashes))
         messages = self._keys[key_id].message_keys(nonces)
@@ -382,7 +383,7 @@ class EncryptedStorage(WrapperStorage):
         return verdicts
 
     def _message_keys(self, headers: Sequence[Header | None]) -> list[MessageKey | None]:
-        """Return the key of each page, or None where there is none. Each listed key works once."""
+        """Return the key of each page, or None if its key is not listed. Use each listed key once."""
         messages: list[MessageKey | None] = [None] * len(headers)
         for key_id, key in self._keys.items():
             own = [n for n, header in enumerate(headers) if header and header.key_id == key_id]
@@ -392,7 +393,7 @@ class EncryptedStorage(WrapperStorage):
         return messages
 
     def _split(self, memory: memoryview) -> tuple[memoryview, memoryview]:
-        """Return header and body of a sealed page."""
+        """Split a sealed page into header and body."""
         return memory[: self._header_nbytes], memory[self._header_nbytes :]
 
     def _learn(
@@ -402,7 +403,7 @@ class EncryptedStorage(WrapperStorage):
         verdicts: Sequence[_Verdict],
         deadline: Deadline,
     ) -> None:
-        """Remember pages whose keys are not listed. Delete damaged ones if there is time."""
+        """Remember pages whose keys are not listed. If there is time, delete the damaged ones."""
         wrong: list[str] = []
         for name, verdict in zip(names, verdicts, strict=True):
             if not isinstance(verdict, PageFault):
@@ -418,7 +419,10 @@ class EncryptedStorage(WrapperStorage):
             self._delete_wrong(sealed.inner, wrong)
 
     def _remove_unknown(self, sealed: SealedSpace, names: Sequence[str]) -> frozenset[str]:
-        """Delete pages of unlisted keys that a set would not replace. Return those that are left."""
+        """Delete pages of unlisted keys that a set would not replace.
+
+        Return those that could not be deleted.
+        """
         unknown = [name for name in names if name in self._unknown]
         if not unknown or self.capabilities.overwrites:
             return frozenset()
@@ -428,7 +432,7 @@ class EncryptedStorage(WrapperStorage):
         return left
 
     def _delete_wrong(self, inner_space: KeySpace, names: Sequence[str]) -> None:
-        """Delete pages that do not open. A store that refuses keeps them, as misses."""
+        """Delete pages that do not open. If the store refuses, they stay and are misses."""
         try:
             self.inner.batch_delete(inner_space, names)
         except HiCacheError as error:
@@ -471,7 +475,7 @@ class EncryptedStorage(WrapperStorage):
     def _opened_faults(
         self, sealed: SealedSpace, found: Iterator[PageFault]
     ) -> Iterator[PageFault]:
-        """Yield faults of the backend under the pages' own hashes, without those of others' objects."""
+        """Yield the backend's faults under the pages' own hashes. Skip objects that are not ours."""
         for fault in found:
             page_hash = sealed.page_hash(fault.page_hash)
             if page_hash is not None:
@@ -489,7 +493,10 @@ class EncryptedStorage(WrapperStorage):
         yield from below
 
     def _key_of_a_page(self, inner: KeySpace) -> str | None:
-        """Return the key id in some page, if one tells it. A store is read only if it is read-only."""
+        """Return the key id that some page contains, if one can be read.
+
+        Read a page only if this storage is read-only.
+        """
         if not self._read_only:
             return None
         for info in islice(self.inner.scan(inner), 1):
@@ -513,7 +520,7 @@ class EncryptedStorage(WrapperStorage):
 
 
 def _inner(settings: EncryptedSettings) -> tuple[type[HiCacheStorage], dict[str, Any]]:
-    """Return the class and the fields of the wrapped backend, whose calls end in half of the time.
+    """Return the class and the fields of the wrapped backend. Its calls get half of the time limit.
 
     Raises:
         UnknownBackend, BackendNotInstalled, ConfigError: As `registry.resolve`.

@@ -1,4 +1,4 @@
-"""The writing of one batch of pages, from the first check to the last sync."""
+"""Writes one batch of pages, from the first check to the last sync."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ logger = logging.getLogger(__name__)
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _REFUSALS = _FULL | {errno.EFBIG}
-# No page can be written then: the file system is read-only, or its server or device is gone.
+# After these errors no page can be written: the file system is read-only, or its server or device
+# is gone.
 _WHOLE_STORE = frozenset({errno.EROFS, errno.ENOTCONN, errno.ESHUTDOWN, errno.ENODEV, errno.ENXIO})
-# A directory is missing, or the file to overwrite is another user's: `_store` can help both.
+# A directory is missing, or another user owns the file to overwrite: `_store` can work around both.
 _REPAIRABLE = frozenset({errno.ENOENT, errno.EPERM, errno.EACCES})
 
 
 class BatchWriter:
-    """Writes the pages of one batch that are not there yet. Used once, by one thread."""
+    """Writes the pages of a batch that are not stored yet. Used once, by one thread."""
 
     def __init__(
         self, process: ProcessState, files: PageFiles, *, synced: bool, deadline: Deadline
@@ -46,18 +47,19 @@ class BatchWriter:
         self._files = files
         self._synced = synced
         self._deadline = deadline
-        # Within a batch the first page is the newest: of a prefix, the tail is evicted first.
+        # The first page of a batch gets the newest time, so that eviction takes the tail of a
+        # prefix first.
         self._now_ns = time.time_ns()
         self._renews_recency = process.capacity.limits.evict
         self._refusal: int | None = None
-        """The error number by which the file system refused a page."""
+        """The errno with which the file system refused a page."""
         self._replaced = self._recycled = 0
         self._unsynced_dirs: set[str] = set()
         self._late: set[str] = set()
-        """The pages that were not reached by the deadline."""
+        """The pages that were not checked before the deadline."""
 
     def run(self, hashes: Sequence[str], pages: Sequence[Page]) -> list[bool]:
-        """Store every page, and return for each whether it is there now."""
+        """Store every page. Return for each whether it is stored now."""
         candidates: dict[str, Page] = {}
         for page_hash, page in zip(hashes, pages, strict=True):
             if page.nbytes == self._files.nbytes:
@@ -80,7 +82,7 @@ class BatchWriter:
         return [page_hash in stored for page_hash in hashes]
 
     def _present(self, hashes: list[str]) -> set[str]:
-        """Return the pages that are there already, and touch them."""
+        """Return the pages that are already stored, and touch them."""
         touched_ns = self._now_ns if self._renews_recency else None
         stored: set[str] = set()
         for page_hash, verdict in zip(
@@ -136,8 +138,8 @@ class BatchWriter:
     ) -> int:
         """Write pages in one call of the data plane. Return how many pages were tried.
 
-        A page that the data plane cannot write is written by itself: it must be synced, or its file may
-        not be overwritten, or a directory is missing.
+        Pages that the data plane cannot write are written one at a time here, because they must be
+        synced, their file may not be overwritten, or a directory is missing.
         """
         verdicts = [] if self._synced else self._try(todo, start, grant)
         tried = list(zip(todo, verdicts or [native.KEPT], strict=False))
@@ -161,9 +163,9 @@ class BatchWriter:
         return self._refusal is None and not any(self._process.stop)
 
     def _try(self, todo: list[tuple[str, Page]], start: int, grant: Grant) -> list[int]:
-        """Return the verdicts of the data plane on pages that get no sync.
+        """Write pages that need no sync. Return the verdicts of the data plane.
 
-        They end before a page whose path cannot be used.
+        The list stops before the first page whose path cannot be used.
         """
         files, writer = self._files, self._process.writer
         hashes = [page_hash for page_hash, _ in todo]
@@ -174,7 +176,7 @@ class BatchWriter:
         for shard in {page_hash[:2] for page_hash in hashes}:
             path = f"{files.directory}/{shard}"
             if not files.has_shard(path):
-                with suppress(OSError):  # the pages of this directory are written one by one
+                with suppress(OSError):  # then each page of this directory is written by itself
                     self._make_shard(path)
         recycled = [grant.recyclable.pop() for _ in todo[: len(grant.recyclable)]]
         paths = [*recycled, *(writer.temp_path() for _ in todo[len(recycled) :])]
@@ -231,7 +233,7 @@ class BatchWriter:
         self, path: str, page: Page, trailer: bytes, modified_ns: int, *, recycled: bool
     ) -> None:
         if recycled:
-            with suppress(PermissionError):  # another user's file can be claimed, not written to
+            with suppress(PermissionError):  # we may claim another user's file, but not write to it
                 if self._files.recycle(path, page, trailer, modified_ns):
                     self._recycled += 1
                     return
@@ -250,7 +252,7 @@ class BatchWriter:
             self._unsynced_dirs.add(os.path.dirname(target))
 
     def _make_shard(self, shard: str) -> None:
-        """Make a directory of the key space, which its first page needs."""
+        """Make the directory of the key space in which the page belongs."""
         layout = self._process.layout
         with suppress(FileExistsError):
             try:
@@ -271,7 +273,7 @@ class BatchWriter:
         return True
 
     def _note_failure(self, error: OSError) -> None:
-        """Note an error that concerns one page, and raise another one."""
+        """Note an error that concerns one page. Raise an error that concerns the whole store."""
         if isinstance(error, StorageUnavailable) or error.errno in _WHOLE_STORE:
             raise error
         self._note(error)

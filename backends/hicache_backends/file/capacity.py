@@ -1,13 +1,13 @@
-"""The capacity for new pages: how much may be written, and which pages are evicted for it.
+"""Decides how much may be written, and evicts pages to make space.
 
-Every byte is added to the ledger before it is written, so that all processes together never exceed the
-capacity. A victim is claimed by a rename into the claimer's own directory, which only one process can
-do, and is overwritten there or unlinked.
+Every byte is added to the ledger before it is written, so that all processes together never exceed
+the capacity. To claim a victim, a process renames it into its own directory, which only one process
+can do. It then overwrites the file there or unlinks it.
 
-A writer keeps the sum of its pending bytes in its own directory (`add_pending`): bytes that it was
-granted and has not written, and bytes that it has claimed and not taken off the ledger. A sweep allows
-for them, and never makes the ledger lower than the truth. A thread sweeps when the root is opened,
-unless another process has just begun to, and when the ledger was lost.
+A writer stores the sum of its pending bytes in its own directory (`add_pending`): bytes that it was
+granted but has not written, and bytes that it has claimed but not yet taken off the ledger. A sweep
+takes them into account, and never makes the ledger lower than the truth. A thread sweeps when the
+root is opened (unless another process has just begun to) and when the ledger was lost.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 2
-# The ledger of a small root is right before anything is written. A large root is opened without a wait.
+# The ledger of a small root is correct before anything is written. For a large root we do not wait.
 _FIRST_COUNT_S = 0.1
-# Processes that are started together share the count of the first one.
+# Processes that start together share the count of the first one.
 _FRESH_S = 60
-# The sum is corrected so often where many processes evict: none of them looks at all pages then.
+# The sum is corrected this often if many processes evict, because then no single one sees all
+# pages.
 _RECOUNT_S = 3600
-# So many victims in turn that cannot be claimed mean that the file system fails: no other can be now.
+# If this many victims in a row cannot be claimed, the file system is failing, so stop trying.
 _MOST_FAILURES = 16
 _NOT_PERMITTED = frozenset({errno.EPERM, errno.EACCES})
 _LEDGER_WAIT_S = 1.0
@@ -52,7 +53,7 @@ _LEDGER_WAIT_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The part of a file system that the pages may take."""
+    """How much of a file system the pages may use."""
 
     capacity_nbytes: int | None = None
     min_free_nbytes: int = 0
@@ -61,7 +62,7 @@ class Limits:
 
     @property
     def evict(self) -> bool:
-        """True when pages are evicted at all."""
+        """True if pages are evicted at all."""
         return self.capacity_nbytes is not None or self.min_free_nbytes > 0
 
 
@@ -75,7 +76,7 @@ class Grant:
 
     @property
     def nbytes(self) -> int:
-        """The sum of the files."""
+        """The size of the files together."""
         return self.pages * self.page_nbytes
 
 
@@ -98,7 +99,7 @@ class Capacity:
         self._ledger = ledger
         self._counters = counters
         self._sweep = EvictionSweep(layout, ledger, counters, turns=f"{layout.counted}/turn")
-        # The thread has a sweep of its own, so that one that hangs does not delay an eviction.
+        # The counting thread has its own sweep, so that eviction does not wait if that sweep hangs.
         self._count_sweep = EvictionSweep(layout, ledger, counters)
         self._counting: threading.Thread | None = None
         self._counting_lock = threading.Lock()
@@ -117,9 +118,11 @@ class Capacity:
             self._count()
 
     def reserve(self, pages: int, page_nbytes: int, deadline: Deadline) -> Grant:
-        """Return capacity for up to `pages` files of `page_nbytes`. The caller ends it with `settle`.
+        """Return capacity for up to `pages` files of `page_nbytes`.
 
-        Eviction takes at most half of the time that is left: the pages are still to be written.
+        The caller ends the grant with `settle`.
+
+        Eviction takes at most half of the remaining time, because the pages must still be written.
         """
         limit = Deadline(deadline.remaining_s() / 2)
         capacity = self.limits.capacity_nbytes
@@ -142,7 +145,7 @@ class Capacity:
         return grant
 
     def settle(self, grant: Grant, written: int, deadline: Deadline) -> None:
-        """End a grant of which `written` pages are in place, and give the rest back."""
+        """End a grant of which `written` pages are in place. Give the rest back."""
         for path in grant.recyclable:
             with suppress(OSError):
                 os.unlink(path)
@@ -152,7 +155,7 @@ class Capacity:
         self._writer.add_pending(-grant.nbytes, deadline)
 
     def remove(self, path: str, nbytes: int, deadline: Deadline) -> bool:
-        """Unlink a page file that was granted `nbytes`; return False when there was none."""
+        """Unlink a page file that was granted `nbytes`. Return False if there was none."""
         self._writer.add_pending(nbytes, deadline)
         try:
             os.unlink(path)
@@ -164,7 +167,7 @@ class Capacity:
         return True
 
     def release_replaced(self, nbytes: int, deadline: Deadline) -> None:
-        """Take page files of `nbytes` off the ledger: files with grants of their own replaced them."""
+        """Take `nbytes` off the ledger: other files, with their own grants, replaced these pages."""
         self._ledger.add(-nbytes, deadline)
 
     def evict(self, nbytes: int, deadline: Deadline) -> None:
@@ -173,7 +176,7 @@ class Capacity:
             self._evict(nbytes, Grant(0, 0), deadline)
 
     def close(self, deadline: Deadline) -> None:
-        """End the count. Idempotent."""
+        """Stop counting. Idempotent."""
         self._closed = True
         self._sweep.stop()
         self._count_sweep.stop()
@@ -183,14 +186,14 @@ class Capacity:
     # --- parts -----------------------------------------------------------------------------------
 
     def _grantable_pages(self, grant: Grant, deadline: Deadline) -> int:
-        """Return the number of pages of a grant that fit, after eviction."""
+        """Return how many pages of a grant fit, after eviction."""
         if self._ledger.needs_scan and not self._await_count(deadline):
             return 0
         lacking = self._evict_for(grant, deadline) if self.limits.evict else 0
         return max(0, grant.pages + -lacking // grant.page_nbytes)
 
     def _await_count(self, deadline: Deadline) -> bool:
-        """Wait for a count of the used bytes. Without a capacity the count is not needed."""
+        """Wait until the used bytes are counted. Do not wait if there is no capacity limit."""
         self._layout.restore()
         counting = self._count()
         if self.limits.capacity_nbytes is None:
@@ -199,7 +202,7 @@ class Capacity:
         return not self._ledger.needs_scan
 
     def _evict_for(self, grant: Grant, deadline: Deadline) -> int:
-        """Evict until the grant fits; return the bytes that are still lacking."""
+        """Evict until the grant fits. Return how many bytes are still lacking."""
         if time.monotonic() > self._next_count_s:
             self._next_count_s = time.monotonic() + _RECOUNT_S
             if not self._was_just_counted(_RECOUNT_S):
@@ -217,7 +220,7 @@ class Capacity:
         return lacking
 
     def _lacking_nbytes(self, grant: Grant) -> int:
-        """Return the bytes to evict: of the excess over the capacity, the part of this grant."""
+        """Return the bytes to evict: this grant's part of the excess over the capacity."""
         wanted = grant.nbytes
         lacking = 0
         if self.limits.capacity_nbytes is not None:
@@ -234,9 +237,11 @@ class Capacity:
     def _evict(
         self, nbytes: int, grant: Grant, deadline: Deadline, *, past_sweeps: bool = True
     ) -> int:
-        """Claim the oldest pages until `nbytes` are free or time is up; return the bytes of all claims.
+        """Claim the oldest pages until `nbytes` are free or time is up.
 
-        Without `past_sweeps` eviction stops after a sweep, which may have found free capacity.
+        Return the bytes of all claims.
+
+        Without `past_sweeps`, stop after a sweep, because it may have found free capacity.
         """
         freed = failures = 0
         sweeps = self._sweep.sweeps
@@ -255,7 +260,10 @@ class Capacity:
     def _claim_counted(
         self, victims: list[Victim], grant: Grant, deadline: Deadline
     ) -> tuple[int, int]:
-        """Claim pages, and take them off the ledger. Return the freed bytes and the failed claims."""
+        """Claim pages and take them off the ledger.
+
+        Return the freed bytes and the number of failed claims.
+        """
         pending = sum(victim.nbytes for victim in victims)
         self._writer.add_pending(pending, deadline)
         freed = failed = 0
@@ -269,10 +277,10 @@ class Capacity:
         return freed, failed
 
     def _claim(self, victims: list[Victim], grant: Grant, deadline: Deadline) -> list[int]:
-        """Take pages out of their key spaces. Return the verdicts of `native.claim_files`.
+        """Move pages out of their key spaces. Return the verdicts of `native.claim_files`.
 
-        A page that this process may not remove is a MISS. A negative verdict is an error of the file
-        system, perhaps for a moment.
+        A page that this process may not remove is a MISS. A negative verdict is an error of the
+        file system, which may be temporary.
         """
         targets = [self._writer.temp_path() for _ in victims]
         verdicts = native.claim_files(
@@ -307,20 +315,20 @@ class Capacity:
     # --- counts ----------------------------------------------------------------------------------
 
     def _was_just_counted(self, within_s: float) -> bool:
-        """Return True where a process began a count within this time."""
+        """Return True if a process began a count within this time."""
         try:
             return 0 <= time.time() - os.lstat(self._layout.counted).st_mtime < within_s
         except OSError:
             return False
 
     def _count(self) -> threading.Thread:
-        """Return the thread that counts the pages. It is started, unless it runs."""
+        """Return the thread that counts the pages. Start it unless it is running."""
         with self._counting_lock:
             if self._counting is None or not self._counting.is_alive():
                 thread = threading.Thread(
                     target=self._run_count, name="hicache-file-count", daemon=True
                 )
-                thread.start()  # there may be no more threads just now
+                thread.start()  # this fails if no more threads can be started
                 self._counting = thread
             return self._counting
 
@@ -348,7 +356,7 @@ class Capacity:
             self._failing = False
 
     def _is_over_capacity(self) -> bool:
-        """Return True when the capacity was lowered, or exceeded without the ledger."""
+        """Return True if the capacity was lowered, or exceeded while the ledger did not limit it."""
         if self.limits.capacity_nbytes is None:
             return False
         used = self._ledger.totals(_ledger_deadline()).used
@@ -357,7 +365,7 @@ class Capacity:
         return used - total_pending_nbytes(self._layout.writers) > self.limits.capacity_nbytes
 
     def _warn_of_large_eviction(self) -> None:
-        """Warn once when the capacity, perhaps mistyped, evicts more than half of the pages."""
+        """Warn once if the capacity evicts more than half of the pages. It may be mistyped."""
         capacity, used = self.limits.capacity_nbytes, self._ledger.used
         if capacity is not None and used > 2 * capacity and not self._warned:
             logger.warning(

@@ -1,17 +1,19 @@
-"""Which pages are evicted next: the oldest of those that a sweep over the root has seen.
+"""Chooses the pages to evict next: the oldest of those that a sweep over the root has seen.
 
-A sweep looks at the directories of the root in turn, some pages at a time, whenever eviction needs more
-of them, and keeps the oldest as candidates. Pages are spread over their directories by hash, so that any
-part of a sweep is a fair sample: of the pages that it saw, eviction may take a quarter. A candidate is
-checked once more before it goes. So a page that was used meanwhile stays, and no two processes evict the
-same one.
+A sweep looks at the directories of the root in turn. It looks at some pages at a time, whenever
+eviction needs more of them, and keeps the oldest as candidates. Hashes spread pages evenly over the
+directories, so any part of a sweep is a fair sample: eviction may take a quarter of the pages that
+it saw. A candidate is checked once more before it is evicted. So a page that was used in the
+meantime stays, and no two processes evict the same page.
 
-Each process sweeps over a small store for itself, and takes all pages in their order. All processes
-share one sweep over a large store: `survey/turn` has the number of the directory that is next, and each
-process has candidates of its own. If each swept for itself, the oldest pages of a part that none of them
-has seen for long would stay, and younger ones would go.
+In a small store each process sweeps by itself, and evicts pages in the exact order of their age. In
+a large store all processes share one sweep: `survey/turn` contains the number of the next
+directory, and each process has its own candidates. If each process swept a large store by itself,
+old pages would survive in parts that no process has visited for long, and younger pages would be
+evicted.
 
-A whole sweep of one process has also counted the bytes of all pages, and corrects the ledger.
+When one process has swept the whole root, it has also counted the bytes of all pages, and corrects
+the ledger.
 """
 
 from __future__ import annotations
@@ -37,16 +39,17 @@ if TYPE_CHECKING:
     from hicache_backends.file.ledger import Ledger
     from hicache_storage.backend_support.counters import Counters
 
-# With these a trace of conversations has the hits of an exact LRU, within 0.1 points.
+# With these values, a trace of conversations gets the hits of an exact LRU, within 0.1 points.
 _TAKEN_SHARE = 4
 _MOST_CANDIDATES = 1 << 12
 _PAGES_A_LOOK = 1 << 9
 _PAGES_A_LISTING = 1 << 10
 _FIRST_SHARDS = 4
-# A batch that fails or is late has claimed no more than this.
+# A batch that fails or is late has claimed at most this many.
 _MOST_TAKEN = 1 << 8
 _MOST_UNREMOVABLE = 1 << 16
-# A sweep that found nothing to evict is not repeated at once: the next one would find nothing either.
+# A sweep that found nothing to evict is not repeated at once, because the next one would find
+# nothing.
 _PAUSE_PER_SWEEP_S = 10
 _LEAST_PAUSE_S = 0.05
 _LEDGER_WAIT_S = 1.0
@@ -62,12 +65,12 @@ class Victim(NamedTuple):
 
 
 class EvictionSweep:
-    """The sweeps of one process over one root. Thread-safe; no lock is held during I/O."""
+    """The sweeps of one process over one root. Thread-safe; holds no lock during I/O."""
 
     def __init__(
         self, layout: Layout, ledger: Ledger, counters: Counters, *, turns: str = ""
     ) -> None:
-        """Sweep a root. `turns` is the file by which processes share a sweep; none: they do not."""
+        """Sweep a root. `turns` is the file through which processes share a sweep, if any."""
         self._layout = layout
         self._ledger = ledger
         self._counters = counters
@@ -77,33 +80,33 @@ class EvictionSweep:
         self._changed = threading.Condition()
         self._stopped = self._is_looking = False
         self._candidates: list[Victim] = []
-        """The oldest of the pages that were seen, in the order of their age."""
+        """The oldest pages that were seen, oldest first."""
         self._takeable = 0.0
-        """The number of candidates that may be taken before the next look."""
+        """How many candidates may be taken before the next look."""
         self._empty_until_s = 0.0
         self._unremovable: set[str] = set()
         self.sweeps = 0
-        """The number of whole sweeps so far."""
-        # The rest is of the thread that looks.
+        """How many sweeps have been completed."""
+        # Only the thread that looks uses the rest.
         self._next_shard = 0
         self._shards_a_listing = _FIRST_SHARDS
         self._listed: list[str] = []
-        """Pages of directories that were listed, which were not looked at yet."""
+        """Pages of listed directories that were not looked at yet."""
         self._are_all = True
-        """The candidates are all pages that this sweep has seen."""
+        """True if the candidates are all pages that this sweep has seen."""
         self._is_large = False
-        """The store has more pages than there are candidates."""
+        """True if the store has more pages than we keep candidates."""
         self._barren_shards = 0
-        """The number of directories in turn that have no page to evict."""
+        """How many directories in a row had no page to evict."""
         self._barren_since_s = 0.0
         self._since = Totals(0, 0)
         self._pending = self._nbytes = 0
 
     def take(self, nbytes: int, deadline: Deadline) -> list[Victim]:
-        """Return the oldest candidates, of `nbytes` together or fewer.
+        """Return the oldest candidates, until they have `nbytes` together or there are no more.
 
-        The list is empty when there is no page, or none in time. A look takes at most half of the time,
-        since the pages are still to be evicted.
+        The list is empty if no page was found in time. A look takes at most half of the time,
+        because the pages must still be evicted.
         """
         victims = self._pop(nbytes)
         while not victims and self._look_further(deadline):
@@ -111,24 +114,27 @@ class EvictionSweep:
         return victims
 
     def put_back(self, late: list[Victim], vain: int) -> None:
-        """Return victims for which there was no time, and the number of those that were gone or used."""
+        """Put back victims for which there was no time.
+
+        `vain` counts victims that were gone or in use.
+        """
         with self._changed:
             self._candidates[:0] = late
             self._takeable = min(self._takeable + len(late) + vain, len(self._candidates))
 
     def skip(self, path: str) -> None:
-        """Leave out a page that this process may not remove."""
+        """Exclude a page that this process may not remove."""
         if len(self._unremovable) < _MOST_UNREMOVABLE:
             self._unremovable.add(path)
 
     def note_new_pages(self) -> None:
-        """Allow looks again, since pages were added after a sweep that found none."""
+        """Look again even if the last sweep found nothing, because pages were added since."""
         self._empty_until_s = 0.0
 
     def sweep(self) -> list[Victim]:
-        """Look at every page once, unless `stop` is called meanwhile, and return the oldest.
+        """Look at every page once and return the oldest. `stop` ends this early.
 
-        The ledger is right then. Only one thread may use this sweep.
+        Afterwards the ledger is correct. Only one thread may use this sweep.
         """
         first = self.sweeps + (self._next_shard > 0)
         while self.sweeps <= first and not self._stopped:
@@ -142,7 +148,7 @@ class EvictionSweep:
         self._add(removable, {victim.path for victim in found})
 
     def stop(self) -> None:
-        """End a sweep, and the waits for pages, soon."""
+        """Make sweeps, and threads that wait for pages, end soon."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -161,7 +167,7 @@ class EvictionSweep:
             return victims
 
     def _look_further(self, deadline: Deadline) -> bool:
-        """Look at more pages, or wait for a thread that does; return False when that is in vain."""
+        """Look at more pages, or wait for a thread that does. Return False if that is no use."""
         with self._changed:
             if self._stopped or deadline.passed() or time.monotonic() < self._empty_until_s:
                 return False
@@ -217,16 +223,16 @@ class EvictionSweep:
             self._is_large, self._next_shard = False, 0
 
     def _take_turn(self) -> int:
-        """Return the number of the directory that is next, and move it on for all processes.
+        """Return the number of the next directory, and advance it for all processes.
 
-        Two processes that do so at once look at the same pages, which does no harm.
+        If two processes do this at once, they look at the same pages, which does no harm.
         """
         turn = self._own_turn
         with suppress(OSError):
             fd = open_own(self._turns, os.O_RDWR | os.O_CREAT)
             try:
                 record = os.pread(fd, _TURN.size + 1, 0)
-                if len(record) in (0, _TURN.size):  # another length is not ours
+                if len(record) in (0, _TURN.size):  # a file of any other length is not ours
                     turn = _TURN.unpack(record)[0] if record else turn
                     os.pwrite(fd, _TURN.pack((turn + self._shards_a_listing) % len(SHARDS)), 0)
             finally:
@@ -235,7 +241,7 @@ class EvictionSweep:
         return turn
 
     def _list(self, shards: list[str]) -> None:
-        """List the pages of these directories in all key spaces, in a random order."""
+        """List the pages of these directories in all key spaces, in random order."""
         if not self._barren_shards:
             self._barren_since_s = time.monotonic()
         self._listed = list(self._layout.pages_in(shards))
@@ -245,10 +251,11 @@ class EvictionSweep:
         self._shards_a_listing = max(1, int(_PAGES_A_LISTING / pages_a_shard))
 
     def _add(self, seen: list[Victim], looked_at: set[str], *, is_slow: bool = False) -> None:
-        """Add candidates, in place of what was known of the pages that were looked at.
+        """Add candidates, replacing what was known about the pages in `looked_at`.
 
-        In a small store none of them may be taken before the end of the sweep, when the order of all
-        pages is known. A file system that `is_slow` leaves no time to see so many.
+        In a small store no candidate may be taken before the sweep ends, because only then the
+        order of all pages is known. If the file system `is_slow`, there is no time to see all
+        pages, so take some earlier.
         """
         with self._changed:
             kept = [victim for victim in self._candidates if victim.path not in looked_at]
@@ -268,7 +275,7 @@ class EvictionSweep:
         self._pending = total_pending_nbytes(self._layout.writers)
         self._nbytes = 0
         self._are_all = True
-        self._shards_a_listing = _FIRST_SHARDS  # others may have added many pages meanwhile
+        self._shards_a_listing = _FIRST_SHARDS  # others may have added many pages in the meantime
 
     def _end_sweep(self) -> None:
         pending = self._pending + total_pending_nbytes(self._layout.writers)
@@ -280,12 +287,12 @@ class EvictionSweep:
             self.sweeps += 1
 
     def _pause(self) -> None:
-        """Look for nothing for a while, since the last look at each directory found no page to evict."""
+        """Stop looking for a while, because the last look at each directory found no page to evict."""
         now_s = time.monotonic()
         pause_s = max(_LEAST_PAUSE_S, _PAUSE_PER_SWEEP_S * (now_s - self._barren_since_s))
         self._empty_until_s = now_s + pause_s
         self._barren_shards = 0
-        self._unremovable.clear()  # there is nothing else; they may be removable by now
+        self._unremovable.clear()  # no other pages are left, and these may be removable by now
         with self._changed:
             self._candidates.clear()
             self._takeable = 0.0

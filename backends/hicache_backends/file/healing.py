@@ -1,4 +1,4 @@
-"""Removes a file that is not the page of its name, so that the page can be set again."""
+"""Removes a file that does not contain the page of its name, so that the page can be stored again."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ if TYPE_CHECKING:
     from hicache_backends.file.process_state import ProcessState
     from hicache_storage.backend_support.deadline import Deadline
 
-# A healer that was stopped is not waited for any longer.
+# Wait no longer than this for another healer, which may have been stopped.
 _TURN_S = 1.0
 
 
 def heal(process: ProcessState, files: PageFiles, page_hash: str, deadline: Deadline) -> None:
-    """Remove a file that is not the page of its name.
+    """Remove a file that does not contain the page of its name.
 
-    Processes that find one file at once take turns by a lock on it. The name is looked at again
-    right before it is taken away: by then it may be that of the right page. A page that comes in
-    between goes back to its place, unless another one is there by then.
+    If several processes find the same file, they take turns by locking it. The file is checked
+    again right before it is moved away, because the right page may have replaced it. If a page
+    arrives in between and is moved away, it is put back, unless yet another one has taken its
+    place.
     """
     path, aside = files.path(page_hash), process.writer.temp_path()
     with suppress(FileNotFoundError), _turn_at(path, deadline) as found:
@@ -50,7 +51,7 @@ def _give_back(
         os.link(aside, path)
     except FileExistsError:
         process.capacity.remove(aside, nbytes, deadline)
-    except OSError:  # no links here, or not to the file of another user
+    except OSError:  # this file system has no links, or another user owns the file
         os.rename(aside, path)
     else:
         os.unlink(aside)

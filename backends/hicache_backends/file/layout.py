@@ -1,8 +1,8 @@
-"""The names of everything under a root directory, and the listing of the page files.
+"""The paths of everything under a root directory, and the listing of page files.
 
 usage                          the used bytes (`ledger`)
 survey/turn                    the directory that a sweep looks at next (`eviction`)
-                               the time of survey/ is that of the last count of all pages (`capacity`)
+                               survey/ is as old as the last count of all pages (`capacity`)
 writers/TOKEN/                 the unpublished files of one live writer (`writer`)
 spaces/ID/manifest.json        the key space ID, as JSON
 spaces/ID/HH/HASH              one page (`page_file`); HH: the first two digits of its hash
@@ -29,7 +29,7 @@ _PAGES_A_LISTING = 4096
 _ANY = re.compile(r".*", re.DOTALL)
 _SHARD = re.compile(r"[0-9a-f]{2}")
 SHARDS = [f"{number:02x}" for number in range(256)]
-"""The names of the directories of a key space. Hashes spread pages evenly over them."""
+"""The names of the directories in a key space. Hashes spread the pages evenly over them."""
 
 
 class Layout(DirectoryTree):
@@ -53,9 +53,10 @@ class Layout(DirectoryTree):
         self.counted = f"{root}/survey"
 
     def pages(self, space_id: str) -> Iterator[list[str]]:
-        """Yield the hashes of a key space whose files have the name of a page, whatever is inside.
+        """Yield the hashes of all files in a key space that are named like pages.
 
-        Each list holds one whole directory, so that pages removed meanwhile hide no others.
+        The files may contain anything. Each list covers one whole directory, so that removing pages
+        at the same time hides no others.
 
         Raises:
             StorageUnavailable: A directory cannot be listed, or the root is gone.
@@ -79,8 +80,8 @@ class Layout(DirectoryTree):
         """Remove the empty directories of a key space.
 
         Raises:
-            StorageUnavailable: One of them holds something of another program.
-            OSError: The file system refuses one of the steps.
+            StorageUnavailable: A directory contains something of another program.
+            OSError: The file system refuses a step.
         """
         for shard in self.directories(self.space_dir(space_id), _SHARD):
             try:
@@ -100,10 +101,10 @@ class Layout(DirectoryTree):
     def _listed(
         self, space: str, shards: list[str], count: int = 1
     ) -> Iterator[tuple[str, list[str]]]:
-        """Yield the path of each directory of a key space, and the hashes there.
+        """Yield the path of each directory of a key space, and the hashes in it.
 
-        One call of the data plane lists several directories: `count` at first, and then as many as have
-        some thousand pages together.
+        One call of the data plane lists several directories: `count` at first, and then as many as
+        have a few thousand pages together.
         """
         if os.path.islink(space):
             return

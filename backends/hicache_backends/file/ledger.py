@@ -1,12 +1,12 @@
-"""The number of bytes that the pages of a root take, shared by all processes that use the root.
+"""Keeps the number of bytes that all pages of a root take. All processes that use the root share it.
 
-The file holds two counters: the bytes ever added and the bytes ever removed. Both only grow, so that a
-scan of the directory, which takes seconds, can allow for changes made meanwhile. A writer adds bytes
-before it writes them and removes bytes after it has unlinked them. A process that dies in between leaves
-the sum too high, never too low.
+The file holds two counters: the bytes ever added and the bytes ever removed. Both only grow, so
+that a scan of the directory, which takes seconds, can account for changes made while it ran. A
+writer adds bytes before it writes them and removes bytes after it has unlinked them. So if a
+process dies in between, the sum is too high, never too low.
 
-No caller waits for the file longer than its deadline. A change that could not be written is kept, and
-written with the next one.
+No caller waits for the file beyond its deadline. A change that could not be written is kept in
+memory and written with the next one.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 
 _RECORD = struct.Struct("<QQ")
 _MOST_PLAUSIBLE = 1 << 62
-# The lock is held for microseconds. It guards a sum, not pages: going on without it costs accuracy only.
-# A process that was stopped while it held the lock is waited for once, not by every call.
+# The lock is held for microseconds. It guards a sum, not pages, so going on without it costs only
+# accuracy. If a process was stopped while it held the lock, we wait for it once, not in every call.
 _WAIT_S = 1.0
 _LEAST_WAIT_S = 0.01
 _STOPPED_HOLDER_WAIT_S = 0.001
@@ -44,7 +44,7 @@ _NO_FILE = frozenset({errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.ENXIO})
 
 
 class NotALedger(OSError):
-    """The file in the ledger's place belongs to another program. It is left as it is."""
+    """The file at the ledger's path belongs to another program. It is left as it is."""
 
 
 class Totals(NamedTuple):
@@ -55,7 +55,7 @@ class Totals(NamedTuple):
 
     @property
     def used(self) -> int:
-        """The bytes that are there now."""
+        """The bytes that are stored now."""
         return self.added - self.removed
 
 
@@ -63,10 +63,10 @@ _NOTHING = Totals(0, 0)
 
 
 class Ledger:
-    """The used bytes of one root. Thread-safe; after `close` nothing is written any more.
+    """The used bytes of one root. Thread-safe; nothing is written after `close`.
 
-    `pending_nbytes` returns the bytes that this process has added and has not written yet. They are
-    carried over when the file was removed by another program and a new one has taken its place.
+    `pending_nbytes` returns the bytes that this process has added but not written yet. If another
+    program removes the file and a new one takes its place, they are added to the new one.
 
     Raises:
         NotALedger: The file at `path` belongs to another program.
@@ -86,7 +86,7 @@ class Ledger:
         found = self._read()
         self._known = found or _NOTHING
         self.needs_scan = found is None
-        """The file was new, or damaged. Nothing is written before a scan has counted the used bytes."""
+        """The file was new or damaged. Nothing is written until a scan has counted the used bytes."""
 
     @property
     def used(self) -> int:
@@ -94,20 +94,20 @@ class Ledger:
         return self._known.used + sum(change.used for change in list(self._unwritten))
 
     def totals(self, deadline: Deadline) -> Totals:
-        """Return both counters, from the file."""
+        """Read both counters from the file."""
         self._change(_NOTHING, deadline)
         return self._known
 
     def add(self, nbytes: int, deadline: Deadline) -> None:
-        """Add bytes, or remove them when `nbytes` is negative."""
+        """Add bytes, or remove them if `nbytes` is negative."""
         if nbytes:
             self._change(Totals(max(nbytes, 0), max(-nbytes, 0)), deadline)
 
     def correct(self, found: int, pending: int, since: Totals, deadline: Deadline) -> None:
-        """Correct the sum after a scan, by no more than the scan proves.
+        """Correct the sum after a scan, but only as far as the scan proves.
 
-        The scan cannot tell whether it saw a change that was made while it ran. A ledger that needed the
-        scan gets the highest sum that is possible.
+        We cannot know whether the scan saw a change that was made while it ran. A ledger that
+        needed the scan gets the highest sum that is possible.
 
         Args:
             found: The bytes of the pages that the scan saw.
@@ -127,12 +127,12 @@ class Ledger:
             self._write(_changed(now, change))
 
     def close(self) -> None:
-        """Write no more. Idempotent."""
+        """Stop writing. Idempotent."""
         with self._lock:
             self.abandon()
 
     def abandon(self) -> None:
-        """Close in a forked child. No lock is taken: the thread that held it may not exist here."""
+        """Close in a forked child. Take no lock: the thread that held it may not exist here."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -148,7 +148,7 @@ class Ledger:
     def _change_at_once(self) -> bool:
         """Write all unwritten changes in one call of the data plane.
 
-        Return False where another thread or process is at work, or the file needs a closer look.
+        Return False if another thread or process holds a lock, or if the file needs a closer look.
         """
         if not self._lock.acquire(blocking=False):
             return False
@@ -173,7 +173,7 @@ class Ledger:
 
     @contextmanager
     def _exclusive(self, deadline: Deadline) -> Generator[bool]:
-        """Keep other threads and processes out; yield False when that is not possible in time.
+        """Keep other threads and processes out. Yield False if that is not possible in time.
 
         The lock of a stopped process is ignored. The sum may then be wrong until the next scan.
         """
@@ -192,7 +192,10 @@ class Ledger:
             self._lock.release()
 
     def _lock_file(self, deadline: Deadline) -> bool:
-        """Lock the file; return False when the deadline, or the wait for its holder, has ended."""
+        """Lock the file.
+
+        Return False after the deadline, or when we have waited long enough for its holder.
+        """
         begun_s = time.monotonic()
         if begun_s > self._busy_until_s:
             self._waited_s = 0.0
@@ -206,11 +209,11 @@ class Ledger:
 
     @property
     def _holder_is_stopped(self) -> bool:
-        """True when all waits for the file's holder together were so long that it must be stopped."""
+        """True if all waits for the file's holder add up to so much time that it must be stopped."""
         return self._waited_s >= _WAIT_S
 
     def _reopen_lost(self) -> None:
-        """Open the file that has taken the place of a removed one."""
+        """If the file was removed, open the one that has replaced it."""
         if self._fd < 0 or not _is_lost(self._fd):
             return
         try:
@@ -226,7 +229,7 @@ class Ledger:
         self._unwritten.appendleft(Totals(self._pending_nbytes(), 0))
 
     def _current(self) -> Totals:
-        """Return the totals in the file with all unwritten changes."""
+        """Return the totals in the file plus all unwritten changes."""
         totals = self._read()
         if totals is None:
             totals = self._known
@@ -253,7 +256,7 @@ class Ledger:
         if self._fd < 0 or self.needs_scan or totals == self._stored:
             return
         try:
-            if self._stored is None:  # the size changes at once: it is never that of a foreign file
+            if self._stored is None:  # so that the size never looks foreign
                 os.ftruncate(self._fd, _RECORD.size)
             os.pwrite(self._fd, _RECORD.pack(*totals), 0)
         except OSError as error:
@@ -265,7 +268,7 @@ class Ledger:
 
 
 def read_used(path: str) -> int | None:
-    """Return the used bytes by the ledger at `path`; None where there is none, or a damaged one."""
+    """Return the used bytes according to the ledger at `path`, or None if it is missing or damaged."""
     try:
         totals = _parse(read_own(path, _RECORD.size + 1))
     except OSError:
@@ -281,13 +284,13 @@ def _parse(record: bytes) -> Totals | None:
 
 
 def _changed(totals: Totals, change: Totals) -> Totals:
-    """Return `totals` with `change`. The sum never falls below zero, whatever other programs removed."""
+    """Add `change` to `totals`. The sum never falls below zero, whatever other programs removed."""
     added = totals.added + change.added
     return Totals(added, min(totals.removed + change.removed, added))
 
 
 def _open_ledger(path: str) -> int:
-    """Open a ledger: a file that is empty, or has the size of one."""
+    """Open a ledger. The file must be empty or have the size of a ledger."""
     try:
         fd = open_own(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:

@@ -1,18 +1,18 @@
-"""One page in one file: its bytes, then a trailer that proves them.
+"""One page in one file: the bytes of the page, then a trailer that proves them.
 
-    offset  bytes  field of the trailer
-    0       4      magic "HiPg"
-    4       2      format version
-    6       2      zeros
-    8       16     key-space id
-    24      16     xxh3-128 of the page hash
-    40      1      1: synced to disk before it was published
-    41      15     nonce, new with every write
-    56      8      xxh3-64 of the 56 bytes before
+  offset  bytes  field of the trailer
+  0       4      magic "HiPg"
+  4       2      format version
+  6       2      zeros
+  8       16     key-space id
+  24      16     xxh3-128 of the page hash
+  40      1      1: synced to disk before it was published
+  41      15     nonce, new with every write
+  56      8      xxh3-64 of the 56 bytes before
 
-A file may be overwritten in place while a reader holds it open (`recycle`). The writer makes the trailer
-invalid first and writes the new one last. The reader compares the trailer before and after the page.
-Equal trailers prove that nothing was written in between: no write uses a nonce twice.
+A file may be overwritten in place while a reader holds it open (`recycle`). The writer first makes the
+trailer invalid, and writes the new one last. The reader compares the trailer before and after it reads
+the page. If both are equal, nothing was written in between, because no two writes use the same nonce.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
 TRAILER_NBYTES = 64
 
-# Below it O_DIRECT is no quicker than buffered writes and a sync (docs/backends/file.md has figures).
+# For smaller pages O_DIRECT is no faster than buffered writes and a sync (docs/backends/file.md has
+# figures).
 _DIRECT_LEAST_NBYTES = 2 << 20
 
 _PREFIX = struct.Struct("<4sHH16s")
@@ -59,10 +60,10 @@ _REWRITE = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class PageFiles:
-    """The page files of one key space: names, reads and writes, no policy. Thread-safe.
+    """The page files of one key space: names, reads and writes, but no policy. Thread-safe.
 
-    Batches get the verdicts of `hicache_storage.native`, of which a negative one is an errno. The other
-    methods raise OSError.
+    Batches return the verdicts of `hicache_storage.native`; a negative verdict is an errno. The
+    other methods raise OSError.
     """
 
     def __init__(self, layout: Layout, space: KeySpace) -> None:
@@ -74,13 +75,13 @@ class PageFiles:
         self._prefix = _PREFIX.pack(_MAGIC, _VERSION, 0, bytes.fromhex(space.id))
         self._checked_shards: set[str] = set()
         self.next_look_s = 0.0
-        """The time of `time.monotonic` from which the manifest is looked for again."""
+        """The `time.monotonic` time from which the manifest is looked for again."""
 
     def path(self, page_hash: str) -> str:
-        """Return the path of the page's file, whether the file is there or not.
+        """Return the path of the page's file, whether or not the file exists.
 
         Raises:
-            OSError: ELOOP when its directory is a symbolic link: no listing would find a page behind it.
+            OSError: ELOOP if its directory is a symbolic link, behind which no listing looks.
         """
         code = self.unusable([page_hash]).get(page_hash[:2])
         if code:
@@ -88,9 +89,10 @@ class PageFiles:
         return f"{self.directory}/{page_hash[:2]}/{page_hash}"
 
     def unusable(self, hashes: Sequence[str]) -> dict[str, int]:
-        """Return the error of each directory of these pages that is a symbolic link, or cannot be seen.
+        """Find the directories of these pages that are symbolic links or cannot be looked at.
 
-        The keys are the names of the directories. A right directory is looked at once.
+        Return their errors by directory name. A directory that was found usable is not checked
+        again.
         """
         shards = sorted({page_hash[:2] for page_hash in hashes} - self._checked_shards)
         if not shards:
@@ -107,7 +109,7 @@ class PageFiles:
         return {shard: code for shard, code in codes.items() if code}
 
     def exists(self, hashes: Sequence[str], deadline: Deadline) -> list[int]:
-        """Return HIT for each page of which a file of the right name and size is there."""
+        """Return HIT for each page that has a file of the right name and size."""
         if broken := self.unusable(hashes):
             return _around(broken, hashes, lambda usable, _: self.exists(usable, deadline))
         return native.exists_files(self.files(hashes)[0], self.file_nbytes, deadline.end_s)
@@ -120,10 +122,10 @@ class PageFiles:
         interval_s: float,
         deadline: Deadline,
     ) -> list[int]:
-        """Read pages, and return the verdict of the data plane on each. A hit is touched.
+        """Read pages. Return the verdict of the data plane on each. Touch each hit.
 
-        A page that was touched within `interval_s` is not touched again. Within a batch the first page
-        is the newest. Each page that wants a digest gets one.
+        A page that was touched within `interval_s` is not touched again. Within a batch the first
+        page is the newest. Each page that asks for a digest gets one.
         """
         if broken := self.unusable(hashes):
 
@@ -152,7 +154,7 @@ class PageFiles:
     def stat(
         self, hashes: Sequence[str], deadline: Deadline
     ) -> tuple[list[int], list[int], list[int]]:
-        """Return the verdict on each page's file, and the modification time and the size of each HIT."""
+        """Return the verdict on each page's file, and the modification time and size of each HIT."""
         found: dict[str, tuple[int, int]] = {}
 
         def stat_pages(part: Sequence[str], _: Sequence[int]) -> list[int]:
@@ -165,20 +167,20 @@ class PageFiles:
         return verdicts, [modified_ns for modified_ns, _ in each], [size for _, size in each]
 
     def check(self, hashes: Sequence[str], touched_ns: int | None, deadline: Deadline) -> list[int]:
-        """Read the trailers of pages, which are HIT, UNSYNCED, MISS or WRONG."""
+        """Read the trailers of pages. Return HIT, UNSYNCED, MISS or WRONG for each."""
         if broken := self.unusable(hashes):
             return _around(broken, hashes, lambda part, _: self.check(part, touched_ns, deadline))
         ns = -1 if touched_ns is None else touched_ns
         return native.check_files(*self.files(hashes), self.nbytes, ns, deadline.end_s)
 
     def check_aside(self, page_hash: str, path: str, deadline: Deadline) -> int:
-        """Return the verdict of `check` on a page whose file has another name."""
+        """Return the verdict of `check` on a page whose file was moved to `path`."""
         _, names = self.files([page_hash])
         (verdict,) = native.check_files([os.fsencode(path)], names, self.nbytes, -1, deadline.end_s)
         return verdict
 
     def files(self, hashes: Sequence[str]) -> tuple[list[bytes], list[bytes]]:
-        """Return the path of each page's file, and the name in its trailer."""
+        """Return the path of each page's file, and the name that its trailer contains."""
         return native.page_files(self._directory, self._prefix, hashes)
 
     def create(self, path: str, page: Page, trailer: bytes, modified_ns: int) -> None:
@@ -191,7 +193,7 @@ class PageFiles:
             os.close(fd)
 
     def create_synced(self, path: str, page: Page, trailer: bytes, modified_ns: int) -> None:
-        """Write a page to a new file, and sync its bytes to the disk."""
+        """Write a page to a new file, and sync its bytes to disk."""
         fd = os.open(path, _CREATE, 0o666)
         try:
             if not self._write_direct(path, page, trailer):
@@ -202,11 +204,11 @@ class PageFiles:
             os.close(fd)
 
     def recycle(self, path: str, page: Page, trailer: bytes, modified_ns: int) -> bool:
-        """Write a page over another one; return False, with nothing changed, when that is not safe.
+        """Write a page over another one. If that is not safe, change nothing and return False.
 
-        The caller makes sure that no name outside the key space is linked to the file. A synced page is
-        not overwritten: its old name may still be on the disk, and after a loss of power half of the new
-        page would be found there.
+        The caller makes sure that no name outside the key space is linked to the file. A synced
+        page is not overwritten: its old name may still be on disk, and after a power loss that name
+        would show half of the new page.
         """
         fd = os.open(path, _REWRITE)
         try:
@@ -221,11 +223,14 @@ class PageFiles:
             os.close(fd)
 
     def has_shard(self, path: str) -> bool:
-        """Return True if a directory of pages was there when it was last looked at."""
+        """Return True if a directory of pages existed when it was last looked at."""
         return os.path.basename(path) in self._checked_shards
 
     def _write_direct(self, path: str, page: Page, trailer: bytes) -> bool:
-        """Write around the page cache; return False when size, address or file system forbid it."""
+        """Write around the page cache.
+
+        Return False if the size, the address or the file system forbids it.
+        """
         if self.nbytes < _DIRECT_LEAST_NBYTES or not is_aligned(page):
             return False
         try:
@@ -252,7 +257,7 @@ def _around(
     hashes: Sequence[str],
     call: Callable[[Sequence[str], Sequence[int]], list[int]],
 ) -> list[int]:
-    """Return the verdicts of `call`, which gets the hashes of usable directories, and their indices."""
+    """Call `call` with the hashes of usable directories and their indices. Return all verdicts."""
     verdicts = [-broken.get(page_hash[:2], 0) for page_hash in hashes]
     indices = [index for index, verdict in enumerate(verdicts) if not verdict]
     found = call([hashes[index] for index in indices], indices)
@@ -262,12 +267,15 @@ def _around(
 
 
 def _error_of(mode: int) -> int:
-    """Return the errno that a mode of `native.modes_of` stands for, ELOOP for a link, or 0."""
+    """Return the errno for a mode of `native.modes_of`: ELOOP for a link, 0 if it is fine."""
     return -mode if mode < 0 else errno.ELOOP * stat.S_ISLNK(mode)
 
 
 def takes_direct_files(path: str) -> bool:
-    """Return True when the file system takes O_DIRECT. A new file is made at `path` for a moment."""
+    """Return True if the file system accepts O_DIRECT.
+
+    This makes a file at `path` and removes it again.
+    """
     try:
         fd = os.open(path, _CREATE | DIRECT, 0o666)
     except OSError:

@@ -1,4 +1,4 @@
-"""Everything that one process holds open of a root directory: its writer, the ledger, the capacity."""
+"""What one process holds open in a root directory: its writer, the ledger and the capacity."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CLOSE_LIMIT_S = 9.0
 class ProcessState:
     """The open root of one process. Thread-safe.
 
-    A forked child makes a state of its own, and only calls `abandon` on the state of its parent.
+    A forked child makes its own state, and only calls `abandon` on the state of its parent.
     """
 
     def __init__(self, layout: Layout, limits: Limits, counters: Counters) -> None:
@@ -33,7 +33,7 @@ class ProcessState:
         self.counters = counters
         self._batches = CallGate()
         self.stop = bytearray(1)
-        """1 from the begin of `close` on: pages that are not begun are refused."""
+        """1 once `close` has begun: pages whose writing has not begun are refused."""
         with ExitStack() as undo:
             self.writer = Writer(layout.writers)
             undo.callback(self.writer.close)
@@ -56,7 +56,7 @@ class ProcessState:
             self._batches.end()
 
     def restore_writer(self, deadline: Deadline) -> None:
-        """Make the writer's directory again after another program removed it.
+        """Make the writer's directory again after another program has removed it.
 
         Raises:
             StorageUnavailable: The root is gone.
@@ -69,21 +69,21 @@ class ProcessState:
             ) from error
 
     def close(self) -> None:
-        """Close everything once the running batches have ended. Idempotent.
+        """Close everything after the running batches have ended. Idempotent.
 
-        A file system that hangs is left to a daemon thread in time.
+        If the file system hangs, a daemon thread goes on and this call returns in time.
         """
         self.stop[0] = 1
         thread = threading.Thread(target=self._close, name="hicache-file-close", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # the interpreter is exiting, and starts no thread any more
+        except RuntimeError:  # the interpreter is exiting and starts no more threads
             self._close()
         else:
             thread.join(_CLOSE_LIMIT_S)
 
     def abandon(self) -> None:
-        """Close the descriptors of a forked child, without a change to the files of its parent."""
+        """Close the descriptors in a forked child, and leave the files of its parent unchanged."""
         self.writer.abandon()
         self.ledger.abandon()
 

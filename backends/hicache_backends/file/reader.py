@@ -1,4 +1,4 @@
-"""The reading half of `file`: a storage that looks at a root and changes nothing there."""
+"""The reading half of `file`: a storage that reads a root and changes nothing there."""
 
 from __future__ import annotations
 
@@ -38,11 +38,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOST_SPACES = 4096
-"""Clients choose the number of key spaces by their tenants and salts."""
+"""How many key spaces are remembered.
+
+Clients decide how many there are, by their tenants and salts.
+"""
 
 
 class FileReader(Reader):
-    """Pages as files, read only: it has no writer, no ledger and no limits, and removes no file."""
+    """Pages in files, read-only: it has no writer, no ledger and no limits, and removes no file."""
 
     capabilities = Capabilities(
         retention=Retention.UNTIL_DELETED,
@@ -107,7 +110,10 @@ class FileReader(Reader):
         )
 
     def page_times(self, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
-        """Return the times of the files. With a capacity they are those of the last use."""
+        """Return the times of the files.
+
+        If there is a capacity, these are the times of the last use.
+        """
         self.ensure_open()
         deadline = Deadline(self._settings.timeout_s)
         verdicts, modified_ns, _ = self._files_of(space).stat(hashes, deadline)
@@ -156,7 +162,7 @@ class FileReader(Reader):
         return [Diagnosis("capacity", fact, is_full=True)]
 
     def stats(self) -> StorageStats:
-        """Return the used bytes as `usage` had them when the storage was opened."""
+        """Return the used bytes as `usage` showed them when the storage was opened."""
         self.ensure_open()
         return StorageStats(
             nbytes=self._used,
@@ -178,7 +184,10 @@ class FileReader(Reader):
         touched_ns: int | None,
         deadline: Deadline,
     ) -> list[int]:
-        """Read pages, and return the verdict of the data plane on each; MISS for one of another size."""
+        """Read pages.
+
+        Return the verdict of the data plane on each, MISS for a page of another size.
+        """
         files = self._files_of(space)
         fitting = [index for index, page in enumerate(pages) if page.nbytes == files.nbytes]
         found = files.read(

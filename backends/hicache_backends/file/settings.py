@@ -15,7 +15,7 @@ from hicache_storage.settings import (
     Settings,
 )
 
-# Threads beyond the processors only wait for each other: most of a cached read is a copy.
+# More threads than processors only wait for each other, because most of a cached read is a copy.
 DEFAULT_PARALLELISM = min(4, os.cpu_count() or 1)
 
 
@@ -23,19 +23,27 @@ class FileSettings(Settings):
     """The config of `file`."""
 
     path: DirectoryName
-    """The directory, which is made if it is missing. All that use the directory share its pages."""
+    """The directory. It is made if it is missing. Everyone who uses the directory shares its pages."""
     capacity_nbytes: ByteSize | None = Field(default=None, gt=TRAILER_NBYTES)
-    """The limit of all page files together. The least recently used go first. None: no limit."""
+    """The limit for all page files together. The least recently used are evicted first.
+
+    None: no limit.
+    """
     min_free_nbytes: ByteSize = Field(default=0, ge=0)
-    """The space that the pages leave free on the file system."""
+    """The space on the file system that the pages leave free."""
     durability: Literal["crash", "power"] = "crash"
-    """"power": bytes and names are on the disk before a set returns True."""
+    """"power": bytes and names are on disk before a set returns True."""
     recycle: bool = True
-    """Overwrite evicted files in place, where that is safe, instead of unlinking them."""
+    """Overwrite evicted files in place, if that is safe, instead of unlinking them."""
     parallelism: int = Field(default=DEFAULT_PARALLELISM, ge=1)
-    """Concurrent calls that the page store makes in each direction; 4, or fewer on fewer processors."""
+    """Concurrent calls of the page store in each direction: 4, or fewer on fewer processors."""
     touch_interval_s: Seconds = Field(default=0.0, ge=0)
-    """The age from which a get renews a page's recency. 0: every get does, which is exact LRU."""
+    """How old a page's recency must be before a get renews it.
+
+    0: every get renews it, which is exact LRU.
+    """
     timeout_s: PositiveSeconds = 30.0
-    """The limit of a call. Pages not begun by then are misses, or refused; exists and delete raise
-    StorageTimeout."""
+    """The limit of a call.
+
+    Pages not begun by then are misses, or are refused; exists and delete raise StorageTimeout.
+    """

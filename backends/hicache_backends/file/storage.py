@@ -1,4 +1,4 @@
-"""`file` as a HiCacheStorage: one file a page, trusted by its trailer, within a shared capacity."""
+"""`file` as a HiCacheStorage: one file per page, proved by its trailer, in a shared capacity."""
 
 from __future__ import annotations
 
@@ -41,11 +41,14 @@ if TYPE_CHECKING:
 
 _LIMITS = {"capacity_nbytes", "min_free_nbytes"}
 _LOOK_INTERVAL_S = 5.0
-"""The interval at which a storage that writes looks for the manifest of its key space."""
+"""How often a storage that writes looks whether its key space still has a manifest."""
 
 
 class FileStorage(FileReader):
-    """Pages as files. Shared by threads, processes, ranks and models; survives all of them."""
+    """Pages in files.
+
+    Threads, processes, ranks and models share them, and the pages outlive all of these.
+    """
 
     def __init__(self, settings: FileSettings) -> None:
         super().__init__(settings, Layout.create(settings.path))
@@ -70,7 +73,10 @@ class FileStorage(FileReader):
 
     @classmethod
     def open_read_only(cls, config: Mapping[str, Any]) -> HiCacheStorage:
-        """Open a `FileReader`. A subclass, which may read in another way, is opened without limits."""
+        """Open a `FileReader`.
+
+        A subclass may read in another way, so open it itself, without limits.
+        """
         if cls is FileStorage:
             return FileReader.from_config(config)
         return cls.from_config({name: config[name] for name in config.keys() - _LIMITS})
@@ -110,7 +116,7 @@ class FileStorage(FileReader):
             writer = BatchWriter(process, files, synced=self._synced, deadline=deadline)
             verdicts = writer.run(hashes, pages)
         if is_look_due and any(verdicts):
-            # A program that removes the directory meanwhile may leave pages without a manifest.
+            # If a program removes the directory meanwhile, pages may be left without a manifest.
             files.next_look_s = time.monotonic() + _LOOK_INTERVAL_S
             with suppress(OSError):
                 self._make_space(space, process)
@@ -130,7 +136,7 @@ class FileStorage(FileReader):
         return verdicts
 
     def clear(self, space: KeySpace) -> int:
-        """Remove all pages of `space`, and return the number of the whole pages among them.
+        """Remove all pages of `space`. Return how many of them were whole.
 
         Raises:
             StorageUnavailable: Some pages could not be removed. The others are gone.
@@ -178,7 +184,7 @@ class FileStorage(FileReader):
             self._note(error)
 
     def _delete(self, files: PageFiles, page_hash: str, deadline: Deadline) -> OSError | None:
-        """Delete a page; return the error after which the page may still be there."""
+        """Delete a page. Return an error if the page may still be there."""
         try:
             return self._unlink(files.path(page_hash), files.file_nbytes, deadline)
         except OSError as error:
@@ -194,9 +200,9 @@ class FileStorage(FileReader):
         return None
 
     def _remove_pages(self, space_id: str, page_nbytes: int | None) -> int:
-        """Remove the page files of a key space, and return the number of the whole ones.
+        """Remove the page files of a key space. Return how many of them were whole.
 
-        Without `page_nbytes` the size of a page is not known, and every one counts as whole.
+        Without `page_nbytes` the size of a page is unknown, and every file counts as whole.
         """
         removed = failed = 0
         cause: OSError | None = None

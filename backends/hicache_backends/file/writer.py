@@ -1,9 +1,9 @@
-"""The directory in which one live writer keeps its unpublished files, and the removal of dead ones.
+"""The directory in which a live writer keeps its unpublished files, and the removal of dead writers.
 
-writers/TOKEN/lock    held locked as long as the writer lives; inside, 8 bytes: its pending bytes
+writers/TOKEN/lock    locked as long as the writer lives; it contains 8 bytes: the pending bytes
 writers/TOKEN/N       a file that is being written, or a victim that will be overwritten
 
-Pending bytes are in the ledger and not yet on the disk, or the other way round.
+Pending bytes are in the ledger but not yet on disk, or on disk but no longer in the ledger.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LEAST_WAIT_S = 0.01
 
 
 class _WriterDirectory(NamedTuple):
-    """A writer's directory, and the lock that shows that the writer lives."""
+    """A writer's directory, and the lock that shows that the writer is alive."""
 
     token: str
     path: str
@@ -59,26 +59,26 @@ class Writer:
         self._directory = _make_directory(root)
 
     def temp_path(self) -> str:
-        """Return a path that no other call gets. No file is there yet."""
+        """Return a path that no other call returns. No file exists there yet."""
         return f"{self._directory.path}/{next(self._serials)}"
 
     def trailers(self, names: Sequence[bytes], *, synced: bool) -> list[bytes]:
-        """Return a trailer for one write of each name. No write had its nonce before.
+        """Return a trailer for one write of each name. Its nonce was never used before.
 
-        A nonce is random per writer, and counted within it.
+        A nonce consists of a random part per writer and a counter.
         """
         token = bytes.fromhex(self._directory.token)
         serials = [next(self._serials) for _ in names]
         return native.page_trailers(names, synced, token, serials)
 
     def pending_nbytes(self) -> int:
-        """Return the bytes that are in the ledger and not yet on the disk. No I/O."""
+        """Return the bytes that are in the ledger but not yet on disk. No I/O."""
         return self._pending_nbytes + sum(list(self._unwritten))
 
     def add_pending(self, nbytes: int, deadline: Deadline) -> None:
-        """Write down that `nbytes` more (fewer, if negative) are pending.
+        """Record that `nbytes` more (fewer, if negative) are pending.
 
-        While another thread holds the lock past the deadline, the next change takes this one along.
+        If another thread holds the lock past the deadline, the next change writes this one as well.
         """
         if not nbytes:
             return
@@ -93,11 +93,11 @@ class Writer:
     def restore(self, deadline: Deadline) -> None:
         """Make the directory again if it has vanished.
 
-        The old lock is held until the new one is. A root that was only moved away comes back with a
-        writer that lives.
+        The old lock is held until the new one is. So if the root was only moved away and comes
+        back, its writer is seen to be alive.
 
         Raises:
-            OSError: FileNotFoundError when the root has vanished, too.
+            OSError: FileNotFoundError if the root has vanished, too.
         """
         if not self._lock.acquire(timeout=max(deadline.remaining_s(), _LEAST_WAIT_S)):
             return
@@ -123,7 +123,7 @@ class Writer:
     def abandon(self) -> None:
         """Leave the directory to the process that forked this one and still uses it.
 
-        No lock is taken: the thread that held it when the process was forked does not exist here.
+        Take no lock: the thread that held it when the process was forked does not exist here.
         """
         if not self._closed:
             self._closed = True
@@ -139,13 +139,13 @@ class Writer:
 
 
 def collect_dead(root: str) -> int:
-    """Remove the directories of writers that died; return the number of these writers."""
+    """Remove the directories of writers that died. Return the number of these writers."""
     dead = 0
     for directory in _directories(root):
         try:
             fd = open_own(f"{directory}/{_LOCK}", os.O_RDWR)
         except FileNotFoundError:
-            with suppress(OSError):  # not locked yet, or half removed: it goes only if it is empty
+            with suppress(OSError):  # not locked yet, or half removed: remove it if empty
                 os.rmdir(directory)
             continue
         except OSError:
@@ -155,14 +155,14 @@ def collect_dead(root: str) -> int:
                 _remove(directory)
                 dead += 1
         except OSError:
-            continue  # a file system without locks tells no dead writer from a live one
+            continue  # without file locks we cannot see whether a writer is dead
         finally:
             os.close(fd)
     return dead
 
 
 def total_pending_nbytes(root: str) -> int:
-    """Return the pending bytes of all live writers together."""
+    """Add up the pending bytes of all live writers."""
     return sum(_pending_in(f"{directory}/{_LOCK}") for directory in _directories(root))
 
 
@@ -175,7 +175,10 @@ def _pending_in(path: str) -> int:
 
 
 def _make_directory(root: str) -> _WriterDirectory:
-    """Make a directory and lock it; make another when a collector removes it before it is locked."""
+    """Make a directory and lock it.
+
+    If a collector removes it before it is locked, make another one.
+    """
     while True:
         token = new_token()
         directory = f"{root}/{token}"
@@ -192,13 +195,13 @@ def _make_directory(root: str) -> _WriterDirectory:
 
 
 def _make_lock(path: str) -> int:
-    """Return a new file, locked; -1 when another process locked or removed it first."""
+    """Create a file and lock it. Return -1 if another process locked or removed it first."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         if try_lock_at(path, fd):
             return fd
     except OSError:
-        return fd  # a file system without locks: no collector can lock the file either
+        return fd  # without file locks no collector can lock the file either
     os.close(fd)
     return -1
 
@@ -209,7 +212,7 @@ def _remove(directory: str) -> None:
             if _TEMP_NAME.fullmatch(name):
                 with suppress(OSError):
                     os.unlink(f"{directory}/{name}")
-    with suppress(OSError):  # the lock goes last: until then others see that a writer had this
+    with suppress(OSError):  # last: until then others see that a writer used this
         os.unlink(f"{directory}/{_LOCK}")
     with suppress(OSError):
         os.rmdir(directory)
@@ -229,7 +232,7 @@ def _directories(root: str) -> list[str]:
 
 
 def _is_gone(path: str) -> bool:
-    """Return True when nothing is at `path`, and False when the file system does not answer."""
+    """Return True if nothing exists at `path`, and False if the file system does not answer."""
     try:
         os.lstat(path)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""`fsspec`: pages as files of any filesystem that fsspec has, with the guarantees of this filesystem."""
+"""`fsspec`: pages as files in any filesystem that fsspec supports, with its guarantees."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Executors of a filesystem's calls: an event loop on a thread of its own, or threads.
+"""Run a filesystem's calls: on an event loop that has its own thread, or on several threads.
 
-An operation is a coroutine function of one item. It waits like any other on an event loop. The
-filesystem of a thread executor blocks instead, so an operation never waits there, and one step runs all
-of it.
+An operation is a coroutine function of one item. On an event loop it waits like any other
+coroutine. In a thread executor the filesystem blocks instead, so the operation never waits, and a
+single step runs it to its end.
 """
 
 from __future__ import annotations
@@ -32,41 +32,41 @@ Operation: TypeAlias = "Callable[[Item], Coroutine[Any, Any, T]]"
 _THREAD_NAME = "hicache-fsspec"
 _BLOCKING_THREADS = 4
 _GRACE_S = 0.4
-"""The time by which an event loop may be late. After it the loop counts as blocked."""
+"""How late an event loop may be. After that it counts as blocked."""
 _CLOSE_LIMIT_S = 3.0
-"""The limit of each step of closing."""
+"""The limit of each step of `close`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result(Generic[T]):
-    """The result of an operation on one item: a value, or an error."""
+    """The result of an operation on one item: a value or an error."""
 
     value: T | None = None
     error: Exception | None = None
 
 
 class Executor(Protocol):
-    """An executor of operations, several at once."""
+    """Runs operations, several at a time."""
 
     def each(
         self, operation: Operation[Item, T], items: Sequence[Item], deadline: Deadline
     ) -> list[Result[T]]:
-        """Return one result an item, TimeoutError for those that have none by the deadline.
+        """Return one result per item. An item that has none by the deadline gets a TimeoutError.
 
         Raises:
-            StorageClosed: The executor is closed, or was closed meanwhile.
+            StorageClosed: The executor is closed, or was closed during the call.
         """
         ...
 
     def close(self, on_close: Operation[None, None]) -> None:
-        """End running operations, run `on_close`, and end the threads. Called once."""
+        """Cancel running operations, run `on_close`, and end the threads. Called once."""
         ...
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """An event loop whose blocking calls, such as name look-ups, block no exit of the interpreter.
+    """An event loop whose blocking calls, for example name lookups, do not delay interpreter exit.
 
-    The standard library joins its executor's threads at the exit, however long one of them hangs.
+    The standard library's executor joins its threads at exit, however long one of them hangs.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class _Loop(asyncio.SelectorEventLoop):
         func: Callable[[*Arguments], T],
         *args: *Arguments,
     ) -> asyncio.Future[T]:
-        """Run `func` on `executor`, or on a daemon thread of this loop if there is none."""
+        """Run `func` on `executor`. If it is None, use a daemon thread of this loop."""
         if executor is not None:
             return super().run_in_executor(executor, func, *args)
         if self._blocking is None:
@@ -93,7 +93,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class EventLoopExecutor:
-    """An event loop on a thread of its own, for asynchronous filesystems."""
+    """Runs operations of asynchronous filesystems on an event loop that has its own thread."""
 
     def __init__(self, width: int) -> None:
         self._lock = threading.Lock()
@@ -171,7 +171,10 @@ class EventLoopExecutor:
 
 
 class ThreadExecutor:
-    """Threads, for blocking filesystems. A call that hangs is left behind with its thread."""
+    """Runs operations of blocking filesystems on threads.
+
+    If a call hangs, it is left behind with its thread.
+    """
 
     def __init__(self, width: int) -> None:
         self._lock = threading.Lock()
@@ -202,7 +205,7 @@ class ThreadExecutor:
     def close(self, on_close: Operation[None, None]) -> None:
         with self._lock:
             self._closed = True
-        _run_at_once(_result_of(on_close, None))  # it wakes threads that wait, so it comes first
+        _run_at_once(_result_of(on_close, None))  # comes first, because it wakes threads that wait
         self._threads.close(_CLOSE_LIMIT_S)
 
     def _run_part(
@@ -231,7 +234,7 @@ async def _result_of(operation: Operation[Item, T], item: Item) -> Result[T]:
 
 
 def _run_at_once(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine that never waits."""
+    """Run a coroutine that never waits, and return its result."""
     try:
         work.send(None)
     except StopIteration as stop:

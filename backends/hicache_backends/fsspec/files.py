@@ -1,6 +1,7 @@
-"""Files of one filesystem: reading, publishing, removing and listing them.
+"""Reads, publishes, removes and lists the files of one filesystem.
 
-Every operation is a coroutine. It waits on an asynchronous filesystem, and never on a blocking one.
+Every operation is a coroutine. It waits if the filesystem is asynchronous, and never waits if it
+blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 _OPENING_S = 0.1
 _STALE_S = 86_400.0
-"""The age of an unpublished file after which its writer counts as dead."""
+"""How old an unpublished file must be before its writer counts as dead."""
 
 # The attributes that hold a filesystem's connections. fsspec has no call that closes them.
 _CONNECTIONS = ("_s3", "_session", "service_client")  # of s3fs, of gcsfs, of adlfs
@@ -39,13 +40,14 @@ class Entry:
     nbytes: int
     is_file: bool
     modified_s: float | None
-    """Seconds since the epoch. None: the filesystem does not report them."""
+    """Seconds since the epoch. None: the filesystem does not report the time."""
 
 
 class Files:
-    """Files below the directory of a URL, opened at the first call. Thread-safe.
+    """The files below the directory of a URL. The first call opens the filesystem. Thread-safe.
 
-    Raises (every operation): any exception of the filesystem. FileNotFoundError: the file is missing.
+    Every operation raises any exception of the filesystem, and FileNotFoundError if the file is
+    missing.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class Files:
     async def write(self, name: str, data: bytes) -> bool:
         """Publish `data` as the file: all of it or nothing, as far as the filesystem allows.
 
-        Return True if its directory was there, and False if it was made.
+        Return True if its directory existed, and False if it had to be made.
         """
         try:
             await self._publish(name, data)
@@ -91,20 +93,20 @@ class Files:
         await self._call("rm_file", self._path(name))
 
     async def remove_directory(self, name: str) -> None:
-        """Remove an empty directory, where a filesystem is known to refuse it for another one."""
+        """Remove an empty directory, if the filesystem is known to refuse this for a full one."""
         if self._protocol.publishing is Publishing.RENAME:
             with suppress(OSError):
                 await self._call("rmdir", self._path(name))
 
     async def size(self, name: str) -> int | None:
-        """Return the size of a file, or None for anything but a file."""
+        """Return the size of a file, or None for anything that is not a file."""
         info = await self._info(self._path(name))
         return int(info["size"]) if info["type"] == "file" else None
 
     async def entries(self, directory: str, prefix: str = "") -> list[Entry]:
         """Return the entries of a directory that begin with `prefix`. A missing directory has none.
 
-        Pass a prefix only to a protocol with `lists_by_prefix`.
+        Pass a prefix only if the protocol has `lists_by_prefix`.
         """
         path = self._path(directory)
         try:
@@ -126,22 +128,22 @@ class Files:
         ]
 
     async def connect(self, _: None = None) -> None:
-        """Make the client of an asynchronous filesystem. This sends nothing, and may take a while."""
+        """Make the client of an asynchronous filesystem. This sends nothing, but may take a while."""
         set_session = getattr(self._filesystem()[0], "set_session", None)
         if set_session is not None:
             await set_session()
 
     async def check(self, _: None = None) -> None:
-        """Raise if the store does not answer. A missing directory is an answer.
+        """Raise if the store does not answer. A missing directory counts as an answer.
 
         Raises:
-            FileNotFoundError: There is no such bucket.
+            FileNotFoundError: The bucket does not exist.
         """
         if await self.is_root_missing() and not self._protocol.has_directories:
             raise FileNotFoundError
 
     async def collect(self, _: None = None) -> None:
-        """Remove the files of dead writers."""
+        """Remove unpublished files of dead writers."""
         oldest_s = time.time() - _STALE_S
         for entry in await self.entries(WRITING) if self._protocol.has_directories else ():
             is_stale = entry.modified_s is not None and entry.modified_s < oldest_s
@@ -150,7 +152,7 @@ class Files:
                     await self.remove(f"{WRITING}/{entry.name}")
 
     async def is_root_missing(self, _: None = None) -> bool:
-        """Return True if the root itself, the directory or the bucket, is missing."""
+        """Return True if the root itself (the directory or the bucket) is missing."""
         path = self._filesystem()[1]
         root = path if self._protocol.has_directories else path.partition("/")[0]
         try:
@@ -171,7 +173,7 @@ class Files:
                         await connection.close()
 
     def close_connections(self) -> None:
-        """Close a blocking filesystem. Threads that wait for an answer wake up."""
+        """Close a blocking filesystem, and wake up threads that wait for an answer."""
         filesystem = self._detach()
         for name in _BLOCKING_CONNECTIONS:
             connection = getattr(filesystem, name, None)
@@ -193,7 +195,10 @@ class Files:
                     await self._create(name, data, name)
 
     async def _create(self, name: str, data: bytes, final_name: str) -> None:
-        """Write a file, then rename it if `final_name` is another name. Leave no file on failure."""
+        """Write a file. If `final_name` differs from `name`, rename it.
+
+        Leave no file behind on failure.
+        """
         try:
             await self._call("pipe_file", self._path(name), data)
             if name != final_name:
@@ -229,9 +234,9 @@ class Files:
         return f"{self._filesystem()[1]}/{name}".rstrip("/")
 
     def _detach(self) -> Any:
-        """Return the open filesystem and forget it. Return None if there is none."""
+        """Return the open filesystem and forget it. Return None if none is open."""
         if not self._lock.acquire(timeout=_OPENING_S):
-            return None  # another thread is opening it, which may hang: nothing is open yet
+            return None  # another thread is opening it, perhaps forever: nothing is open yet
         try:
             opened, self._opened = self._opened, None
         finally:
@@ -255,7 +260,10 @@ def _parent_of(name: str) -> str:
 
 
 def _modified_s(info: dict[str, Any]) -> float | None:
-    """Return the time of the last write, in the forms of the filesystems that rename."""
+    """Return the time of the last write.
+
+    Filesystems that rename report it as a datetime or a number.
+    """
     modified = info.get("mtime")
     if isinstance(modified, datetime):
         return modified.timestamp()

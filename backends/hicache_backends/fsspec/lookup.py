@@ -1,4 +1,4 @@
-"""The look-up of pages: one request a page, or one listing of their directory, by the expected time."""
+"""Looks pages up: asks for each page, or lists their directory, whichever should take less time."""
 
 from __future__ import annotations
 
@@ -19,19 +19,25 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 _MIN_LISTING_S = 0.1
-"""A look-up that takes no longer is not worth a listing, which may turn out to be long."""
+"""If asking for each page takes no longer than this, do not risk a listing, which may take long."""
 _MIN_PAGES = 16
-"""The time of a smaller look-up is not proportional to its pages, and is not measured."""
+"""The time of a smaller look-up is not proportional to its pages, so it is not measured."""
 _WEIGHT = 0.2
 _DECAY = 0.9
 _MOST_SPACES = 4096
-"""Clients choose the number of key spaces by their tenants and salts."""
+"""How many key spaces are remembered.
+
+Clients decide how many there are, by their tenants and salts.
+"""
 _FAILED_FACTOR = 8.0
-"""A listing that did not end is assumed to take this many times the time that it was given."""
+"""A listing that did not finish is assumed to take this many times the time that it was given."""
 
 
 class Lookup:
-    """A look-up that measures its two ways. Lost updates of threads do no harm."""
+    """Measures both ways, and picks one.
+
+    Threads may overwrite each other's updates, which does no harm.
+    """
 
     def __init__(self, first_guess_s: float) -> None:
         self._page_s = first_guess_s
@@ -40,7 +46,7 @@ class Lookup:
     def exists(
         self, mount: Mount, space: KeySpace, hashes: Sequence[str], deadline: Deadline
     ) -> list[Result[bool]]:
-        """Return one result a page: True if its file has the size of a page."""
+        """Return one result per page: True if its file has the size of a page."""
         budget_s = self.budget_s(space.id, len(hashes))
         present = self.list_pages(mount, space, budget_s, deadline) if budget_s else None
         if present is not None:
@@ -57,7 +63,7 @@ class Lookup:
         return results
 
     def budget_s(self, space_id: str, pages: int) -> float:
-        """Return how long a listing may take to be quicker than `pages` requests. 0: too long.
+        """Return how long a listing may take and still beat `pages` requests. 0: do not list.
 
         The memory of a slow listing decays, because the directory may have become smaller.
         """
@@ -68,12 +74,12 @@ class Lookup:
         return expected_s if max(listing_s, _MIN_LISTING_S) <= expected_s else 0.0
 
     def note_pages(self, pages: int, elapsed_s: float) -> None:
-        """Note the time of one request a page."""
+        """Note how long it took to ask for each page."""
         if pages >= _MIN_PAGES:
             self._page_s += (elapsed_s / pages - self._page_s) * _WEIGHT
 
     def note_listing(self, space_id: str, elapsed_s: float, *, done: bool) -> None:
-        """Note the time of a listing. `done` is False where it was given up."""
+        """Note how long a listing took. `done` is False if it was given up."""
         if len(self._listing_s) >= _MOST_SPACES:
             self._listing_s.clear()
         self._listing_s[space_id] = elapsed_s * (1.0 if done else _FAILED_FACTOR)
@@ -81,7 +87,7 @@ class Lookup:
     def list_pages(
         self, mount: Mount, space: KeySpace, budget_s: float, deadline: Deadline
     ) -> set[str] | None:
-        """Return the pages of `space`, or None if the listing has failed or exceeded `budget_s`."""
+        """Return the pages of `space`, or None if the listing failed or exceeded `budget_s`."""
         began_s = time.monotonic()
         result = mount.attempt(mount.files.entries, space.id, budget_s, deadline)
         self.note_listing(space.id, time.monotonic() - began_s, done=result.error is None)

@@ -1,4 +1,4 @@
-"""One open filesystem: its executor and its files."""
+"""An open filesystem: its executor and its files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 
 _CLIENT_LIMIT_S = 30.0
-"""The limit for making a client. Some read megabytes of their own data, whatever the store does."""
+"""The limit for making a client.
+
+Some clients read megabytes of their own data, even if the store is fast.
+"""
 _BLOCKING_GUESS_S = 1e-4
 _NETWORK_GUESS_S = 1e-3
 
@@ -54,7 +57,7 @@ class Mount:
         self.files = Files(protocol, publishing, open_filesystem, blocking=self._blocking)
 
     def connect(self, timeout_s: float, *, collect: bool) -> None:
-        """Make the client, and check that the store answers. Remove the files of dead writers if told.
+        """Make the client, and check that the store answers. `collect`: remove files of dead writers.
 
         Raises:
             Exception: Any exception of the filesystem.
@@ -74,13 +77,13 @@ class Mount:
         items: Sequence[Item],
         deadline: Deadline,
     ) -> list[Result[T]]:
-        """Return one result an item, by the deadline.
+        """Run an operation on each item. Return one result per item, by the deadline.
 
-        A blocking filesystem that has answered nothing is disconnected, and the next call connects it
-        again: few of them do so themselves, and some wait for ever for a lost reply.
+        A blocking filesystem that answered nothing is disconnected, and the next call connects it
+        again: few filesystems do that themselves, and some wait forever for a lost reply.
 
         Raises:
-            StorageClosed: The mount is closed, or was closed meanwhile.
+            StorageClosed: The mount is closed, or was closed during the call.
         """
         results = self._executor.each(operation, items, deadline)
         if self._blocking and results and all(is_outage(result.error) for result in results):
@@ -102,7 +105,7 @@ class Mount:
 
     @property
     def page_guess_s(self) -> float:
-        """The expected time of a look-up for one page of many, before it is measured."""
+        """The time that one page of a look-up is expected to take, until it is measured."""
         return _BLOCKING_GUESS_S if self._blocking else _NETWORK_GUESS_S
 
     def close(self) -> None:
@@ -127,7 +130,7 @@ def _check_success(results: Sequence[Result[None]]) -> None:
 
 
 def _merge(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return both options merged, nested mappings too. `theirs`, the user's, come first."""
+    """Merge options, nested mappings too. `theirs`, the user's, take precedence."""
     merged = {**ours, **theirs}
     for name in ours.keys() & theirs.keys():
         if isinstance(ours[name], dict) and isinstance(theirs[name], dict):

@@ -1,8 +1,8 @@
-"""The table of known filesystems: publishing, durability, sharing and parallelism of each.
+"""The table of known filesystems: how each publishes, its durability, sharing and parallelism.
 
-The claims hold for the fsspec implementation, not for the product behind it, because they depend on the
-calls that the implementation makes. A filesystem that is not in the table has the most careful
-publishing and claims nothing.
+The claims are about the fsspec implementation, not about the product behind it, because they depend
+on the calls that the implementation makes. A filesystem that is not in the table gets the most
+careful publishing and claims nothing.
 """
 
 from __future__ import annotations
@@ -22,40 +22,41 @@ _LOCAL_PARALLELISM = 4
 
 
 class Publishing(enum.Enum):
-    """Way of giving a page its name."""
+    """How a page gets its name."""
 
     PUT = "put"
-    """One write, which appears as a whole or not at all, and replaces the old file."""
+    """Write once. The file appears as a whole or not at all, and replaces the old file."""
     RENAME = "rename"
-    """A write under another name, then a rename that replaces the old file atomically."""
+    """Write under another name, then rename. The rename replaces the old file atomically."""
     DIRECT = "none"
-    """A write in place, which may be seen half. An existing page is never overwritten."""
+    """Write in place, so that a reader may see half of it. An existing page is never overwritten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
-    """Properties of a filesystem."""
+    """The properties of a filesystem."""
 
     names: tuple[str, ...]
     publishing: Publishing
     durability: Durability = Durability.CRASH
     shared: bool = True
     has_directories: bool = True
-    """True if a file needs its directory to be made first."""
+    """True if a file's directory must be made first."""
     lists_by_prefix: bool = False
-    """True if `find` takes the beginning of a name, and asks the store for nothing else."""
+    """True if `find` accepts the beginning of a name and lists nothing else."""
     parallelism: int = 1
-    """Concurrent requests. Not every client supports several threads."""
+    """Concurrent requests. Some clients do not support several threads."""
     rename: Callable[[str, str], None] | None = None
-    """A rename that replaces the filesystem's own `mv`."""
+    """Renames a file, instead of the filesystem's own `mv`."""
     options: Callable[[int], Mapping[str, Any]] = field(default=lambda _: {})
-    """Storage options for a parallelism. The user's options come first."""
+    """Returns storage options for a parallelism. The user's options take precedence."""
 
 
 def _s3_options(parallelism: int) -> Mapping[str, Any]:
-    """Return options for one connection a call, one request a page and no second layer of retries.
+    """Return options for one connection per call, one request per page and no second layer of retries.
 
-    Puts keep botocore's checksum: without it some servers accept half a body as all of it.
+    Puts keep botocore's checksum, because without it some servers accept half a body as a whole
+    one.
     """
     return {
         "config_kwargs": {
@@ -78,7 +79,7 @@ _PROTOCOLS = (
         names=("file", "local"),
         publishing=Publishing.RENAME,
         parallelism=_LOCAL_PARALLELISM,
-        rename=os.replace,  # `mv` copies where it cannot rename, and moves into directories
+        rename=os.replace,  # `mv` copies if it cannot rename, and moves into directories
     ),
     Protocol(
         names=("s3", "s3a"),
@@ -97,7 +98,7 @@ _PROTOCOLS = (
     ),
     Protocol(names=("sftp", "ssh"), publishing=Publishing.RENAME),
     Protocol(
-        names=("hdfs", "webhdfs", "smb", "ftp", "webdav"),  # no rename of theirs replaces a file
+        names=("hdfs", "webhdfs", "smb", "ftp", "webdav"),  # their renames do not replace a file
         publishing=Publishing.DIRECT,
     ),
 )
@@ -106,7 +107,7 @@ _BY_NAME = {name: protocol for protocol in _PROTOCOLS for name in protocol.names
 
 
 def protocol_of(name: str) -> Protocol:
-    """Return the properties of the filesystem `name`. An unknown one promises nothing."""
+    """Return the properties of the filesystem `name`. An unknown filesystem promises nothing."""
     return _BY_NAME.get(name) or Protocol(
         names=(name,),
         publishing=Publishing.DIRECT,

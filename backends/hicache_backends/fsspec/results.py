@@ -1,7 +1,7 @@
-"""Results of single pages, mapped to the verdicts and errors of a call.
+"""Maps the results of single pages to the verdicts and errors of a call.
 
-fsspec has fifty client libraries, and each has its own exceptions. A library's text is in no message,
-because it may hold a token or a signed URL.
+fsspec has fifty client libraries, and each has its own exceptions. Our messages never quote a
+library's text, because it may contain a token or a signed URL.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class ResultMapper:
-    """Maps results to verdicts. It counts failures, and raises if a store has not answered."""
+    """Maps results to verdicts. It counts failures, and raises if a store did not answer."""
 
     def __init__(self, counters: Counters, shown_url: str, timeout_s: float) -> None:
         self._counters = counters
@@ -31,10 +31,10 @@ class ResultMapper:
         self._timeout_s = timeout_s
 
     def found(self, results: Sequence[Result[bool]]) -> list[bool]:
-        """Return the verdicts of an exists. A failure is a counted miss.
+        """Return the verdicts of an exists. A failure counts as a miss.
 
         Raises:
-            StorageTimeout, StorageUnavailable: No page was answered.
+            StorageTimeout, StorageUnavailable: The store answered for no page.
         """
         self.check_any_answered(results)
         return [result.value is True for result in results]
@@ -43,7 +43,7 @@ class ResultMapper:
         """Return the verdicts of a delete. A page that was missing is gone.
 
         Raises:
-            StorageTimeout, StorageUnavailable: No page was answered.
+            StorageTimeout, StorageUnavailable: The store answered for no page.
         """
         self.check_any_answered(results)
         return [result.error is None or is_missing(result.error) for result in results]
@@ -52,7 +52,7 @@ class ResultMapper:
         """Return the verdicts of a set. False: the page will never appear.
 
         Raises:
-            StorageTimeout, StorageUnavailable: A page failed, and it may be stored or not.
+            StorageTimeout, StorageUnavailable: A page failed, and may or may not be stored.
         """
         errors = [result.error for result in results if result.error is not None]
         failed = self._count([error for error in errors if not is_no_space(error)])
@@ -63,14 +63,14 @@ class ResultMapper:
         return verdicts
 
     def check_any_answered(self, results: Sequence[Result[Any]]) -> None:
-        """Raise if there are results, and none of them is an answer."""
+        """Raise if there are results, but none of them is an answer."""
         errors = [result.error for result in results if result.error is not None]
         failed = self._count([error for error in errors if is_outage(error)])
         if failed and len(failed) == len(results):
             raise self.failure(failed)
 
     def check_all_succeeded(self, results: Sequence[Result[Any]]) -> None:
-        """Raise if one result is an error: a listing leaves out nothing that is unknown."""
+        """Raise if any result is an error, because a listing must not leave out what is unknown."""
         failed = self._count([one.error for one in results if one.error is not None])
         if failed:
             raise self.failure(failed)
@@ -96,7 +96,7 @@ class ResultMapper:
 
 
 def is_missing(error: Exception) -> bool:
-    """Return True if there is no such file."""
+    """Return True if the file does not exist."""
     return isinstance(error, MISSING)
 
 
@@ -106,12 +106,12 @@ def is_no_space(error: Exception) -> bool:
 
 
 def is_outage(error: Exception | None) -> bool:
-    """Return True if the store did not answer, so that nothing is known of the file."""
+    """Return True if the store did not answer, so that we know nothing about the file."""
     return error is not None and not is_missing(error) and not is_no_space(error)
 
 
 def is_timeout(error: Exception) -> bool:
-    """Return True for a time-out of Python or of a client library."""
+    """Return True for a timeout of Python or of a client library."""
     return isinstance(error, TimeoutError) or any(
         "timeout" in kind.__name__.lower() for kind in type(error).__mro__
     )

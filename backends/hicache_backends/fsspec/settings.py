@@ -1,4 +1,4 @@
-"""The config of `fsspec`, and the parts of its URL."""
+"""The config of `fsspec`, and parsing its URL."""
 
 from __future__ import annotations
 
@@ -20,15 +20,21 @@ class FsspecSettings(Settings):
     """The config of `fsspec`."""
 
     url: SecretStr = Field(min_length=1)
-    """A directory, as fsspec names it: `s3://bucket/kv`. Storages with one URL share their pages."""
+    """A directory, as fsspec names it: `s3://bucket/kv`.
+
+    Storages with the same URL share their pages.
+    """
     storage_options: Secret[dict[str, Any]] = Field(default=Secret({}))
-    """Options that fsspec passes to the filesystem: keys, endpoints, ... They are never shown."""
+    """Options that fsspec passes to the filesystem, such as keys and endpoints.
+
+    They are never shown.
+    """
     atomic: Literal["auto", "put", "rename", "none"] = "auto"
-    """The way of publishing a page. "auto": the best that the filesystem is known to support."""
+    """How pages are published. "auto": the best way that the filesystem is known to support."""
     parallelism: int | None = Field(default=None, ge=1, le=256)
-    """Concurrent requests. None: the number that suits the filesystem."""
+    """Concurrent requests. None: a number that suits the filesystem."""
     timeout_s: PositiveSeconds = 30.0
-    """The deadline of a call, everything included."""
+    """The deadline of a call, including everything."""
 
     @field_validator("url")
     @classmethod
@@ -48,7 +54,7 @@ class FsspecSettings(Settings):
 
 
 def protocol_name(url: str) -> str:
-    """Return the name of the filesystem in a URL, or `file` if the URL has none.
+    """Return the name of the filesystem in a URL, or `file` if the URL names none.
 
     Raises:
         ValueError: The URL chains several filesystems.

@@ -1,4 +1,4 @@
-"""The storage of `fsspec`: pages as files of any filesystem that fsspec has."""
+"""`fsspec` as a HiCacheStorage: pages as files in any filesystem that fsspec supports."""
 
 from __future__ import annotations
 
@@ -57,13 +57,16 @@ _CLEARED_AT_ONCE = 1000
 _READ_AT_ONCE_NBYTES = 32 << 20
 _NAMED_FOREIGN = 3
 _SILENCE_LIMIT_S = 0.5
-"""The time in which a store that is only slow to list answers a short request."""
+"""A store that is merely slow to list answers a short request within this time."""
 _MAX_PREFIX_DIGITS = 4
-"""The longest prefix of hashes by which a listing is split."""
+"""The longest prefix of hashes that is used to split a listing."""
 
 
 class FsspecStorage(HiCacheStorage):
-    """Pages as files of a filesystem that fsspec has. Its guarantees are those of the filesystem."""
+    """Pages as files in a filesystem that fsspec supports.
+
+    It guarantees what that filesystem guarantees.
+    """
 
     capabilities = Capabilities(
         retention=Retention.UNTIL_DELETED,
@@ -87,7 +90,7 @@ class FsspecStorage(HiCacheStorage):
         self._results = ResultMapper(self._counters, settings.shown_url, settings.timeout_s)
         self._lock = threading.Lock()
         self._root_was_present = False
-        """True once a write has succeeded, so that the root exists."""
+        """True once a write has succeeded, which proves that the root exists."""
         self._declare()
         self._mounts = ForkLocal(self._new_mount, close=Mount.close)
         self._lookup = Lookup(self._mounts.get().page_guess_s)
@@ -98,10 +101,10 @@ class FsspecStorage(HiCacheStorage):
 
     @classmethod
     def open_read_only(cls, config: Mapping[str, Any]) -> Self:
-        """Open a store that is there: nothing is written or removed, not even files of dead writers.
+        """Open an existing store. Nothing is written or removed, not even files of dead writers.
 
         Raises:
-            ConfigError: As `from_config`; also, the directory holds no key space.
+            ConfigError: As `from_config`; also, the directory contains no key space.
         """
         storage = cls(FsspecSettings.parse("fsspec", config), read_only=True)
         try:
@@ -150,7 +153,7 @@ class FsspecStorage(HiCacheStorage):
             named.append(None)
 
         async def write(item: tuple[str, bytes] | None) -> None:
-            if item is None:  # beside the pages, whose results it does not affect
+            if item is None:  # goes along with the pages and does not affect their results
                 await self._register(space)
             elif not await files.write(*item):  # the manifest went with the directory
                 await files.write(manifest_name(space.id), encode_manifest(space))
@@ -199,7 +202,10 @@ class FsspecStorage(HiCacheStorage):
         return self._clear(space.id, file_nbytes(space))
 
     def remove_space(self, space_id: str) -> int:
-        """Remove a key space. Files of other names stay, and so does the directory that holds them."""
+        """Remove a key space.
+
+        Files with other names stay, and so does the directory that contains them.
+        """
         self.ensure_open()
         if not SPACE_ID.fullmatch(space_id):
             return 0
@@ -242,7 +248,7 @@ class FsspecStorage(HiCacheStorage):
                 publishing=self._publishing,
                 parallelism=self._parallelism,
             )
-        except OSError as error:  # no descriptor is left
+        except OSError as error:  # no file descriptors are left
             raise self._results.failure([error]) from None
         try:
             mount.connect(self._settings.timeout_s, collect=not self._read_only)
@@ -275,7 +281,7 @@ class FsspecStorage(HiCacheStorage):
         return self._mounts.get().each(operation, items, deadline) if items else []
 
     def _run(self, operation: Callable[[None], Coroutine[Any, Any, T]], deadline: Deadline) -> T:
-        """Return the value of one operation. Raise if it fails."""
+        """Run one operation and return its value. Raise if it fails."""
         (result,) = self._each(operation, [None], deadline)
         if result.error is not None:
             raise self._results.failure([result.error])
@@ -293,10 +299,11 @@ class FsspecStorage(HiCacheStorage):
         return entries
 
     def _list(self, space_id: str, prefix: str = "") -> Iterator[list[Entry]]:
-        """Yield every entry that is named like a page, of whatever size.
+        """Yield every entry that is named like a page, of any size.
 
-        A listing that exceeds the deadline is split by the first digits of the hashes, if the filesystem
-        supports that. Each part has a deadline of its own. A silent store is not asked for parts.
+        If a listing exceeds the deadline, and the filesystem supports it, split the listing by the
+        first digits of the hashes. Each part has its own deadline. Do not ask a silent store for
+        parts.
         """
         try:
             entries = self._entries(space_id, prefix, self._deadline())
@@ -310,16 +317,16 @@ class FsspecStorage(HiCacheStorage):
             yield pages_among(entries)
 
     def _is_silent(self) -> bool:
-        """Return True if the store does not answer a short request either."""
+        """Return True if the store does not answer even a short request."""
         deadline = Deadline(_SILENCE_LIMIT_S)
         (result,) = self._each(self._mounts.get().files.is_root_missing, [None], deadline)
         return result.error is not None and is_timeout(result.error)
 
     def _clear(self, space_id: str, nbytes: int | None) -> int:
-        """Remove all pages. Return the number of those of `nbytes` bytes. None: of all.
+        """Remove all pages. Return how many of them had `nbytes` bytes. None: count all.
 
         Raises:
-            StorageTimeout, StorageUnavailable: Pages are left. The message has their number.
+            StorageTimeout, StorageUnavailable: Pages are left. The message says how many.
         """
         removed, errors = 0, list[Exception]()
         try:
@@ -341,7 +348,7 @@ class FsspecStorage(HiCacheStorage):
     ) -> int:
         """Remove some pages within one deadline. Append the error of each page that is left.
 
-        Return the number of removed pages of `nbytes` bytes. None: of all.
+        Return how many removed pages had `nbytes` bytes. None: count all.
         """
         results = self._remove(space_id, [page.name for page in pages], self._deadline())
         removed = self._results.removed(results)
@@ -356,10 +363,10 @@ class FsspecStorage(HiCacheStorage):
         )
 
     def _remove_manifest(self, space_id: str) -> None:
-        """Remove the manifest and the directory of a key space, unless somebody writes to it meanwhile.
+        """Remove the manifest and directory of a key space, unless somebody is writing to it.
 
         Raises:
-            StorageUnavailable: Files of other names are left in the directory.
+            StorageUnavailable: Files with other names are left in the directory.
         """
         files, name = self._mounts.get().files, manifest_name(space_id)
 
@@ -374,7 +381,7 @@ class FsspecStorage(HiCacheStorage):
 
         manifest = self._run(remove, self._deadline())
         left = [entry.name for entry in self._entries(space_id, "", self._deadline())]
-        if any(map(PAGE_HASH.fullmatch, left)):  # they were written meanwhile
+        if any(map(PAGE_HASH.fullmatch, left)):  # they were written in the meantime
             if manifest is not None and MANIFEST not in left:
                 self._run(lambda _: files.write(name, manifest), self._deadline())
         elif left and left != [MANIFEST]:
@@ -387,7 +394,7 @@ class FsspecStorage(HiCacheStorage):
     def _check_there(self) -> None:
         names = [entry.name for entry in self._entries("", "", self._deadline())]
         if not any(name == WRITING or SPACE_ID.fullmatch(name) for name in names):
-            no_store = ConfigError if names else NoSuchStore  # nothing is made beside other files
+            no_store = ConfigError if names else NoSuchStore  # engines refuse other files
             raise no_store(
                 f"fsspec: url: there is no store at {self._settings.shown_url}: correct it; engines"
                 " make a store there when they write"
@@ -398,10 +405,11 @@ class FsspecStorage(HiCacheStorage):
         """Return the verdicts. If nothing was found, check that the root still exists.
 
         Raises:
-            StorageUnavailable: The bucket or the directory is gone, so nothing is known of the pages.
+            StorageUnavailable: The bucket or the directory is gone, so nothing is known about the pages.
         """
         if self._root_was_present and verdicts and not any(verdicts):
-            # The credentials may allow pages but not the bucket itself. Such an error is no answer.
+            # The credentials may allow access to pages but not to the bucket itself. Such an error
+            # is no proof.
             (missing,) = self._each(self._mounts.get().files.is_root_missing, [None], deadline)
             if missing.value:
                 raise StorageUnavailable(
@@ -410,7 +418,7 @@ class FsspecStorage(HiCacheStorage):
         return verdicts
 
     def _manifests(self) -> dict[str, KeySpace | None]:
-        """Return the key spaces by their directories. None: the manifest is missing or damaged."""
+        """Return the key spaces by directory. None: the manifest is missing or damaged."""
         deadline = self._deadline()
         space_ids = [
             entry.name
@@ -422,7 +430,7 @@ class FsspecStorage(HiCacheStorage):
         return {space_id: result.value for space_id, result in zip(space_ids, results, strict=True)}
 
     async def _register(self, space: KeySpace) -> None:
-        """Write the manifest, unless it is there."""
+        """Write the manifest, unless it is already there."""
         if await self._read_manifest(space.id) != space:
             files, name = self._mounts.get().files, manifest_name(space.id)
             if self._publishing is Publishing.DIRECT:  # it overwrites nothing
@@ -455,7 +463,10 @@ class FsspecStorage(HiCacheStorage):
     def _copy(
         self, data: bytes, space: KeySpace, page_hash: str, page: Page, deadline: Deadline
     ) -> bool:
-        """Copy a page out of its file. Remove a wrong file that no set would overwrite."""
+        """Copy a page out of its file.
+
+        If the file is wrong and no set would overwrite it, remove it.
+        """
         payload = unpack_page(data, space.id, page_hash)
         if payload is not None and payload.nbytes == page.nbytes:
             page.copy_from(payload)
@@ -467,7 +478,7 @@ class FsspecStorage(HiCacheStorage):
 
 
 def _fault(page_hash: str, data: bytes, space: KeySpace) -> Iterator[PageFault]:
-    """Yield what is wrong with the file of a page, if something is."""
+    """Yield what is wrong with a page's file, if anything."""
     if len(data) != file_nbytes(space):
         yield from _size_fault(page_hash, len(data), space)
     elif unpack_page(data, space.id, page_hash) is None:

@@ -1,4 +1,4 @@
-"""`memory`: pages in a dict, the plain reference with which other backends are compared."""
+"""`memory`: pages in a dict, the simple reference that other backends are compared with."""
 
 from __future__ import annotations
 

@@ -9,6 +9,6 @@ class MemorySettings(Settings):
     """The config of `memory`."""
 
     capacity_nbytes: ByteSize | None = Field(default=None, gt=0)
-    """The limit of payload and frame bytes. A set beyond it is refused. None: all memory there is."""
+    """The limit for payload and frame bytes. A set that would exceed it is refused. None: no limit."""
     timeout_s: PositiveSeconds = 30.0
-    """A field that every backend has. No call of this backend can take long."""
+    """Has no effect, because no call of this backend can take long. Every backend has this field."""

@@ -1,4 +1,4 @@
-"""`memory` as a HiCacheStorage: one dict a key space, one lock, no eviction."""
+"""`memory` as a HiCacheStorage: one dict per key space, one lock, no eviction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class MemoryStorage(HiCacheStorage):
-    """Pages of this process, until they are deleted. Thread-safe."""
+    """The pages of this process, stored until they are deleted. Thread-safe."""
 
     capabilities = Capabilities(retention=Retention.UNTIL_DELETED, enumerable=True)
 
@@ -32,7 +32,10 @@ class MemoryStorage(HiCacheStorage):
         self._settings = settings or MemorySettings()
         self._lock = threading.Lock()
         self._spaces: dict[KeySpace, dict[str, bytearray]] = {}
-        """The key spaces that hold pages. Clients choose the number of the others."""
+        """The key spaces that contain pages.
+
+        Others are not kept, because clients decide how many there are.
+        """
         self._nbytes = 0
         self._refused = 0
         self.narrow(max_page_nbytes=self._settings.capacity_nbytes)

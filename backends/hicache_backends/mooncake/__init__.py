@@ -1,6 +1,6 @@
-"""`mooncake`: pages as objects of a Mooncake Store, moved by its own client without a copy.
+"""`mooncake`: pages as objects in a Mooncake Store, moved by Mooncake's own client without a copy.
 
-An import of this package or of its settings does not load the native client. `MooncakeStorage` loads it.
+Importing this package or its settings does not load the native client. `MooncakeStorage` loads it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["MooncakeSettings", "MooncakeStorage"]
 
 
 def __getattr__(name: str) -> object:
-    """Import `MooncakeStorage`, and with it the native client, at its first use."""
+    """Import `MooncakeStorage`, and with it the native client, on first use."""
     if name != "MooncakeStorage":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from hicache_backends.mooncake.storage import MooncakeStorage  # noqa: PLC0415

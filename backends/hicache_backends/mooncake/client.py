@@ -1,8 +1,8 @@
-"""A guard around the native client, which blocks for a minute and crashes if used after its end.
+"""Guards the native client, which may block for a minute, and crashes if used after it was closed.
 
 Joining and closing hold the interpreter's lock, so they begin only while the master answers. Every
-other call has a deadline. At the deadline its thread is abandoned, and the call counts as running
-until it returns. The native client is closed after the last running call, and never called again.
+other call has a deadline. At the deadline its thread is abandoned, but the call counts as running
+until it returns. After the last running call the native client is closed and never called again.
 """
 
 from __future__ import annotations
@@ -44,14 +44,17 @@ _RPC_FAILED = -900
 _INVALID_CONFIG = -600
 _CLOSE_LIMIT_S = 8.0
 _CLOSE_BUSY_LIMIT_S = 2.0
-"""Limit of `close` while calls are running. They may take a minute; the last one closes the client."""
+"""The limit of `close` while calls are running.
+
+They may take a minute; the last one closes the client.
+"""
 _PAUSE_S = 0.05
 _GONE_CHECK_S = 0.2
-"""Time to find out whether a master that did not answer is gone or silent."""
+"""The time to find out whether a master that did not answer is gone or silent."""
 _LEAVE_PROBE_S = 2.0
-"""Time in which the master must answer before the client is closed."""
+"""The time in which the master must answer before the client is closed."""
 _MAX_RUNNING = 64
-"""Maximum number of running calls. Further calls are refused, because each may hold a thread."""
+"""How many calls may run. Further calls are refused, because each may hold a thread."""
 
 
 class MasterFailed(Exception):
@@ -62,7 +65,7 @@ def checked(codes: list[int]) -> list[int]:
     """Return the codes of a native call.
 
     Raises:
-        MasterFailed: A code reports that the master did not answer.
+        MasterFailed: A code says that the master did not answer.
     """
     if _RPC_FAILED in codes:
         raise MasterFailed
@@ -70,7 +73,7 @@ def checked(codes: list[int]) -> list[int]:
 
 
 class Client:
-    """One native client, which several storages may share. Thread-safe."""
+    """A native client, which several storages may share. Thread-safe."""
 
     def __init__(self, module: Any, settings: MooncakeSettings) -> None:
         ensure_library_usable()
@@ -88,14 +91,14 @@ class Client:
         """Join the cluster.
 
         Raises:
-            StorageUnavailable, StorageTimeout: The master cannot be reached, or does not answer.
+            StorageUnavailable, StorageTimeout: The master cannot be reached or does not answer.
             ConfigError: The client library refuses the config.
         """
         try:
             self._ensure_master_answers(deadline)
             code = self._run_abandonable(self._set_up, deadline)
         except BaseException:
-            self.close()  # a setup that still runs leaves the cluster after it has joined
+            self.close()  # a setup that is still running leaves the cluster after it has joined
             raise
         if code == 0:
             return
@@ -108,10 +111,10 @@ class Client:
         raise StorageUnavailable(f"{self._name()} cannot be joined: the client returned {code}")
 
     def call(self, task: Callable[[Any], T], deadline: Deadline, *, borrowed: bool = False) -> T:
-        """Return `task(native)`. Repeat the task while the master fails and time is left.
+        """Run `task(native)` and return its result. Repeat it while the master fails and time is left.
 
-        `borrowed`: the task works in memory of the caller. Such a task cannot be abandoned, so it begins
-        only after an answer of the master, and runs to its end.
+        `borrowed`: the task uses memory of the caller. We cannot abandon it, so it begins only
+        after the master has answered, and runs to its end.
 
         Raises:
             StorageUnavailable, StorageTimeout, StorageClosed.
@@ -134,10 +137,10 @@ class Client:
                 return result
 
     def run_on_thread(self, work: Callable[[], T], deadline: Deadline) -> T:
-        """Return `work()` from a thread that is abandoned at the deadline.
+        """Run `work()` on a thread that is abandoned at the deadline. Return its result.
 
         Raises:
-            TimeoutError: The work still runs.
+            TimeoutError: The work is still running.
             StorageUnavailable, StorageTimeout, StorageClosed: The work was not begun.
         """
         self._enter()
@@ -150,7 +153,7 @@ class Client:
 
         try:
             ended = SingleFlight("hicache-mooncake", run).wait(deadline.remaining_s())
-        except StorageUnavailable:  # the system has no thread
+        except StorageUnavailable:  # the system cannot start another thread
             self._leave()
             raise
         if ended is None:
@@ -158,7 +161,7 @@ class Client:
         return ended.result()
 
     def register(self, start: int, nbytes: int) -> bool:
-        """Register a range of this process's memory; return False where the native client refuses it."""
+        """Register a range of this process's memory. Return False if the native client refuses it."""
 
         def register(start: int, nbytes: int) -> int:
             code: int = self._run(lambda native: native.register_buffer(start, nbytes))
@@ -174,7 +177,7 @@ class Client:
         )
 
     def close(self) -> None:
-        """Close the native client after the running calls. Return within some seconds in any case."""
+        """Close the native client after the running calls. Return within seconds in any case."""
         if self.pid != os.getpid() or self._gate.closed:
             return
         is_idle = self._gate.close()
@@ -188,11 +191,11 @@ class Client:
             return
 
     def is_busy(self) -> bool:
-        """Return True while a native call or the close of the native client runs."""
+        """Return True while a native call, or the close of the native client, is running."""
         return self._gate.calls > 0 or (self._gate.closed and not self._closed.done())
 
     def native(self) -> object:
-        """Return the native client, for a reference and not for calls."""
+        """Return the native client, so that you can hold a reference. Do not call it."""
         return self._native
 
     # --- parts ---------------------------------------------------------------------------------------
@@ -215,7 +218,7 @@ class Client:
         return code
 
     def _ensure_master_answers(self, deadline: Deadline) -> None:
-        """Probe the master, because the native health check succeeds while the master is dead."""
+        """Probe the master, because the native health check succeeds even if it is dead."""
         match probe_master(self._settings, deadline.remaining_s()):
             case MasterState.GONE:
                 raise self._unavailable_error()
@@ -237,7 +240,7 @@ class Client:
     def _run_abandonable(self, task: Callable[[Any], T], deadline: Deadline) -> T:
         try:
             return self.run_on_thread(lambda: self._translated(task), deadline)
-        except HiCacheError:  # the task raised it, or the task was not begun
+        except HiCacheError:  # the task raised it, or was not begun
             raise
         except TimeoutError:
             self._is_suspect = True
@@ -245,7 +248,7 @@ class Client:
             raise error from None
 
     def _translated(self, task: Callable[[Any], T]) -> T:
-        """Run a task, and translate the exceptions of the library."""
+        """Run a task, and translate exceptions of the library."""
         try:
             return task(self._native)
         except (HiCacheError, MasterFailed):
@@ -256,7 +259,7 @@ class Client:
             ) from None
 
     def _ensure_own_process(self) -> None:
-        """Refuse a forked child before any lock is taken, which a thread of the parent may have held."""
+        """Refuse a forked child before taking a lock, which a thread of the parent may have held."""
         if self.pid != os.getpid():
             raise StorageUnavailable(FORKED)
 
@@ -277,7 +280,7 @@ class Client:
         native, self._native = self._native, None
         try:
             if native is None or not self._has_joined:
-                return  # to close a client whose setup failed can crash
+                return  # closing a client whose setup failed can crash
             if probe_master(self._settings, _LEAVE_PROBE_S) is MasterState.ANSWERS:
                 native.close()
             else:

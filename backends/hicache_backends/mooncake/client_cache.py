@@ -1,4 +1,4 @@
-"""The native clients of a process: one for each config, because several share their bandwidth."""
+"""The native clients of a process: one per config, because several would share their bandwidth."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _FIELDS = (
     "ssd_offload_path",
     "tenant_id",
 )
-"""Fields of the config that a native client depends on."""
+"""The config fields that a native client depends on."""
 
 
 class ClientCache:
-    """Open clients, each with the number of storages that use it. Thread-safe."""
+    """The open clients, each with the number of storages that use it. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -67,7 +67,7 @@ class ClientCache:
         client.close()
 
     def forget(self) -> None:
-        """Drop the parent's clients in a forked child, where the lock may be held for ever."""
+        """Drop the parent's clients in a forked child, in which the lock may be held forever."""
         self._lock = threading.Lock()
         self._open = {}
 

@@ -1,9 +1,9 @@
-"""The import of the client library: quiet, without its signal handlers, with advice where it fails.
+"""Imports the client library: quietly, without its signal handlers, and with advice if it fails.
 
-The client library contains a part in Go, for etcd. Go's runtime catches SIGSEGV, SIGBUS, SIGFPE and
-SIGURG in any process that loads it. The process's own handlers are restored after the import. Go
-works without its handlers: its threads are then preempted at fewer points, and a fault in Go code
-kills the process by the signal.
+The client library contains a part in Go, for etcd. Go's runtime installs handlers for SIGSEGV,
+SIGBUS, SIGFPE and SIGURG in every process that loads it. We restore the process's own handlers
+after the import. Go works without its handlers: its threads are preempted at fewer points, and a
+fault in Go code kills the process with that signal.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ _LDD_TIMEOUT_S = 10.0
 _GO_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGURG)
 _GO_LIBRARY = "libetcd_wrapper"
 _ACTION_NBYTES = 256
-"""A size that no platform's `struct sigaction` exceeds."""
+"""No platform's `struct sigaction` is larger than this."""
 _GO_START_LIMIT_S = 1.0
-"""Go's runtime starts on a thread of its own, in about a millisecond after the library was loaded."""
+"""Go's runtime starts on its own thread, about a millisecond after the library was loaded."""
 
 
 def load() -> Any:
-    """Return the module `mooncake.store`.
+    """Import and return the module `mooncake.store`.
 
     Raises:
         ModuleNotFoundError: The wheel is not installed.
-        BackendNotInstalled: The wheel is installed, and a library of the system that it needs is not.
+        BackendNotInstalled: The wheel is installed, but a system library that it needs is not.
     """
-    # The library reads these variables once. By default it logs every step and tries to join for 90 s.
+    # The library reads these variables once. By default it logs every step and tries to join for 90
+    # s.
     os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
     os.environ.setdefault("MC_STORE_CLIENT_SETUP_RETRIES", "1")
     try:
@@ -60,7 +61,7 @@ def load() -> Any:
 
 
 def _missing_libraries() -> list[str]:
-    """Return all libraries that the wheel lacks. The loader itself stops at the first."""
+    """Return all libraries that the wheel lacks. The loader itself stops at the first one."""
     try:
         wheel = importlib.util.find_spec("mooncake.store")
         if wheel is None or wheel.origin is None:
@@ -78,7 +79,7 @@ def _missing_libraries() -> list[str]:
 
 
 def _advice(missing: Sequence[str]) -> str:
-    """Return what to do about the libraries that are missing."""
+    """Return what to do about the missing libraries."""
     of_gpu = [library for library in missing if library.startswith(_CUDA)]
     of_system = [library for library in missing if library not in of_gpu]
     parts: list[str] = []
@@ -93,7 +94,7 @@ def _advice(missing: Sequence[str]) -> str:
 
 @contextmanager
 def signal_handlers_kept() -> Generator[None, None, None]:
-    """Restore the process's signal handlers after an import of Go's runtime."""
+    """Restore the process's signal handlers after an import that starts Go's runtime."""
     libc = ctypes.CDLL(None)
     before = {number: ctypes.create_string_buffer(_ACTION_NBYTES) for number in _GO_SIGNALS}
     for number, action in before.items():
@@ -116,7 +117,7 @@ def _is_go_loaded() -> bool:
 
 
 def _await_go_handlers(libc: ctypes.CDLL, before: ctypes.Array[ctypes.c_char]) -> None:
-    """Wait for Go's handler of SIGURG, which Go installs last."""
+    """Wait until Go has installed its handler for SIGURG, which is the last one."""
     now = ctypes.create_string_buffer(_ACTION_NBYTES)
     until_s = time.monotonic() + _GO_START_LIMIT_S
     while time.monotonic() < until_s:

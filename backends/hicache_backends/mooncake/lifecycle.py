@@ -1,13 +1,13 @@
-"""The end of native clients: deferred closes, the exit of the interpreter, and forks.
+"""How native clients end: deferred closes, interpreter exit, and forks.
 
-To close a client stops the interpreter for as long as its master does not answer. A client that
-stays open would join the master at its return, and lend memory to it. So such a client is closed
+Closing a client stops the interpreter until its master answers. If we left the client open instead,
+it would rejoin the master when that comes back, and lend memory to it. So such a client is closed
 when the master answers again.
 
 A native call that returns after the interpreter has ended aborts the process. The library's exit
 handlers wait for such calls, half a minute each; in a forked child they would also remove the
-parent's memory from the cluster. Such a process ends after Python's exit handlers and before the
-library's, with its own exit status.
+parent's memory from the cluster. So we end such a process with its own exit status after Python's
+exit handlers, but before the library's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _libc = ctypes.CDLL(None)
 
 
 class DeferredCloses:
-    """Clients that wait for their master to be closed, on one thread while there are any.
+    """Clients that are closed as soon as their master answers. One thread waits while there are any.
 
     Thread-safe.
     """
@@ -82,7 +82,7 @@ DEFERRED_CLOSES = DeferredCloses()
 
 
 class Closable(Protocol):
-    """The part of a client that process exit and forks need."""
+    """The parts of a client that process exit and forks need."""
 
     pid: int
 
@@ -95,7 +95,7 @@ _clients: weakref.WeakSet[Closable] = weakref.WeakSet()
 
 
 class _Library:
-    """The state of the client library in this process. A fork leaves the library's threads behind."""
+    """The state of the client library in this process. A fork does not copy the library's threads."""
 
     was_used = False
     was_forked = False
@@ -116,7 +116,7 @@ def ensure_library_usable() -> None:
 
 
 def close_at_exit(client: Closable) -> None:
-    """Close `client` when the interpreter exits, and end the process even if the close does not end."""
+    """Close `client` when the interpreter exits. End the process even if closing does not end."""
     _clients.add(client)
 
 
@@ -143,13 +143,13 @@ def _in_forked_child() -> None:
 def _keep_alive(native: object) -> None:
     """Add a reference, so that the interpreter never destroys `native`.
 
-    Without a master the destructor takes twenty seconds.
+    If the master is down, the destructor takes twenty seconds.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(native))
 
 
 def _skip_library_exit_handlers() -> None:
-    """Register `_exit` as the first exit handler of the C library. It keeps the exit status."""
+    """Make `_exit` the first exit handler of the C library. It keeps the exit status."""
     _libc.on_exit(ctypes.cast(_libc["_exit"], ctypes.c_void_p), None)
 
 

@@ -1,4 +1,4 @@
-"""Questions to the master without the native client: its state, and its list of keys.
+"""Asks the master for its state and its list of keys, without the native client.
 
 The native client would stop the interpreter while the master does not answer.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 RunOnThread: TypeAlias = "Callable[[Callable[[], tuple[int, str]], Deadline], tuple[int, str]]"
 """Runs work on a thread that is abandoned at the deadline; see `Client.run_on_thread`."""
 _PROBE = struct.pack("<BBBBIIII", 21, 0, 0, 0, 1, 0, 0, 0)
-"""A call, in the format of the RPC port, of a function that no master has. A live master refuses it."""
+"""An RPC call of a function that no master has. A live master refuses it."""
 
 
 class MasterState(enum.Enum):
@@ -33,12 +33,12 @@ class MasterState(enum.Enum):
     GONE = enum.auto()
     """The port refuses connections, or the host is unreachable."""
     SILENT = enum.auto()
-    """The port accepts a connection, or does not refuse it, and sends no answer."""
+    """The port accepts a connection, or does not refuse it, but sends no answer."""
     ANSWERS = enum.auto()
 
 
 def probe_master(settings: MooncakeSettings, limit_s: float) -> MasterState:
-    """Return the master's state, with the name lookup and all addresses tried within `limit_s`.
+    """Return the master's state. Look its name up and try all addresses within `limit_s`.
 
     A master that is found through etcd is not probed; its state is `ANSWERS`.
     """
@@ -66,7 +66,7 @@ def _probe_address(family: int, address: Any, deadline: Deadline) -> MasterState
             connection.connect(address)
             connection.settimeout(max(0.01, deadline.remaining_s()))
             connection.sendall(_PROBE)
-            connection.recv(1)  # a closed connection is also the answer of a live master
+            connection.recv(1)  # if it closes the connection, the master is alive, too
     except TimeoutError:
         return MasterState.SILENT
     except OSError:
@@ -79,8 +79,8 @@ def list_keys(
 ) -> list[str]:
     """Return every key of the cluster that begins with `prefix`, from the master's HTTP port.
 
-    The list is read on a thread that is abandoned at the deadline: the time limit of http.client
-    holds for each read and not for the whole answer, and a name lookup has no limit.
+    The list is read on a thread that is abandoned at the deadline, because the time limit of
+    http.client applies to each read and not to the whole answer, and a name lookup has no limit.
 
     Raises:
         StorageUnavailable, StorageTimeout: The port does not answer.
@@ -105,7 +105,7 @@ def list_keys(
     try:
         status, text = run_on_thread(read, deadline)
     except TimeoutError:
-        for sock in opened:  # to shut the socket down ends the thread
+        for sock in opened:  # shutting the socket down ends the thread
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
         raise StorageTimeout(

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class RegisteredMemory:
-    """Disjoint address ranges, each with its number of users. Thread-safe.
+    """Disjoint address ranges, each with the number of its users. Thread-safe.
 
-    The client library refuses a range that overlaps a registered one, and a range that is registered
-    already. Storages that share a client register the same host pool.
+    The client library refuses a range that overlaps a registered one, or that is already
+    registered. But storages that share a client register the same host pool.
     """
 
     def __init__(self) -> None:
@@ -26,9 +26,9 @@ class RegisteredMemory:
         self._users: dict[int, int] = {}
 
     def add(self, start: int, nbytes: int, register: Callable[[int, int], int]) -> bool:
-        """Add a user of a range, and call `register` for the first one.
+        """Add a user of a range. Call `register` for the first user.
 
-        The result is False where the range overlaps another one or `register` refuses it.
+        Return False if the range overlaps another one, or if `register` refuses it.
         """
         with self._lock:
             index = bisect.bisect_left(self._starts, start)
@@ -45,7 +45,7 @@ class RegisteredMemory:
             return True
 
     def remove(self, start: int, unregister: Callable[[int], Any]) -> None:
-        """Undo one `add` that returned True, and call `unregister` after the last user."""
+        """Undo one `add` that returned True. Call `unregister` after the last user."""
         with self._lock:
             self._users[start] -= 1
             if self._users[start]:
@@ -55,8 +55,8 @@ class RegisteredMemory:
             unregister(start)
 
     def outside(self, pages: Sequence[Page], indices: Sequence[int]) -> list[int]:
-        """Return the indices of pages with a segment that lies in no single range."""
-        with self._lock:  # a copy, because the search of a large batch would block other calls
+        """Return the indices of pages that have a segment outside every range."""
+        with self._lock:  # copy them, because searching for a large batch would block other calls
             starts, ends = list(self._starts), list(self._ends)
         found: list[int] = []
         for index in indices:

@@ -1,7 +1,7 @@
-"""Objects of the cluster: their states, small reads, and removal.
+"""Objects in the cluster: their states, small reads, and removal.
 
-A function with a parameter `native` is a task, or a part of one, for `Client.call`. It raises
-`MasterFailed` where the master did not answer.
+A function with a parameter `native` is a task for `Client.call`, or part of one. It raises
+`MasterFailed` if the master did not answer.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
 _MISSING = -704
 _UNFINISHED = -703
 _REMOVE_BATCH = 4096
-"""Number of keys that the master removes in a short time. A timeout leaves earlier batches removed."""
+"""How many keys the master removes in a short time. After a timeout, earlier batches stay removed."""
 _FIRST_PAUSE_S = 0.005
 _LONGEST_PAUSE_S = 0.1
 _ATTEMPT_S = 0.2
-"""Time that an attempt needs: a shorter one would leave the result of a removal unknown."""
+"""The time that an attempt needs. A shorter one would leave the result of a removal unknown."""
 
 
 class KeyStates(NamedTuple):
-    """The states of the keys of a set. A key in none of the sets is absent."""
+    """The states of the keys of a set. A key that is in no field is absent."""
 
     present: set[str]
-    """Keys that hold a page."""
+    """Keys that contain a page."""
     wrong_size: set[str]
-    """Keys that hold an object of another size."""
+    """Keys that contain an object of another size."""
     unfinished: set[str]
-    """Keys whose writer has not finished, or died."""
+    """Keys whose writer has not finished, or has died."""
 
 
 def key_states(
     native: Any, keys: Sequence[str], codes: Sequence[int], page_nbytes: int
 ) -> KeyStates:
-    """Return the states of `keys`, whose `presence` is `codes`, before a put.
+    """Return the states of `keys` before a put. `codes` is the `presence` of the keys.
 
-    A put over an existing object reports success and keeps the old bytes.
+    We need them because a put over an existing object reports success but keeps the old bytes.
     """
     existing = [key for key, code in zip(keys, codes, strict=True) if code == 1]
     sizes = object_sizes(native, existing)
@@ -55,7 +55,7 @@ def key_states(
 
 
 def presence(native: Any, keys: Sequence[str]) -> list[int]:
-    """Return 1 for each key that exists, 0 for the others.
+    """Return 1 for each key that exists, and 0 for each other one.
 
     Raises:
         MasterFailed: The client returned another code.
@@ -67,7 +67,7 @@ def presence(native: Any, keys: Sequence[str]) -> list[int]:
 
 
 def object_sizes(native: Any, keys: Sequence[str]) -> dict[str, set[int]]:
-    """Return the sizes of the complete replicas of each existing object, as far as replicas tell them.
+    """Return the sizes of the complete replicas of each existing object, if the replicas report them.
 
     Raises:
         MasterFailed: An existing object was not described. The client omits keys without an answer.
@@ -88,7 +88,7 @@ def object_sizes(native: Any, keys: Sequence[str]) -> dict[str, set[int]]:
 def may_be_whole(sizes: set[int] | None, nbytes: int) -> bool:
     """Return False for an object that is absent, or whose known sizes all differ from `nbytes`.
 
-    A replica on the disk of a client has no known size. A read of such a replica checks the size.
+    The size of a replica on a client's disk is unknown. Reading the replica checks it.
     """
     return sizes is not None and (not sizes or nbytes in sizes)
 
@@ -106,13 +106,13 @@ def _replica_nbytes(replica: Any) -> int | None:
 def not_stored(native: Any, keys: Sequence[str]) -> set[str]:
     """Return the keys that are unfinished or absent.
 
-    The result of a put does not tell: a put over an unfinished object reports success.
+    The result of a put does not show this: a put over an unfinished object reports success.
     """
     return {key for key, code in _session_codes(native, keys) if code != 0}
 
 
 def _session_codes(native: Any, keys: Sequence[str]) -> list[tuple[str, int]]:
-    """Begin and end a read session, because only its result tells unfinished from absent."""
+    """Begin and end a read session. Only its result distinguishes unfinished from absent."""
     if not keys:
         return []
     codes = checked(native.batch_get_session_start(keys))
@@ -124,9 +124,9 @@ def _session_codes(native: Any, keys: Sequence[str]) -> list[tuple[str, int]]:
 
 
 def read_small(key: str, native: Any) -> bytes:
-    """Return a small object; b"" where it is absent.
+    """Return a small object, or b"" if it is absent.
 
-    The client returns b"" for a `get` without an answer as well, so an empty result is checked.
+    The client also returns b"" if a `get` was not answered, so an empty result is checked.
     """
     data: bytes = native.get(key)
     if not data and presence(native, [key]) == [1]:
@@ -162,7 +162,7 @@ def remove_unleased(
 
 
 def remove(keys: Sequence[str], deadline: Deadline, native: Any) -> list[int]:
-    """Remove objects without force; return the client's codes.
+    """Remove objects without force. Return the client's codes.
 
     Raises:
         StorageTimeout: The deadline has passed. The caller may have set the pages again.
@@ -172,14 +172,14 @@ def remove(keys: Sequence[str], deadline: Deadline, native: Any) -> list[int]:
 
 
 def _is_removed(code: int) -> bool:
-    """Return True for a page that was removed, was absent, or is unfinished."""
+    """Return True if the page was removed, was absent, or is unfinished."""
     return code in (0, _MISSING, _UNFINISHED)
 
 
 def _attempts(deadline: Deadline) -> Iterator[None]:
-    """Yield at once, then after growing pauses, while time is left for an attempt.
+    """Yield at once, then after growing pauses, while there is time for an attempt.
 
-    The master leases an object that was read or looked up, for some seconds.
+    When an object is read or looked up, the master leases it for some seconds.
     """
     pause_s = _FIRST_PAUSE_S
     yield

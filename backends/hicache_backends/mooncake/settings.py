@@ -1,4 +1,4 @@
-"""The config of `mooncake`: SGLang's fields, from the sources that SGLang reads, and some more."""
+"""The config of `mooncake`: SGLang's fields, from the same sources as SGLang, and some more."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _WITH_UNIT = re.compile(r"([0-9.]+\s?)([kmgt])i?b?", re.IGNORECASE)
 
 
 def _nbytes(value: object) -> int:
-    """Return a size in bytes. As in SGLang, a unit is a power of 1024: "4gb" is 4 GiB."""
+    """Parse a size in bytes. As in SGLang, units are powers of 1024: "4gb" is 4 GiB."""
     found = _WITH_UNIT.fullmatch(value.strip()) if isinstance(value, str) else None
     return parse_nbytes(f"{found[1]}{found[2].upper()}iB" if found else value)
 
@@ -54,7 +54,7 @@ class MooncakeSettings(Settings):
     """The name or address by which other processes reach this one."""
     metadata_server: str = "P2PHANDSHAKE"
     global_segment_size: _Size = Field(default=4 << 30, ge=0)
-    """Memory that this process lends to the cluster; 0: the process is a client only."""
+    """The memory that this process lends to the cluster. 0: the process is only a client."""
     local_buffer_size: _Size = Field(default=16 << 20, ge=1 << 20)
     """The size of the client library's own buffer. Pages do not pass through it."""
     protocol: Literal["tcp", "rdma"] = "rdma"
@@ -63,7 +63,7 @@ class MooncakeSettings(Settings):
     master_metrics_port: int = Field(default=9003, ge=1, le=_LAST_PORT)
     """The master's HTTP port, which lists keys."""
     check_server: bool = False
-    """Accepted without effect: the master is always probed first."""
+    """Accepted but has no effect: the master is always probed first."""
     enable_ssd_offload: bool = False
     ssd_offload_path: str = ""
     tenant_id: str = "default"
@@ -96,7 +96,7 @@ class MooncakeSettings(Settings):
 
     @property
     def master(self) -> tuple[str, int] | None:
-        """The master's host and port; None for masters that are found through etcd."""
+        """The master's host and port, or None if masters are found through etcd."""
         if "://" in self.master_server_address:
             return None
         host, _, port = self.master_server_address.rpartition(":")
@@ -104,7 +104,7 @@ class MooncakeSettings(Settings):
 
 
 def parse_settings(config: Mapping[str, Any]) -> MooncakeSettings:
-    """Return the settings of `config`. Without a master there, add SGLang's file or environment.
+    """Return the settings of `config`. If it names no master, add SGLang's file or environment.
 
     Raises:
         ConfigError: A field or the file is wrong.
@@ -122,7 +122,7 @@ def parse_settings(config: Mapping[str, Any]) -> MooncakeSettings:
 
 
 def _sglang_fields() -> dict[str, Any]:
-    """Return the fields of SGLang's config file, else those of SGLang's environment variables."""
+    """Return the fields of SGLang's config file, or else of SGLang's environment variables."""
     path = os.environ.get(_FILE_VARIABLE)
     if path:
         return _read_file(Path(path))

@@ -1,4 +1,4 @@
-"""The storage: pages as objects of a Mooncake Store, moved by its own client without a copy."""
+"""`mooncake` as a HiCacheStorage: pages as objects in a Mooncake Store, moved by its own client."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _native_module = driver.load()
 class MooncakeStorage(HiCacheStorage):
     """Pages in the memory of a Mooncake cluster.
 
-    A page is lost with the process that lends its memory.
+    A page is lost if the process that lends its memory ends.
     """
 
     capabilities = Capabilities(
@@ -85,7 +85,7 @@ class MooncakeStorage(HiCacheStorage):
 
     @classmethod
     def open_read_only(cls, config: Mapping[str, Any]) -> Self:
-        """Open it for a program that only looks: it lends the cluster neither memory nor a disk."""
+        """Open it for a program that only looks: lend the cluster neither memory nor a disk."""
         lends_nothing = {"global_segment_size": 0, "enable_ssd_offload": False}
         return cls(parse_settings(config).model_copy(update=lends_nothing))
 
@@ -215,10 +215,10 @@ class MooncakeStorage(HiCacheStorage):
         return iter(found)
 
     def remove_space(self, space_id: str) -> int:
-        """Remove a key space. Each step of the work has a deadline of its own.
+        """Remove a key space. Each step has its own deadline.
 
         Raises:
-            StorageTimeout: Pages or the manifest are leased to readers for too long.
+            StorageTimeout: Readers lease pages or the manifest for too long.
         """
         if not self.capabilities.enumerable:
             return super().remove_space(space_id)
@@ -226,7 +226,7 @@ class MooncakeStorage(HiCacheStorage):
         if not SPACE_ID.fullmatch(space_id):
             return 0
         removed = self._clear(space_id)
-        if self._list_pages(space_id, self._deadline()):  # others have set them meanwhile
+        if self._list_pages(space_id, self._deadline()):  # others have set them in the meantime
             return removed
         manifest = self._read_manifest(space_id, self._deadline())
         if self._remove({self._layout.manifest(space_id)}, self._deadline()):
@@ -262,7 +262,7 @@ class MooncakeStorage(HiCacheStorage):
             if self._client.register(start, nbytes):
                 with self._lock:
                     self._buffers.append(start)
-            else:  # pages of this buffer are copied
+            else:  # then pages of this buffer are copied
                 self._counters.add("buffers_not_registered")
 
     def unregister_buffer(self, buffer: HostBuffer) -> None:
@@ -282,7 +282,7 @@ class MooncakeStorage(HiCacheStorage):
         try:
             for start in list(self._buffers):
                 self._unregister(start)
-        except HiCacheError:  # too many calls are overdue: the close of the client frees the memory
+        except HiCacheError:  # too many calls are overdue: closing the client frees the memory
             self._buffers.clear()
         finally:
             CLIENT_CACHE.release(self._settings, self._client)
@@ -302,7 +302,10 @@ class MooncakeStorage(HiCacheStorage):
         return list_keys(self._settings, prefix, deadline, run_on_thread=run_on_thread)
 
     def _list_pages(self, space_id: str, deadline: Deadline) -> dict[str, str]:
-        """Return key and hash of each listed page. The list comes over HTTP, which leases no page."""
+        """Return the key and hash of each listed page.
+
+        The list comes over HTTP, which leases no page.
+        """
         root = self._layout.root(space_id)
         hashes = {
             key: self._layout.page_hash(space_id, key) for key in self._list_keys(root, deadline)
@@ -310,7 +313,7 @@ class MooncakeStorage(HiCacheStorage):
         return {key: page_hash for key, page_hash in hashes.items() if page_hash is not None}
 
     def _read_manifest(self, space_id: str, deadline: Deadline) -> bytes:
-        """Return the manifest; b"" where there is none."""
+        """Return the manifest, or b"" if there is none."""
         return self._client.call(partial(read_small, self._layout.manifest(space_id)), deadline)
 
     def _remove(self, keys: set[str], deadline: Deadline) -> set[str]:
@@ -346,7 +349,7 @@ def _sizes_text(sizes: set[int], space: KeySpace) -> str:
 
 
 def _replicas(settings: MooncakeSettings) -> Any:
-    """Return the native config of a put: the number and the place of replicas."""
+    """Return the native config of a put: how many replicas, and where."""
     config = _native_module.ReplicateConfig()
     config.replica_num = settings.replica_num
     if settings.preferred_segment:

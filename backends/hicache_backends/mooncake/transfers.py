@@ -1,4 +1,4 @@
-"""Pages to and from the cluster: directly in registered memory, else through staging memory."""
+"""Moves pages to and from the cluster: directly in registered memory, else through staging memory."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ T = TypeVar("T")
 Move: TypeAlias = "Callable[[Any, Sequence[str], Sequence[Page]], list[int]]"
 
 _STAGED_NBYTES = 64 << 20
-"""Maximum staging memory of one native call, unless one page is larger."""
+"""The most staging memory of one native call, unless a single page is larger."""
 
 
 class Transfers:
-    """Reads and writes of whole batches. Thread-safe.
+    """Reads and writes whole batches. Thread-safe.
 
-    The native client may use memory that the caller registered until a call has ended, even late. Other
-    memory is the caller's again at the deadline, and a late call could still write into it or read new
-    contents. So such pages are copied through staging memory, which a late call keeps.
+    The native client may use memory that the caller registered until a call has ended, even if it
+    ends late. Other memory is the caller's again at the deadline, and a late call could still write
+    into it or read new contents from it. So such pages are copied through staging memory, which a
+    late call keeps.
     """
 
     def __init__(self, client: Client, *, register_staging: bool) -> None:
@@ -39,7 +40,7 @@ class Transfers:
         self._register_staging = register_staging
 
     def read(self, keys: Sequence[str], pages: Sequence[Page], deadline: Deadline) -> list[bool]:
-        """Fill the pages; return True for each that arrived with exactly its own length."""
+        """Fill the pages. Return True for each page that arrived with exactly its own length."""
         results = [False] * len(keys)
         firsts = _first_indices(keys)
         for indices, staged in self._parts(pages, sorted(set(firsts))):
@@ -61,7 +62,7 @@ class Transfers:
     def write(
         self, keys: Sequence[str], pages: Sequence[Page], replicas: Any, deadline: Deadline
     ) -> list[bool]:
-        """Store the pages under keys that are absent; return True for each stored page."""
+        """Store the pages under keys that are absent. Return True for each page that was stored."""
         put = _Put(replicas)
         results = [False] * len(keys)
         firsts = _first_indices(keys)
@@ -99,7 +100,7 @@ class Transfers:
     def _parts(
         self, pages: Sequence[Page], indices: Sequence[int]
     ) -> list[tuple[Sequence[int], list[Page]]]:
-        """Return the page indices of each native call, with staging memory for unregistered pages."""
+        """Return the page indices for each native call, with staging memory for unregistered pages."""
         outside = self._client.registered.outside(pages, indices)
         if not outside:
             return [(indices, [])]
@@ -124,7 +125,7 @@ def _get(native: Any, keys: Sequence[str], pages: Sequence[Page]) -> list[int]:
 
 
 class _Put:
-    """The puts of one call, which are repeated after a failure of the master."""
+    """The puts of one call, which are repeated if the master fails."""
 
     def __init__(self, replicas: Any) -> None:
         self._replicas = replicas
@@ -153,7 +154,7 @@ def _select(items: Sequence[T], indices: Sequence[int]) -> Sequence[T]:
 def _first_indices(keys: Sequence[str]) -> Sequence[int]:
     """Return for each key the index of its first occurrence.
 
-    The native client fills only one of several pages that share a key.
+    If several pages share a key, the native client fills only one of them.
     """
     if len(set(keys)) == len(keys):
         return range(len(keys))
