@@ -4,7 +4,6 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import framed
 import pytest
 from hicache_backends.encrypted import EncryptedStorage
 from hicache_backends.encrypted.layout import HEADER_NBYTES
@@ -31,7 +30,6 @@ from hicache_storage.errors import (
     UnsupportedOperation,
 )
 from hicache_storage.page import Page
-from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.registry import open_storage
 from hicache_storage.storage import Durability, PageFault, PageInfo, PageTimes, UnreadableSpace
 from hicache_storage.testing import Fault, FaultyStorage, Odds, WrapperStorage
@@ -117,16 +115,6 @@ class TestPages:
         storage.batch_get(SPACE, [A], [target])
 
         assert target.digest is None
-
-    def test_framed_pages_go_through_the_page_store(self, storage: EncryptedStorage) -> None:
-        target = framed.empty(3)
-        with PageStore(storage, PageStoreSettings()) as store:
-            store.open_space(framed.TARGET)
-            store.save([framed.transfer(framed.filled(3))])
-            outcome = store.load([framed.transfer(target)])
-
-        assert outcome.arrived() == 3
-        assert [framed.bytes_of(n) for n in (1, 2, 3)] == [one.payload.tobytes() for one in target]
 
 
 class TestSecrecy:
@@ -245,13 +233,6 @@ class TestForgery:
 
 
 class TestRotation:
-    def test_a_page_of_an_older_key_opens_while_the_key_is_listed(
-        self, inner: MemoryStorage
-    ) -> None:
-        sent = put(sealed_over(inner, "a"))
-
-        assert sent == got(sealed_over(inner, "ab", current_key="b"))
-
     def test_new_pages_use_the_current_key(self, inner: MemoryStorage) -> None:
         put(sealed_over(inner, "ab", current_key="b"))
         length = raw(inner, SPACE, A)[48]
