@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,6 @@ from hicache_storage.config import StorageChoice, add_arguments, load_extra_conf
 from hicache_storage.controller import ControllerSettings, PrefetchPolicy, WritePolicy
 from hicache_storage.errors import ConfigError
 from hicache_storage.host_pool import LAYOUTS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _SECRET = "hunter2"  # noqa: S105 - no message may repeat it
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import importlib
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from hicache_storage.errors import ConfigError
 from hicache_storage.integrations.sglang._settings import split_config
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hicache_storage.settings import Settings
+from hicache_storage.settings import Settings
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(

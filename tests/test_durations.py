@@ -3,7 +3,8 @@ from __future__ import annotations
 import math
 import re
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,6 @@ from hicache_storage.errors import ConfigError
 from hicache_storage.handoff import HandoffSettings
 from hicache_storage.page_store import PageStoreSettings
 from hicache_storage.settings import PositiveSeconds, Settings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class _Backend(Settings):

@@ -6,13 +6,10 @@ An engine's short pass takes the adapter through the engine once. Everything els
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROOT = Path(__file__).parents[1]
 MOONCAKE = ("settings", "storage", "read_only", "writers", "tenants", "outages", "conformance")

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
@@ -19,9 +19,6 @@ from hicache_storage.errors import (
     UnsupportedOperation,
     did_you_mean,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 BUILT_INS: dict[type[HiCacheError], type[Exception]] = {
     ConfigError: ValueError,

@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from servers import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def run_gpu(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -9,29 +9,23 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from contextlib import nullcontext
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
 
 import pytest
 from interleavings.defects import DEFECTS
-from interleavings.explorer import Failure, explore, run_once
+from interleavings.explorer import Failure, Run, explore, run_once
 from interleavings.patching import patched
 from interleavings.scenario import Scenario
 from interleavings.scenarios import SCENARIOS
 from interleavings.scenarios.host_pool import HostPoolScenario
 from interleavings.statements import with_points
-from interleavings.strategies import PriorityWalk, RandomWalk, Replay, of_seed
+from interleavings.strategies import PriorityWalk, RandomWalk, Replay, Strategy, of_seed
 
 from hicache_storage.slot_allocator import SlotAllocator
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from interleavings.explorer import Run
-    from interleavings.strategies import Strategy
 
 pytestmark = pytest.mark.no_cover  # coverage takes the switches of greenlets for calls and returns
 

@@ -6,9 +6,10 @@ import hashlib
 import itertools
 import json
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +18,6 @@ from hypothesis import strategies as st
 from pages import hash_of, space
 
 from hicache_storage.keys import KeySpace, Shard, check_page_hashes, namespace_seed, page_hashes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "page_keys.json").read_text("utf-8"))
 WIDE = 1 << 32

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from kills import Mutant, Switch, cover, mutate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 RECORD = Path(__file__).with_name("kills.json")
 TOOL = Path(__file__).with_name("support") / "kills.py"

@@ -3,7 +3,8 @@ from __future__ import annotations
 import array
 import ctypes
 import mmap
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,6 @@ import torch
 from pages import page
 
 from hicache_storage.page import Page, address_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 DATA = bytes(range(48))
 

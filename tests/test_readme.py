@@ -5,13 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import hicache_conformance.rules
 from servers import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PYTHON = "\n".join(re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE))

@@ -4,7 +4,9 @@ import importlib
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hicache_backends.memory import MemoryStorage
@@ -12,11 +14,7 @@ from hicache_backends.memory import MemoryStorage
 from hicache_storage.errors import BackendNotInstalled, ConfigError, UnknownBackend
 from hicache_storage.registry import backends, open_storage
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    Install = Callable[..., None]
+Install = Callable[..., None]
 
 STORAGE = """
 from hicache_backends.memory import MemoryStorage

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,6 @@ from hicache_storage.host_pool import HostPool, PageShape
 from hicache_storage.page_store import PageStoreSettings
 from hicache_storage.page_store.lookup import PoolSpec
 from hicache_storage.scalars import MAX_INT64, check_integer, format_number, parse_nbytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SHAPE = PageShape.mla(page_tokens=1, layers=1, kv_dim=1, dtype="uint8")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hf3fs_redis import HASHES, SPACE, hits, opened, stored
@@ -15,12 +17,7 @@ from servers import ROOT, RedisServer
 
 from hicache_storage import open_storage
 from hicache_storage.errors import StorageUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from hicache_storage.storage import HiCacheStorage
+from hicache_storage.storage import HiCacheStorage
 
 GUIDE = (ROOT / "docs/security.md").read_text(encoding="utf-8")
 RIGHTS = dict(re.findall(r"^ACL SETUSER (\S+) (.*)$", GUIDE, re.MULTILINE))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "speculative_decoding.py"
 

@@ -4,13 +4,16 @@ import contextlib
 import dataclasses
 import os
 import pickle
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
 
 import pytest
 from pages import blank, hash_of, page, space
 from processes import in_a_fork
 
 from hicache_storage.errors import StorageClosed, StorageUnavailable, UnsupportedOperation
+from hicache_storage.keys import KeySpace
+from hicache_storage.page import Page
 from hicache_storage.storage import (
     Capabilities,
     Durability,
@@ -20,12 +23,6 @@ from hicache_storage.storage import (
     StorageStats,
     describe,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from hicache_storage.keys import KeySpace
-    from hicache_storage.page import Page
 
 
 class DictStorage(HiCacheStorage):

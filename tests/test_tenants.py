@@ -11,8 +11,10 @@ import random
 import struct
 import unicodedata
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hicache_backends.file import FileStorage
@@ -28,12 +30,7 @@ from servers import RedisServer
 from tenant_tricks import TEXT_FIELDS, VICTIM, Attacker, made
 
 from hicache_storage.keys import KeySpace, check_page_hashes, namespace_seed, page_hashes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from hicache_storage.storage import HiCacheStorage
+from hicache_storage.storage import HiCacheStorage
 
 ATTEMPTS = int(os.environ.get("TENANT_ATTEMPTS", "4000"))
 SEED = int(os.environ.get("TENANT_SEED", "0"))

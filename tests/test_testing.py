@@ -2,17 +2,14 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hicache_backends.memory import MemoryStorage
 from pages import blank, hash_of, page, space
 
 from hicache_storage.errors import StorageClosed, StorageUnavailable, UnsupportedOperation
+from hicache_storage.page import Page
 from hicache_storage.testing import Fault, FaultyStorage, Odds, Strike
-
-if TYPE_CHECKING:
-    from hicache_storage.page import Page
 
 SPACE = space()
 HASHES = [hash_of(number) for number in range(4)]

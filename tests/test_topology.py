@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,9 +13,6 @@ from hicache_storage.errors import ConfigError
 from hicache_storage.host_pool import Tile
 from hicache_storage.keys import Shard
 from hicache_storage.topology import Extent, Grid, Part, Topology
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MHA = Extent(layers=32, heads=8)
 MLA = Extent(layers=61)

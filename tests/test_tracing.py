@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from engines import PROMPT, cache_pools, compute, engine_on
@@ -16,9 +16,6 @@ from hicache_storage.errors import StorageUnavailable
 from hicache_storage.page_store import PageStore, PoolSpec
 from hicache_storage.page_store.results import Transfer
 from hicache_storage.tracing import SpanTracer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture

@@ -4,8 +4,10 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from servers import make_certificates
@@ -13,10 +15,6 @@ from servers import make_certificates
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.deadline_socket import DeadlineSocket, connect
 from hicache_storage.errors import StorageTimeout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
-    from pathlib import Path
 
 SOON_S = 30.0
 LIMIT_S = 0.3

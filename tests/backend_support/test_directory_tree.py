@@ -7,16 +7,13 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from pages import space
 
-from hicache_storage import ConfigError, StorageUnavailable
+from hicache_storage import ConfigError, KeySpace, StorageUnavailable
 from hicache_storage.backend_support.directory_tree import DirectoryTree
-
-if TYPE_CHECKING:
-    from hicache_storage import KeySpace
 
 SPACE = space()
 

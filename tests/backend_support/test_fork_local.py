@@ -3,16 +3,13 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import pytest
 from processes import in_a_fork
 
 from hicache_storage.backend_support.fork_local import ForkLocal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 LIMIT_S = 30.0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hicache_backends.file.layout import Layout as FileLayout
@@ -12,9 +12,6 @@ from pages import hash_of, page, space
 
 from hicache_storage.errors import ConfigError
 from hicache_storage.registry import open_storage
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SPACE = space()
 OTHER = {"file": "hf3fs", "hf3fs": "file"}

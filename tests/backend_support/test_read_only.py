@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hicache_backends.memory import MemoryStorage
@@ -9,12 +10,7 @@ from pages import blank, hash_of, page, space
 from hicache_storage.backend_support.read_only import ReadOnlyStorage
 from hicache_storage.errors import ConfigError, StorageClosed, UnsupportedOperation
 from hicache_storage.registry import open_storage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from hicache_storage.storage import HiCacheStorage
+from hicache_storage.storage import HiCacheStorage
 
 SPACE = space()
 HASHES = [hash_of(number) for number in range(2)]

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import pytest
 from pages import space
 
 from hicache_storage.backend_support import registrations
 from hicache_storage.backend_support.registrations import Registrations
-
-if TYPE_CHECKING:
-    import pytest
 
 SPACES = [space(page_tokens=tokens) for tokens in (1, 2, 3)]
 

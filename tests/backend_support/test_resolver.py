@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from name_servers import Names, look_ups
@@ -11,9 +11,6 @@ from servers import wait_until
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.resolver import Resolver
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture

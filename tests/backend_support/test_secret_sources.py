@@ -1,14 +1,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from hicache_storage.backend_support.secret_sources import read_secret_file, read_secret_variable
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_white_space_around_the_secret_of_a_file_is_dropped(tmp_path: Path) -> None:

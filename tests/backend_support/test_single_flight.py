@@ -1,16 +1,13 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from servers import wait_until
 
 from hicache_storage.backend_support.single_flight import SingleFlight
 from hicache_storage.errors import StorageUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class SlowCall:

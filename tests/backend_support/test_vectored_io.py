@@ -5,7 +5,9 @@ from __future__ import annotations
 import mmap
 import os
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,10 +19,6 @@ from hicache_storage.backend_support.vectored_io import (
     move_all,
     takes_direct_writes,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from operator import methodcaller
-from typing import TYPE_CHECKING
 
 import pytest
 from hicache_backends.memory import MemoryStorage
@@ -10,13 +10,9 @@ from processes import in_a_fork
 
 from hicache_storage.backend_support.wrapper import WrapperStorage
 from hicache_storage.errors import StorageClosed, UnsupportedOperation
+from hicache_storage.keys import KeySpace
+from hicache_storage.page import Page
 from hicache_storage.storage import Capabilities, Durability, HiCacheStorage, StorageStats
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from hicache_storage.keys import KeySpace
-    from hicache_storage.page import Page
 
 SPACE = space()
 HASHES = [hash_of(number) for number in range(4)]

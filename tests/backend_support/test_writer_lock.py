@@ -7,9 +7,9 @@ import fcntl
 import os
 import threading
 import time
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,9 +21,6 @@ from hicache_storage.backend_support.writer_lock import (
     try_lock_at,
     unlock_file,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 
 @pytest.fixture

@@ -5,18 +5,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from hicache_conformance import StorageConformance
 
 from hicache_storage import native
 from hicache_storage.native import reference
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hicache_conformance import StorageConformance
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

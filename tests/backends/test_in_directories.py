@@ -6,9 +6,10 @@ import random
 import shutil
 import threading
 import tracemalloc
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hicache_backends.file import FileStorage
@@ -17,9 +18,6 @@ from pages import blank, hash_of, page, space
 from processes import descriptors
 
 from hicache_storage import ConfigError, HiCacheStorage, Page, open_storage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SPACE = space()
 HASHES = [hash_of(number) for number in range(8)]

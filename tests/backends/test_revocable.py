@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hf3fs_roots import counted
@@ -17,12 +19,7 @@ from pages import hash_of, page, space
 from hicache_storage.backend_support.revocable import AtomicRevocable
 from hicache_storage.page import Page
 from hicache_storage.registry import open_storage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from hicache_storage.storage import HiCacheStorage
+from hicache_storage.storage import HiCacheStorage
 
 NBYTES = 1 << 20
 SPACE = space(page_nbytes=NBYTES)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from _fleet_model import (
@@ -28,10 +29,6 @@ from hicache_storage.planning.plan import make_plan
 from hicache_storage.planning.settings import PlanSettings
 from hicache_storage.replay.models import parse_pool
 from hicache_storage.replay.trace import BLOCK_TOKENS, Request, synthetic_trace
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 _TWO = FleetSettings(engines=2, host_blocks=100, storage_blocks=100)
 _SPACE = KeySpace(

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import rank_scale
 from _scale_places import file_place
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_run_has_a_row(tmp_path: Path) -> None:

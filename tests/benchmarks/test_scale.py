@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from _scale_costs import FilledStore
 from _scale_fill import fill
 from _scale_places import file_place
 from scale import Amounts, Cost, cost_cell, measured, ratio_cell, table
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _EVERYWHERE = ["fill", "exists, a hit", "exists, a miss", "get", "set", "scan", "clear"]
 _PAGES = 1200

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hicache_storage.cli import main
 from hicache_storage.errors import BackendNotInstalled
 from hicache_storage.registry import backends
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import threading
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_stores import CliStore, run_json, save
@@ -23,10 +25,6 @@ from hicache_storage.cli.operations.bench.run import FORMAT, run_bench
 from hicache_storage.cli.progress import Meter
 from hicache_storage.errors import ConfigError
 from hicache_storage.page_store import PageStore, Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from pathlib import Path
 
 _SMALL = ("--page-bytes", "4KiB", "--working-set", "64KiB", "--batch-pages", "4", "--threads", "2")
 _SHORT = (*_SMALL, "--pages", "200")

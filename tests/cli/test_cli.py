@@ -8,8 +8,8 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import cli_page
 import pytest
@@ -24,9 +24,6 @@ from hicache_storage.cli import _HICACHE, main
 from hicache_storage.cli.operations.proofs import Proof
 from hicache_storage.registry import open_storage
 from hicache_storage.request_log import Operation, Reason, RequestRecord
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _REPLAY = ["replay", "--hicache-storage-backend", "memory"]
 _EXTRA = "--hicache-storage-backend-extra-config"

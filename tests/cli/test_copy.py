@@ -6,8 +6,9 @@ import json
 import os
 import signal
 import uuid
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 from cli_stores import DRAFT, SPACE, CliStore, run_json, save
@@ -19,7 +20,7 @@ from servers import free_port, wait_until
 from stores import HookedStorage
 from verb_processes import interrupted, slow_store, verb
 
-from hicache_storage import StorageUnavailable
+from hicache_storage import HiCacheStorage, KeySpace, StorageUnavailable
 from hicache_storage.cli import main
 from hicache_storage.cli.operations.copying import copy
 from hicache_storage.cli.operations.proofs import Proof
@@ -27,12 +28,6 @@ from hicache_storage.cli.operations.rate_limit import RateLimit
 from hicache_storage.cli.progress import Meter
 from hicache_storage.page import Page
 from hicache_storage.storage import Capabilities
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from hicache_storage import HiCacheStorage, KeySpace
 
 PAIRS = [("file", "redis"), ("redis", "s3"), ("s3", "hf3fs"), ("hf3fs", "file")]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from cli_stores import CliStore, run_json
@@ -17,7 +18,7 @@ from servers import RedisServer, S3Server, free_port
 from stores import Gate, HookedStorage, failing
 from verb_processes import interrupted, slow_store
 
-from hicache_storage import StorageTimeout, StorageUnavailable
+from hicache_storage import KeySpace, StorageTimeout, StorageUnavailable
 from hicache_storage.cli import main
 from hicache_storage.cli.operations.diagnosis import (
     Check,
@@ -27,13 +28,8 @@ from hicache_storage.cli.operations.diagnosis import (
     worst,
 )
 from hicache_storage.cli.operations.probe import probe
+from hicache_storage.errors import HiCacheError
 from hicache_storage.storage import PageTimes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from hicache_storage import KeySpace
-    from hicache_storage.errors import HiCacheError
 
 _SMALL = ("--page-bytes", "4KiB", "--pages", "4")
 

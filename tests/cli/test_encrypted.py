@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_stores import DRAFT, SPACE, CliStore, run_json
@@ -10,9 +11,6 @@ from pages import hash_of
 from sealed_stores import key_files, page_file
 
 from hicache_storage.cli import main
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from cli_stores import CliStore, run_json
 from pages import hash_of, page, space
 
 from hicache_storage.cli import main
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 OLD = space(model="old-model")
 LONG_AGO_S = time.time() - 2 * 86_400

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from cli_stores import CliStore, run_json
 from pages import hash_of
 
 from hicache_storage.cli import main
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def test_the_manifest_of_a_key_space_is_shown(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_stores import CliStore, run_json
@@ -15,13 +17,8 @@ from s3_kit import make_ready
 from servers import Ministack, wait_until
 from verb_processes import COMMAND, verb
 
+from hicache_storage import KeySpace
 from hicache_storage.cli import main
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from hicache_storage import KeySpace
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -6,23 +6,20 @@ import importlib
 import os
 import shutil
 import tempfile
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from cli_stores import DRAFT, CliStore
 from looks import read_only_mount, snapshot
 from pages import hash_of
 from sealed_stores import key_files
+from servers import Rclone, RedisServer
 
 from hicache_storage.cli import main
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
-
-    from servers import Rclone, RedisServer
 
 PAGES = 40
 _NOBODY = 65_534

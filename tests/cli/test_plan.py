@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from hicache_storage.cli import main
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _PLAN = ["plan", "--conversations", "20"]
 _PRICES = ["--prefill-rate", "8000", "--gpu-price", "2.5", "--host-price", "3"]

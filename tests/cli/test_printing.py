@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from rich.table import Table
 
 from hicache_storage.cli.printing import output_console, print_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _EVIL = "m\x1b[2J\x1b]52;c;eA==\x07\u202e\r"
 

@@ -10,9 +10,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from event_streams import Subscriber
@@ -24,9 +25,6 @@ from hicache_storage.cli import main, replay
 from hicache_storage.cli.traces import read_requests
 from hicache_storage.page_store.admission import NOT_ADMITTED_FIRST_USE, NOT_ADMITTED_RATE
 from hicache_storage.registry import open_storage
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _REPLAY = [
     *("replay", "--hicache-storage-backend", "memory"),

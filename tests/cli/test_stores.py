@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from cli_stores import CliStore, run_json
@@ -11,9 +11,6 @@ from s3_kit import config_of
 from servers import RedisServer, S3Server, free_port
 
 from hicache_storage.cli import main
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _VERBS: tuple[list[str], ...] = (
     ["ls"],

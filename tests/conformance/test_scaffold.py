@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import yaml
@@ -14,9 +14,6 @@ from hicache_conformance.cli import main
 from hicache_conformance.scaffold import write_package
 
 from hicache_storage.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def run(*command: str, cwd: Path, path: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from engines import (
@@ -26,12 +27,8 @@ from stores import Gate, HookedStorage
 from hicache_storage.controller import CacheController, Reason, WritePolicy
 from hicache_storage.controller.attached_store import AttachedStore
 from hicache_storage.errors import StorageClosed, StorageTimeout, StorageUnavailable
+from hicache_storage.keys import KeySpace
 from hicache_storage.storage import Capabilities
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from hicache_storage.keys import KeySpace
 
 
 @pytest.fixture

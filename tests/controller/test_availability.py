@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from engines import DRAFT_SHAPE, PROMPT, TARGET_SHAPE, cache_pool, compute, engine_on
 from stores import Gate, HookedStorage
 
-from hicache_storage.controller import PartialHits
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hicache_storage.controller import CachePool
-    from hicache_storage.keys import KeySpace
+from hicache_storage.controller import CachePool, PartialHits
+from hicache_storage.keys import KeySpace
 
 
 class _HangsOnDrafts(HookedStorage):

@@ -2,18 +2,14 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from engines import cache_pools, optional_draft, until, windowed
 from pages import hash_of
 
 from hicache_storage.controller.cache import HostCache
-from hicache_storage.controller.pools import CachePool
-
-if TYPE_CHECKING:
-    from hicache_storage.controller.eviction import Entry
-    from hicache_storage.controller.pools import PageSlots
+from hicache_storage.controller.eviction import Entry
+from hicache_storage.controller.pools import CachePool, PageSlots
 
 TARGET, DRAFT = 0b01, 0b10
 BOTH = TARGET | DRAFT

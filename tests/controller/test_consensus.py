@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from engines import (
@@ -27,6 +28,7 @@ from stores import HookedStorage, failing
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.controller import (
     CacheController,
+    CachePool,
     Channel,
     ControllerSettings,
     Reason,
@@ -36,11 +38,6 @@ from hicache_storage.controller.consensus import Consensus
 from hicache_storage.controller.pools import PoolSet
 from hicache_storage.controller.ranks import Topic
 from hicache_storage.errors import StorageUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from hicache_storage.controller import CachePool
 
 
 class Fleet:

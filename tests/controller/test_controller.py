@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from engines import PROMPT, cache_pools, compute, free_slots, is_right, until
@@ -13,17 +14,13 @@ from stores import Gate, HookedStorage, failing
 from hicache_storage.controller import (
     CacheController,
     ControllerSettings,
+    Lease,
     PrefetchPolicy,
     Reason,
     WritePolicy,
 )
 from hicache_storage.errors import StorageClosed, StorageUnavailable
 from hicache_storage.page_store import PageStore, PageStoreSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from hicache_storage.controller import Lease
 
 
 @pytest.fixture

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from engines import PROMPT, cache_pools, compute, engine_on
@@ -20,10 +22,6 @@ from hicache_storage.request_log import (
     open_explain_log,
 )
 from hicache_storage.request_log.reading import LogReader, Selection
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from pathlib import Path
 
 
 @pytest.fixture

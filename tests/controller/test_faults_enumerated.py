@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import pytest
 from engines import (
@@ -22,16 +23,10 @@ from hicache_backends.memory import MemoryStorage
 from hicache_conformance import Fault, FaultyStorage, Strike
 from pages import hash_of
 
-from hicache_storage.controller import PartialHits, PrefetchPolicy, WritePolicy
+from hicache_storage.controller import CacheController, PartialHits, PrefetchPolicy, WritePolicy
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from typing import TypeAlias
-
-    from hicache_storage.controller import CacheController
-
-    Problems: TypeAlias = Iterator[str]
-    Scenario: TypeAlias = Callable[["FaultyStorage", float], Problems]
+Problems: TypeAlias = Iterator[str]
+Scenario: TypeAlias = Callable[["FaultyStorage", float], Problems]
 
 HEAD = PROMPT[:8]
 OTHER = HEAD[:3] + [hash_of(500 + number) for number in range(4)]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from engines import (
@@ -27,16 +28,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import Gate, HookedStorage, failing
 
-from hicache_storage.controller import Coverage, PartialHits, Reason
+from hicache_storage.controller import CacheController, CachePool, Coverage, PartialHits, Reason
 from hicache_storage.controller.pools import PoolSet, pool_numbers
 from hicache_storage.errors import StorageUnavailable
 from hicache_storage.page_store.lookup import HitPolicy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from hicache_storage.controller import CacheController, CachePool
-    from hicache_storage.storage import HiCacheStorage
+from hicache_storage.storage import HiCacheStorage
 
 BOTH, TARGET_ONLY, NONE = Coverage.BOTH, Coverage.TARGET_ONLY, Coverage.NONE
 

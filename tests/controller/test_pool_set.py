@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from engines import DRAFT_SHAPE, cache_pool, windowed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hicache_storage.controller import CachePool
 from hicache_storage.controller.pool_coverage import Coverage, page_coverage, prefix_coverage
 from hicache_storage.controller.pools import PoolSet, pool_numbers
 from hicache_storage.page_store.lookup import HitPolicy, longest
 
-if TYPE_CHECKING:
-    from hicache_storage.controller import CachePool
-
-    Filled = list[int]
+Filled = list[int]
 
 _POOLS = {
     (name, policy, required, window): cache_pool(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from engines import PROMPT, cache_pools, compute, engine_on, is_right, leaked, until
@@ -15,13 +16,8 @@ from hicache_storage.backend_support.byte_limit import ByteLimit
 from hicache_storage.controller import DropPolicy, PrefetchPolicy, Reason
 from hicache_storage.controller.prefetch_quota import PrefetchQuota
 from hicache_storage.page_store import PageStore
+from hicache_storage.page_store.results import Outcome, Transfer
 from hicache_storage.storage import Capabilities
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
-
-    from hicache_storage.page_store.results import Outcome, Transfer
 
 
 @pytest.fixture

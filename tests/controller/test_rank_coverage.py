@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import rank_losses
@@ -25,13 +27,14 @@ from engines import (
 from rank_workers import connect_all, rank_processes
 from stores import HookedStorage
 
-from hicache_storage.controller import Coverage, PartialHits
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from hicache_storage.controller import CacheController, CachePool, Channel, Lease
+from hicache_storage.controller import (
+    CacheController,
+    CachePool,
+    Channel,
+    Coverage,
+    Lease,
+    PartialHits,
+)
 
 TAKE: dict[str, Any] = {"partial_hits": PartialHits.TAKE_TARGET}
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import signal
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import rank_engines
@@ -15,10 +17,6 @@ from rank_engines import EngineSpec, Served
 from rank_workers import RankProcess, rank_processes
 
 from hicache_storage.topology import Extent, Grid, Topology
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 PROMPT = [hash_of(number) for number in range(8)]
 PAGES = len(PROMPT)

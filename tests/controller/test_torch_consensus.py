@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
 import rank_workers
 from rank_workers import RankProcess, connect_all, rank_processes
 
 from hicache_storage.controller import Channel, RanksLost, SingleRank
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from concurrent.futures import Future
-    from pathlib import Path
 
 # A rank that notices a loss only by this timeout exceeds the test's own timeout.
 _FOR_EVER_S = 600.0

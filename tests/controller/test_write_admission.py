@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from engines import PROMPT, cache_pools, compute, engine_on, leaked, optional_draft, until
 from hicache_backends.memory import MemoryStorage
 from pages import hash_of
 from stores import HookedStorage
 
-from hicache_storage.controller import WritePolicy
+from hicache_storage.controller import CacheController, CachePool, WritePolicy
 from hicache_storage.page_store.admission import (
     NOT_ADMITTED_FIRST_USE,
     NOT_ADMITTED_RATE,
     Admission,
     AdmissionSettings,
 )
-
-if TYPE_CHECKING:
-    from hicache_storage.controller import CacheController, CachePool
-    from hicache_storage.storage import HiCacheStorage
+from hicache_storage.storage import HiCacheStorage
 
 FEW = PROMPT[:4]
 OTHERS = [hash_of(1000 + number) for number in range(32)]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
+import pytest
 from engines import cache_pools, compute, content, engine_on, is_right, leaked, page_store
 from hicache_backends.memory import MemoryStorage
 from pages import blank, hash_of
@@ -14,14 +15,8 @@ from stores import HookedStorage
 
 from hicache_storage.controller import CacheController, ControllerSettings, WritePolicy
 from hicache_storage.controller.cache import HostCache
+from hicache_storage.controller.eviction import Entry
 from hicache_storage.page_store.frame import FRAME_NBYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
-
-    import pytest
-
-    from hicache_storage.controller.eviction import Entry
 
 _RUNS = 300
 _SLOTS = 64

@@ -9,8 +9,10 @@ import json
 import re
 import signal
 import subprocess
+from collections.abc import Generator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -23,14 +25,8 @@ from stores import HookedStorage
 
 from hicache_storage.controller import CacheController
 from hicache_storage.handoff import HandoffSender
-from hicache_storage.metrics import CacheView, serve
+from hicache_storage.metrics import CacheView, ViewCollector, serve
 from hicache_storage.page_store import PageStore
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-    from pathlib import Path
-
-    from hicache_storage.metrics import ViewCollector
 
 DASHBOARD = ROOT / "deploy/grafana/hicache.json"
 PANELS = [

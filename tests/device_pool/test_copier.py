@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from device_groups import (
@@ -24,9 +25,6 @@ from hicache_storage.device_pool import LayerCopier, LayerTransferFailed
 from hicache_storage.device_pool.copier import LAYERS_AHEAD
 from hicache_storage.device_pool.streams import HostStream
 from hicache_storage.host_pool import LAYOUTS, PageShape
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 TIMEOUT_S = 20
 UNEQUAL = PageShape.mha(

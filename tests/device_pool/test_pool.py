@@ -6,8 +6,9 @@ import itertools
 import random
 import threading
 import time
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from device_groups import (
     MHA,
     PAGE_TOKENS,
     CacheDevice,
+    Pool,
     expected_page,
     make_pool,
     same,
@@ -25,17 +27,9 @@ from engines import PROMPT, cache_pools, compute, content, engine_on, optional_d
 from hicache_backends.memory import MemoryStorage
 
 from hicache_storage.controller import PartialHits
-from hicache_storage.device_pool import DevicePool, LayerCopier, LayerTransferFailed
+from hicache_storage.device_pool import DevicePool, LayerCopier, LayerTransfer, LayerTransferFailed
 from hicache_storage.device_pool.streams import CudaStream, HostStream
 from hicache_storage.host_pool import PageShape
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-    from contextlib import AbstractContextManager
-
-    from device_groups import Pool
-
-    from hicache_storage.device_pool import LayerTransfer
 
 TIMEOUT_S = 20
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 from device_groups import DEVICES, CacheDevice
@@ -12,18 +14,11 @@ from hicache_backends.file import FileStorage
 from hicache_backends.memory import MemoryStorage
 from pages import hash_of
 
+from hicache_storage.controller import CachePool
 from hicache_storage.host_pool import PageShape
+from hicache_storage.storage import HiCacheStorage
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-    from typing import TypeAlias
-
-    from hicache_storage.controller import CachePool
-    from hicache_storage.storage import HiCacheStorage
-
-    Opener: TypeAlias = Callable[[], AbstractContextManager[HiCacheStorage]]
+Opener: TypeAlias = Callable[[], AbstractContextManager[HiCacheStorage]]
 
 TIMEOUT_S = 20
 STEPS = [(0, layer) for layer in range(4)] + [(1, 0)]

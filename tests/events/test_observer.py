@@ -3,8 +3,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from framed import DRAFT, HASHES, TARGET, empty, filled, framed, transfer
@@ -15,13 +16,9 @@ from hicache_storage.events import observer
 from hicache_storage.events.messages import AllBlocksCleared, BlockRemoved, BlockStored, block_hash
 from hicache_storage.events.observer import AnnouncedPages, EventObserver
 from hicache_storage.events.settings import EventSettings
+from hicache_storage.keys import KeySpace
 from hicache_storage.page_store import PageStore, PoolSpec
 from hicache_storage.page_store.results import Transfer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from hicache_storage.keys import KeySpace
 
 SETTINGS = {"endpoint": "tcp://127.0.0.1:1"}
 

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from event_streams import Subscriber, past
@@ -20,9 +21,6 @@ from hicache_storage.events.publisher import (
     release_publisher,
 )
 from hicache_storage.events.settings import EventSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture

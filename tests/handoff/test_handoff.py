@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from handoff_sides import (
@@ -43,19 +43,15 @@ from hicache_storage.handoff import (
     Completion,
     CompletionStore,
     HandoffReceiver,
+    HandoffRequest,
     HandoffSender,
     HandoffSettings,
 )
 from hicache_storage.handoff.completion import completion_hash
+from hicache_storage.keys import KeySpace
+from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore
 from hicache_storage.storage import Capabilities
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from hicache_storage.handoff import HandoffRequest
-    from hicache_storage.keys import KeySpace
-    from hicache_storage.page import Page
 
 
 class _KeepsTheFirst(MemoryStorage):

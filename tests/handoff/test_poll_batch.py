@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from engines import (
@@ -23,14 +24,8 @@ from hicache_backends.memory import MemoryStorage
 from pages import hash_of
 from stores import Gate, HookedStorage
 
-from hicache_storage.controller import Channel, SingleRank
-from hicache_storage.handoff import HandoffReceiver, HandoffSender, HandoffSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from hicache_storage.controller import CacheController
-    from hicache_storage.handoff import HandoffRequest
+from hicache_storage.controller import CacheController, Channel, SingleRank
+from hicache_storage.handoff import HandoffReceiver, HandoffRequest, HandoffSender, HandoffSettings
 
 # The loads are far apart, so that the polls alone are counted.
 RARELY = HandoffSettings(timeout_s=500, load_every_s=400, stale_after_s=1000)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from handoff_sides import (
@@ -23,13 +25,8 @@ from handoff_sides import (
 from rank_workers import RankProcess, rank_processes
 from servers import RedisServer, wait_until
 
+from hicache_storage.handoff import HandoffRequest, HandoffSettings
 from hicache_storage.registry import open_storage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from hicache_storage.handoff import HandoffRequest, HandoffSettings
 
 CLEAN = replace(PATIENT, delete_pages=True)
 CLEAN_AND_HASTY = replace(HASTY, delete_pages=True)

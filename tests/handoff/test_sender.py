@@ -6,8 +6,9 @@ import json
 import threading
 import time
 from collections import Counter
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from engines import (
@@ -25,18 +26,13 @@ from hicache_backends.memory import MemoryStorage
 from pages import hash_of
 from stores import Gate, HookedStorage, failing
 
-from hicache_storage.controller import WritePolicy
+from hicache_storage.controller import CacheController, CachePool, WritePolicy
 from hicache_storage.errors import StorageUnavailable
 from hicache_storage.handoff import HandoffReceiver, HandoffSender, HandoffSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-
-    from hicache_storage.controller import CacheController, CachePool
-    from hicache_storage.keys import KeySpace
-    from hicache_storage.page import Page
-    from hicache_storage.page_store import PageStore
-    from hicache_storage.storage import HiCacheStorage
+from hicache_storage.keys import KeySpace
+from hicache_storage.page import Page
+from hicache_storage.page_store import PageStore
+from hicache_storage.storage import HiCacheStorage
 
 OTHER = [hash_of(1000 + number) for number in range(4)]
 

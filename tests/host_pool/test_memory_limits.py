@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from hicache_storage.host_pool import HostPool, PageShape, memory
 from hicache_storage.host_pool.memory_limits import available_memory
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GIB = 1 << 30
 MACHINE = 64 * GIB

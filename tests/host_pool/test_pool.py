@@ -7,7 +7,7 @@ import gc
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -18,9 +18,6 @@ from pages import hash_of, page, space
 from hicache_storage.host_pool import LAYOUTS, HostPool, Tile
 from hicache_storage.host_pool import pool as pool_module
 from hicache_storage.page_store.frame import Framing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hicache_backends.memory import MemoryStorage
@@ -18,9 +19,6 @@ from hicache_storage.integrations._backend_choice import (
     register_memory,
 )
 from hicache_storage.page_store import PageStore
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 URL = {"url": "redis://127.0.0.1:1/0"}
 

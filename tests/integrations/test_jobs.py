@@ -7,9 +7,10 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hicache_backends.file import FileStorage
@@ -21,17 +22,12 @@ from servers import wait_until
 from hicache_storage.errors import ConfigError, StorageUnavailable
 from hicache_storage.integrations import _transfer_queue
 from hicache_storage.integrations._jobs import JobKind, JobRunner, JobSettings, PageBatch
+from hicache_storage.keys import KeySpace
+from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore
 from hicache_storage.page_store.results import Verdict
+from hicache_storage.storage import HiCacheStorage
 from hicache_storage.testing import Fault, Odds, Strike, WrapperStorage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from pathlib import Path
-
-    from hicache_storage.keys import KeySpace
-    from hicache_storage.page import Page
-    from hicache_storage.storage import HiCacheStorage
 
 OPERATIONS = ("batch_exists", "batch_get", "batch_set", "batch_delete")
 BOTH = pytest.mark.parametrize("lends_memory", [False, True], ids=["private", "lent"])

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Sequence
 
 import pytest
 from hicache_backends.memory import MemoryStorage
 from job_runners import OTHER, SPACE, Engine, batch, engine
 from pages import hash_of, space
 
+from hicache_storage.integrations._jobs import LookupResult
+from hicache_storage.keys import KeySpace
 from hicache_storage.page_store import Verdict
 from hicache_storage.testing import Fault, Odds, WrapperStorage
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-
-    from hicache_storage.integrations._jobs import LookupResult
-    from hicache_storage.keys import KeySpace
 
 
 class _Gated(WrapperStorage):

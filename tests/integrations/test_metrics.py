@@ -6,7 +6,8 @@ import logging
 import sys
 import urllib.error
 import urllib.request
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator
+from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
@@ -19,9 +20,6 @@ from hicache_storage.integrations._metrics import AdapterMetrics, EngineRegistry
 from hicache_storage.integrations._metrics_settings import MetricsSettings
 from hicache_storage.metrics import CacheView, ViewCollector, serve
 from hicache_storage.page_store import PageStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
 
 logger = logging.getLogger(__name__)
 

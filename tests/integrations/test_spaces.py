@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Generator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from clocks import Clock
@@ -17,12 +17,8 @@ from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import StorageUnavailable
 from hicache_storage.integrations import _spaces
 from hicache_storage.integrations._spaces import SpaceOpener
+from hicache_storage.keys import KeySpace
 from hicache_storage.page_store import PageStore
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from hicache_storage.keys import KeySpace
 
 
 class _Store(PageStore):

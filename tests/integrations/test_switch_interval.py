@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Generator
 
 import pytest
 
@@ -12,9 +12,6 @@ from hicache_storage.errors import ConfigError
 from hicache_storage.integrations._jobs import JobRunner, JobSettings
 from hicache_storage.integrations._switch_interval import SwitchIntervalSettings
 from hicache_storage.page_store import PageStore
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 PYTHONS_S = 0.005
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from hicache_storage.integrations._variables import VariableTable
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TABLE = VariableTable(
     engine="E",

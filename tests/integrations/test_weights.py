@@ -7,16 +7,14 @@ import shutil
 import struct
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from hicache_storage.integrations import _weights
 from hicache_storage.integrations._weights import file_digest, weights_at
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def write_safetensors(path: Path, tensors: dict[str, bytes]) -> None:

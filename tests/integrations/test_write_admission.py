@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 from hicache_backends.memory import MemoryStorage
@@ -14,9 +14,6 @@ from servers import wait_until
 from hicache_storage.integrations._write_admission import WriteAdmission
 from hicache_storage.page_store import PageStore
 from hicache_storage.page_store.admission import AdmissionSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 PAGES = [hash_of(number) for number in range(3)]
 SECOND_USE = AdmissionSettings(second_use=True, remembered_pages=1000)

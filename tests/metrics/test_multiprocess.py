@@ -6,16 +6,13 @@ import math
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 from servers import ROOT
 
 from hicache_storage.metrics.multiprocess import is_multiprocess
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _PUBLISH = """
 import sys

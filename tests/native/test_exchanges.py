@@ -7,11 +7,12 @@ import socket
 import threading
 import time
 from array import array
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from data_planes import NEEDS_COMPILED, compiled
@@ -33,9 +34,6 @@ from hicache_storage.native import (
     VERDICT,
     WRONG,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 pytestmark = NEEDS_COMPILED
 

@@ -6,9 +6,10 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import xxhash
@@ -30,9 +31,6 @@ from slot_files import (
 from hicache_storage.native import HIT, LATE, MISS, REVOKED, WRONG, reference
 from hicache_storage.native.reference import revocables
 from hicache_storage.native.reference.revocables import CHUNK_NBYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 SOON_S = 3600.0
 RUN = bytearray(1)

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 from clocks import Clock
 
 from hicache_storage.page_store.breaker import Breakers, CircuitBreaker, Permit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @pytest.fixture

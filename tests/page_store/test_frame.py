@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from typing import TYPE_CHECKING
 
 import pytest
 import xxhash
 from pages import hash_of, page, space
 
 from hicache_storage.errors import CorruptPage
+from hicache_storage.keys import KeySpace
 from hicache_storage.page import Page
 from hicache_storage.page_store.frame import (
     FRAME_NBYTES,
@@ -17,9 +17,6 @@ from hicache_storage.page_store.frame import (
     frame_nbytes,
     payload_checksums,
 )
-
-if TYPE_CHECKING:
-    from hicache_storage.keys import KeySpace
 
 SPACE = space(page_nbytes=1000, frame_nbytes=FRAME_NBYTES)
 PAGE_HASH = hash_of(7)

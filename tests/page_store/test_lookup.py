@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from framed import DRAFT, TARGET, framed
@@ -18,16 +19,11 @@ from pages import space as key_space
 from stores import HookedStorage, failing
 
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
-from hicache_storage.keys import Shard
+from hicache_storage.keys import KeySpace, Shard
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.page_store.lookup import HitPolicy, PoolSpec, usable_lengths, usable_prefix
 from hicache_storage.page_store.results import Transfer, Verdict
 from hicache_storage.storage import Capabilities
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
-
-    from hicache_storage.keys import KeySpace
 
 PROMPT = [hash_of(number) for number in range(4000)]
 TARGET_POOL, DRAFT_POOL = PoolSpec(space=TARGET), PoolSpec(space=DRAFT)

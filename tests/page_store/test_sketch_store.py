@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hicache_backends.file import FileStorage
@@ -13,17 +14,12 @@ from hicache_backends.memory import MemoryStorage
 from pages import hash_of, space
 from servers import wait_until
 
+from hicache_storage.keys import KeySpace
 from hicache_storage.page_store import PageStore
 from hicache_storage.page_store.admission import Admission, AdmissionSettings
 from hicache_storage.page_store.sketch_store import SketchStore
+from hicache_storage.storage import HiCacheStorage
 from hicache_storage.testing import Fault, FaultyStorage, Odds, Strike, WrapperStorage
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-    from pathlib import Path
-
-    from hicache_storage.keys import KeySpace
-    from hicache_storage.storage import HiCacheStorage
 
 PAGES = [hash_of(number) for number in range(100)]
 SETTINGS = AdmissionSettings(second_use=True, remembered_pages=1000)

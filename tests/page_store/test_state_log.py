@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import pytest
 from clocks import Clock
@@ -14,9 +14,6 @@ from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.page_store.lookup import PoolSpec
 from hicache_storage.page_store.results import Verdict
 from hicache_storage.page_store.state_log import StateLog
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 @pytest.fixture

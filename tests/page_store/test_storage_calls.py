@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from framed import HASHES, TARGET, bytes_of, empty, filled, transfer
@@ -16,20 +18,15 @@ from stores import Gate, HookedStorage, failing
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.revocable import AtomicRevocable
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
+from hicache_storage.keys import KeySpace
+from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.page_store.frame import FRAME_NBYTES, FramedPage
 from hicache_storage.page_store.lookup import PoolSpec
 from hicache_storage.page_store.results import Verdict
 from hicache_storage.page_store.storage_calls import Lanes
+from hicache_storage.storage import HiCacheStorage
 from hicache_storage.testing import Fault, FaultyStorage, Strike, WrapperStorage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from hicache_storage.keys import KeySpace
-    from hicache_storage.page import Page
-    from hicache_storage.storage import HiCacheStorage
 
 POOLS = [PoolSpec(space=TARGET)]
 

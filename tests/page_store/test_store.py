@@ -5,9 +5,10 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from framed import (
@@ -33,7 +34,7 @@ from hicache_storage.errors import (
     StorageUnavailable,
     UnsupportedOperation,
 )
-from hicache_storage.keys import Shard
+from hicache_storage.keys import KeySpace, Shard
 from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore, PageStoreSettings, storage_calls
 from hicache_storage.page_store import store as page_store
@@ -41,11 +42,6 @@ from hicache_storage.page_store.frame import FRAME_NBYTES, FramedPage
 from hicache_storage.page_store.lookup import PoolSpec
 from hicache_storage.page_store.results import Transfer, Verdict
 from hicache_storage.storage import Capabilities
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-    from hicache_storage.keys import KeySpace
 
 
 @contextmanager

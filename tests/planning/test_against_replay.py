@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from replays import COMPLETE_PREFETCH, replay_args, reported
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _TRACE = ("--conversations", "150", "--seed", "1")
 _CACHE = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
 
@@ -12,9 +12,6 @@ from hicache_storage.planning.accesses import Accesses
 from hicache_storage.planning.stack_distances import NEVER
 from hicache_storage.planning.tiers import HostTier, StorageTier
 from hicache_storage.replay.trace import BLOCK_TOKENS, InfiniteCache, Request, synthetic_trace
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _THROUGH = WritePolicy.WRITE_THROUGH
 

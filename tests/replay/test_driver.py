@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hicache_backends.memory import MemorySettings, MemoryStorage
@@ -13,16 +14,12 @@ from replays import hits, trace_of
 
 from hicache_storage.controller import ControllerSettings, PrefetchPolicy, WritePolicy
 from hicache_storage.errors import ConfigError
+from hicache_storage.keys import KeySpace
+from hicache_storage.page import Page
 from hicache_storage.replay.driver import Replay, ReplaySettings
 from hicache_storage.replay.models import KVShape, PoolShape
 from hicache_storage.replay.trace import BLOCK_TOKENS, Request, synthetic_trace
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hicache_storage.keys import KeySpace
-    from hicache_storage.page import Page
-    from hicache_storage.storage import HiCacheStorage
+from hicache_storage.storage import HiCacheStorage
 
 _L2_TOKENS = 50 * BLOCK_TOKENS
 """A little more than the longest prompt of these tests."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from scrapes import exposition, sample
@@ -20,9 +20,6 @@ from hicache_storage.replay.job import ReplayJob, run_job
 from hicache_storage.replay.models import KVShape, PoolShape
 from hicache_storage.replay.trace import synthetic_trace
 from hicache_storage.topology import Topology
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MEMORY = StorageChoice(backend="memory", config={})
 LABELS = {"engine": "replay", "backend": "memory", "rank": "0"}

@@ -8,8 +8,9 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from replays import hits, replay_command, trace_of
@@ -17,9 +18,6 @@ from replays import hits, replay_command, trace_of
 from hicache_storage.keys import page_hashes
 from hicache_storage.registry import open_storage
 from hicache_storage.replay.trace import Request, block_tokens
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 _PAGE_TOKENS = 64
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from replays import assert_shared
 from servers import RedisServer
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _has_pages(store: Path) -> bool:

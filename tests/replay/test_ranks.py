@@ -7,7 +7,8 @@ import multiprocessing
 import signal
 import threading
 from os import _exit, kill
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from replays import hits, replay_args, reported
@@ -23,9 +24,6 @@ from hicache_storage.replay.models import KVShape, PoolShape
 from hicache_storage.replay.ranks import _figures, _Rank, run_ranks
 from hicache_storage.replay.trace import synthetic_trace
 from hicache_storage.topology import Topology
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _FLAGS = ("--requests", "16", "--host-size", "2MiB", "--scale-bytes", "1/512")
 

@@ -7,16 +7,14 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from hicache_conformance import FaultProxy
 from replays import replay_args, replay_command, trace_flags
 from servers import RedisServer, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 _LIMIT_S = 60
 _PAUSE_S = 0.15

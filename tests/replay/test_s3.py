@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from collections.abc import Callable
 from functools import partial
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hicache_conformance import FaultProxy
 from replays import replay_command, trace_flags
 from s3_kit import config_of
 from servers import Rclone
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 _REQUESTS = 160
 _BETWEEN_FAULTS_NBYTES = 1 << 17

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hicache_backends.memory import MemoryStorage
@@ -10,14 +10,11 @@ from stores import HookedStorage
 
 from hicache_storage.controller import ControllerSettings, PrefetchPolicy, WritePolicy
 from hicache_storage.errors import ConfigError, StorageUnavailable
+from hicache_storage.keys import KeySpace
 from hicache_storage.replay.driver import Replay, ReplaySettings
 from hicache_storage.replay.models import KVShape, PoolShape
 from hicache_storage.replay.trace import synthetic_trace
-from hicache_storage.storage import Capabilities
-
-if TYPE_CHECKING:
-    from hicache_storage.keys import KeySpace
-    from hicache_storage.storage import HiCacheStorage
+from hicache_storage.storage import Capabilities, HiCacheStorage
 
 _POOLS = (PoolShape("kv", KVShape("mha", 3, 2, 2)), PoolShape("draft", KVShape("mha", 1, 1, 2)))
 _TRACE = synthetic_trace(0, conversations=14)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
 from hicache_backends.memory import MemoryStorage
@@ -15,9 +15,6 @@ from hicache_storage.page_store.frame import FramedPage
 from hicache_storage.page_store.results import Transfer
 from hicache_storage.replay.timed_store import BusyTime, TimedPageStore
 from hicache_storage.testing import Fault, FaultyStorage, Strike
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def test_calls_that_overlap_are_counted_once() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 from pages import hash_of
@@ -19,10 +21,6 @@ from hicache_storage.request_log import (
     open_explain_log,
 )
 from hicache_storage.request_log.reading import LogReader, Selection
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 RecordOf: TypeAlias = "Callable[[Callable[[ExplainLog], None]], list[RequestRecord]]"
 

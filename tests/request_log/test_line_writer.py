@@ -6,17 +6,14 @@ import fcntl
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from servers import wait_until
 
 from hicache_storage.request_log.line_writer import LineWriter
 from hicache_storage.request_log.log_file import LogFile
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 @pytest.fixture

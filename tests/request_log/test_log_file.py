@@ -6,14 +6,11 @@ import fcntl
 import multiprocessing
 import os
 import stat
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from hicache_storage.request_log.log_file import LogFile, older_file
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LIMIT = 1 << 20
 LINES, WRITERS = 300, 3

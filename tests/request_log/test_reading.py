@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pages import hash_of
@@ -12,9 +13,6 @@ from hicache_storage.request_log import Operation, Reason, RequestRecord
 from hicache_storage.request_log.log_file import older_file
 from hicache_storage.request_log.reading import LogReader, Selection, summary_of
 from hicache_storage.request_log.records import dropped_line
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from pages import hash_of
 from servers import wait_until
 
 from hicache_storage.errors import ConfigError
-from hicache_storage.replay.trace import InfiniteCache, read_trace
+from hicache_storage.replay.trace import InfiniteCache, Request, read_trace
 from hicache_storage.request_log import TraceRecorder, TraceSettings, open_trace
 from hicache_storage.request_log.log_file import LogFile
 from hicache_storage.request_log.trace import block_id
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from hicache_storage.replay.trace import Request
 
 HASHES = [hash_of(number) for number in range(40)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import hooks
 import pytest
@@ -11,9 +11,6 @@ from mkdocs.commands.build import build
 from mkdocs.config import load_config  # pyright: ignore[reportUnknownVariableType] - its keywords
 from mkdocs.exceptions import Abort
 from servers import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SETTINGS = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 LOCAL = '<script src="assets/a.js"></script><a href="https://example.org">out</a>'

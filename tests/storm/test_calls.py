@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from storm import calls
@@ -14,17 +15,12 @@ from storm.progress import Progress
 from storm.world import World
 from storm.worlds import WORLDS
 
+from hicache_storage.keys import KeySpace
+from hicache_storage.page import Page
 from hicache_storage.page_store import PageStoreSettings
 from hicache_storage.registry import open_storage
+from hicache_storage.storage import HiCacheStorage
 from hicache_storage.testing import Fault, FaultyStorage, Odds, WrapperStorage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
-    from pathlib import Path
-
-    from hicache_storage.keys import KeySpace
-    from hicache_storage.page import Page
-    from hicache_storage.storage import HiCacheStorage
 
 pytestmark = pytest.mark.no_cover
 

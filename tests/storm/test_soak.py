@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import engines
 import pytest
@@ -14,9 +14,6 @@ from storm.progress import Progress
 from storm.soak import soak
 
 from hicache_storage.page_store import PageStoreSettings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.no_cover
 

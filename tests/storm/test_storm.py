@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from storm.hazards import FullDisk, Isolation, Partition, Pause
@@ -16,16 +17,11 @@ from storm.world import World
 from storm.worlds import WORLDS
 
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
+from hicache_storage.keys import KeySpace
+from hicache_storage.page import Page
 from hicache_storage.registry import open_storage
+from hicache_storage.storage import HiCacheStorage
 from hicache_storage.testing import Fault, FaultyStorage, Odds, WrapperStorage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
-    from pathlib import Path
-
-    from hicache_storage.keys import KeySpace
-    from hicache_storage.page import Page
-    from hicache_storage.storage import HiCacheStorage
 
 pytestmark = [pytest.mark.no_cover, pytest.mark.timeout(300)]
 KILLS = 12

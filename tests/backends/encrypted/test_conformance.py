@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hicache_backends.encrypted import EncryptedStorage
@@ -11,11 +13,7 @@ from hicache_conformance import Scratch, StorageConformance
 from redis_servers import KINDS, AnyServer, config_of, put, stored
 from sealed_stores import key_files, page_file, stored_under
 
-if TYPE_CHECKING:
-    from collections.abc import Generator
-    from pathlib import Path
-
-    from hicache_storage.keys import KeySpace
+from hicache_storage.keys import KeySpace
 
 
 class Sealed(StorageConformance):

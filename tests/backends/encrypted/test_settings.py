@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hicache_backends.encrypted import EncryptedSettings, EncryptedStorage
 
 from hicache_storage.errors import ConfigError, UnknownBackend
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HEX = "ab" * 32
 VALID: dict[str, Any] = {"backend": "memory", "keys": {"a": {"env": "A_KEY"}}, "current_key": "a"}

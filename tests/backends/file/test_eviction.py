@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hicache_backends.file import FileStorage, eviction
@@ -18,11 +20,6 @@ from servers import wait_until
 from hicache_storage import native
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.native.reference import directories, files
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 
 NBYTES = 64
 SPACE = space(page_nbytes=NBYTES)

@@ -11,8 +11,10 @@ import shutil
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from file_roots import (
@@ -35,11 +37,6 @@ from processes import descriptors
 from hicache_storage import ConfigError, Page, StorageUnavailable, native
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import StorageTimeout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 
 LIMIT_S = 60.0
 

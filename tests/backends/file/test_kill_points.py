@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from data_planes import NEEDS_COMPILED
 from file_roots import FILE_NBYTES, SPACE, opened
 from kill_points import killed_at, library
 from pages import blank, hash_of, page
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _PAGES = 6
 _CAPACITY = 16 * FILE_NBYTES

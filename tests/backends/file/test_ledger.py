@@ -10,16 +10,13 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hicache_backends.file import FileStorage
 from hicache_backends.file.ledger import Ledger
 
 from hicache_storage.backend_support.deadline import Deadline
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LIMIT_S = 60.0
 _FIRST_WRITE = """

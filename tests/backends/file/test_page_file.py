@@ -6,7 +6,8 @@ import hashlib
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from file_roots import FILE_NBYTES, HASHES, SPACE, file_of, is_right, opened, put, used_nbytes
@@ -16,9 +17,6 @@ from pages import blank, hash_of, page, space
 
 from hicache_storage import Page, native
 from hicache_storage.backend_support.deadline import Deadline
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LIMIT_S = 30.0
 

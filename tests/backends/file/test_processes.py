@@ -6,10 +6,11 @@ import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Generator
 from contextlib import contextmanager
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from file_roots import (
@@ -31,11 +32,6 @@ from pages import blank, hash_of, page, space
 
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.writer_lock import try_lock
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-    from multiprocessing.connection import Connection
-
 
 SPAWN = multiprocessing.get_context("spawn")
 _WRITE_FOREVER = """

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 from file_roots import FILE_NBYTES, HASHES, SPACE, file_of, opened, put
@@ -11,16 +13,11 @@ from hicache_backends.file import FileStorage
 from looks import look, read_only_mount, snapshot
 from pages import blank, page
 
+from hicache_storage import KeySpace, Page
 from hicache_storage.backend_support.read_only import ReadOnlyStorage
 from hicache_storage.registry import open_storage
 from hicache_storage.settings import format_nbytes
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from hicache_storage import KeySpace, Page
-    from hicache_storage.storage import HiCacheStorage
+from hicache_storage.storage import HiCacheStorage
 
 
 def reader(root: Path, **config: Any) -> HiCacheStorage:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from file_roots import FILE_NBYTES, HASHES, SPACE, file_of, is_right, opened, put, there
+from hicache_backends.file import FileStorage
 from pages import page, space
 
 from hicache_storage.errors import StorageUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-    from hicache_backends.file import FileStorage
 
 DIRECTORY = Path("spaces") / SPACE.id
 

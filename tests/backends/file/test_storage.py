@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import pytest
 from hicache_backends.file import FileStorage
@@ -23,12 +25,7 @@ from hicache_storage import (
 from hicache_storage.keys import KeySpace
 from hicache_storage.storage import PageTimes
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-    from typing import TypeAlias
-
-    Damage: TypeAlias = Callable[[bytes], bytes]
+Damage: TypeAlias = Callable[[bytes], bytes]
 
 
 SPACE = space()

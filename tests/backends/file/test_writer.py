@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from file_roots import opened
 
 from hicache_storage.backend_support.deadline import Deadline
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_writers_pending_bytes_survive_a_lock_that_is_held(tmp_path: Path) -> None:

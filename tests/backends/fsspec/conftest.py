@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from fsspec_stores import Hooks, ObjectStore, filesystem_class_over, open_store, register_scripted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from hicache_backends.fsspec import FsspecStorage
+from hicache_backends.fsspec import FsspecStorage
 
 
 @pytest.fixture

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hicache_backends.fsspec import FsspecStorage
 from hicache_conformance import Scratch, StorageConformance
 
-if TYPE_CHECKING:
-    from hicache_storage.keys import KeySpace
-
+from hicache_storage.keys import KeySpace
 
 fsspec: Any = importlib.import_module("fsspec")  # it has no types
 

@@ -8,7 +8,7 @@ import sys
 import textwrap
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from fsspec_stores import LIMIT_S
@@ -16,9 +16,6 @@ from hicache_backends.fsspec.executors import EventLoopExecutor, Executor, Threa
 
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import StorageClosed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture(params=[EventLoopExecutor, ThreadExecutor])

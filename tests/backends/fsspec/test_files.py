@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from fsspec_stores import SPACE, A, B, open_store, page_file
+from hicache_backends.fsspec import FsspecStorage
 from hicache_backends.fsspec.layout import TRAILER_NBYTES
 from pages import blank, page
 
 from hicache_storage.errors import StorageUnavailable
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hicache_backends.fsspec import FsspecStorage
 
 
 class TestPublishing:

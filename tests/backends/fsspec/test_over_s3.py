@@ -9,27 +9,22 @@ import os
 import tempfile
 import urllib.error
 import urllib.request
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hicache_backends.fsspec import FsspecStorage
 from hicache_backends.fsspec.layout import manifest_name
-from hicache_conformance import FaultProxy, Scratch, StorageConformance
+from hicache_conformance import FaultProxy, Scratch, Server, StorageConformance
 from pages import blank, hash_of, page, space
 from servers import Ministack, Rclone, S3Server
 
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import ConfigError, StorageUnavailable
+from hicache_storage.keys import KeySpace
 from hicache_storage.registry import open_storage
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-
-    from hicache_conformance import Server
-
-    from hicache_storage.keys import KeySpace
 
 pytest.importorskip("s3fs", reason="s3fs has an environment of its own: make test-s3fs")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hicache_backends.fsspec import FsspecStorage
@@ -12,10 +14,6 @@ from pages import blank, hash_of, page, space
 from servers import ServerProcess, program
 
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SPACE = space()
 A, B = hash_of(1), hash_of(2)

@@ -7,7 +7,8 @@ import os
 import threading
 import time
 import traceback
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from fsspec_stores import (
@@ -39,10 +40,6 @@ from hicache_storage.errors import (
 from hicache_storage.page import Page
 from hicache_storage.registry import open_storage
 from hicache_storage.storage import Durability, PageFault, Retention, UnreadableSpace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 C = hash_of(3)
 

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, BinaryIO
 
 import pytest
 from hicache_backends.hf3fs import Hf3fsStorage
 from hicache_conformance import Scratch, StorageConformance
 from servers import RedisServer
 
+from hicache_storage import KeySpace
 from hicache_storage.backend_support.deadline import Deadline
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-    from typing import BinaryIO
-
-    from hicache_storage import KeySpace
 
 
 class _InSlots(StorageConformance):

@@ -9,8 +9,10 @@ import sqlite3
 import ssl
 import threading
 import time
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -25,10 +27,6 @@ from servers import RedisServer, TlsRedisServer
 from hicache_storage import HiCacheError, StorageTimeout, StorageUnavailable
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.resolver import Resolver
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
-    from pathlib import Path
 
 TIMEOUT_S = 3.0
 # A call that waits for each of its steps in full takes three times its limit.

@@ -6,8 +6,10 @@ import errno
 import os
 import sqlite3
 import threading
+from collections.abc import Callable
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hf3fs_roots import HASHES, NBYTES, SPACE, hits, opened, stored
@@ -17,10 +19,6 @@ from processes import descriptors
 from servers import RedisServer
 
 from hicache_storage import ConfigError, HiCacheError, StorageUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def names_in(directory: Path) -> list[str]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from data_planes import NEEDS_COMPILED
 from hf3fs_roots import SLOT_NBYTES, SPACE, counted, opened, stored
 from hf3fs_roots import hits as assert_hits_are_right
 from kill_points import killed_at, library
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _PAGES = 4
 _CAPACITY_NBYTES = 16 * SLOT_NBYTES

@@ -9,13 +9,16 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hf3fs_roots import HASHES, NBYTES, SLOT_NBYTES, SPACE, child, counted, hits, opened, stored
-from hicache_backends.hf3fs import fork_guard, writer
+from hicache_backends.hf3fs import Hf3fsStorage, fork_guard, writer
 from hicache_backends.hf3fs.fork_guard import FORKS
 from hicache_backends.hf3fs.index import sqlite_tables
 from pages import page
@@ -23,13 +26,6 @@ from servers import wait_until
 
 from hicache_storage import StorageUnavailable
 from hicache_storage.backend_support.deadline import Deadline
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from multiprocessing.connection import Connection
-    from multiprocessing.process import BaseProcess
-
-    from hicache_backends.hf3fs import Hf3fsStorage
 
 _STOP_IN_PHASE = """
 import os, sqlite3, sys

@@ -6,8 +6,10 @@ import os
 import signal
 import sqlite3
 import time
+from collections.abc import Callable
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import hf3fs_redis
 import pytest
@@ -18,12 +20,7 @@ from servers import RedisServer
 
 from hicache_storage.errors import ConfigError, StorageUnavailable
 from hicache_storage.registry import open_storage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from hicache_storage.storage import HiCacheStorage
+from hicache_storage.storage import HiCacheStorage
 
 PAGES = range(20)
 

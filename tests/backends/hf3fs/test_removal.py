@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hf3fs_roots import HASHES, NBYTES, SLOT_NBYTES, SPACE, counted, hits, opened, stored
@@ -12,10 +14,6 @@ from servers import RedisServer
 
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import StorageUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-    from pathlib import Path
 
 PAGES = range(20)
 OTHER = space(model="other", page_nbytes=NBYTES)

@@ -9,8 +9,10 @@ import random
 import shutil
 import sqlite3
 import threading
+from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import xxhash
@@ -33,10 +35,6 @@ from hicache_storage import (
 )
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.settings import format_nbytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SPACE = space()
 SLOT_NBYTES = Geometry(SPACE).slot_nbytes

@@ -9,10 +9,11 @@ import errno
 import os
 import sqlite3
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hicache_backends.hf3fs import Hf3fsStorage, mount, writer
@@ -20,9 +21,6 @@ from pages import blank, hash_of, page, space
 
 from hicache_storage import BackendNotInstalled, ConfigError
 from hicache_storage.backend_support.revocable import AtomicRevocable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SPACE = space(page_nbytes=65536)
 HASHES = [hash_of(number) for number in range(20)]

@@ -2,16 +2,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from hicache_backends.memory import MemoryStorage
 from pages import blank, hash_of, page, space
 
 from hicache_storage.errors import ConfigError, StorageClosed, UnsupportedOperation
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 A, B, C = hash_of(1), hash_of(2), hash_of(3)
 

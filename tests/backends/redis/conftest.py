@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
+from hicache_backends.redis import RedisStorage
 from redis_servers import client_of_one, open_on
 from servers import RedisServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hicache_backends.redis import RedisStorage
 
 
 @pytest.fixture(scope="module")

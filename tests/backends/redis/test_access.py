@@ -5,7 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import ssl
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hicache_backends.redis import RedisSettings, RedisStorage
@@ -23,10 +25,6 @@ from servers import RedisServer, TlsRedisServer
 from hicache_storage import ConfigError, StorageTimeout, StorageUnavailable
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.deadline_socket import DeadlineSocket
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SECRET = "hunter2 %/"  # noqa: S105
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hicache_backends.redis import RedisStorage
@@ -15,15 +17,9 @@ from redis.crc import key_slot
 from redis_servers import RespServer, SentinelServer, array, bulk, client_of_one, empty_reply
 from servers import RedisCluster, RedisServer, free_port, wait_until
 
-from hicache_storage import StorageUnavailable
+from hicache_storage import HiCacheStorage, StorageUnavailable
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
-
-    from hicache_storage import HiCacheStorage
-
-    Answer = Callable[[list[bytes]], bytes]
+Answer = Callable[[list[bytes]], bytes]
 
 HASHES = [hash_of(number) for number in range(60)]
 PREFIX = "test:"

@@ -5,8 +5,9 @@ make conformance-redis        # the reports are then in artifacts/
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from hicache_backends.redis import RedisStorage
@@ -14,10 +15,7 @@ from hicache_conformance import Scratch, StorageConformance
 from hicache_conformance.run.subject import Subject
 from redis_servers import KINDS, AnyServer, Kind, config_of, put, stored
 
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from hicache_storage.keys import KeySpace
+from hicache_storage.keys import KeySpace
 
 
 class OnOneServer(Subject):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 import time
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hicache_backends.redis import RedisSettings, RedisStorage
 from hicache_backends.redis.access import Address
+from hicache_backends.redis.server_pool import ServerPool
 from hicache_backends.redis.session import Session
 from pages import blank, hash_of, page, space
 from redis_servers import RespServer, array, bulk, empty_reply, unreachable_port
@@ -20,12 +23,6 @@ from servers import wait_until
 from hicache_storage import StorageClosed, StorageTimeout, StorageUnavailable
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Generator, Iterator
-
-    from hicache_backends.redis.server_pool import ServerPool
 
 LIMIT_S = 0.4
 LATE_S = LIMIT_S + 1.0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hicache_backends.redis import RedisStorage
@@ -12,10 +14,6 @@ from redis_servers import config_of
 from servers import RedisServer, TlsRedisServer, wait_until
 
 from hicache_storage import StorageTimeout, StorageUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 NBYTES = 256 << 10
 SPACE = space(page_nbytes=NBYTES)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 import socket
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hicache_backends.redis import RedisStorage
@@ -18,16 +20,10 @@ from redis.crc import key_slot
 from redis_servers import Forwarder, RespServer, array, bulk, client_of_one, empty_reply, slots
 from servers import RedisServer, wait_until
 
-from hicache_storage import HiCacheError, StorageTimeout, StorageUnavailable
+from hicache_storage import HiCacheError, HiCacheStorage, StorageTimeout, StorageUnavailable
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.deadline_socket import DeadlineSocket
 from hicache_storage.page import Page
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from hicache_storage import HiCacheStorage
 
 _NBYTES = 100
 _BLANK = b"\xa5" * _NBYTES

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
+from hicache_backends.redis import RedisStorage
 from hicache_backends.redis.index import Index
 from hicache_backends.redis.layout import SpaceKeys, registry
 from pages import blank, hash_of, space
@@ -20,15 +23,7 @@ from redis_servers import (
 from servers import RedisServer, ValkeyServer, wait_until
 
 from hicache_storage.registry import open_storage
-from hicache_storage.storage import PageFault, UnreadableSpace
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from hicache_backends.redis import RedisStorage
-
-    from hicache_storage.storage import HiCacheStorage
+from hicache_storage.storage import HiCacheStorage, PageFault, UnreadableSpace
 
 SPACE, LOST, DAMAGED = space(), space(model="lost"), space(model="damaged")
 HASHES = hashes_of(8)

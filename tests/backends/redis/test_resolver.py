@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hicache_backends.redis import RedisStorage
@@ -16,9 +17,6 @@ from servers import wait_until
 
 from hicache_storage import StorageTimeout, StorageUnavailable
 from hicache_storage.backend_support.resolver import Resolver
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LIMIT_S = 0.4
 LATE_S = LIMIT_S + 1.0

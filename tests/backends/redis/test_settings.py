@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import ssl
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hicache_backends.redis import RedisSettings, RedisStorage
 from hicache_backends.redis.access import Address
 
 from hicache_storage import ConfigError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 URL = "redis://127.0.0.1:6379/0"
 

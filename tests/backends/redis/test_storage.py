@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 import tracemalloc
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hicache_backends.redis import RedisStorage, batch
@@ -18,11 +19,7 @@ from redis_servers import PREFIX, client_of_one, hashes_of, must_get, open_on, p
 from servers import ROOT, RedisServer, wait_until
 
 from hicache_storage import Page, Retention, StorageUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
-
-    from hicache_storage.storage import Diagnosis
+from hicache_storage.storage import Diagnosis
 
 MIB = 1 << 20
 

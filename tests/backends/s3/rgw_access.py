@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterator
 from copy import copy
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import boto3
 import pytest
 from hicache_backends.s3 import S3Storage
+from hicache_conformance import Scratch
 from pages import blank, hash_of, page, space
 from rgw import CephRgw
 from s3_kit import BUCKET, S3Conformance, config_of, plain_client
-from servers import ROOT
+from servers import ROOT, S3Server
 
 from hicache_storage.errors import ConfigError, HiCacheError, StorageUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from hicache_conformance import Scratch
-    from servers import S3Server
 
 GUIDE = (ROOT / "docs/security.md").read_text(encoding="utf-8")
 RIGHTS, TLS_ONLY = re.findall(r'^```json\n(\{"Version".*?)^```', GUIDE, re.MULTILINE | re.DOTALL)

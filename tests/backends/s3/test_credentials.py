@@ -8,8 +8,10 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from botocore.credentials import Credentials, RefreshableCredentials
@@ -22,10 +24,6 @@ from servers import wait_until
 
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import ConfigError, StorageTimeout, StorageUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 LIMIT_S = 30.0
 SECRET = "correct-horse-battery"  # noqa: S105  # a secret to look for

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hicache_backends.s3 import S3Storage, exchange
@@ -11,9 +12,6 @@ from s3_script import Answer, ScriptedS3, error, reply, size
 from servers import wait_until
 
 from hicache_storage import native
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.skipif(
     native.implementation != "compiled", reason="Python carries all requests"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hicache_backends.s3 import S3Storage
@@ -21,9 +22,6 @@ from servers import wait_until
 
 from hicache_storage.backend_support.single_flight import SingleFlight
 from hicache_storage.errors import HiCacheError, StorageClosed, StorageTimeout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 TIMEOUT_S = 1.0
 LIMIT_S = 30.0

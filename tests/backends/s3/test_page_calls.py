@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hicache_backends.s3 import S3Storage
@@ -13,10 +15,6 @@ from servers import make_certificates
 
 from hicache_storage.errors import ConfigError, StorageTimeout, StorageUnavailable
 from hicache_storage.storage import PageTimes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 NBYTES = 4096
 RIGHT = page(seed=1)

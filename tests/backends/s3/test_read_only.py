@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from hicache_backends.s3 import S3Storage, storage
@@ -18,12 +19,7 @@ from servers import Ministack
 from hicache_storage.backend_support import registrations
 from hicache_storage.errors import ConfigError
 from hicache_storage.registry import open_storage
-from hicache_storage.storage import PageFault, UnreadableSpace
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from hicache_storage.storage import HiCacheStorage
+from hicache_storage.storage import HiCacheStorage, PageFault, UnreadableSpace
 
 SPACE, LOST, DAMAGED, EMPTY = space(), space(model="lost"), space(model="dam"), space(model="empty")
 HASHES = [hash_of(number) for number in range(6)]

@@ -6,9 +6,11 @@ import os
 import threading
 import time
 import tracemalloc
+from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from botocore.credentials import RefreshableCredentials
@@ -17,18 +19,12 @@ from hicache_backends.s3.credentials import CredentialCache
 from hicache_conformance import FaultProxy
 from pages import blank, hash_of, page, space
 from s3_kit import BUCKET, config_of, name_of, plain_client
-from servers import Ministack, Rclone, TlsRclone, wait_until
+from servers import Ministack, Rclone, S3Server, TlsRclone, wait_until
 
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import ConfigError, StorageClosed, StorageTimeout, StorageUnavailable
 from hicache_storage.page import Page
 from hicache_storage.storage import Diagnosis
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from servers import S3Server
 
 HASHES = [hash_of(number) for number in range(40)]
 

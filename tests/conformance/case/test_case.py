@@ -6,39 +6,33 @@ import gc
 import tempfile
 import threading
 import weakref
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import records
 from hicache_conformance.case.case import Case
 from hicache_conformance.case.trace import Trace
 from hicache_conformance.checks import all_checks
+from hicache_conformance.report.record import CheckRecord
 from hicache_conformance.run.operator import deployed_store
 from hicache_conformance.run.outcomes import NotVerified, Outcome, Verdict, Violation
 from hicache_conformance.run.runner import RunOptions, run_check
 from hicache_conformance.run.subject import Scratch, Subject
 from hicache_conformance.scenarios.attempts import Caller
 from hicache_conformance.selftest.mutants import all_mutants
-from hicache_conformance.selftest.references.dict_store import DictStore
+from hicache_conformance.selftest.references.dict_store import DictStore, Stored
 from hicache_conformance.selftest.references.file_a_page import Shelf
 from hicache_conformance.selftest.references.subjects import DictSubject, WireSubject, subject_of
 from pages import space
 from xxhash import xxh3_64_digest
 
 from hicache_storage.errors import StorageUnavailable, UnsupportedOperation
-from hicache_storage.storage import Retention
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
-    from pathlib import Path
-
-    from hicache_conformance.report.record import CheckRecord
-    from hicache_conformance.selftest.references.dict_store import Stored
-
-    from hicache_storage.keys import KeySpace
-    from hicache_storage.page import Page
-    from hicache_storage.storage import HiCacheStorage
+from hicache_storage.keys import KeySpace
+from hicache_storage.page import Page
+from hicache_storage.storage import HiCacheStorage, Retention
 
 
 @pytest.fixture

@@ -6,12 +6,15 @@ import os
 import random
 import time
 import uuid
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hicache_backends.hf3fs import Hf3fsStorage
-from hicache_conformance.checks import all_checks
+from hicache_conformance.checks import Check, all_checks
+from hicache_conformance.report.record import CheckRecord
 from hicache_conformance.run.outcomes import Outcome
 from hicache_conformance.run.runner import RunOptions, run_check
 from hicache_conformance.run.subject import Scratch, Subject
@@ -35,16 +38,8 @@ from hicache_conformance.selftest.references.subjects import (
 from hicache_conformance.selftest.selftest import subject_for
 
 from hicache_storage.errors import StorageUnavailable
+from hicache_storage.keys import KeySpace
 from hicache_storage.storage import Capabilities, Retention
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
-    from pathlib import Path
-
-    from hicache_conformance.checks import Check
-    from hicache_conformance.report.record import CheckRecord
-
-    from hicache_storage.keys import KeySpace
 
 CHECKS = {check.run.__name__: check for check in all_checks()}
 QUICK = RunOptions(call_limit_s=10, quick=True)

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hicache_backends.file import FileStorage
@@ -19,9 +18,7 @@ from hicache_conformance.run.outcomes import Outcome
 from report_samples import check_of, record_of, rule_of
 
 from hicache_storage.config import StorageChoice
-
-if TYPE_CHECKING:
-    from hicache_storage.storage import Capabilities
+from hicache_storage.storage import Capabilities
 
 TESTS = Path(__file__).parents[2] / "support"
 

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 from hicache_conformance.report.junit import junit_xml
+from hicache_conformance.report.record import Record
 from hicache_conformance.run.outcomes import Outcome
 from report_samples import (
     DOORLESS,
@@ -13,9 +13,6 @@ from report_samples import (
     record_of,
     rule_of,
 )
-
-if TYPE_CHECKING:
-    from hicache_conformance.report.record import Record
 
 
 def parsed(record: Record) -> ET.Element:

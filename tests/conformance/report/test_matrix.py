@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pytest
 import records
 from hicache_conformance.cli import main
 from hicache_conformance.report.matrix import matrix
+from hicache_conformance.report.record import Record
 from hicache_conformance.report.summary import Summary
 from hicache_conformance.run.outcomes import Outcome
-
-if TYPE_CHECKING:
-    import pytest
-    from hicache_conformance.report.record import Record
 
 KEPT = records.check_record("KV-002", Outcome.PASSED)
 REPORT = Path(__file__).parents[3] / "docs" / "field-report.md"

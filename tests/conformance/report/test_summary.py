@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import records
 from hicache_conformance.report.record import RecordError
 from hicache_conformance.report.summary import Summary
 from hicache_conformance.run.outcomes import Outcome
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CHECKS = [
     records.check_record("KV-002", Outcome.PASSED),

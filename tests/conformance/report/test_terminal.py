@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
 
 import pytest
+from hicache_conformance.report.record import Record
 from hicache_conformance.report.terminal import Progress, print_summary
 from hicache_conformance.run.outcomes import Outcome, Verdict
 from report_samples import (
@@ -16,9 +16,6 @@ from report_samples import (
     rule_of,
 )
 from rich.console import Console
-
-if TYPE_CHECKING:
-    from hicache_conformance.report.record import Record
 
 
 def summary(record: Record, width: int = 80) -> str:

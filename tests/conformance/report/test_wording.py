@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
+from hicache_conformance.report.record import Record
 from hicache_conformance.report.wording import (
     counted,
     limits,
@@ -21,9 +20,6 @@ from report_samples import (
     record_of,
     rule_of,
 )
-
-if TYPE_CHECKING:
-    from hicache_conformance.report.record import Record
 
 STRICT_GAP = (
     "All 2 rules that could be tested hold, but 1 could not be verified, and strict mode does not"

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hicache_conformance.report.badge import badge_json
@@ -12,9 +12,6 @@ from hicache_conformance.run.outcomes import Outcome, Verdict
 from report_samples import conformant, failed, record_of, rule_of
 
 from hicache_storage.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NAMES = ["result.json", "junit.xml", "report.html", "badge.json"]
 

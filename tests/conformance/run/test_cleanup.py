@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hicache_backends.file import FileStorage
@@ -15,17 +17,11 @@ from hicache_conformance.run.cleanup import remove_pages
 from hicache_conformance.run.operator import DeployedStore
 from hicache_conformance.run.runner import RunOptions, run_check
 from hicache_conformance.scenarios.key_space_neighbours import known_similar_ids
+from hicache_conformance.tools.processes.child import Link
 
 from hicache_storage.errors import StorageUnavailable
+from hicache_storage.keys import KeySpace
 from hicache_storage.page import Page
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
-    from pathlib import Path
-
-    from hicache_conformance.tools.processes.child import Link
-
-    from hicache_storage.keys import KeySpace
 
 
 def _case(path: Path) -> Case:

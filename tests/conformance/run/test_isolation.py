@@ -3,22 +3,18 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hicache_conformance.checks import all_checks
 from hicache_conformance.run.isolation import describe_store, run_isolated, worker
 from hicache_conformance.run.outcomes import Outcome
 from hicache_conformance.run.runner import RunOptions
+from hicache_conformance.tools.processes.child import Link
 from processes import is_alive
 from servers import RedisServer, wait_until
 
 from hicache_storage.storage import Retention
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hicache_conformance.tools.processes.child import Link
 
 
 def odd(class_name: str) -> dict[str, str]:

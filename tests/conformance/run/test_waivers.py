@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hicache_conformance.run.outcomes import Outcome, Verdict
@@ -9,9 +9,6 @@ from hicache_conformance.run.waivers import Waiver, read_waivers
 from records import check_record, record
 
 from hicache_storage.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TODAY = dt.datetime.now(dt.UTC).date()
 TOMORROW = TODAY + dt.timedelta(days=1)  # a run may see midnight

@@ -8,10 +8,13 @@ import os
 import signal
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hicache_conformance.case.case import Case
+from hicache_conformance.run.subject import Subject
 from hicache_conformance.scenarios.fork_server import (
     HELD,
     ForkServer,
@@ -22,14 +25,8 @@ from hicache_conformance.scenarios.remote_storage import kill_after_next_call, o
 from hicache_conformance.selftest.references.subjects import (
     ShelfSubject,
 )
+from hicache_conformance.tools.processes.child import Link
 from processes import is_alive
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-    from pathlib import Path
-
-    from hicache_conformance.run.subject import Subject
-    from hicache_conformance.tools.processes.child import Link
 
 
 @pytest.fixture

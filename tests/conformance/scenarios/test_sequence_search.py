@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hicache_conformance.case.case import Case
 from hicache_conformance.checks import all_checks
+from hicache_conformance.report.record import CheckRecord
 from hicache_conformance.run.outcomes import Outcome, Violation
 from hicache_conformance.run.runner import RunOptions, run_check
+from hicache_conformance.run.subject import Subject
 from hicache_conformance.scenarios.model_pair import ModelPair, Step
 from hicache_conformance.scenarios.sequence_search import SequenceSearch
 from hicache_conformance.selftest.mutants.basics import (
@@ -20,7 +24,7 @@ from hicache_conformance.selftest.mutants.basics import (
     SlotFreedTwice,
     StaleSecondHandle,
 )
-from hicache_conformance.selftest.references.dict_store import DictStore
+from hicache_conformance.selftest.references.dict_store import DictStore, Stored
 from hicache_conformance.selftest.references.subjects import (
     DictSubject,
     EvictingSubject,
@@ -29,16 +33,8 @@ from hicache_conformance.selftest.references.subjects import (
     subject_of,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-    from pathlib import Path
-
-    from hicache_conformance.report.record import CheckRecord
-    from hicache_conformance.run.subject import Subject
-    from hicache_conformance.selftest.references.dict_store import Stored
-
-    from hicache_storage.keys import KeySpace
-    from hicache_storage.storage import HiCacheStorage, PageInfo
+from hicache_storage.keys import KeySpace
+from hicache_storage.storage import HiCacheStorage, PageInfo
 
 MODEL = next(one for one in all_checks() if one.run.__name__.startswith("any_sequence_of_calls"))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hicache_conformance.case.case import Case
@@ -11,10 +13,6 @@ from hicache_conformance.run.subject import Scratch, Subject
 from hicache_conformance.scenarios.setup import no_files, no_server
 from hicache_conformance.selftest.references.file_a_page import Shelf
 from hicache_conformance.selftest.references.subjects import DictSubject, ShelfSubject, WireSubject
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 
 @pytest.mark.parametrize(

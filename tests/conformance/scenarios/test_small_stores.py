@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hicache_backends.file import FileStorage
@@ -19,10 +21,6 @@ from hicache_conformance.selftest.references.subjects import (
     ShelfSubject,
     SqliteSubject,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
-    from pathlib import Path
 
 LARGE_NBYTES = 256 << 20
 

@@ -8,7 +8,8 @@ import os
 import sqlite3
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from unittest.mock import DEFAULT, Mock
 
 import pytest
@@ -28,11 +29,7 @@ from hicache_storage.errors import (
     UnsupportedOperation,
 )
 from hicache_storage.page import Page
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hicache_storage.storage import HiCacheStorage
+from hicache_storage.storage import HiCacheStorage
 
 A, B, C = hash_of(1), hash_of(2), hash_of(3)
 LIMIT_S = 30.0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hicache_conformance.tools.processes.gates import Gate, GatedPage
@@ -13,12 +14,7 @@ from pages import blank, hash_of, page, space
 from store_places import SHARED, STORES, Place, place_of, read
 
 from hicache_storage.errors import StorageClosed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from hicache_storage.storage import HiCacheStorage
+from hicache_storage.storage import HiCacheStorage
 
 A, B = hash_of(1), hash_of(2)
 LIMIT_S = 30.0

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hicache_conformance.selftest.references.wire import WireServer, WireStore
@@ -31,9 +32,6 @@ from hicache_storage.errors import (
     StorageTimeout,
     StorageUnavailable,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 A, B = hash_of(1), hash_of(2)
 LIMIT_S = 30.0

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from hicache_conformance.tools.observation.files import DirectoryUsage, backdate
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_usage_counts_the_files_of_the_directory(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hicache_conformance.tools.observation.linearizability import (
@@ -16,9 +16,6 @@ from hicache_conformance.tools.observation.linearizability import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def histories(text: str) -> list[Operation]:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from hicache_conformance.case.case import Case
@@ -14,9 +14,6 @@ from hicache_conformance.run.outcomes import Violation
 from hicache_conformance.scenarios.attempts import Attempt, make_attempt
 from hicache_conformance.scenarios.fault_path import FaultPath, must_end_in_time
 from hicache_conformance.selftest.references.subjects import DictSubject
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _WORK_S = 0.5
 _LIMIT_S = 60.0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hicache_conformance.case.case import Case
@@ -11,10 +13,6 @@ from hicache_conformance.run.subject import Scratch, Subject
 from hicache_conformance.selftest.references.streaming import StreamingShelf
 from hicache_conformance.tools.content.content import content
 from hicache_conformance.tools.observation.pages_at_rest import InSharedFiles, OwnObject, at_rest
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 
 class Files(Subject):

@@ -9,17 +9,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Generator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from echo import LIMIT_S, Client, ProxiedEcho, until
 from hicache_conformance.tools.network.proxy import FaultProxy
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 
 @pytest.fixture

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 from event_streams import past
@@ -26,15 +27,10 @@ from hicache_storage.integrations.lmcache._identity import Identity, page_hash
 from hicache_storage.integrations.lmcache._listing import list_objects
 from hicache_storage.integrations.lmcache._object_layouts import Layout, Layouts, UnknownLayoutError
 from hicache_storage.integrations.lmcache._settings import AdapterSettings
-from hicache_storage.keys import Shard
+from hicache_storage.keys import KeySpace, Shard
 from hicache_storage.page_store import PageStore
 from hicache_storage.page_store.frame import FRAME_NBYTES, FramedPage
 from hicache_storage.page_store.results import Transfer
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Sequence
-
-    from hicache_storage.keys import KeySpace
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 from hicache_backends.memory import MemoryStorage
@@ -16,10 +17,6 @@ from hicache_storage.integrations.sglang import _adapter
 from hicache_storage.integrations.sglang._adapter import Adapter
 from hicache_storage.integrations.sglang._engine import EngineTypes
 from hicache_storage.page_store import PageStore
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
 
 SPACE = space()
 

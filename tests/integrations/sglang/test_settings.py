@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,6 @@ from hicache_storage.integrations.sglang import _launch
 from hicache_storage.integrations.sglang._identity import Identity
 from hicache_storage.integrations.sglang._launch import LaunchIdentity
 from hicache_storage.integrations.sglang._settings import AdapterSettings, split_config
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FACTORY = {
     "backend_name": "redis",

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pytest
 from pages import hash_of, space
 from spans import Spans
 
 from hicache_storage.integrations.vllm._connection import StoreConnection
 from hicache_storage.integrations.vllm._settings import tier_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    import pytest
-
-    from hicache_storage.page_store import PageStore
+from hicache_storage.page_store import PageStore
 
 SPACE = space()
 

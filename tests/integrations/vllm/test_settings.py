@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hicache_storage.errors import ConfigError
 from hicache_storage.integrations.vllm import _settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 REDIS = {"backend": "redis", "config": {"url": "redis://cache/0"}}
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hf3fs_redis import opened
+from hicache_backends.hf3fs import Hf3fsStorage
 from servers import RedisServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from hicache_backends.hf3fs import Hf3fsStorage
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,9 @@ import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hf3fs_redis import HASHES, SLOT_NBYTES, SPACE, client_of, hits, index_of, opened, stored
@@ -21,10 +23,6 @@ from servers import RedisServer, wait_until
 
 from hicache_storage import ConfigError, HiCacheError, StorageUnavailable
 from hicache_storage.backend_support.deadline import Deadline
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 
 def shorten_leases(storage: Hf3fsStorage, lease_ms: int) -> None:

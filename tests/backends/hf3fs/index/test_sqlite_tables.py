@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hicache_backends.hf3fs import Hf3fsStorage
@@ -15,10 +16,6 @@ from lock_waits import lock_waits
 from pages import hash_of, page, space
 
 from hicache_storage import StorageUnavailable, native
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 compiled_only = pytest.mark.skipif(
     native.implementation != "compiled", reason="the reference makes more calls"
