@@ -219,8 +219,8 @@ class DirectoryTree:
         """Remove the directory of a key space without pages. Return False if new pages have come.
 
         Only an empty directory is removed: a writer that comes before the removal keeps it, and a
-            writer that comes later makes a new one. `temp_path` is as in `make_space`, which puts the
-            manifest back.
+        writer that comes later makes a new one. `temp_path` is as in `make_space`, which puts the
+        manifest back.
 
         Raises:
             StorageUnavailable: Something that belongs to another program is left.

@@ -16,7 +16,7 @@ def read_secret_file(field: str, path: str) -> str:
 
     Raises:
         ValueError: The file cannot be read, or is empty. The message names `field`, and never shows the
-           text. If the path leads nowhere, it may be the secret itself and is not shown either.
+            text. If the path leads nowhere, it may be the secret itself and is not shown either.
     """
     directory = str(Path(path).parent)
     is_path = os.path.lexists(path) or (
@@ -38,7 +38,7 @@ def read_secret_variable(field: str, name: str) -> str:
 
     Raises:
         ValueError: The variable does not exist, or is empty. The message names `field`. A name that may
-           be the secret itself is not shown.
+            be the secret itself is not shown.
     """
     is_name = name in os.environ or _VARIABLE.fullmatch(name)
     shown = repr(name) if is_name else "of the name that is given"

@@ -1,8 +1,8 @@
-"""L1: pages in device memory, in the engine's own tensors, and transfers between L1 and L2.
+"""L1: pages in device memory, inside the engine's own tensors, and transfers between L1 and L2.
 
-An engine keeps the KV cache of a pool in one tensor for each plane and layer, [tokens, heads, dim]. One
-token index is valid in all of these tensors. A slot covers the token indices of one page. It holds the
-same page in every pool: target and draft are allocated, freed and moved together.
+An engine keeps the KV cache of a pool in one tensor for each plane and layer, [tokens, heads, dim]. A
+token index is valid in all of these tensors, and a slot covers the token indices of one page. A slot
+holds the same page in every pool, because target and draft are allocated, freed and moved together.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Asynchronous copies between L1 and L2, layer by layer."""
+"""Copy pages between L1 and L2 asynchronously, layer by layer."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ else:
 logger: logging.Logger = logging.getLogger(__name__)
 
 LAYERS_AHEAD = 2
-"""Layers of a store that are in flight at a time. They keep a copy engine busy, and each one takes
-staging memory between device and host pool."""
+"""How many layers of a store are in flight at the same time. They keep a copy engine busy, and each one
+takes staging memory between device and host pool."""
 
 
 class _PoolCopy:
-    """The pages of one pool in a transfer: the same pages in every layer."""
+    """The pages of one pool in a transfer, which are the same in every layer."""
 
     def __init__(self, mapping: SlotMapping, stream: HostStream) -> None:
         self.pool = mapping.pool
@@ -53,7 +53,7 @@ class _PoolCopy:
 
 
 class _QueuedLayer(NamedTuple):
-    """A layer whose copies from the device are queued."""
+    """A layer with queued copies from the device."""
 
     finish: list[Callable[[], None]]
     """Calls that put each plane into the host pool."""
@@ -63,8 +63,8 @@ class _QueuedLayer(NamedTuple):
 class LayerCopier:
     """Copies pages of a group of pools, all pools in one transfer. Thread-safe.
 
-    Loads and stores have a thread each, and on CUDA a stream each, so they do not wait for each other.
-    The caller allocates the slots. `DevicePool` does so for engines that have no allocator.
+    Loads and stores each have their own thread, and on CUDA their own stream, so they do not wait for
+    each other. The caller allocates the slots. If your engine has no allocator, use `DevicePool`.
     """
 
     def __init__(self, pools: Sequence[LayeredPool]) -> None:
@@ -92,18 +92,18 @@ class LayerCopier:
     ) -> LayerTransfer:
         """Start a copy from L2 to L1 and return at once. The layers arrive in order.
 
-        On CUDA the copies run after all work that the calling thread's current stream has queued. That
-        work may still use `device_slots`.
+        On CUDA the copies run after all work that is queued in the calling thread's current stream,
+        because that work may still use `device_slots`.
 
         Args:
-            host_slots: For each pool, the slots of its pages: a lease's `slots`.
+            host_slots: For each pool, the slots of its pages. A lease has them as `slots`.
             device_slots: The slot of each page in L1, the same in all pools.
-            indices: For each pool, the numbers of the pages in `host_slots`: a lease's `indices`. None:
-                all pages. The device slots of other pages keep their former bytes in that pool.
+            indices: For each pool, which pages `host_slots` are for. A lease has them as `indices`.
+                None: all pages. Other pages keep the bytes that their device slots have in that pool.
 
         Raises:
             ValueError: A slot does not exist or is given twice, or the lists do not match.
-            RuntimeError: The copier was closed.
+            RuntimeError: The copier is closed.
         """
         mappings = map_slots(self.pools, host_slots, device_slots, indices)
         return self._submit(self._loading, _upload, mappings)
@@ -113,18 +113,19 @@ class LayerCopier:
     ) -> LayerTransfer:
         """Start a copy from L1 to L2 and return at once.
 
-        On CUDA the copies run after all work that the calling thread's current stream has queued. The
-        pages must not change on either side before `settled`. A reservation has `slots` and `indices`.
+        On CUDA the copies run after all work that is queued in the calling thread's current stream.
+        The pages must not change on either side before `settled`. A reservation has `slots` and
+        `indices`.
 
         Raises:
             ValueError: A slot does not exist or is given twice, or the lists do not match.
-            RuntimeError: The copier was closed.
+            RuntimeError: The copier is closed.
         """
         mappings = map_slots(self.pools, host_slots, device_slots, indices)
         return self._submit(self._storing, _download, mappings)
 
     def close(self, timeout_s: float = 10.0) -> bool:
-        """Finish the started transfers and stop the threads. Return False after `timeout_s`.
+        """Finish the transfers that have started, and stop the threads. Return False after `timeout_s`.
 
         Idempotent.
         """
@@ -165,9 +166,9 @@ def _run_transfer(
     stream: HostStream,
     after: StreamEvent,
 ) -> None:
-    """Run one transfer on its thread. Every waiting thread is released, also after an error."""
+    """Run one transfer in its thread. Release every waiting thread, even after an error."""
     try:
-        with torch.inference_mode():  # inference tensors can be written in this mode only
+        with torch.inference_mode():  # only this mode can write inference tensors
             stream.wait_for(after)
             move(stream, [_PoolCopy(mapping, stream) for mapping in mappings], transfer)
     except BaseException as error:  # noqa: BLE001 - `_failure` logs it
@@ -197,7 +198,7 @@ def _upload(stream: HostStream, copies: Sequence[_PoolCopy], transfer: LayerTran
 
 
 def _download(stream: HostStream, copies: Sequence[_PoolCopy], transfer: LayerTransfer) -> None:
-    """Copy layer by layer. Some layers are queued ahead, so that the device does not idle."""
+    """Copy layer by layer. Queue some layers ahead, so that the device does not idle."""
     queued: deque[_QueuedLayer] = deque()
     for copy, layer in _layers(copies):
         if transfer.failed:
@@ -211,7 +212,7 @@ def _download(stream: HostStream, copies: Sequence[_PoolCopy], transfer: LayerTr
 
 
 def _finish_layer(layer: _QueuedLayer, transfer: LayerTransfer) -> None:
-    """Wait for a queued layer and put its planes into the host pool."""
+    """Wait for a queued layer, and put its planes into the host pool."""
     for finish_plane in layer.finish:
         finish_plane()
     transfer.arrive(layer.copied)

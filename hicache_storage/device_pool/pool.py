@@ -1,4 +1,4 @@
-"""Slots for pages in device memory, the same for every pool of a group."""
+"""Allocate slots for pages in device memory, the same for every pool of a group."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class DevicePool:
-    """L1: slots that hold a page of every pool of the group, target and draft alike. Thread-safe.
+    """L1: slots that each hold a page of every pool in the group, target and draft. Thread-safe.
 
-    A slot has one number in all pools, so no pool has a page that another one lacks. A slot that is
-    freed during a transfer becomes available when the transfer has settled.
+    A slot has the same number in all pools, so no pool has a page that another one lacks. If a slot
+    is freed during a transfer, it becomes available when the transfer has settled.
     """
 
     def __init__(self, pools: Sequence[LayeredPool]) -> None:
@@ -43,7 +43,7 @@ class DevicePool:
 
     @property
     def slots(self) -> int:
-        """Number of slots: that of the smallest pool."""
+        """Number of slots, as many as the smallest pool has."""
         return self._allocation.count
 
     @property
@@ -52,7 +52,7 @@ class DevicePool:
         return self._allocation.free_count
 
     def allocate(self, count: int) -> list[int] | None:
-        """Return `count` slots of all pools, least recently freed first, or None if fewer are free.
+        """Return `count` slots, valid in all pools, least recently freed first. None if fewer are free.
 
         Raises:
             ValueError: `count` is negative.
@@ -63,7 +63,7 @@ class DevicePool:
         """Free slots, at once or when their transfers have settled.
 
         Raises:
-            ValueError: A slot is not in use, or is given twice. No slot is freed then.
+            ValueError: A slot is not in use, or is given twice. Then no slot is freed.
         """
         freed = list(slots)
         with self._lock:
@@ -81,7 +81,7 @@ class DevicePool:
 
         Raises:
             ValueError: A slot is not in use or is given twice, or the lists do not match.
-            RuntimeError: The pool was closed.
+            RuntimeError: The pool is closed.
         """
         return self._transfer(
             device_slots, lambda: self._copier.load(host_slots, device_slots, indices=indices)
@@ -94,16 +94,16 @@ class DevicePool:
 
         Raises:
             ValueError: A slot is not in use or is given twice, or the lists do not match.
-            RuntimeError: The pool was closed.
+            RuntimeError: The pool is closed.
         """
         return self._transfer(
             device_slots, lambda: self._copier.store(device_slots, host_slots, indices=indices)
         )
 
     def close(self, timeout_s: float = 10.0) -> bool:
-        """Finish the started transfers and stop the threads. Return False after `timeout_s`.
+        """Finish the transfers that have started, and stop the threads. Return False after `timeout_s`.
 
-        Idempotent. The tensors stay the caller's.
+        Idempotent. The tensors stay with the caller.
         """
         return self._copier.close(timeout_s)
 

@@ -1,4 +1,4 @@
-"""The slots of a transfer's pages on both sides, for each pool."""
+"""Match the slots of a transfer's pages on both sides, for each pool."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from hicache_storage.device_pool.tensors import LayeredPool
 
     PerPool: TypeAlias = Sequence[Sequence[int]]
-    """A list for each pool, as in leases and reservations of the controller."""
+    """One list for each pool, as in the controller's leases and reservations."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotMapping:
-    """The pages of one pool: equally many slots on both sides, in the same order."""
+    """The pages of one pool: the same number of slots on both sides, in the same order."""
 
     pool: LayeredPool
     host_slots: list[int]
@@ -30,11 +30,11 @@ def map_slots(
     device_slots: Sequence[int],
     indices: PerPool | None,
 ) -> list[SlotMapping]:
-    """Return the mapping of each pool.
+    """Return the mapping for each pool.
 
     Args:
         pools: All pools of the group.
-        host_slots: For each pool, the slots in L2 of the pages in `indices`.
+        host_slots: For each pool, the slots in L2 of its pages.
         device_slots: The slot in L1 of each page, the same in all pools.
         indices: For each pool, the numbers of its pages. None: every pool has all pages.
 

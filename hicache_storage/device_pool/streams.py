@@ -1,4 +1,4 @@
-"""Copy streams: synchronous copies on the CPU, and queued copies on a CUDA stream."""
+"""Copy streams: synchronous copies on the CPU, or copies queued on a CUDA stream."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ else:
     torch = load_torch()
 
 
-# From this size of a page's plane on, one copy call for each page is faster than an indexed copy.
+# If a page's plane has at least this size, one copy call per page is faster than an indexed copy.
 _PAGEWISE_NBYTES = 16 << 10
 
 
 class Pages(NamedTuple):
-    """Some pages of one plane of one layer."""
+    """Some pages in one plane of one layer."""
 
     rows: torch.Tensor
     """All slots of the pool: [slots, page_tokens, heads, words]."""
     slots: torch.Tensor
-    """Slot numbers of the pages, on the device of `rows`."""
+    """Slot numbers of the pages, on the same device as `rows`."""
 
 
 class StreamEvent:
-    """A point in the work that a device has queued. This one has passed, as every one on a CPU."""
+    """A point in the work that a device has queued. This class is for a CPU: the point has passed."""
 
     def block_caller_stream(self) -> None:
-        """Make the later work of the calling thread's current stream wait for this event."""
+        """Make later work in the calling thread's current stream wait for this event."""
 
     def synchronize(self) -> None:
         """Block until the device has reached this event."""
 
 
 class HostStream:
-    """Copies in one direction, in order. One thread uses it; any thread may call `caller_event`.
+    """Copies in one direction, in order. Only one thread uses it, but any may call `caller_event`.
 
-    This is the stream of a CPU: a copy is complete when the call returns.
+    This class is for a CPU: a copy is complete when the call returns.
     """
 
     def caller_event(self) -> StreamEvent:
-        """Return an event after the work that the calling thread's current stream has queued."""
+        """Return an event that follows the work queued in the calling thread's current stream."""
         return StreamEvent()
 
     def wait_for(self, event: StreamEvent) -> None:
-        """Make the later copies wait for `event`."""
+        """Make later copies wait for `event`."""
 
     def index(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return slot numbers in memory that the device can read."""
+        """Return the slot numbers in memory that the device can read."""
         return slots
 
     def upload(self, in_host: Pages, on_device: Pages) -> None:
@@ -59,12 +59,12 @@ class HostStream:
         _copy(in_host, on_device)
 
     def download(self, on_device: Pages, in_host: Pages) -> Callable[[], None]:
-        """Copy pages from the device to staging memory, and return a call that puts them into place."""
+        """Copy pages from the device to staging memory. Return a call that moves them on to the host."""
         _copy(on_device, in_host)
         return lambda: None
 
     def record_event(self) -> StreamEvent:
-        """Return an event after all copies so far."""
+        """Return an event that follows all copies so far."""
         return StreamEvent()
 
 
@@ -82,9 +82,9 @@ class _CudaEvent(StreamEvent):
 
 
 class CudaStream(HostStream):
-    """A CUDA stream of its own. The CPU gathers pages, one copy moves them, and the GPU scatters them.
+    """A separate CUDA stream. The CPU gathers pages, one copy moves them, and the GPU scatters them.
 
-    The staging memory is pinned if the host pool is. Only pinned copies overlap with work of the CPU.
+    The staging memory is pinned if the host pool is. Only copies of pinned memory overlap with CPU work.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Views of one pool's KV cache, on the device and in host memory, layer by layer."""
+"""View one pool's KV cache layer by layer, on the device and in host memory."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ if TYPE_CHECKING:
 else:
     torch = load_torch()
 
-# Pages are copied as integers. Torch cannot copy every float type by index, and wide words are faster.
+# Pages are copied as integers, because torch cannot copy every float type by index. Wide words are
+# faster.
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 class LayeredPool:
-    """The tensors of an engine, together with the host pool of the same pages.
+    """An engine's tensors, together with the host pool for the same pages.
 
-    The caller owns both, and they must outlive this object. Slot s of the device covers the tokens
-    s * page_tokens to (s + 1) * page_tokens - 1 of every tensor. Tokens beyond the last full page are
-    not used.
+    The caller owns both, and must keep them longer than this object. Slot s on the device covers the
+    tokens s * page_tokens to (s + 1) * page_tokens - 1 of every tensor. Tokens after the last full
+    page are not used.
     """
 
     def __init__(self, host: HostPool, planes: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Borrow tensors and host memory.
+        """Borrow the tensors and the host memory.
 
         Args:
-            host: L2 of the same pool, in any layout.
+            host: The L2 of the same pool, in any layout.
             planes: For each plane of the host pool's shape (K and V, or the latent of MLA), one tensor
-                for each layer, [tokens, heads, dim]. The dtype has the width of the pool's dtype.
+                for each layer, [tokens, heads, dim]. Its dtype is as wide as the pool's dtype.
 
         Raises:
             ValueError: The tensors do not match each other or the host pool's shape.
@@ -62,18 +63,18 @@ class LayeredPool:
 
 
 def _as_words(*tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return views of both tensors in the widest integers that both support."""
+    """Return both tensors as views of the widest integers that both support."""
     for words in _WORDS:
         try:
             on_device, in_host = (tensor.view(words) for tensor in tensors)
-        except RuntimeError:  # a dim or a stride is no multiple of the width
+        except RuntimeError:  # a dim or a stride is not a multiple of the width
             continue
         return on_device, in_host
     raise ValueError(f"tensors of strides {[tensor.stride() for tensor in tensors]} have no pages")
 
 
 def _by_layer(host: HostPool, plane: int) -> list[torch.Tensor]:
-    """Return one view for each layer of a host plane, [slots, page_tokens, heads, dim]."""
+    """Return a view of each layer in a host plane, [slots, page_tokens, heads, dim]."""
     shape = host.shape
     heads, dim = shape.planes[plane]
     sizes = {"s": host.slots, "t": shape.page_tokens, "l": shape.layers, "h": heads, "d": dim}

@@ -1,4 +1,4 @@
-"""A transfer between L1 and L2, as its waiting threads and its copying thread see it."""
+"""Follow a transfer between L1 and L2, from the threads that wait for it and the thread that copies."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 
 
 class LayerTransferFailed(HiCacheError, RuntimeError):
-    """A layer will not arrive. The target pages must not be read."""
+    """A layer will not arrive. Do not read the target pages."""
 
 
 class LayerTransfer:
-    """The copy of some pages, layer by layer: all layers of the first pool, then those of the next one.
+    """A copy of some pages, layer by layer: all layers of the first pool, then those of the next one.
 
-    Thread-safe. The end of the transfer releases every waiting thread, also after an error.
+    Thread-safe. When the transfer ends, every waiting thread is released, even after an error.
     """
 
     settled: Future[None]
-    """Done when the transfer accesses no memory any more.
+    """Done when the transfer does not access any memory any more.
 
-    The caller may then release the lease or commit the reservation. A failed transfer has a
-    LayerTransferFailed here, and the caller must abandon the target pages.
+    After that you may release the lease or commit the reservation. If the transfer failed, this
+    future holds a LayerTransferFailed, and you must abandon the target pages.
     """
 
     def __init__(self, layers: Sequence[int]) -> None:
-        """Expect `layers` layers of each pool."""
+        """Prepare for a transfer with this number of layers for each pool."""
         self.settled = Future()
         self._layers = list(layers)
         self._arrived: list[StreamEvent] = []
@@ -41,13 +41,13 @@ class LayerTransfer:
         self._changed = threading.Condition()
 
     def wait(self, layer: int, *, pool: int = 0, timeout_s: float | None = None) -> None:
-        """Wait until the work that this thread does next may use `layer` of `pool`.
+        """Wait until the next work of this thread may use `layer` of `pool`.
 
-        On a CPU the call blocks until the layer has arrived. On CUDA it blocks until the copy is queued,
-        and makes the current stream wait for the copy.
+        On a CPU the call blocks until the layer has arrived. On CUDA it blocks until the copy is
+        queued, and makes the current stream wait for the copy.
 
         Raises:
-            LayerTransferFailed: The layer will not arrive, or the transfer was cancelled.
+            LayerTransferFailed: The layer will not arrive, or the transfer was canceled.
             TimeoutError: The layer did not arrive within `timeout_s`.
             IndexError: The layer or the pool does not exist.
         """
@@ -69,7 +69,7 @@ class LayerTransfer:
         event.block_caller_stream()
 
     def cancel(self) -> None:
-        """Copy no further layers. The transfer settles with an error unless all layers have arrived."""
+        """Stop copying layers. The transfer settles with an error unless all layers have arrived."""
         self.fail(LayerTransferFailed("the transfer was cancelled"))
 
     # --- the copying thread's side -------------------------------------------------------------------
@@ -80,20 +80,20 @@ class LayerTransfer:
         return self._error is not None
 
     def arrive(self, event: StreamEvent) -> None:
-        """Announce the next layer, which is complete when the device reaches `event`."""
+        """Announce the next layer. It is complete when the device reaches `event`."""
         with self._changed:
             self._arrived.append(event)
             self._changed.notify_all()
 
     def fail(self, error: LayerTransferFailed) -> None:
-        """Announce that no further layer arrives. The first error counts, and none after all layers."""
+        """Announce that no more layers arrive. The first error counts, unless all have arrived."""
         with self._changed:
             if self._error is None and len(self._arrived) < sum(self._layers):
                 self._error = error
             self._changed.notify_all()
 
     def settle(self, lost: LayerTransferFailed | None = None) -> None:
-        """Announce that no memory is accessed any more. `lost`: the arrived layers may be wrong."""
+        """Announce that no memory is accessed any more. With `lost`, arrived layers may be wrong."""
         error = self._error or lost
         if error is None:
             self.settled.set_result(None)

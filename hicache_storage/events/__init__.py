@@ -1,5 +1,5 @@
-"""KV events: messages about the pages that a storage has gained and lost. Needs the extra `events`.
+"""KV events: messages about pages that a storage has gained or lost. Needs the extra `events`.
 
-docs/events.md is the guide. `hicache_storage.observers.open_observers` imports the publisher where a
+See docs/events.md for the guide. `hicache_storage.observers.open_observers` imports the publisher if the
 configuration asks for it.
 """

@@ -1,7 +1,7 @@
-"""The messages, as SGLang and vLLM encode them: msgpack maps with a `type`, in an array for each batch.
+"""The messages, encoded as SGLang and vLLM do: msgpack maps with a `type`, one array for each batch.
 
-Source: vllm/distributed/kv_events.py, sglang/srt/disaggregation/kv_events.py. The fields are those that
-both have, and vLLM's `lora_name`, which vLLM requires.
+Source: vllm/distributed/kv_events.py, sglang/srt/disaggregation/kv_events.py. Messages have the fields
+that both engines have, and `lora_name`, which vLLM requires.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Event(msgspec.Struct, tag=True, gc=False):
 
 
 class BlockStored(Event):
-    """The storage holds these blocks now. The engine's own events have their tokens and parents."""
+    """The storage now holds these blocks. Their tokens and parents are in the engine's own events."""
 
     block_hashes: list[BlockHash]
     block_size: int
@@ -40,22 +40,22 @@ class BlockRemoved(Event):
 
 
 class AllBlocksCleared(Event):
-    """The storage holds none of the blocks of this stream any more."""
+    """The storage does not hold any of this stream's blocks any more."""
 
 
 class EventBatch(msgspec.Struct, array_like=True, gc=False):
-    """The events of one call of the page store."""
+    """The events from one call of the page store."""
 
     ts: float
-    """Seconds since the epoch at which the call ended."""
+    """When the call ended, in seconds since the epoch."""
     events: list[BlockStored | BlockRemoved | AllBlocksCleared]
     data_parallel_rank: int | None = None
 
 
 def block_hash(page_hash: str, form: HashFormat) -> BlockHash:
-    """Return a page hash as events have it.
+    """Convert a page hash to the form that events use.
 
-    `int64` is SGLang's form (`hash_str_to_int64`); `uint64` is vLLM's (`maybe_convert_block_hash`), and
+    `int64` is SGLang's form (`hash_str_to_int64`). `uint64` is vLLM's (`maybe_convert_block_hash`), and
     `bytes` is vLLM's with `VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0`.
     """
     digest = bytes.fromhex(page_hash)

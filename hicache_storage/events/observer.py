@@ -1,8 +1,8 @@
-"""The observer that announces the pages which a storage has gained and lost.
+"""Announce the pages that a storage has gained and lost.
 
-An event says only what the store has said: a save that is OK gains a page. A load or a lookup that does
-not find an announced page, a delete that is True, and a clear lose it. A timeout and an error say
-nothing.
+An event only says what the store has confirmed. A page is gained when a save of it is OK. A page that
+was announced is lost when a load or lookup does not find it, when a delete returns True, or when the
+key space is cleared. A timeout or an error changes nothing.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from hicache_storage.page_store.observer import Clearance, Deletion, Lookup, Move
 
 _GONE = frozenset({Verdict.MISS, Verdict.CORRUPT, Verdict.WRONG_KEY, Verdict.WRONG_SIZE})
-"""Verdicts of a load after which the store has no such page. A wrong page is deleted."""
+"""Verdicts of a load that mean the store has no such page. A wrong page is deleted."""
 
 
 class EventObserver(Observer):
-    """Publishes the events of the key spaces that are announced. Thread-safe.
+    """Publishes events for the announced key spaces. Thread-safe.
 
-    A page of several key spaces, such as a target and its draft, is gained when one call has saved it
-    in all of them, and is lost when one of them lacks it. Pages of one hash in key spaces that no call
-    saved together, such as those of two tenants, are different pages: the last one that is lost is
-    announced.
+    A page may be in several key spaces, for example of a target and its draft. It is gained when one
+    call has saved it in all of them, and lost as soon as one of them lacks it. If no call saved two
+    key spaces together, for example those of two tenants, their pages with equal hashes count as
+    different pages. Only the loss of the last one is announced.
     """
 
     def __init__(
@@ -51,17 +51,17 @@ class EventObserver(Observer):
         hash_format: HashFormat,
         rank: int | None = None,
     ) -> None:
-        """Open the publisher. `announces` is True for a key space whose pages have events.
+        """Open the publisher. `announces` returns True for key spaces whose pages have events.
 
         Raises:
-            ConfigError: An address is malformed, or is in use.
+            ConfigError: An address is malformed or in use.
         """
         self._settings = settings
         self._announced_spaces = announces
         self._form: HashFormat = settings.block_hashes or hash_format
         self._rank = rank
         self._announced = AnnouncedPages(settings.remembered_pages)
-        # The events of a page are published in the order of its changes among the announced pages.
+        # Holding this lock keeps the events of a page in the order of its changes.
         self._order = threading.Lock()
         self._publisher = acquire_publisher(settings, rank)
         self._owner_pid = os.getpid()
@@ -115,11 +115,11 @@ class EventObserver(Observer):
             release_publisher(self._settings, self._rank)
 
     def _announces(self, space: KeySpace) -> bool:
-        """Return False in a forked child, too: the publisher's thread and its locks are the parent's."""
+        """Return False in a forked child, too: it cannot use the publisher's thread and locks."""
         return self._owner_pid == os.getpid() and self._announced_spaces(space)
 
     def _gain(self, found: Mapping[str, Mapping[KeySpace, Verdict]]) -> None:
-        """Announce the pages that are OK in every key space of the call that has them."""
+        """Announce the pages that are OK in every key space in which the call saved them."""
         groups: dict[tuple[KeySpace, ...], list[BlockHash]] = {}
         for page_hash, answers in found.items():
             if set(answers.values()) == {Verdict.OK}:
@@ -141,27 +141,27 @@ class EventObserver(Observer):
 
 
 class _Group(NamedTuple):
-    """Key spaces in which one call has saved a page."""
+    """Key spaces in which one call saved a page together."""
 
     spaces: frozenset[KeySpace]
     left: frozenset[KeySpace]
-    """Those that were not cleared since."""
+    """The key spaces that were not cleared since then."""
 
 
 class AnnouncedPages:
-    """The pages that were announced as stored, the last `limit` of them. Thread-safe."""
+    """The last `limit` pages that were announced as stored. Thread-safe."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._lock = threading.Lock()
         self._pages: OrderedDict[BlockHash, tuple[_Group, ...]] = OrderedDict()
         self._spaces: set[KeySpace] = set()
-        """The key spaces that may have announced pages, also those that are forgotten here."""
+        """The key spaces that may have announced pages, including pages forgotten here."""
         self._has_more_spaces = False
-        """True once there were more key spaces than this set may hold: clients choose their number."""
+        """True if there were ever too many key spaces for this set. Clients choose their number."""
 
     def add(self, blocks: Iterable[BlockHash], spaces: Iterable[KeySpace]) -> None:
-        """Add pages that all these key spaces have."""
+        """Add pages that all of `spaces` have."""
         with self._lock:
             together = frozenset(spaces)
             added = _Group(together, together)
@@ -174,7 +174,7 @@ class AnnouncedPages:
                 self._pages.popitem(last=False)
 
     def remove(self, pages: Iterable[tuple[KeySpace, BlockHash]]) -> list[BlockHash]:
-        """Remove pages that a key space lacks. Return those that no key space has, each once."""
+        """Remove pages that a key space lacks. Return each page that no key space has any more, once."""
         removed: list[BlockHash] = []
         with self._lock:
             if not self._pages:
@@ -190,7 +190,7 @@ class AnnouncedPages:
         """Note that a key space is empty.
 
         Returns:
-            The pages that no key space has any more, and True if these are all that were announced.
+            The pages that no key space has any more, and True if no announced page is left.
         """
         with self._lock:
             if space not in self._spaces and not self._has_more_spaces:
@@ -214,7 +214,7 @@ class AnnouncedPages:
             self._has_more_spaces = True
 
     def _keep(self, block: BlockHash, groups: tuple[_Group, ...], left: tuple[_Group, ...]) -> bool:
-        """Keep the groups of a page that are left. Return True if there were some, and none is left."""
+        """Keep the remaining groups of a page. Return True if the page had groups and none remains."""
         if left:
             self._pages[block] = left
         elif groups:
@@ -224,5 +224,5 @@ class AnnouncedPages:
 
 _MOST_SPACES = 4096
 _MOST_GROUPS = 64
-"""The tenants that are known for one page: those that saved it last. Clients choose their number. A page
-that only forgotten ones have is announced as removed, which costs a router a hit."""
+"""How many tenants are remembered for one page: those that saved it last. Clients choose their number. A
+page that only forgotten tenants have is announced as removed, which costs a router a hit."""

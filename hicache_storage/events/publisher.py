@@ -1,8 +1,8 @@
-"""A publisher of KV events over ZeroMQ, in the protocol of SGLang's and vLLM's own publishers.
+"""Publish KV events over ZeroMQ, in the protocol of SGLang's and vLLM's own publishers.
 
-A message has three parts: the topic, a sequence number of 8 bytes, the batch. A REQ or DEALER socket
-that sends a number to the replay address gets the past batches from there on, and at the end a message
-with the number -1.
+A message has three parts: the topic, a sequence number of 8 bytes, and the batch. To get past batches, a
+REQ or DEALER socket sends a number to the replay address. It receives the batches from that number on,
+then a message with the number -1.
 
 Source: vllm/distributed/kv_events.py, `ZmqEventPublisher`.
 """
@@ -33,24 +33,24 @@ logger: logging.Logger = logging.getLogger(__name__)
 SENT = "event_batches_sent"
 DROPPED = "event_batches_dropped"
 _END = (-1).to_bytes(8, "big", signed=True)
-# The publisher's thread looks for requests of past batches so often.
+# How often the publisher's thread looks for requests for past batches.
 _POLL_S = 0.1
-# An absent subscriber holds the end of the process up no longer.
+# A subscriber that is gone delays the end of the process at most this long.
 _LINGER_MS = 1000
 _WILDCARDS = ("*", "::", "0.0.0.0")  # noqa: S104 - the operator chooses the address
 
 
 class EventPublisher:
-    """Publishes batches of events, from a thread of its own. `publish` never blocks. Thread-safe."""
+    """Publishes batches of events in its own thread. `publish` never blocks. Thread-safe."""
 
     def __init__(self, settings: EventSettings, *, data_parallel_rank: int | None = None) -> None:
         """Open the sockets. The rank is added to the ports, and is a field of each batch.
 
         Raises:
-            ConfigError: An address is malformed, or is in use.
+            ConfigError: An address is malformed or in use.
         """
         self.users: int = 0
-        """The users that `acquire_publisher` has counted."""
+        """The number of users that `acquire_publisher` has counted."""
         self._rank = data_parallel_rank
         self._topic = settings.topic.encode()
         self._encoder = msgspec.msgpack.Encoder()
@@ -71,7 +71,7 @@ class EventPublisher:
         self._thread.start()
 
     def publish(self, events: list[BlockStored | BlockRemoved | AllBlocksCleared]) -> bool:
-        """Queue a batch. Return False where it is dropped, which leaves a gap in the numbers."""
+        """Queue a batch. Return False if it is dropped, which leaves a gap in the sequence numbers."""
         batch = EventBatch(time.time(), events, self._rank)
         with self._lock:
             number = self._next_number
@@ -84,12 +84,12 @@ class EventPublisher:
         return True
 
     def stats(self) -> dict[str, int]:
-        """Return the batches that were sent and dropped so far."""
+        """Return how many batches were sent and dropped so far."""
         counts = self._counters.snapshot()
         return {SENT: counts.get(SENT, 0), DROPPED: counts.get(DROPPED, 0)}
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """Send the batches that wait, and close the sockets. Idempotent."""
+        """Send the waiting batches, and close the sockets. Idempotent."""
         deadline = Deadline(timeout_s)
         self._closing.set()
         self._thread.join(timeout_s)
@@ -146,7 +146,7 @@ class EventPublisher:
             if len(rest) != 2 or len(rest[1]) != 8:
                 logger.warning("a request of past events is malformed")
                 continue
-            for _ in range(self._queue.qsize()):  # they were published before the request
+            for _ in range(self._queue.qsize()):  # these were published before the request
                 self._send_next()
             first = int.from_bytes(rest[1], "big")
             for number, payload in self._past:
@@ -158,14 +158,14 @@ class EventPublisher:
 
 
 def is_bound(endpoint: str) -> bool:
-    """Return whether a PUB socket binds an address, rather than connects to it, by SGLang's rule."""
+    """Return whether a PUB socket binds an address instead of connecting to it, by SGLang's rule."""
     if endpoint.startswith(("ipc://", "inproc://")):
         return True
     return any(wildcard in endpoint for wildcard in _WILDCARDS)
 
 
 def offset_port(endpoint: str, rank: int) -> str:
-    """Return the address of a data parallel rank: a rank's port is the first one plus the rank."""
+    """Return the address for a data-parallel rank, whose port is the first port plus the rank."""
     if not rank or not endpoint.startswith("tcp://"):
         return f"{endpoint}_dp{rank}" if rank else endpoint
     host, _, port = endpoint.rpartition(":")
@@ -187,12 +187,12 @@ _publishers: dict[tuple[EventSettings, int | None], EventPublisher] = {}
 
 
 def acquire_publisher(settings: EventSettings, rank: int | None) -> EventPublisher:
-    """Return the process's publisher of these settings, for one more user.
+    """Return the process's publisher for these settings, and count one more user.
 
-    An engine may open a store before it closes the former one of the same address.
+    An engine may open a new store before it closes the former one with the same address.
 
     Raises:
-        ConfigError: An address is malformed, or is in use.
+        ConfigError: An address is malformed or in use.
     """
     key = (settings, rank)
     with _lock:

@@ -1,4 +1,4 @@
-"""The settings of KV events. This module needs no extra."""
+"""Settings of KV events. This module needs no extra."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ HashFormat: TypeAlias = Literal["int64", "uint64", "bytes"]
 
 
 class EventSettings(Settings):
-    """The object `events`. Fields that SGLang's and vLLM's `--kv-events-config` have mean the same."""
+    """The object `events`. Fields from SGLang's and vLLM's `--kv-events-config` mean the same here."""
 
     endpoint: str = Field(min_length=1)
     """The address of the PUB socket."""
     bind: bool | None = None
-    """Whether the PUB socket binds the address, or connects to it. None: it binds a wildcard address
-    (`tcp://*:5557`), and addresses of `ipc` and `inproc`."""
+    """Whether the PUB socket binds the address or connects to it. None: it binds addresses with a
+    wildcard (`tcp://*:5557`), of `ipc` and of `inproc`."""
     replay_endpoint: str = ""
-    """The address at which a ROUTER socket sends past batches again; "": there is none."""
+    """The address at which a ROUTER socket sends past batches again. "": none."""
     topic: str = ""
     """The first part of each message."""
     max_queue_size: int = Field(default=10_000, ge=1)
-    """Batches that wait for the publisher's thread. Further ones are dropped and counted."""
+    """How many batches may wait for the publisher's thread. More are dropped and counted."""
     buffer_steps: int = Field(default=10_000, ge=1)
-    """Past batches that can be sent again."""
+    """How many past batches can be sent again."""
     hwm: int = Field(default=100_000, ge=1)
-    """Batches that wait for a slow subscriber. ZeroMQ drops further ones for this subscriber."""
+    """How many batches may wait for a slow subscriber. ZeroMQ drops more of them for this subscriber."""
     remembered_pages: int = Field(default=1_000_000, ge=1)
-    """Announced pages whose loss is announced, too."""
+    """How many announced pages are remembered, so that their loss is announced, too."""
     medium: str = "STORAGE"
     """The name of this tier in events."""
     block_hashes: HashFormat | None = None
-    """The form of block hashes. None: that of the engine."""
+    """The form of block hashes. None: the engine's own form."""

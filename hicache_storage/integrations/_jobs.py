@@ -91,14 +91,14 @@ class JobRunner:
             store: The page store. The runner opens the key spaces that jobs store pages in.
             settings: The runner's deadlines and memory limits.
             lends_memory: True lets the store access the engine's pages. The storage must be `revocable`,
-               or `bounded` with a `timeout_s` of at most `load_timeout_s`. If it is only `bounded`, a
-               load that hangs is reported at the latest after half of `load_timeout_s`, plus that
-               `timeout_s`, plus a second. False copies all pages through private memory. In every other
-               case each job is reported at its deadline at the latest.
+                or `bounded` with a `timeout_s` of at most `load_timeout_s`. If it is only `bounded`, a
+                load that hangs is reported at the latest after half of `load_timeout_s`, plus that
+                `timeout_s`, plus a second. False copies all pages through private memory. In every other
+                case each job is reported at its deadline at the latest.
             on_finished: Called once for each result that can be fetched, by any thread. If a job ends at
-               once, the thread that calls `submit_*` calls it.
+                once, the thread that calls `submit_*` calls it.
             owner: A key space of the engine's pages. The store keeps the sketch of `admission` under it.
-               None: the key space of the first store, which the sketch does not know yet.
+                None: the key space of the first store, which the sketch does not know yet.
         """
         settings.shorten_switch_interval()
         self._engine = CallGate()

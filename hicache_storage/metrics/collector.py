@@ -4,8 +4,8 @@
     collector.add(other_store, other_controller, labels={"rank": "1"})
     prometheus_client.REGISTRY.register(collector)
 
-A registry has one collector, also if a process has several caches, because Prometheus's format
-describes a metric once. The collector reads the figures during a scrape. No hot path uses
+A registry has only one collector, even if a process has several caches, because Prometheus's format
+describes each metric once. The collector reads the figures during a scrape, so no hot path uses
 Prometheus.
 """
 
@@ -35,7 +35,7 @@ class CacheView:
     """The parts of one cache that a scrape reads."""
 
     store: PageStore | None = None
-    """The page store; None while there is none."""
+    """The page store. None until there is one."""
     controller: CacheController | None = None
     handoffs: Sequence[HandoffSender | HandoffReceiver] = ()
     attached: bool | None = None
@@ -56,8 +56,8 @@ class ViewCollector(Collector):
         """Call `view` in each scrape from now on, and show the cache under `labels`.
 
         Raises:
-            ValueError: The names of the labels differ from the collector's, or another cache has
-                the same values.
+            ValueError: The label names differ from the collector's, or another cache has the same
+                values.
         """
         values = self._values(labels)
         with self._lock:
@@ -95,7 +95,7 @@ class ViewCollector(Collector):
 
 
 class CacheCollector(ViewCollector):
-    """The metrics of page stores, and of the controllers and the sides of hand-offs above them."""
+    """The metrics of page stores, and of controllers and hand-offs that use them."""
 
     def __init__(
         self,
@@ -116,11 +116,11 @@ class CacheCollector(ViewCollector):
         handoffs: Sequence[HandoffSender | HandoffReceiver] = (),
         labels: Mapping[str, str] | None = None,
     ) -> None:
-        """Add another cache, from the next scrape on.
+        """Add another cache, which is shown from the next scrape on.
 
         Raises:
-            ValueError: The names of its labels differ from those of the other caches, or another
-                cache has the same values.
+            ValueError: The label names differ from those of the other caches, or another cache has
+                the same values.
         """
         view = CacheView(store=store, controller=controller, handoffs=handoffs)
         self.watch(lambda: view, labels or {})

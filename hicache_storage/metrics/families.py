@@ -1,4 +1,4 @@
-"""The metrics of one scrape: their names, their help, and the samples of all caches."""
+"""Describe the metrics of one scrape, and add the samples of all caches to them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hicache_storage.page_store.call_durations import Histogram
 
 _VERDICTS = [verdict for verdict in Verdict if verdict is not Verdict.NOT_ADMITTED]
-"""The verdicts of a page store."""
+"""The verdicts that a page store returns."""
 _LIMITS = [*map(str, BUCKETS_S), "+Inf"]
 _ENGINE_GAUGES = {
     "queued_store_nbytes": ("hicache_queued_bytes", "Payload bytes of stores that wait"),
@@ -46,29 +46,29 @@ _ENGINE_GAUGES = {
     "private_nbytes_used": ("hicache_private_memory_used_bytes", "The part of it that is in use"),
     "open_spaces": ("hicache_open_spaces", "Key spaces that the adapter has opened to store pages"),
 }
-"""Present values among an adapter's counters."""
+"""Values among an adapter's counters that can also fall."""
 
 
 class Families:
-    """Each metric is described once, with the samples of all caches."""
+    """All metrics. Each is described once, and has the samples of all caches."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        """Describe all metrics. `names` are the labels that every sample has."""
+        """Describe all metrics. Every sample has the labels `names`."""
         self.metrics: list[Metric] = []
-        """All metrics, with the samples that were added so far."""
+        """All metrics, with the samples added so far."""
         self._names = list(names)
         self._describe_store()
         self._describe_storage()
         self._describe_engine()
 
     def add_store(self, store: PageStore, labels: Sequence[str]) -> None:
-        """Add the samples of a page store and of its storage."""
+        """Add the samples of a page store and its storage."""
         self._add_calls(store, labels)
         self._add_breakers(store, labels)
         self._add_storage(store, labels)
 
     def add_attached(self, labels: Sequence[str], *, attached: bool) -> None:
-        """Add the state of an engine's store."""
+        """Add whether an engine's store is attached."""
         self._attached.add_metric(labels, float(attached))
 
     def add_engine(self, counts: Mapping[str, int], labels: Sequence[str]) -> None:
@@ -84,7 +84,7 @@ class Families:
         _add_events(self._controller, labels, counts)
 
     def add_handoffs(self, counts: Mapping[str, int], labels: Sequence[str]) -> None:
-        """Add the counters of the sides of hand-offs."""
+        """Add the counters of hand-off senders and receivers."""
         _add_events(self._handoff, labels, counts)
 
     # --- descriptions ----------------------------------------------------------------------------
@@ -195,7 +195,7 @@ class Families:
     def _add_storage(self, store: PageStore, labels: Sequence[str]) -> None:
         try:
             stats = store.storage.stats()
-        except HiCacheError:  # a closed or unreachable storage does not hide the other figures
+        except HiCacheError:  # a closed or unreachable storage must not hide the other figures
             stats = StorageStats()
         values = (stats.pages, stats.nbytes, stats.capacity_nbytes)
         for gauge, value in zip(self._storage_gauges.values(), values, strict=True):
@@ -212,7 +212,7 @@ def _add_events(
 
 
 def _cumulative(histogram: Histogram) -> list[tuple[str, float]]:
-    """Return the limit of each bucket, with the calls up to it."""
+    """Return the upper limit of each bucket, with the number of calls up to it."""
     calls = 0
     buckets: list[tuple[str, float]] = []
     for limit, count in zip(_LIMITS, histogram.counts, strict=True):

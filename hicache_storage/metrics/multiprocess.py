@@ -1,7 +1,7 @@
-"""A collector's metrics in the files of prometheus_client's multiprocess mode, as SGLang uses it.
+"""Copy a collector's metrics to the files of prometheus_client's multiprocess mode, which SGLang uses.
 
-The process that is scraped reads these files, and knows no collectors of other processes. So the
-figures are copied into the files each second, by a thread.
+The process that Prometheus scrapes reads these files, and cannot see collectors in other processes. So a
+thread copies the figures to the files each second.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _GAUGE_MODE = "mostrecent"
 
 
 def is_multiprocess() -> bool:
-    """Return True if the metrics of this process are files that another process reads."""
+    """Return True if this process's metrics are files that another process reads."""
     return bool(getattr(values.ValueClass, "_multiprocess", False))
 
 
 class MultiprocessPublisher:
-    """Copies the metrics of a collector into this process's files, until `close`."""
+    """Copies a collector's metrics to this process's files until `close`."""
 
     def __init__(self, collector: Collector, *, interval_s: float = _INTERVAL_S) -> None:
         """Start the thread `hicache-metrics`."""
@@ -47,7 +47,7 @@ class MultiprocessPublisher:
         self._thread.start()
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Copy the metrics for the last time, and end the thread. Idempotent."""
+        """Copy the metrics a last time, and end the thread. Idempotent."""
         self._closing.set()
         self._thread.join(timeout_s)
 
@@ -64,7 +64,7 @@ class MultiprocessPublisher:
                 key = (sample.name, tuple(sample.labels.items()))
                 shown.add(key)
                 self._value(metric, sample, key).set(value, timestamp=now_s)
-        for key in self._gauges - shown:  # files keep a value for ever
+        for key in self._gauges - shown:  # files keep a value forever
             self._values[key].set(math.nan, timestamp=now_s)
 
     def _run(self) -> None:
@@ -73,7 +73,7 @@ class MultiprocessPublisher:
             ended = self._closing.wait(self._interval_s)
             try:
                 self.publish()
-            except Exception:  # the metrics of the next second may be complete again
+            except Exception:  # the metrics may be complete again in the next second
                 logger.debug("the metrics could not be published", exc_info=True)
 
     def _value(
@@ -95,7 +95,7 @@ class MultiprocessPublisher:
 
 
 def _file_samples(metric: Metric) -> Iterator[tuple[Sample, float]]:
-    """Yield each sample with its value in a file: a bucket there has its own calls alone."""
+    """Yield each sample with its value in a file, where a bucket counts only its own calls."""
     below = 0.0
     for sample in metric.samples:
         if metric.type == "histogram" and sample.name.endswith("_count"):

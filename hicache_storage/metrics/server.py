@@ -1,4 +1,4 @@
-"""An HTTP endpoint with the metrics of one collector, for Prometheus to scrape."""
+"""Serve the metrics of one collector over HTTP, for Prometheus to scrape."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _LAST_PORT = 65535
 
 
 class MetricsServer:
-    """An open endpoint, which daemon threads answer. A context manager.
+    """An open endpoint. Daemon threads answer it. A context manager.
 
-    A forked child closes its copy of the socket, so that the port is free when the parent has ended.
+    A forked child closes its copy of the socket, so the port is free as soon as the parent has ended.
     """
 
     def __init__(self, collector: Collector, *, port: int, host: str) -> None:
@@ -61,7 +61,8 @@ class MetricsServer:
 def serve(collector: Collector, *, port: int, host: str = LOOPBACK) -> MetricsServer:
     """Serve the metrics of `collector` at `http://HOST:PORT/metrics`, until `close`.
 
-    Anyone who reaches the port reads the metrics: there is no password. Port 0 takes a free port.
+    There is no password, so anyone who can reach the port can read the metrics. Port 0 takes a free
+    port.
 
     Raises:
         ConfigError: The port or the address cannot be used. The message says what to do.

@@ -1,11 +1,11 @@
-"""The data plane: whole batches in one call, without the interpreter lock.
+"""The data plane: functions that handle a whole batch in one call, without the interpreter lock.
 
-Each function takes a batch and returns one verdict a page. The compiled module releases the interpreter
-lock once for the whole call. `reference` has the same functions in Python, with the same verdicts; only
-those of `transports` are not in it. The reference serves where the compiled module is missing, where it
-was compiled of other C sources than those beside it, or where the environment has `HICACHE_NATIVE=0`.
-`HICACHE_NATIVE=1` insists on the compiled module. `implementation` says which one serves, and `reason`
-why it is the reference.
+Each function takes a batch and returns one verdict for each page. The compiled module releases the
+interpreter lock once for the whole call. `reference` has the same functions in Python, with the same
+verdicts, except for those of `transports`. Python uses the reference if the compiled module is missing,
+if it was compiled from other C sources than those next to it, or if the environment has
+`HICACHE_NATIVE=0`. `HICACHE_NATIVE=1` requires the compiled module. `implementation` tells which one is
+in use, and `reason` why it is the reference.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 def _load() -> tuple[Any, str]:
-    """Return the compiled module and "", or None and the reason why the reference serves."""
+    """Return the compiled module and "". If the reference is used, return None and the reason."""
     wanted = os.environ.get("HICACHE_NATIVE", "")
     if wanted not in ("", "0", "1"):
         raise ImportError(
@@ -66,7 +66,7 @@ def _compiled() -> tuple[Any, str]:
 _loaded = _load()
 _module = _loaded[0]
 reason: str = _loaded[1]
-"""Empty with the compiled module; else the cause that the reference serves."""
+"""Why the reference is used. Empty with the compiled module."""
 implementation: str = "reference" if _module is None else "compiled"
 if _module is not None:
     globals().update({name: getattr(_module, name) for name in __all__ if hasattr(_module, name)})

@@ -1,6 +1,6 @@
-"""Compiles the data plane in place.
+"""Compile the data plane in place.
 
-The module imports nothing of this package, because the build of the wheel runs it alone.
+This module imports nothing from the package, because the build of the wheel runs it on its own.
 
 python hicache_storage/native/_build.py [--sanitize]
 """
@@ -43,14 +43,14 @@ SOURCES = (
 MODULE = "_native.abi3.so"
 _FLAGS = (
     *("-O3", "-std=gnu11", "-fPIC", "-shared", "-Wall", "-Wextra"),
-    "-Werror=implicit-function-declaration",  # else the module is built and cannot be loaded
+    "-Werror=implicit-function-declaration",  # otherwise the module is built, but cannot be loaded
     "-DPy_LIMITED_API=0x030B0000",  # one build for CPython 3.11 and later
 )
 _SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1")
 
 
 def build(*, sanitize: bool = False) -> str:
-    """Compile the module beside its sources. Return "", or the reason why it could not be done."""
+    """Compile the module next to its sources. Return "", or the reason why it could not be compiled."""
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     if shutil.which(compiler[0]) is None:
         return f"there is no C compiler ({compiler[0]})"
@@ -58,7 +58,7 @@ def build(*, sanitize: bool = False) -> str:
     if not (include / "Python.h").exists():
         return f"there are no Python headers in {include}"
     extra = _SANITIZERS if sanitize else ()
-    if os.environ.get("CI"):  # Elsewhere a warning of a newer compiler must not cost the module.
+    if os.environ.get("CI"):  # outside CI, a new compiler's warning must not cost the module
         extra = (*extra, "-Werror")
     with tempfile.TemporaryDirectory(dir=FOLDER) as scratch:
         target = Path(scratch) / MODULE

@@ -1,6 +1,6 @@
-"""The checksum of the C sources. A module that was compiled of others is not used.
+"""Compute the checksum of the C sources. A module compiled from other sources is not used.
 
-The build of the module runs this file alone: it imports nothing of this package.
+The build of the module runs this file on its own, so it imports nothing from the package.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def checksum(folder: Path) -> str:
-    """Return the CRC-32 of the C sources in `folder`, or "" where there are none, as in a wheel."""
+    """Return the CRC-32 of the C sources in `folder`. "" if there are none, as in a wheel."""
     sources = sorted(folder.rglob("*.[ch]"))
     value = 0
     for path in sources:

@@ -1,7 +1,7 @@
-"""Exchanges over sockets that only the compiled module carries.
+"""Exchange data over sockets. Only the compiled module can do this.
 
-Without it, a backend exchanges the same bytes by the path that serves TLS, which Python's `ssl` needs
-anyway. Look at `hicache_storage.native.implementation` before a call.
+Without the compiled module, a backend uses the path that it needs for TLS anyway, through Python's
+`ssl`, and exchanges the same bytes. Check `hicache_storage.native.implementation` before a call.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ VERDICT, LANE, SENT, RECEIVED, HEAD_NBYTES, FILLED = range(6)
 """The numbers that describe how far an exchange has come."""
 STATE_COUNT = 6
 STOPPED, STALE = 1, 2
-"""Verdicts on an exchange beside the status of its reply, 0 (unfinished) and a negated errno."""
+"""Verdicts for an exchange, besides its reply's status, 0 (unfinished) and a negated errno."""
 
 
 def run_exchanges(
@@ -47,25 +47,26 @@ def run_exchanges(
 ) -> int:
     """Send HTTP requests and receive their replies, one at a time on each connection.
 
-    A connection that has carried an exchange carries the next one that has not begun, unless the reply
-    was a 429 or its status is 500 or higher. A reply that is not plain stops its exchange before a byte
-    behind the head is judged: the caller goes on from the state. Plain is a final reply of HTTP/1.1
-    without `connection` but `keep-alive`, that has no body, or a body with one `content-length` and
-    without `transfer-encoding` that fits into the page (a 200) or into the slot.
+    When an exchange has ended, its connection carries the next exchange that has not begun, unless
+    the reply was a 429 or its status is 500 or higher. A reply that is not plain stops its exchange
+    before any byte after the head is looked at, and the caller continues from the state. A plain
+    reply is a final HTTP/1.1 reply without `connection`, except `keep-alive`. It has no body, or a
+    body with one `content-length` and without `transfer-encoding` that fits into the page (for a 200)
+    or into the slot.
 
     Args:
-        fds: Connected sockets, or sockets that are connecting.
-        requests: The pieces of each request, with its body.
+        fds: Sockets that are connected or connecting.
+        requests: The pieces of each request, including its body.
         pages: The memory for the body of each reply with status 200. Empty: the body goes to the slot.
-        slots: Memory for the head of each reply and for a small body, of one size each.
-        states: Six 64-bit integers an exchange, which the call updates: the verdict, the index of
-            the connection (-1: not begun), the bytes sent, the bytes received in the slot, the bytes of
-            the head (0: not whole) and the bytes of the page.
-        deadline_s: The time of `time.monotonic` when the call ends.
+        slots: Memory for the head of each reply and for a small body. All slots have the same size.
+        states: Six 64-bit integers for each exchange, which the call updates: the verdict, the index of
+            the connection (-1: not begun), the bytes sent, the bytes received in the slot, the size of
+            the head (0: incomplete) and the bytes of the page.
+        deadline_s: The time of `time.monotonic` at which the call ends.
 
     Returns:
-        0, or a negated errno. The verdict on an exchange is the status of its reply; 0 where it is
-        unfinished; STOPPED; STALE where its connection was not idle; or a negated errno.
+        0, or a negated errno. The verdict for an exchange is the status of its reply, 0 if it is
+        unfinished, STOPPED, STALE if its connection was not idle, or a negated errno.
     """
     raise NotImplementedError
 
@@ -79,23 +80,22 @@ def fetch_bulks(
     window: int,
     deadline_s: float,
 ) -> tuple[list[int], int, bytes]:
-    """Send requests, and receive one RESP bulk string a page, up to the first reply that is none.
+    """Send requests, and receive one RESP bulk string for each page, until a reply is something else.
 
     Args:
         fd: A connected socket.
         requests: The request for each page.
-        sent: The number of requests that are sent already.
-        head: The bytes of the first reply that have arrived: 4 at most.
-        pages: The memory of each page. The bulk string of a page has as many bytes as its pieces.
-        window: The number of requests that are on their way at once. More are sent when half of them
-            are answered.
-        deadline_s: The time of `time.monotonic` after which the verdict is -ETIMEDOUT.
+        sent: How many requests have been sent already.
+        head: The bytes of the first reply that have arrived, at most 4.
+        pages: The memory of each page. The bulk string for a page has as many bytes as its pieces.
+        window: How many requests may be under way at once. More are sent when half of them are answered.
+        deadline_s: Later than this time of `time.monotonic`, the verdict is -ETIMEDOUT.
 
     Returns:
-        The verdicts, the number of requests that are sent now, and the bytes of the next reply that
-        have arrived. A verdict is HIT, or MISS for a null. The last one may be WRONG (another length,
-        or a damaged end), NO_BULK (another kind of reply, whose head is returned), or a negated errno.
-        After WRONG and an errno the bytes mean nothing.
+        The verdicts, how many requests have been sent by now, and the bytes of the next reply that have
+        arrived. A verdict is HIT, or MISS for a null. The last one may be WRONG (a different length or a
+        damaged end), NO_BULK (a different kind of reply, whose head is returned), or a negated errno.
+        After WRONG or an errno the returned bytes mean nothing.
     """
     raise NotImplementedError
 
@@ -103,17 +103,17 @@ def fetch_bulks(
 def exchange_lines(
     fd: int, requests: Sequence[Pieces], replies: Sequence[int], window: int, deadline_s: float
 ) -> tuple[int, bytes]:
-    """Send requests, and receive as many lines as their replies have.
+    """Send requests, and receive all lines of their replies.
 
     Args:
         fd: A connected socket.
         requests: The pieces of each request.
-        replies: The number of lines of the reply to each request, from 1 to 4096.
-        window: The number of requests that are on their way at once, as in `fetch_bulks`.
-        deadline_s: The time of `time.monotonic` after which the verdict is -ETIMEDOUT.
+        replies: The number of lines in the reply to each request, from 1 to 4096.
+        window: How many requests may be under way at once, as in `fetch_bulks`.
+        deadline_s: Later than this time of `time.monotonic`, the verdict is -ETIMEDOUT.
 
     Returns:
-        The verdict, and all bytes that have come. The verdict is HIT; WRONG after a line that is longer
-        than 4096 bytes or is no RESP reply of one line; or a negated errno.
+        The verdict, and all bytes that arrived. The verdict is HIT, WRONG after a line that is longer
+        than 4096 bytes or is not a one-line RESP reply, or a negated errno.
     """
     raise NotImplementedError

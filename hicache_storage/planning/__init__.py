@@ -1,5 +1,5 @@
-"""Planning: from a trace of requests to the sizes of L2 and L3 that pay.
+"""Planning: find the sizes of L2 and L3 that are worth their cost, from a trace of requests.
 
-This is the library behind `hicache plan`. It moves no page. It computes LRU stack distances of the
-trace's blocks: the hits of every capacity follow from them.
+This is the library behind `hicache plan`. It does not move pages. It computes the LRU stack distances of
+the trace's blocks, which give the hits for every capacity.
 """

@@ -1,6 +1,6 @@
-"""The accesses of a trace: which block each request uses, at which place, and in which order.
+"""The accesses of a trace: which block each request uses, where in its prompt, and in which order.
 
-Blocks are named by a hash of the whole prefix, as pages are: equal ids behind different prefixes are
+Like a page, a block is named by a hash of the whole prefix, so equal ids after different prefixes are
 different blocks. A spatial sample keeps a share of the blocks, each with all of its accesses (SHARDS,
 Waldspurger et al., FAST 2015).
 """
@@ -35,10 +35,10 @@ _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accesses:
-    """The accesses of a trace or of a sample of its blocks, request after request.
+    """The accesses of a trace, or of a sample of its blocks, one request after the other.
 
-    The arrays have an element for each access. Within a request they are in the order in which L2
-    touches the blocks, unless they say otherwise.
+    The arrays have an element for each access. Within a request, elements are in the order in which L2
+    touches the blocks, unless the field says otherwise.
     """
 
     requests: Integers
@@ -48,15 +48,15 @@ class Accesses:
     blocks: Integers
     """Number of the block."""
     by_block: Integers
-    """The accesses sorted by block, and by time within a block."""
+    """The accesses, sorted by block, then by time."""
     touches: Integers
-    """For the blocks in the order of the prompt, the positions of their accesses."""
+    """For the blocks in prompt order, the positions of their accesses."""
     names: Hashes
-    """For the blocks in the order of the prompt, the hash of the prefix that ends with the block."""
+    """For the blocks in prompt order, the hash of the prefix that ends with the block."""
     rate: float
-    """Share of the trace's blocks that are here."""
+    """The share of the trace's blocks in this sample."""
     expected: float
-    """Number of accesses that a sample of this rate has on average. It has more or fewer."""
+    """The average number of accesses in a sample of this rate. This sample has more or fewer."""
 
     @classmethod
     def of(cls, requests: Sequence[Request]) -> Self:
@@ -78,23 +78,23 @@ class Accesses:
         return self._kept(self._buckets() < rate * _BUCKETS, rate)
 
     def parts(self, count: int) -> list[Self]:
-        """Return `count` disjoint samples, of equal rates, that together are all accesses here."""
+        """Split these accesses into `count` disjoint samples of equal rates."""
         step = self.rate * _BUCKETS / count
         part = np.minimum(self._buckets() // step, count - 1)
         return [self._kept(part == number, self.rate / count) for number in range(count)]
 
     def latest(self, marks: Mask) -> Integers:
-        """Return, for each access, the latest earlier access of its block that is marked, or -1."""
+        """Return, for each access, the latest earlier access to its block that is marked, or -1."""
         return previous_in_group(self.by_block, self.blocks, marks)
 
     def following(self, marks: Mask) -> Integers:
-        """Return, for each access, the next later access of its block that is marked, or -1."""
+        """Return, for each access, the next later access to its block that is marked, or -1."""
         last = len(self) - 1
         latest = previous_in_group(last - self.by_block[::-1], self.blocks[::-1], marks[::-1])[::-1]
         return np.where(latest >= 0, last - latest, -1)
 
     def largest_so_far(self, values: Integers) -> Integers:
-        """Return, for each access, the largest of the values of the prompt's blocks up to this one."""
+        """Return, for each access, the largest value among the prompt's blocks up to this one."""
         largest = np.empty_like(values)
         largest[self.touches] = running_max(values[self.touches], self.requests)
         return largest
@@ -130,10 +130,10 @@ class Accesses:
 
 
 def _touches(starts: Integers, is_start: Mask, is_new: Mask) -> Integers:
-    """Return, for the blocks in the order of the prompt, the positions in which L2 touches them.
+    """Return, for the blocks in prompt order, the positions at which L2 touches them.
 
-    The controller unpins the prefix that was found, its tail first, and then the computed rest, its tail
-    first. A tail is therefore evicted before its head.
+    The controller unpins the prefix that it found from the tail on, then the computed rest from the tail
+    on. A tail is therefore evicted before its head.
     """
     if not len(starts):
         return starts
@@ -143,14 +143,14 @@ def _touches(starts: Integers, is_start: Mask, is_new: Mask) -> Integers:
     positions = np.arange(len(starts))
     last_known = starts + known[segment] - 1
     last = starts + lengths[segment] - 1
-    # The found prefix is reversed in place, and so is the rest behind it.
+    # Reverse the found prefix in place, and also the rest after it.
     is_known = positions <= last_known
     touches: Integers = np.where(is_known, starts + last_known, last_known + 1 + last) - positions
     return touches
 
 
 def _prefix_hashes(ids: Hashes, lengths: Integers) -> Hashes:
-    """Return for each block the hash of its prompt up to its end, one place of all prompts at a time."""
+    """Hash each block's prompt up to the block's end. Handles one position of all prompts at a time."""
     hashes = np.empty_like(ids)
     starts = np.cumsum(lengths) - lengths
     longest_first = np.argsort(-lengths, kind="stable")
@@ -165,7 +165,7 @@ def _prefix_hashes(ids: Hashes, lengths: Integers) -> Hashes:
 
 
 def _mixed(values: Hashes) -> Hashes:
-    """Return well-mixed 64-bit hashes (splitmix64)."""
+    """Mix 64-bit hashes well (splitmix64)."""
     mixed = values + _GOLDEN
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX[0]
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX[1]

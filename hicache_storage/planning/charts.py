@@ -1,4 +1,4 @@
-"""Plots as inline SVG: lines over an axis of sizes or of time. Colours come from the page's style."""
+"""Draw plots as inline SVG: lines over an axis of sizes or of time. The page's style sets the colors."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Line:
 
     name: str
     points: Sequence[Sequence[float]]
-    """(x, y) by ascending x."""
+    """(x, y) points in order of x."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """An axis: the values of its ticks and their texts."""
+    """An axis, with the values and texts of its ticks."""
 
     title: str
     ticks: Sequence[float]
@@ -41,7 +41,7 @@ class Axis:
     logarithmic: bool = False
 
     def place(self, value: float) -> float:
-        """Return the place of a value, 0 at the start of the axis and 1 at its end."""
+        """Return where a value lies: 0 at the start of the axis, 1 at its end."""
         low, high = self.low, self.high
         if self.logarithmic:
             value, low, high = math.log2(max(value, low)), math.log2(low), math.log2(high)
@@ -67,7 +67,7 @@ def linear_axis(title: str, high: float, text: Callable[[float], str]) -> Axis:
 
 
 def bandwidth_axis(high: float) -> Axis:
-    """Return an axis of bytes a second, with ticks at round values of its unit."""
+    """Return an axis of bytes per second, with ticks at round values of its unit."""
     unit_nbytes, _ = unit_of(high)
     axis = linear_axis("bandwidth", high / unit_nbytes, str)
     return Axis(
@@ -80,7 +80,7 @@ def bandwidth_axis(high: float) -> Axis:
 
 
 def line_chart(title: str, lines: Sequence[Line], x: Axis, y: Axis) -> Element:
-    """Return a plot with its legend. `title` is what a screen reader says of it."""
+    """Return a plot with its legend. A screen reader reads out `title`."""
     plot = element(
         "svg",
         element("title", title),

@@ -1,4 +1,4 @@
-"""Bandwidth that a trace needs: bytes by the arrival of the requests that move them."""
+"""Compute the bandwidth that a trace needs, from the arrival times and bytes of its requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_DURATION_S = 366 * 86_400
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """The arrival of each request, in seconds since the first one."""
+    """When each request arrives, in seconds after the first one."""
 
     times_s: tuple[float, ...]
 
@@ -31,7 +31,7 @@ class Arrivals:
         """Return the arrivals of a trace.
 
         Raises:
-            ConfigError: The trace is longer than a year, as one in other units than milliseconds is.
+            ConfigError: The trace is longer than a year. Its times are probably not milliseconds.
         """
         duration_s = requests[-1].arrival_s - requests[0].arrival_s
         if duration_s > _MAX_DURATION_S:
@@ -43,13 +43,13 @@ class Arrivals:
 
     @property
     def duration_s(self) -> float:
-        """Seconds from the first request to the last; at least one window."""
+        """Seconds from the first request to the last, at least one window."""
         return max(self.times_s[-1], float(WINDOWS_S[0]))
 
     def figures(self, requests: Integers, nbytes: float) -> dict[str, float]:
         """Return the bytes and bandwidths of transfers of `nbytes` each, one for each request number.
 
-        A percentile is taken over all windows of the trace, those without a transfer included.
+        Percentiles are taken over all windows of the trace, including those without a transfer.
         """
         figures = {
             "nbytes": len(requests) * nbytes,
@@ -65,7 +65,7 @@ class Arrivals:
         return figures
 
     def series(self, requests: Integers, nbytes: float) -> list[list[float]]:
-        """Return (seconds, bytes per second) for each window: a minute, or as many as keep them few."""
+        """Return (seconds, bytes per second) for each window of a minute, or more in a long trace."""
         window_s = 60 * (1 + int(self.times_s[-1] // (60 * _MOST_POINTS)))
         counts = np.bincount(
             self._windows(requests, window_s), minlength=int(self.times_s[-1] // window_s) + 1

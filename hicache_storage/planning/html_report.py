@@ -1,4 +1,4 @@
-"""A plan as one self-contained HTML page: what it says, plots, tables."""
+"""Write a plan as one self-contained HTML page: a summary, plots and tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def html_page(report: Mapping[str, Any]) -> str:
-    """Return the whole page. It loads nothing, and its policy forbids a browser to load anything."""
+    """Return the whole page. It loads nothing, and its policy forbids browsers to load anything."""
     name = PurePath(report["trace"]).name
     return report_page(
         title=f"Capacity plan for {name}",
@@ -41,7 +41,7 @@ def html_page(report: Mapping[str, Any]) -> str:
 
 
 def _lead(report: Mapping[str, Any]) -> str:
-    """Return the plan in a sentence or two."""
+    """Summarize the plan in one or two sentences."""
     ideal = f"A cache that never evicts hits {percent(report['ideal_hit_rate'])} of the blocks."
     if report["best"] is None:
         most = max(report["options"], key=lambda option: option["hit_rate"])

@@ -1,4 +1,4 @@
-"""A plan: the figures of a trace for every size of L2 and L3, ready for JSON."""
+"""Make a plan: the figures of a trace for every size of L2 and L3, ready for JSON."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from hicache_storage.replay.trace import Request
 
 _PARTS = 8
-"""Parts of a sample, whose spread gives the sample's error."""
+"""How many parts a sample is split into. Their spread gives the sample's error."""
 _CURVE_POINTS = 96
 _95_PERCENT = 1.96
 _SHARES_OF_IDEAL = (0.5, 0.9, 0.99)
 
 
 def make_plan(requests: Sequence[Request], settings: PlanSettings) -> dict[str, Any]:
-    """Return the plan for a trace of at least one request. Names are stable."""
+    """Return the plan for a trace with at least one request. Its names are stable."""
     return _Planner.of(requests, settings).figures()
 
 
@@ -43,9 +43,9 @@ class _Planner:
     longest_blocks: int
     host: HostTier
     parts: list[HostTier]
-    """Parts of a sample; empty where every block is analysed."""
+    """The parts of a sample. Empty if every block is analyzed."""
     given_storage: bool
-    """True where the sizes of L3 were given."""
+    """True if the user gave the sizes of L3."""
 
     @classmethod
     def of(cls, requests: Sequence[Request], settings: PlanSettings) -> _Planner:
@@ -70,7 +70,7 @@ class _Planner:
         return replace(planner, settings=planner.with_default_sizes())
 
     def with_default_sizes(self) -> PlanSettings:
-        """Return settings with sizes that fit the trace where none are given."""
+        """Return the settings, with sizes that fit the trace if none are given."""
         settings, footprint = self.settings, self.distinct_nbytes
         least = (
             self.longest_blocks * settings.pages_per_block * settings.page_nbytes(settings.pools)
@@ -85,13 +85,13 @@ class _Planner:
 
     @property
     def distinct_blocks(self) -> float:
-        """Distinct blocks of the trace."""
+        """Number of distinct blocks in the trace."""
         blocks = self.host.accesses.blocks
         return (int(blocks.max()) + 1 if len(blocks) else 0) / self.host.accesses.rate
 
     @property
     def distinct_nbytes(self) -> int:
-        """Bytes of all distinct pages in L3."""
+        """Bytes of all distinct pages, as L3 stores them."""
         settings = self.settings
         pages = self.distinct_blocks * settings.pages_per_block
         return round(pages * settings.stored_nbytes(settings.pools))
@@ -99,7 +99,7 @@ class _Planner:
     # --- figures ---------------------------------------------------------------------------------------
 
     def figures(self) -> dict[str, Any]:
-        """Return everything, ready for JSON."""
+        """Return the whole plan, ready for JSON."""
         settings = self.settings
         tiers = {size: self._storage_tier(self.host, size) for size in settings.host_sizes}
         options = self._options(tiers)
@@ -142,8 +142,8 @@ class _Planner:
     def _share(self, hits: Mask, tier: HostTier, *, first: bool = True) -> float:
         """Return the share of accesses that hit.
 
-        A sample has by chance more or fewer accesses than its rate. The difference is of blocks that are
-        used all the time: it counts as hits of the `first` tier (SHARDS-adj).
+        By chance a sample has more or fewer accesses than its rate predicts. The difference comes from
+        blocks that are used all the time, so it counts as hits of the `first` tier (SHARDS-adj).
         """
         accesses = tier.accesses
         missing = accesses.expected - len(accesses) if first else 0.0
@@ -176,7 +176,10 @@ class _Planner:
         return options
 
     def _storage_sizes(self, host_size: int) -> list[int]:
-        """Return the sizes of L3 to compare behind an L2. A smaller one finds next to nothing."""
+        """Return the sizes of L3 to compare behind an L2.
+
+        Default sizes up to the L2's are left out, because so small an L3 finds next to nothing.
+        """
         sizes = self.settings.storage_sizes
         return [size for size in sizes if self.given_storage or not 0 < size <= host_size]
 
@@ -211,7 +214,7 @@ class _Planner:
         }
 
     def _pools_of(self, figures: dict[str, float]) -> dict[str, Any]:
-        """Return the figures with the bytes of each pool."""
+        """Add the bytes of each pool to the figures."""
         stored = self.settings.stored_nbytes(self.settings.pools)
         return {
             **figures,
@@ -232,7 +235,7 @@ class _Planner:
         return {"l2_hit_rate": l2, "l3_hit_rate": l3, "hit_rate": l2 + l3}
 
     def _error(self, size: int, parts: Sequence[StorageTier]) -> float | None:
-        """Return the half width of the 95 % interval of the hit rate; None where nothing is sampled."""
+        """Return the half width of the hit rate's 95 % interval. None if nothing is sampled."""
         if not parts:
             return None
         rates = [
@@ -244,7 +247,7 @@ class _Planner:
     # --- curves ----------------------------------------------------------------------------------------
 
     def _sizes_for_shares(self) -> dict[str, int | None]:
-        """Return the bytes of an L2 without L3 that hits these shares of the ideal hits."""
+        """Return how many bytes an L2 without L3 needs to reach these shares of the ideal hits."""
         needs = np.sort(self.host.needs_alone[self.host.needs_alone < NEVER])
         settings = self.settings
         block_nbytes = settings.pages_per_block * settings.page_nbytes(settings.pools)
@@ -273,7 +276,7 @@ class _Planner:
         }
 
     def _curve(self, needs: Integers, least: int, block_nbytes: int) -> list[list[float]]:
-        """Return (bytes, hit rate) for capacities from one page to all of the trace's blocks."""
+        """Return (bytes, hit rate) for capacities from one page up to all of the trace's blocks."""
         accesses = self.host.accesses
         ordered = np.sort(needs)
         most = max(self.distinct_nbytes, 2 * least)
@@ -286,7 +289,7 @@ class _Planner:
         ]
 
     def _notes(self) -> list[str]:
-        """Return the reservations with which the figures must be read."""
+        """Return warnings about the figures, for example that they come from a sample."""
         notes: list[str] = []
         settings = self.settings
         too_small = [
@@ -306,11 +309,11 @@ class _Planner:
 
 
 def _best(options: Sequence[dict[str, Any]]) -> int | None:
-    """Return the number of the option with the largest net value; None where it is not known."""
+    """Return the number of the option with the largest net value. None if that is not known."""
     known = [number for number, option in enumerate(options) if option["net_per_month"] is not None]
     return max(known, key=lambda number: options[number]["net_per_month"], default=None)
 
 
 def _power_of_two(nbytes: float) -> int:
-    """Return the smallest power of two that is not less than `nbytes`."""
+    """Return the smallest power of two that is at least `nbytes`."""
     return 1 << max(0, math.ceil(nbytes) - 1).bit_length()

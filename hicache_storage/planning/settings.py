@@ -1,4 +1,4 @@
-"""Settings of a plan: pools, sizes of L2 and L3 to compare, write policy, and prices."""
+"""Settings of a plan: pools, the sizes of L2 and L3 to compare, write policy, and prices."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from hicache_storage.replay.models import PoolShape
 
 MAX_PAGES = 10_000_000
-"""Accesses to pages up to which every block is analysed, and not a sample."""
+"""Up to this number of accesses to pages, every block is analyzed instead of a sample."""
 HOURS_PER_MONTH = 730.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """The costs of computing and of keeping pages, in one currency. None: not known."""
+    """What it costs to compute and to keep pages, in one currency. None: not known."""
 
     prefill_tokens_per_s: float | None = None
-    """Prompt tokens that one GPU computes in a second."""
+    """Prompt tokens that one GPU computes per second."""
     gpu_hour: float | None = None
     host_gib_month: float = 0.0
     storage_gib_month: float = 0.0
     busy_hours_per_month: float = HOURS_PER_MONTH
-    """Hours of a month in which the load is that of the trace."""
+    """Hours of a month with the same load as in the trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +47,9 @@ class PlanSettings:
     """All pools, the target first."""
     page_tokens: int = 64
     host_sizes: tuple[int, ...] = ()
-    """Bytes of L2 to compare; empty: sizes that fit the trace."""
+    """Bytes of L2 to compare. Empty: sizes that fit the trace."""
     storage_sizes: tuple[int, ...] = ()
-    """Bytes of L3 to compare, 0 for no L3; empty: sizes that fit the trace."""
+    """Bytes of L3 to compare, with 0 for no L3. Empty: sizes that fit the trace."""
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     prices: Prices = field(default_factory=Prices)
     max_pages: int = MAX_PAGES
@@ -66,7 +66,7 @@ class PlanSettings:
 
     @property
     def pages_per_block(self) -> int:
-        """Pages in one block of the trace."""
+        """Number of pages in one block of the trace."""
         return BLOCK_TOKENS // self.page_tokens
 
     def page_nbytes(self, pools: Sequence[PoolShape]) -> int:
@@ -74,13 +74,13 @@ class PlanSettings:
         return sum(pool.shape.page(self.page_tokens).nbytes for pool in pools)
 
     def stored_nbytes(self, pools: Sequence[PoolShape]) -> int:
-        """Return the bytes of a page in L3, with its headers, summed over `pools`."""
+        """Return the bytes of a page in L3 with its headers, summed over `pools`."""
         return self.page_nbytes(pools) + FRAME_NBYTES * len(pools)
 
     def host_blocks(self, nbytes: int, pools: Sequence[PoolShape] | None = None) -> int:
-        """Return the whole blocks that an L2 of this size holds."""
+        """Return how many whole blocks an L2 of this size holds."""
         return nbytes // self.page_nbytes(pools or self.pools) // self.pages_per_block
 
     def storage_blocks(self, nbytes: int, pools: Sequence[PoolShape] | None = None) -> int:
-        """Return the whole blocks that an L3 of this size holds."""
+        """Return how many whole blocks an L3 of this size holds."""
         return nbytes // self.stored_nbytes(pools or self.pools) // self.pages_per_block

@@ -1,12 +1,12 @@
-"""LRU stack distances in O(n log n), without a loop over the accesses.
+"""Compute LRU stack distances in O(n log n), without a loop over the accesses.
 
 The distance of an access is the number of other items that were used since the item's previous use. An
-LRU cache of C items hits the access where the distance is less than C. One array of distances therefore
-gives the hits of every capacity.
+LRU cache of C items hits the access if the distance is less than C. So one array of distances gives the
+hits for every capacity.
 
-The items used after position p and before position t are the accesses in between whose own previous use
-lies before p. Every access up to p has that property, too. The distance is therefore the number of
-accesses before t whose previous use lies before p, less the p + 1 accesses up to p.
+The items used after position p and before position t are the accesses in between whose own previous
+use is before p. Every access up to p has that property, too. So the distance is the number of
+accesses before t whose previous use is before p, minus the p + 1 accesses up to p.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Integers: TypeAlias = "npt.NDArray[np.int64]"
 Mask: TypeAlias = "npt.NDArray[np.bool_]"
 
 NEVER = 1 << 40
-"""The distance of an item that was not used before: no cache is that large."""
+"""The distance of an item that was not used before, because no cache is large enough."""
 
 
 def stack_distances(previous: Integers, positions: Integers, until: Integers) -> Integers:
@@ -28,17 +28,17 @@ def stack_distances(previous: Integers, positions: Integers, until: Integers) ->
 
     Args:
         previous: For each use in time order, the position of the item's previous use, or -1.
-        positions: For each query, the position of the item's latest use; -1 gives `NEVER`.
-        until: For each query, the position that ends the count.
+        positions: For each query, the position of the item's latest use. -1 gives `NEVER`.
+        until: For each query, the position at which the count ends.
     """
     counts = count_smaller(previous + 1, until, positions + 1)
     return np.where(positions < 0, NEVER, counts - positions - 1)
 
 
 def count_smaller(values: Integers, ends: Integers, limits: Integers) -> Integers:
-    """Return, for each query, how many of `values[:end]` are less than `limit`; none is negative.
+    """Return, for each query, how many of `values[:end]` are less than `limit`. No value is negative.
 
-    The queries descend a wavelet matrix together: each round sorts the values by one bit.
+    All queries descend a wavelet matrix together. Each round sorts the values by one bit.
     """
     counts = np.zeros(len(ends), np.int64)
     if not len(values) or not len(ends):
@@ -59,7 +59,7 @@ def count_smaller(values: Integers, ends: Integers, limits: Integers) -> Integer
 
 
 def running_max(values: Integers, segments: Integers) -> Integers:
-    """Return the largest value so far within each segment; the numbers of `segments` ascend."""
+    """Return the largest value so far within each segment. The numbers in `segments` ascend."""
     offsets = segments * (2 * NEVER)
     return np.maximum.accumulate(values + offsets) - offsets
 
@@ -67,7 +67,7 @@ def running_max(values: Integers, segments: Integers) -> Integers:
 def previous_in_group(order: Integers, groups: Integers, marks: Mask) -> Integers:
     """Return, for each element, the latest earlier element of its group that is marked, or -1.
 
-    `order` sorts the elements by group, and by time within a group.
+    `order` sorts the elements by group, then by time.
     """
     size = len(order)
     places = np.arange(size)

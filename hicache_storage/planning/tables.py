@@ -1,4 +1,4 @@
-"""Tables of a plan, for people."""
+"""Show a plan as tables, for people."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MONEY_TITLES = ("L2", "L3", "tokens saved", "GPU hours", "GPUs", "cost/month", "
 
 
 def tables(report: Mapping[str, Any]) -> list[Table | str]:
-    """Return the tables of hits, of bandwidth and of money, then the facts."""
+    """Return the tables of hits, bandwidth and money, then the facts."""
     options: Sequence[Mapping[str, Any]] = report["options"]
     stored = [option for option in options if option["storage_nbytes"]]
     parts: list[Table | str] = [
@@ -75,19 +75,19 @@ def facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def hit_row(option: Mapping[str, Any]) -> list[str]:
-    """Return the cells of an option for `HIT_TITLES`."""
+    """Return an option's cells for `HIT_TITLES`."""
     shares = [percent(option[f"{tier}hit_rate"]) for tier in ("", "l2_", "l3_")]
     alone = option.get("target_alone")
     return [*_sizes(option), *shares, percent(alone["hit_rate"]) if alone else ""]
 
 
 def bandwidth_unit(report: Mapping[str, Any]) -> tuple[int, str]:
-    """Return the unit of all bandwidths of a plan: that of the highest."""
+    """Return one unit for all bandwidths of a plan, chosen for the highest."""
     return unit_of(max(each for option in report["options"] for each in _bandwidths(option)))
 
 
 def bandwidth_row(option: Mapping[str, Any], unit_nbytes: int) -> list[str]:
-    """Return the cells of an option for `BANDWIDTH_TITLES`, in a unit."""
+    """Return an option's cells for `BANDWIDTH_TITLES`, in the given unit."""
     written = option["written_pages"]
     return [
         *_sizes(option),
@@ -97,7 +97,7 @@ def bandwidth_row(option: Mapping[str, Any], unit_nbytes: int) -> list[str]:
 
 
 def money_row(option: Mapping[str, Any]) -> list[str]:
-    """Return the cells of an option for `MONEY_TITLES`."""
+    """Return an option's cells for `MONEY_TITLES`."""
     return [
         *_sizes(option),
         f"{option['saved_tokens'] / 1e6:,.1f} M",

@@ -1,4 +1,4 @@
-"""The data plane in Python: the functions of the compiled module, with the same verdicts."""
+"""The data plane in Python. It has the compiled module's functions, with the same verdicts."""
 
 from hicache_storage.native.reference.directories import (
     list_directories,

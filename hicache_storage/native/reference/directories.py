@@ -1,4 +1,4 @@
-"""Directories that are listed, and the files in them, in Python."""
+"""List directories and look at the files in them, in Python."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _NO_DIRECTORY = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
 def list_directories(paths: Sequence[bytes]) -> tuple[list[int], list[list[str]]]:
-    """List the regular files of directories that have the name of a page.
+    """List the regular files in directories whose names are page hashes.
 
     Args:
-        paths: The directories. A symbolic link in the place of one is none.
+        paths: The directories. A symbolic link does not count as a directory.
 
     Returns:
-        The verdict on each directory, and the names in it: 32 to 128 digits, in lowercase hex. A
-        verdict is HIT; MISS where there is no directory; or a negated errno.
+        The verdict for each directory, and the matching names in it: 32 to 128 lowercase hex digits. A
+        verdict is HIT, MISS if there is no directory, or a negated errno.
     """
     _require_paths(paths)
     found = [_list(path) for path in paths]
@@ -34,21 +34,21 @@ def list_directories(paths: Sequence[bytes]) -> tuple[list[int], list[list[str]]
 
 
 def modes_of(paths: Sequence[bytes]) -> list[int]:
-    """Return the st_mode of each path, of links themselves; 0 where nothing is; or a negated errno."""
+    """Return the st_mode of each path, of links themselves. 0 if it is missing, or a negated errno."""
     _require_paths(paths)
     return [_mode(path) for path in paths]
 
 
 def stat_files(paths: Sequence[bytes], deadline_s: float) -> tuple[list[int], list[int], list[int]]:
-    """Look at files.
+    """Look up the time and the size of files.
 
     Args:
         paths: The files.
-        deadline_s: The time of `time.monotonic` after which the verdict on the rest is LATE.
+        deadline_s: Later than this time of `time.monotonic`, the remaining verdicts are LATE.
 
     Returns:
-        The verdict on each file, its modification time in nanoseconds, and its size. A verdict is HIT;
-        MISS where there is no regular file; LATE; or a negated errno. Without a hit the rest is 0.
+        The verdict for each file, its modification time in nanoseconds, and its size. A verdict is HIT,
+        MISS if there is no regular file, LATE, or a negated errno. Without a hit, time and size are 0.
     """
     _require_paths(paths)
     found = [_stat_by(deadline_s, path) for path in paths]

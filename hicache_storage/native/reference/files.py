@@ -1,4 +1,4 @@
-"""Many files of one directory, in Python."""
+"""Read, write, check and claim many files of one directory, in Python."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 TRAILER_NBYTES = 64
 NAME_NBYTES = 40
-"""The part of a trailer that names its page. The next byte is 1 where the page was synced first."""
+"""The part of a trailer that names its page. The next byte is 1 if the page was synced first."""
 
 _SEALED_NBYTES = 56
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -50,7 +50,7 @@ def exists_files(paths: Sequence[bytes], nbytes: int, deadline_s: float) -> list
     Args:
         paths: The names of the files.
         nbytes: The size that a file must have.
-        deadline_s: The time of `time.monotonic` after which the verdict on the rest is LATE.
+        deadline_s: Later than this time of `time.monotonic`, the remaining verdicts are LATE.
     """
     return [verdict_by(deadline_s, partial(_exists, path, nbytes)) for path in paths]
 
@@ -62,10 +62,10 @@ def check_files(
     touched_ns: int,
     deadline_s: float,
 ) -> list[int]:
-    """Return HIT or UNSYNCED for each file whose trailer, behind `nbytes` of page, begins with its name.
+    """Return HIT or UNSYNCED for each file whose trailer, after `nbytes` of page, begins with its name.
 
-    A file that has another trailer is WRONG. A hit gets the modification time `touched_ns`, unless that
-    is negative.
+    A file with a different trailer is WRONG. A hit gets the modification time `touched_ns`, unless
+    that is negative.
     """
     require(len(paths) == len(names) and all(len(name) >= NAME_NBYTES for name in names))
     return [
@@ -85,25 +85,27 @@ def read_files(
     deadline_s: float,
     states: Sequence[bytearray] = (),
 ) -> tuple[list[int], list[int]]:
-    """Read each page that is there whole, and prove each by its trailer.
+    """Read each page that is complete, and verify it by its trailer.
 
-    The trailer is read before and after the page. Equal trailers prove that no writer was at work.
+    The trailer is read before and after the page. If both are equal, no writer changed the page
+    meanwhile.
 
     Args:
         paths: The names of the files.
-        names: The first 40 bytes that the trailer of each must have.
-        pages: The memory of each page, `nbytes` in all; unspecified where the verdict is not HIT.
+        names: The first 40 bytes that each trailer must have.
+        pages: The memory of each page, `nbytes` each. Its content is undefined unless the verdict is
+            HIT.
         nbytes: The size of a page, without its trailer.
-        touched_ns: The modification time of the first file after a hit, one nanosecond less for each
-            that follows; negative: none.
-        interval_ns: The age from which on a modification time is renewed.
-        skip: The number of leading bytes that the digest of a page leaves out; negative: no digests.
-        deadline_s: The time of `time.monotonic` after which the verdict on the rest is LATE.
-        states: The state of each page's revocable, or nothing. An empty one: the page has none.
+        touched_ns: The modification time for the first file after a hit. Each later file gets one
+            nanosecond less. Negative: leave the times as they are.
+        interval_ns: Renew a modification time only if it is at least this old.
+        skip: How many leading bytes the digest of a page leaves out. Negative: no digests.
+        deadline_s: Later than this time of `time.monotonic`, the remaining verdicts are LATE.
+        states: The state of each page's revocable, or nothing. Empty for a page that has none.
 
     Returns:
-        The verdicts, and the xxh3-64 of each page that was hit (0 for the others). The verdict on a
-        page whose memory was revoked before its end is REVOKED.
+        The verdicts, and the xxh3-64 of each page that is a HIT (0 for the others). If a page's
+        memory is revoked before the page is complete, the verdict is REVOKED.
     """
     fits = len(paths) == len(names) == len(pages) and all(
         len(name) >= NAME_NBYTES for name in names
@@ -139,23 +141,23 @@ def write_files(
     """Write each page and its trailer to its path, then rename the path to its target.
 
     Args:
-        paths: The files to write. The first `recycled` of them are pages that are overwritten in
-            place; the others are new.
-        targets: The name that each file gets when it is whole.
-        trailers: The 64 bytes behind each page.
-        pages: The bytes of each page, `nbytes` in all.
+        paths: The files to write. The first `recycled` of them are old pages to overwrite in place. The
+            others are new.
+        targets: The name that each file gets when it is complete.
+        trailers: The 64 bytes after each page.
+        pages: The bytes of each page, `nbytes` each.
         nbytes: The size of a page, without its trailer.
-        modified_ns: The modification time of the first file, one nanosecond less for each that follows.
-        recycled: The number of paths that are overwritten.
-        deadline_s: The time of `time.monotonic` after which the verdict on the rest is LATE.
-        stop: One byte, which another thread sets to 1 to end the batch.
-        states: The state of each page's revocable, or nothing. An empty one: the page has none.
+        modified_ns: The modification time of the first file. Each later file gets one nanosecond less.
+        recycled: How many paths are overwritten.
+        deadline_s: Later than this time of `time.monotonic`, the remaining verdicts are LATE.
+        stop: One byte. Another thread sets it to 1 to end the batch.
+        states: The state of each page's revocable, or nothing. Empty for a page that has none.
 
     Returns:
-        HIT where the page has its name. KEPT where a file may not be overwritten; the file is as it was.
-        REVOKED where the page's memory was revoked before its end. After that, and after an errno,
-        nothing is left at the path. An errno and `stop` end the batch: the verdict on
-        the rest is MISS, and their files are as they were.
+        HIT if the page is stored under its name. KEPT if a file may not be overwritten, and it was
+        not changed. REVOKED if the page's memory was revoked before the page was complete. After
+        REVOKED or a negated errno, nothing is left at the path. A negated errno and `stop` end the
+        batch: the remaining verdicts are MISS, and those files are unchanged.
     """
     require(len(paths) == len(targets) == len(trailers) == len(pages))
     require(all(len(trailer) >= TRAILER_NBYTES for trailer in trailers))
@@ -186,20 +188,20 @@ def claim_files(
     most_kept: int,
     deadline_s: float,
 ) -> list[int]:
-    """Take page files out of their key space, each by a rename to a name of the caller's own.
+    """Take page files out of their key space by renaming each to a name of the caller's own.
 
     Args:
         paths: The files.
         targets: The name that each file gets.
         modified_ns: The modification time that each file must have.
         nbytes: The size that each file must have.
-        kept_nbytes: The size of the files that can be overwritten.
-        most_kept: The number of these files that are kept at their targets.
-        deadline_s: The time of `time.monotonic` after which the verdict on the rest is LATE.
+        kept_nbytes: The size of files that can be overwritten.
+        most_kept: How many of these files may be kept at their targets.
+        deadline_s: Later than this time of `time.monotonic`, the remaining verdicts are LATE.
 
     Returns:
-        KEPT where the file is at its target, HIT where it was removed, MISS where it was gone or had
-        another time or size. A file with other names is not kept.
+        KEPT if the file is at its target, HIT if it was removed, MISS if it was gone or had a different
+        time or size. A file with further names is not kept.
     """
     require(len(paths) == len(targets) == len(modified_ns) == len(nbytes))
     require(all(targets))
@@ -249,7 +251,7 @@ class _Memory:
         self.digest = 0
 
     def read(self, fd: int, nbytes: int) -> bytes:
-        """Fill the page, and take its digest. Return the trailer, or nothing: the file ends before."""
+        """Fill the page, and compute its digest. Return the trailer, or b"" if the file is too short."""
         if self._state:
             digest = read_revocable(os.preadv, fd, self._page, self._state, max(0, self._skip))
             self.digest = digest or 0
@@ -324,9 +326,9 @@ def _write(
 
 
 def _spoil(fd: int, nbytes: int) -> bool:
-    """Overwrite the trailer, so that a reader that is under way finds another one afterwards.
+    """Overwrite the trailer, so that a reader that has begun the page finds a different one afterwards.
 
-    Return False, and change nothing, where the file holds no page of this size, or one that was synced.
+    Return False and change nothing if the file has no page of this size, or one that was synced.
     """
     old = os.pread(fd, TRAILER_NBYTES + 1, nbytes)
     if len(old) != TRAILER_NBYTES or old[NAME_NBYTES]:
@@ -351,7 +353,7 @@ def _claim(path: bytes, target: bytes, modified_ns: int, nbytes: int, *, keep: b
 
 
 def _touch(fd: int, touched_ns: int, interval_ns: int) -> None:
-    """Set the modification time. A file whose time cannot be set keeps the one it has."""
+    """Set the modification time. If that fails, the file keeps its time."""
     with suppress(OSError):
         if interval_ns and touched_ns - os.fstat(fd).st_mtime_ns < interval_ns:
             return

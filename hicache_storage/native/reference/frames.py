@@ -1,4 +1,4 @@
-"""Headers and trailers of pages in Python: the functions of the compiled module, with the same bytes."""
+"""Build and check headers and trailers of pages, in Python, byte for byte as the compiled module."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FRAME_NBYTES = 128
 FRAME_FIELDS = struct.Struct("<4sHHQQ16sB71s8x")
-"""The fields of a frame without its last 8 bytes. `page_store.frame` describes them."""
+"""The fields of a frame except its last 8 bytes. See `page_store.frame`."""
 FRAME_SEAL = struct.Struct("<Q")
 
 _MAGIC, _VERSION = b"HiKV", 1
@@ -34,7 +34,7 @@ def page_files(
     """Return the path of each page's file, and the name in its trailer.
 
     Args:
-        directory: The directory of the key space. A file lies in its folder HH, the first two digits.
+        directory: The directory of the key space. A file is in its folder HH, the first two digits.
         prefix: The first 24 bytes of each name. The xxh3-128 of the page hash follows.
         hashes: The page hashes, in lowercase hex.
 
@@ -55,9 +55,9 @@ def page_trailers(
 
     Args:
         names: The first 40 bytes of each trailer.
-        synced: True where the page is synced to disk before it gets its name.
+        synced: True if the page is synced to disk before it gets its name.
         token: The 8 bytes of the writer.
-        serials: A number for each write that no other write of this writer has, below 2**56.
+        serials: A number below 2**56 for each write. No other write of this writer has the same number.
     """
     fits = len(token) == _TOKEN_NBYTES and len(names) == len(serials)
     if not fits or any(len(name) < _NAME_NBYTES for name in names):
@@ -79,14 +79,14 @@ def write_frames(
     """Write the header of each page.
 
     Args:
-        headers: The memory of each header, of 128 bytes or more.
+        headers: The memory of each header, at least 128 bytes.
         hashes: The page hashes, in lowercase hex.
         space_id: The 16 bytes of the key space's id.
         payload_nbytes: The size of each page.
-        checksums: The xxh3-64 of each page, or None for frames without a checksum.
+        checksums: The xxh3-64 of each page. None: frames without a checksum.
 
     Raises:
-        ValueError: A page hash is malformed, or the arguments do not fit together.
+        ValueError: A page hash is malformed, or the arguments do not match each other.
     """
     _check_fit(headers, hashes, space_id, checksums)
     for index, (header, page_hash) in enumerate(zip(headers, hashes, strict=True)):
@@ -103,12 +103,12 @@ def check_frames(
     payload_nbytes: int,
     checksums: Sequence[int] | None,
 ) -> list[int]:
-    """Return HIT for each header that `write_frames` would write, and WRONG for each other one.
+    """Return HIT for each header that `write_frames` would have written, and WRONG for all others.
 
-    Without checksums, the flags and the checksum of each header may be anything.
+    Without checksums, the flags and the checksum of a header are not checked.
 
     Raises:
-        ValueError: A page hash is malformed, or the arguments do not fit together.
+        ValueError: A page hash is malformed, or the arguments do not match each other.
     """
     _check_fit(headers, hashes, space_id, checksums)
     verdicts: list[int] = []

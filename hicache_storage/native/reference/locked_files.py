@@ -1,4 +1,4 @@
-"""Small files that processes change under a lock, in Python."""
+"""Change small files under a lock that processes share, in Python."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _LOCK_RETRY_S = 50e-6
 
 
 def change_totals(fd: int, added: int, removed: int, wait_s: float) -> tuple[int, int, int]:
-    """Add to the two counters of a ledger under its lock.
+    """Add to the two counters of a ledger, under the ledger's lock.
 
     Args:
-        fd: The ledger: the bytes ever added and the bytes ever removed, in little-endian words.
+        fd: The ledger: the bytes ever added, and the bytes ever removed, as little-endian words.
         added: The bytes to add.
-        removed: The bytes to remove. No more are removed than were ever added.
-        wait_s: The limit of the wait for the lock.
+        removed: The bytes to remove. The total never exceeds the bytes ever added.
+        wait_s: How long to wait for the lock.
 
     Returns:
-        HIT and both counters. The verdict is MISS where the file has lost its name, WRONG where it has
-        no counters, LATE where another process has the lock, or a negated errno. The counters mean
-        nothing then.
+        HIT and both counters. If the verdict is not HIT, the counters mean nothing: MISS if the file has
+        lost its name, WRONG if it has no counters, LATE if another process holds the lock, or a negated
+        errno.
     """
     try:
         return _change_totals(fd, added, removed, wait_s)
@@ -57,7 +57,7 @@ def _change_totals(fd: int, added: int, removed: int, wait_s: float) -> tuple[in
 
 
 def _lock(fd: int, wait_s: float) -> bool:
-    """Lock a file, and return False where another process has the lock for `wait_s`.
+    """Lock a file. Return False if another process holds the lock for `wait_s`.
 
     Raises:
         OSError: The file system has no locks.

@@ -1,4 +1,4 @@
-"""Verdicts, and lists of pieces of memory: moved whole, measured, hashed."""
+"""Move, measure and hash pages that consist of several pieces of memory. Also defines the verdicts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     Pieces: TypeAlias = Sequence[Buffer]
 
 MISS, HIT, WRONG, LATE, UNSYNCED, KEPT, NO_BULK, REVOKED = range(8)
-"""The verdict on one page. A negative number is an errno, negated."""
+"""The verdict for one page. A negative number is a negated errno."""
 
 IOV_MAX = 1024
-"""The number of buffers that the kernel takes in one call."""
+"""How many buffers the kernel accepts in one call."""
 
 
 def copy_pages(targets: Sequence[Pieces], sources: Sequence[Pieces], skip: int) -> list[int]:
@@ -27,10 +27,10 @@ def copy_pages(targets: Sequence[Pieces], sources: Sequence[Pieces], skip: int) 
     Args:
         targets: The memory of each page.
         sources: The bytes of each page, as many as its target has, in pieces of any size.
-        skip: The number of leading bytes that the digest of a page leaves out; negative: no digests.
+        skip: How many leading bytes the digest of a page leaves out. Negative: no digests.
 
     Returns:
-        The xxh3-64 of each page, or nothing where there are to be no digests.
+        The xxh3-64 of each page. Empty if no digests were asked for.
 
     Raises:
         ValueError: A page and its target have different sizes. Nothing was copied.
@@ -46,18 +46,18 @@ def copy_pages(targets: Sequence[Pieces], sources: Sequence[Pieces], skip: int) 
 def move_all(
     call: Callable[[int, Any, int], int], fd: int, pieces: Pieces, nbytes: int, offset: int = 0
 ) -> int:
-    """Move `nbytes` between a file and memory, and return how many bytes were moved.
+    """Move `nbytes` between a file and memory. Return how many bytes were moved.
 
     Args:
-        call: os.preadv, os.pwritev, or a function with their arguments. One call may stop early: the
-            kernel takes 1024 buffers and 2 GiB at a time, and a signal interrupts it.
+        call: os.preadv, os.pwritev, or a function with the same arguments. One call may stop early,
+            because the kernel accepts 1024 buffers and 2 GiB at a time, and a signal interrupts it.
         fd: The open file.
-        pieces: Memory to fill or to write.
+        pieces: Memory to fill, or to write from.
         nbytes: The sum of the sizes of `pieces`.
-        offset: The place in the file.
+        offset: The position in the file.
 
     Returns:
-        `nbytes`, or fewer when the file ends before.
+        `nbytes`, or fewer if the file ends earlier.
     """
     done = call(fd, pieces[:IOV_MAX], offset)
     if done in (0, nbytes):
@@ -82,7 +82,7 @@ def pieces_after(views: list[memoryview], nbytes: int) -> list[memoryview]:
 
 
 class RevokedError(Exception):
-    """The memory was revoked. No byte of it was touched since."""
+    """The memory was revoked, and was not touched after that."""
 
 
 def _copy(target: Pieces, source: Pieces) -> None:
@@ -109,7 +109,7 @@ def nbytes_of(pieces: Iterable[Buffer]) -> int:
 
 
 def verdict_by(deadline_s: float, call: Callable[[], int]) -> int:
-    """Return the verdict of `call`, LATE after the deadline, REVOKED, or a negated errno."""
+    """Return the verdict of `call`. LATE after the deadline, REVOKED, or a negated errno."""
     if time.monotonic() > deadline_s:
         return LATE
     try:

@@ -1,7 +1,7 @@
-"""Access to memory that its owner can take back at any time, in Python.
+"""Access memory that its owner can take back at any time, in Python.
 
-The state of a revocable is 8 bytes in native order: the number of accesses in progress, and a bit that
-is set once it is revoked.
+The state of a revocable is 8 bytes in native byte order: the number of accesses in progress, and a bit
+that is set when it is revoked.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from hicache_storage.native.reference.pieces import Pieces
 
 CHUNK_NBYTES = 256 << 10
-"""The most bytes of one access."""
+"""The most bytes that one access handles."""
 
 _STATE = struct.Struct("=Q")
 _REVOKED = 1 << 63
 
 
 class _Accesses:
-    """The lock of all states, and another one in a forked child: its parent's may have been held."""
+    """Holds the lock for all states. A forked child gets a new one: its parent's may be held."""
 
     def __init__(self) -> None:
         self.renew()
@@ -50,9 +50,9 @@ os.register_at_fork(after_in_child=_ACCESSES.renew)
 
 
 def begin_access(state: bytearray) -> bool:
-    """Count one access, and return True. Return False once the state is revoked.
+    """Count one access, and return True. Return False if the state is revoked.
 
-    The caller ends the access after a moment: it copies a chunk, and calls no system function.
+    The caller must end the access soon: it may copy a chunk, but make no system call.
     """
     require(len(state) == _STATE.size)
     with _ACCESSES.changed:
@@ -73,12 +73,12 @@ def end_access(state: bytearray) -> None:
 
 
 def is_revoked(state: bytearray) -> bool:
-    """Return True once the state is revoked. An empty one is that of memory that is not revocable."""
+    """Return True if the state is revoked. Memory that is not revocable has an empty state."""
     return bool(state) and bool(_STATE.unpack(state)[0] & _REVOKED)
 
 
 def revoke_access(state: bytearray) -> None:
-    """Refuse accesses from now on. Return when none is in progress."""
+    """Refuse accesses from now on. Return when none is in progress any more."""
     require(len(state) == _STATE.size)
     with _ACCESSES.changed:
         (value,) = _STATE.unpack(state)
@@ -87,10 +87,10 @@ def revoke_access(state: bytearray) -> None:
 
 
 def digests(pages: Sequence[Pieces], states: Sequence[bytearray] = ()) -> list[int | None]:
-    """Return the xxh3-64 of each page, whose bytes are those of its pieces in order.
+    """Return the xxh3-64 of each page, over the bytes of its pieces in order. None if it was revoked.
 
-    `states` has the state of each page's revocable, or nothing. An empty one: the page has none.
-    None: the page was revoked before its end.
+    `states` has the state of each page's revocable, or nothing. The state of a page that has none is
+    empty. A page counts as revoked if it is revoked before its end.
     """
     return [
         _digest(page, state) if state else digest_of(page)
@@ -99,7 +99,7 @@ def digests(pages: Sequence[Pieces], states: Sequence[bytearray] = ()) -> list[i
 
 
 def states_of(states: Sequence[bytearray], count: int) -> Sequence[bytearray]:
-    """Return one state for each page. An empty one is that of a page that is not revocable."""
+    """Return one state for each page. It is empty for a page that is not revocable."""
     require(len(states) in (0, count) and all(len(state) in (0, _STATE.size) for state in states))
     return states or [bytearray()] * count
 
@@ -107,7 +107,7 @@ def states_of(states: Sequence[bytearray], count: int) -> Sequence[bytearray]:
 def read_revocable(
     move: Callable[[int, Any, int], int], fd: int, page: Pieces, state: bytearray, skip: int
 ) -> int | None:
-    """Read a page into revocable memory. Return the digest behind `skip` bytes, or None: the file ends.
+    """Read a page into revocable memory. Return its digest without `skip` bytes. None if the file ends.
 
     Raises:
         RevokedError: The memory was revoked.
@@ -128,10 +128,10 @@ def read_revocable(
 def write_revocable(
     move: Callable[[int, Any, int], int], fd: int, page: Pieces, state: bytearray
 ) -> None:
-    """Write a page of revocable memory.
+    """Write a page from revocable memory.
 
     Raises:
-        RevokedError: The memory was revoked, and a part of the page was written.
+        RevokedError: The memory was revoked. A part of the page may have been written.
     """
     offset = 0
     scratch = memoryview(bytearray(CHUNK_NBYTES))
@@ -143,7 +143,7 @@ def write_revocable(
 
 
 def copy_page(state: bytearray, page: Pieces, memory: memoryview, *, writing: bool) -> None:
-    """Copy a page from its pieces to `memory`, or to its pieces, in accesses unless `state` is empty.
+    """Copy a page to `memory`, or from it if `writing` is False. Use accesses unless `state` is empty.
 
     Raises:
         RevokedError: The memory of the page was revoked.
@@ -169,7 +169,7 @@ def _digest(page: Pieces, state: bytearray) -> int | None:
 
 
 def _chunks(page: Pieces) -> Iterator[list[memoryview]]:
-    """Yield the pieces of a page, cut into chunks."""
+    """Yield a page's pieces, cut into chunks."""
     todo = pieces_after([memoryview(piece).cast("B") for piece in page], 0)
     while todo:
         chunk: list[memoryview] = []
@@ -184,7 +184,7 @@ def _chunks(page: Pieces) -> Iterator[list[memoryview]]:
 
 
 def _copy(state: bytearray, chunk: list[memoryview], scratch: memoryview, *, writing: bool) -> None:
-    """Copy a chunk of a page from its pieces, or to them, within one access."""
+    """Copy one chunk of a page from or to its pieces, within one access."""
     if state and not begin_access(state):
         raise RevokedError
     try:

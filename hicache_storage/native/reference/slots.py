@@ -1,7 +1,7 @@
-"""Many slots of large files, in Python.
+"""Read, write and check many slots of large files, in Python.
 
-A slot has a lead, a page and a tail, one behind the other. Lead and tail begin with the mark of the
-page; zeros follow. A slot with the right mark at both places holds the whole page.
+A slot consists of a lead, a page and a tail. Lead and tail begin with the page's mark, and zeros follow.
+If a slot has the right mark at both places, it holds the whole page.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from hicache_storage.native.reference.pieces import Pieces
 
     Move: TypeAlias = Callable[[int, Any, int], int]
-    """os.preadv, os.pwritev, or a function with their arguments."""
+    """os.preadv, os.pwritev, or a function with the same arguments."""
 
     Files: TypeAlias = tuple[str, Sequence[bytes], int]
     """A directory, the names of files in it, and the flags of os.open."""
@@ -59,16 +59,16 @@ def check_slots(
     last_offset: int,
     deadline_s: float,
 ) -> list[int]:
-    """Return HIT for each slot that has its mark at both places, and WRONG for the others.
+    """Return HIT for each slot that has its mark at both places, and WRONG for all others.
 
     Args:
-        files: The files, which are opened for this call. Neither the directory nor a file is a link. The
-            verdict on the slots of a file that cannot be opened is a negated errno.
-        numbers: The file of each slot, by its index among the names.
-        offsets: The place of each slot in its file.
-        marks: The marks, all of one size, up to 256 bytes.
-        last_offset: The place of the second mark in a slot.
-        deadline_s: The time of `time.monotonic` after which the verdict on the rest is LATE.
+        files: The files, which this call opens. Neither the directory nor a file may be a link. If a
+            file cannot be opened, the verdict for its slots is a negated errno.
+        numbers: The file of each slot, as an index among the names.
+        offsets: The position of each slot in its file.
+        marks: The marks, all of the same size, at most 256 bytes.
+        last_offset: The position of the second mark in a slot.
+        deadline_s: Later than this time of `time.monotonic`, the remaining verdicts are LATE.
     """
     _require_places(files, numbers, offsets)
     _require_marks(offsets, marks, MARK_MOST_NBYTES)
@@ -95,28 +95,28 @@ def read_slots(
     states: Sequence[bytearray] = (),
     move: Move | None = None,
 ) -> tuple[list[int], list[int]]:
-    """Read the page of each slot, and prove each by its marks.
+    """Read the page of each slot, and verify it by its marks.
 
     Args:
         files: The files, as in `check_slots`.
         numbers: The file of each slot, as in `check_slots`.
-        offsets: The place of each slot in its file. Neighbours are moved in one call.
-        pages: The memory of each page; unspecified where the verdict is not HIT.
-        marks: The mark of each page, all of one size.
+        offsets: The position of each slot in its file. Adjacent slots are moved in one call.
+        pages: The memory of each page. Its content is undefined unless the verdict is HIT.
+        marks: The mark of each page, all of the same size.
         shape: The sizes of lead, page and tail.
-        alignment: The multiple that each address and size of a page must be, and that `run_nbytes` is.
-            A page with another is not tried. Its verdict is -EINVAL. With `states` only the sizes count.
-        run_nbytes: The size up to which neighbours are moved in one call, and a large page in parts.
-        alone: errno numbers, a byte each, after which the slots of a failed call are moved one by one.
-        skip: The number of leading bytes that the digest of a page leaves out; negative: no digests.
-        deadline_s: The time of `time.monotonic` after which the verdict on the rest is LATE.
-        states: The state of each page's revocable, or nothing. An empty one: the page has none.
-        move: A function in the place of os.preadv. The compiled function has no such argument.
-
+        alignment: Each address and size of a page must be a multiple of this, and so must `run_nbytes`.
+            Other pages are not tried, and their verdict is -EINVAL. With `states` only sizes count.
+        run_nbytes: The size up to which adjacent slots are moved in one call. A larger page is moved in
+            parts.
+        alone: errno numbers, one byte each. If a call fails with one, its slots are moved one by one.
+        skip: How many leading bytes the digest of a page leaves out. Negative: no digests.
+        deadline_s: Later than this time of `time.monotonic`, the remaining verdicts are LATE.
+        states: The state of each page's revocable, or nothing. Empty for a page that has none.
+        move: Replaces os.preadv. The compiled function does not have this argument.
     Returns:
-        The verdicts, and the xxh3-64 of each page that was hit (0 for the others). A verdict is HIT;
-        WRONG where the marks are others, or the file ends before; REVOKED where the memory was revoked
-        before the page was whole; LATE; or a negated errno.
+        The verdicts, and the xxh3-64 of each page that is a HIT (0 for the others). A verdict is HIT,
+        WRONG if the marks are different or the file ends too early, REVOKED if the memory was revoked
+        before the page was complete, LATE, or a negated errno.
     """
     _require_places(files, numbers, offsets)
     batch = _Batch(
@@ -143,11 +143,11 @@ def write_slots(
     states: Sequence[bytearray] = (),
     move: Move | None = None,
 ) -> list[int]:
-    """Write the page of each slot between its marks, front to back.
+    """Write the page of each slot between its marks, from front to back.
 
-    `read_slots` describes the arguments. A verdict is HIT; LATE; a negated errno, after which the slot
-    may have been written in part; MISS where the file took no more; or REVOKED, after which the slot has
-    no second mark.
+    See `read_slots` for the arguments. A verdict is HIT, LATE, a negated errno after which part of the
+    slot may be written, MISS if the file took no more, or REVOKED, after which the slot has no second
+    mark.
     """
     _require_places(files, numbers, offsets)
     batch = _Batch(offsets, pages, marks, shape, alignment, run_nbytes, alone, deadline_s, states)
@@ -168,7 +168,7 @@ class _Batch:
     states: Sequence[bytearray]
     skip: int = -1
     digests: dict[int, int] = field(default_factory=dict[int, int])
-    """The digests of the slots that were read."""
+    """The digests of the slots that were read, by slot."""
 
     def __post_init__(self) -> None:
         lead, nbytes, tail = self.shape
@@ -195,9 +195,9 @@ class _Batch:
         return verdicts
 
     def _runs(self, fds: Sequence[int]) -> Iterator[range]:
-        """Yield slots that lie side by side, and fit in one call.
+        """Yield runs of slots that are adjacent and fit in one call.
 
-        A page without alignment is alone, and so is a revoked one.
+        A page that is not aligned is a run of its own, and so is a revoked one.
         """
         most = max(1, min(_SLOTS_A_RUN, self.run_nbytes // sum(self.shape)))
         start = pieces = 0
@@ -237,7 +237,7 @@ class _Batch:
 
     def _move_together(self, fd: int, move: Move, run: range, *, writing: bool) -> list[int]:
         lead, _, tail = self.shape
-        # The mapping is not closed: a traceback may keep views of it.
+        # Do not close the mapping, because a traceback may keep views of it.
         memory = memoryview(mmap.mmap(-1, len(run) * (lead + tail)))
         margins: list[tuple[memoryview, memoryview]] = []
         pieces: list[Any] = []
@@ -259,9 +259,9 @@ class _Batch:
         return [*starmap(_verdict_of, found), *[WRONG] * (len(run) - len(whole))]
 
     def _move_by_scratch(self, fd: int, move: Move, run: range, *, writing: bool) -> list[int]:
-        """Move a run through memory of its own, because its pages may be revoked."""
+        """Move a run through separate memory, because its pages may be revoked."""
         size = sum(self.shape)
-        # The mapping is aligned, and it is not closed: a traceback may keep views of it.
+        # The mapping is aligned. Do not close it, because a traceback may keep views of it.
         scratch = memoryview(mmap.mmap(-1, len(run) * size))
         slots = [scratch[start : start + size] for start in range(0, scratch.nbytes, size)]
         verdicts = [HIT] * len(run)
@@ -276,7 +276,7 @@ class _Batch:
         return [*starmap(self._take, found), *[WRONG] * (len(run) - whole)]
 
     def _fill(self, slot: int, memory: memoryview) -> int:
-        """Copy a page and its marks to the memory of its slot. A revoked one gets no second mark."""
+        """Copy a page and its marks to the memory of its slot. A revoked page gets no second mark."""
         lead, nbytes, _ = self.shape
         mark, page = self.marks[slot], memory[lead : lead + nbytes]
         memory[: len(mark)] = mark
@@ -289,7 +289,7 @@ class _Batch:
         return HIT
 
     def _take(self, slot: int, memory: memoryview) -> int:
-        """Copy a page from the memory of its slot, and return the verdict on it."""
+        """Copy a page from the memory of its slot. Return the verdict for it."""
         lead, nbytes, _ = self.shape
         page = memory[lead : lead + nbytes]
         try:
@@ -336,9 +336,9 @@ def _check(last_offset: int, fd: int, offset: int, mark: bytes) -> int:
 def _opened(
     files: Files, numbers: Sequence[int], deadline_s: float
 ) -> Generator[list[int], None, None]:
-    """Yield the descriptor of each slot's file, or a negated errno; open nothing after the deadline."""
+    """Yield the descriptor of each slot's file, or a negated errno. Opens nothing after the deadline."""
     if time.monotonic() > deadline_s:
-        yield [-errno.ETIME] * len(numbers)  # nobody looks: every verdict is LATE
+        yield [-errno.ETIME] * len(numbers)  # not used, because every verdict is LATE
         return
     fds = list[int]()
     try:
