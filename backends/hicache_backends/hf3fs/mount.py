@@ -38,7 +38,7 @@ _GRACE_S = 0.5
 _CLOSE_S = 8.0
 _MOST_ACCESS_TIMES = 4096
 _APART_NS = 1000
-"""The time between the pages of a batch. It is large enough for Redis, which uses doubles."""
+"""The time between the pages of a batch. Redis stores times as doubles, which still differ."""
 _MOST_IN_DOUBT = 1024
 
 
@@ -182,9 +182,7 @@ class Mount(ReadMount[Index]):
     def _present(
         self, view: View, files: SlotFiles, hashes: Sequence[str], deadline: Deadline
     ) -> tuple[set[str], set[str]]:
-        """Return the pages that are in their slots as the index promises, and those not looked at
-        in time.
-        """
+        """Return the pages whose slots are as the index says, and those not checked in time."""
         places = view.find(hashes)
         verdicts = files.check(places, deadline) if places else dict[str, int]()
         held = {page_hash for page_hash, verdict in verdicts.items() if verdict == HIT}

@@ -95,9 +95,7 @@ class Transfers:
         return self._move(files, items, deadline, writing=True)
 
     def is_in_doubt(self, verdict: int) -> bool:
-        """Return True if, after this verdict on a write, a part of the page may still be written
-        later.
-        """
+        """Return True if part of the page may still be written after this verdict."""
         return verdict < 0 and not self.is_certain and -verdict not in _REFUSED
 
     # --- parts ---------------------------------------------------------------------------------------

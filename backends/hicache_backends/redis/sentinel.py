@@ -1,6 +1,4 @@
-"""Finds the master by asking sentinels. redis-py's `Sentinel` does it over connections with a
-deadline.
-"""
+"""Finds the master through sentinels, which redis-py's `Sentinel` asks over our connections."""
 
 from __future__ import annotations
 

@@ -198,9 +198,7 @@ class RedisSettings(Settings):
         return Access(_sendable(options), context)
 
     def secrets(self, password: str | None) -> list[str]:
-        """Return every text that no message may show: each secret, as it is and as a URL encodes
-        it.
-        """
+        """Return every text that no message may show: each secret, plain and as a URL has it."""
         key_password = self.url_options.get("ssl_password")
         fields = [one for one in (self.password, self.sentinel_password) if one is not None]
         secrets = [password, key_password, *(one.get_secret_value() for one in fields)]

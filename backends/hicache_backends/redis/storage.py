@@ -82,9 +82,7 @@ class RedisStorage(HiCacheStorage):
 
     @classmethod
     def open_read_only(cls, config: Mapping[str, Any]) -> Self:
-        """Open it for a program that only looks: listings prune no index, and reads do not count as
-        uses.
-        """
+        """Open it for a program that only looks: it prunes no index, and its reads are not uses."""
         return cls(RedisSettings.parse("redis", config), is_read_only=True)
 
     def open_space(self, space: KeySpace) -> None:

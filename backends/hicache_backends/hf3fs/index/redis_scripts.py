@@ -236,7 +236,7 @@ return {pages, files, tonumber(redis.call('HGET', P .. ':allocated', space) or 0
 )
 """key space, 1 to keep pages, bytes of a file
 -> number of pages, of files in which no writer has a slot or will get one, and of slots; -1 first if a
-writer has slots there, or if pages are kept
+writer has slots there, or if there are pages to keep
 """
 
 DROPPED = (
@@ -263,7 +263,7 @@ end
 )
 """pause in ms during which no process may use the index
 
-The server compares its run id itself, because a run id that a network has damaged would stop every process.
+The server compares its run id itself, because one that a network damaged would stop every process.
 """
 
 START = (
