@@ -1,4 +1,4 @@
-"""`hf3fs`: pages in fixed slots of large preallocated files on a shared mount, as 3FS is used."""
+"""`hf3fs`: pages in fixed slots of large preallocated files on a shared mount, the way 3FS is used."""
 
 from __future__ import annotations
 

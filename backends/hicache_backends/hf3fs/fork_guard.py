@@ -1,14 +1,15 @@
-"""The guard that keeps SQLite's connections and the descriptors of locks from crossing a fork.
+"""Keeps SQLite connections and lock descriptors from crossing a fork.
 
-SQLite keeps a table of its locks in the memory of the process, by inode. A forked child inherits the
-table and not the locks, so that a connection of the child to such a file takes no lock, and other
-processes remove the log under it. The entry of a file leaves the table with its last connection.
-Therefore every connection is closed before a fork, and opened again by the next step that needs it, in
-the parent and in the child. A connection that is in use for longer than `WAIT_S` stays open, and the
-child refuses every SQLite index: a thread that does not exist there may hold SQLite's mutexes.
+SQLite keeps a table of its locks in the memory of the process, by inode. A forked child inherits
+the table but not the locks. So if the child connected to such a file, it would take no lock, and
+other processes would remove the log under it. A file's entry leaves the table with its last
+connection. Therefore we close every connection before a fork; the next step that needs one opens it
+again, in the parent and in the child. If a connection is in use for longer than `WAIT_S`, it stays
+open, and the child refuses every SQLite index, because a thread that does not exist there may hold
+SQLite's mutexes.
 
-A lock by flock(2) belongs to the open file, which parent and child share. The child closes its copies,
-so that a lock ends with the process that took it.
+An flock(2) lock belongs to the open file, which parent and child share. The child closes its
+copies, so that a lock ends with the process that took it.
 """
 
 from __future__ import annotations
@@ -33,21 +34,22 @@ WAIT_S = 5.0
 
 
 class ConnectionOwner(Protocol):
-    """The owner of one connection."""
+    """Owns one connection."""
 
     @property
     def connection(self) -> object:
         """The connection, or None."""
 
     def disconnect(self) -> None:
-        """Close the connection. The next step opens another."""
+        """Close the connection. The next step opens another one."""
 
 
 class ForkGuard:
-    """Steps and forks of one process. A fork waits for running steps, and new steps wait for the fork.
+    """The steps and forks of one process. A fork waits for running steps; new steps wait for the fork.
 
-    Thread-safe. A step inside another step of its thread does not wait for a fork, which waits for the
-    outer step. A fork does not wait for steps of the forking thread, which cannot end.
+    Thread-safe. A step inside another step of the same thread does not wait for a fork, because the
+    fork waits for the outer step. A fork does not wait for steps of the forking thread, which
+    cannot end.
     """
 
     def __init__(self) -> None:
@@ -64,7 +66,7 @@ class ForkGuard:
     def step(
         self, deadline: Deadline, owner: ConnectionOwner | None = None
     ) -> Generator[None, None, None]:
-        """Hold off forks while a connection of `owner` is used, or a lock is taken.
+        """Hold off forks while a connection of `owner` is used or a lock is taken.
 
         Raises:
             StorageUnavailable: A connection was in use when this process was forked.
@@ -88,7 +90,7 @@ class ForkGuard:
                 self._end(owner)
 
     def connected(self, owner: ConnectionOwner) -> None:
-        """Note that `owner` has a connection; called in a step."""
+        """Note that `owner` has a connection. Called in a step."""
         with self._changed:
             self._connected.add(owner)
 
@@ -98,11 +100,11 @@ class ForkGuard:
             self._connected.discard(owner)
 
     def hold(self, descriptor: int) -> None:
-        """Have forked children close `descriptor`; called in the step that opens it."""
+        """Make forked children close `descriptor`. Called in the step that opens it."""
         self._descriptors.add(descriptor)
 
     def release(self, descriptor: int) -> None:
-        """Unlock and close `descriptor`, unless it was closed because this is a child."""
+        """Unlock and close `descriptor`, unless this is a child in which it is already closed."""
         if descriptor not in self._descriptors:
             return
         with suppress(OSError):
@@ -135,14 +137,14 @@ class ForkGuard:
                 self._changed.notify_all()
 
     def _reset(self) -> None:
-        """Make new locks: in a child, a lock of the parent may be held for ever."""
+        """Make new locks, because in a child a lock of the parent may be held forever."""
         self._pid = os.getpid()
         # A signal handler may fork in the thread that holds one of them.
         self._fork_lock = threading.RLock()
         self._changed = threading.Condition()
         self._forking = False
         self._steps: Counter[int] = Counter()
-        """The number of running steps of each thread."""
+        """How many steps each thread is running."""
         self._busy = set()
 
     def _before(self) -> None:
@@ -174,7 +176,7 @@ class ForkGuard:
 
 
 def _keep_for_ever(connection: object) -> None:
-    """Keep `connection` open, even at the interpreter's end: the parent uses it."""
+    """Keep `connection` open, even when the interpreter ends, because the parent uses it."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
 
 

@@ -1,38 +1,38 @@
-"""The names of everything under a root directory, and the format of a slot.
+"""The paths of everything under a root directory, and the format of a slot.
 
 root-id                        the name of this root in a Redis index
-lock                           held shared by calls that write, exclusively to make an index anew
+lock                           held shared by calls that write, exclusively to rebuild the index
 index.sqlite                   a symbolic link to the index of one host (`index.sqlite_database`)
 index-TOKEN.sqlite             that index
-index.redis                    the place of a Redis index, and the token of the process that made it
-writers/TOKEN                  held locked as long as the writer lives (`writer`)
+index.redis                    the place of a Redis index, and the token of the process that built it
+writers/TOKEN                  locked as long as the writer lives (`writer`)
 spaces/ID/manifest.json        the key space ID, as JSON
 spaces/ID/slots-0000           its slots (`slots`)
 
 `DirectoryTree` has the rules for files of other programs.
 
-A slot holds one page: a mark, the page's bytes, the same mark again, zeros up to a whole block.
+A slot contains one page: a mark, the page's bytes, the same mark again, zeros up to a whole block.
 
-    offset  bytes  field of the mark
-    0       4      magic "HiSl"
-    4       2      format version
-    6       1      length of the page hash in bytes
-    7       1      zero
-    8       16     key-space id
-    24      24     stamp
-    48      64     page hash, zeros
-    112     8      zeros
-    120     8      xxh3-64 of the 120 bytes before
+  offset  bytes  field of the mark
+  0       4      magic "HiSl"
+  4       2      format version
+  6       1      length of the page hash in bytes
+  7       1      zero
+  8       16     key-space id
+  24      24     stamp
+  48      64     page hash, zeros
+  112     8      zeros
+  120     8      xxh3-64 of the 120 bytes before
 
-    offset  bytes  field of the stamp, which no two writes share
-    0       8      time of the write in nanoseconds, big-endian
-    8       8      token of the writer
-    16      8      number of the write among those of its writer, big-endian
+  offset  bytes  field of the stamp, which no two writes share
+  0       8      time of the write in nanoseconds, big-endian
+  8       8      token of the writer
+  16      8      number of the write among those of its writer, big-endian
 
-Both marks and the page are written in one call, in this order. A write that stopped half way has changed
-the first mark and not the last, so a slot with two equal marks holds one whole page. A lost index is
-made anew from the marks. If pages are whole blocks each mark has a block of its own, so that all three
-can go around the page cache.
+Both marks and the page are written in one call, in this order. A write that stopped halfway has changed
+the first mark but not the last, so a slot with two equal marks contains one whole page. A lost index is
+rebuilt from the marks. If pages are whole blocks, each mark has a block of its own, so that all three
+can bypass the page cache.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Layout(DirectoryTree):
         self.index = f"{root}/index.sqlite"
 
     def require_index(self, *, redis: bool) -> None:
-        """Refuse the other kind of index: two indexes would give one slot to two pages.
+        """Refuse the other kind of index, because two indexes would give one slot to two pages.
 
         Raises:
             ConfigError: The pages are in an index of the other kind, or in both.
@@ -119,7 +119,7 @@ class Layout(DirectoryTree):
             )
 
     def index_server(self) -> tuple[str, str] | None:
-        """Return the place of the Redis index, and the token of its maker; None: not written down."""
+        """Return the place of the Redis index and its maker's token, or None if not recorded."""
         try:
             place, _, maker = (
                 read_own(self._server, 1024).decode("utf-8", "replace").partition("\n")
@@ -129,7 +129,7 @@ class Layout(DirectoryTree):
         return place, maker
 
     def note_index_server(self, place: str, maker: str) -> None:
-        """Write down where the Redis index is. A file system that refuses leaves it open."""
+        """Record where the Redis index is. If the file system refuses, leave it unrecorded."""
         temporary = f"{self._server}-{secrets.token_hex(8)}"
         with suppress(OSError):
             try:
@@ -141,11 +141,11 @@ class Layout(DirectoryTree):
                     os.unlink(temporary)
 
     def remove_slots(self, space_id: str, below: int | None = None) -> None:
-        """Remove the slot files of a key space, only those with numbers `below` if that is given.
+        """Remove the slot files of a key space. `below`: only files with lower numbers.
 
         Raises:
             StorageUnavailable: One of them belongs to another program.
-            OSError: The file system refuses one of the steps.
+            OSError: The file system refuses a step.
         """
         for entry in self.entries(self.space_dir(space_id), _SLOT_FILE):
             if not entry.is_file(follow_symlinks=False):
@@ -155,10 +155,10 @@ class Layout(DirectoryTree):
                     os.unlink(entry.path)
 
     def root_id(self, *, make: bool = True) -> str:
-        """Return the name of this root, the same on every host; make it where it is missing.
+        """Return the name of this root, which is the same on every host. Make it if it is missing.
 
         Raises:
-            ConfigError: The file holds something else, or is missing and not to be made.
+            ConfigError: The file contains something else, or is missing and `make` is False.
         """
         try:
             with open(self._root_id, encoding="latin-1") as file:
@@ -179,7 +179,7 @@ class Layout(DirectoryTree):
         return found
 
     def index_file(self) -> str | None:
-        """Return the path of the index, or None where there is none.
+        """Return the path of the index, or None if there is none.
 
         Raises:
             StorageUnavailable: The name of the index leads to another program's file.
@@ -209,7 +209,7 @@ class Layout(DirectoryTree):
         os.rename(temporary, self.index)
 
     def remove_indexes(self) -> None:
-        """Remove all our indexes, with the files that SQLite keeps beside them."""
+        """Remove all our indexes, with the files that SQLite keeps next to them."""
         if self.index_file() is not None:
             os.unlink(self.index)
         for name in os.listdir(self.root):
@@ -224,7 +224,7 @@ class Layout(DirectoryTree):
                 file.write(secrets.token_hex(8))
                 file.flush()
                 os.fsync(file.fileno())
-            with suppress(FileExistsError):  # another process was quicker
+            with suppress(FileExistsError):  # another process was faster
                 os.link(temporary, self._root_id)
         finally:
             with suppress(FileNotFoundError):
@@ -238,7 +238,7 @@ class Layout(DirectoryTree):
 
 
 class Place(NamedTuple):
-    """The slot of a page, and the write that put the page there."""
+    """The slot of a page, and the stamp of the write that put the page there."""
 
     slot: int
     stamp: bytes
@@ -274,7 +274,7 @@ class Geometry:
         """The first fields of a mark, by the length of the page hash."""
         self.nbytes = space.stored_nbytes
         self.is_blocks = self.nbytes % BLOCK_NBYTES == 0
-        """True when a page is made of whole blocks."""
+        """True if a page consists of whole blocks."""
         self.lead_nbytes = BLOCK_NBYTES if self.is_blocks else MARK_NBYTES
         bare_nbytes = self.lead_nbytes + self.nbytes + MARK_NBYTES
         self.slot_nbytes = -(-bare_nbytes // BLOCK_NBYTES) * BLOCK_NBYTES
@@ -289,12 +289,12 @@ class Geometry:
         return self.lead_nbytes + self.nbytes
 
     def position(self, slot: int) -> tuple[int, int]:
-        """Return the number of the file that holds a slot, and the offset in the file."""
+        """Return the number of the file that contains a slot, and the offset in that file."""
         file, index = divmod(slot, self.slots_per_file)
         return file, index * self.slot_nbytes
 
     def mark(self, page_hash: str, stamp: bytes) -> bytes:
-        """Return the mark that proves that a slot holds this page, of this write."""
+        """Return the mark that proves that a slot contains this page, from this write."""
         digest = bytes.fromhex(page_hash)
         prefix = self._prefixes.get(len(digest))
         if prefix is None:
@@ -304,7 +304,7 @@ class Geometry:
         return fields + xxhash.xxh3_64_digest(fields)[::-1]  # little-endian
 
     def read_mark(self, mark: bytes) -> MarkedPage | None:
-        """Return the page and the write that `mark` names; None when it is no mark of this key space."""
+        """Return the page and write that `mark` names, or None if it is not a mark of this space."""
         if len(mark) != MARK_NBYTES or not mark.startswith(_MAGIC):
             return None
         _, _, length, _, stamp, digest = _FIELDS.unpack_from(mark)

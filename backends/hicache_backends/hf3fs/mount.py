@@ -1,4 +1,4 @@
-"""Everything that one process holds open of a root: the index, its writer, its transfers."""
+"""What one process holds open in a root: the index, its writer and its transfers."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
 _IndexT = TypeVar("_IndexT", bound=IndexReader)
 _OPTIONAL_S = 1.0
-"""The longest wait of a call for a step that it can do without: healing, and flushed access times."""
+"""The longest wait for a step that a call can do without: healing, and flushing access times."""
 _GRACE_S = 0.5
 _CLOSE_S = 8.0
 _MOST_ACCESS_TIMES = 4096
 _APART_NS = 1000
-"""The time between the pages of a batch. A double, which Redis uses, still tells them apart."""
+"""The time between the pages of a batch. Redis stores times as doubles, which still differ."""
 _MOST_IN_DOUBT = 1024
 
 
 class ReadMount(Generic[_IndexT]):
-    """The index and the transfers of one process that reads. Thread-safe."""
+    """The index and the transfers of a process that reads. Thread-safe."""
 
     def __init__(self, index: _IndexT, transfers: Transfers, counters: Counters) -> None:
         self.index = index
@@ -53,7 +53,7 @@ class ReadMount(Generic[_IndexT]):
     def load(
         self, files: SlotFiles, hashes: Sequence[str], pages: Sequence[Page], deadline: Deadline
     ) -> list[bool]:
-        """Read pages, and return for each whether it was there as a whole."""
+        """Read pages. Return for each whether it was there as a whole."""
         nbytes = files.geometry.nbytes
         with self.index.view(files, deadline) as view:
             places = view.find(hashes)
@@ -79,11 +79,14 @@ class ReadMount(Generic[_IndexT]):
         return hits
 
     def close(self) -> None:
-        """Close everything. A file system that hangs is left to a daemon thread in time."""
+        """Close everything.
+
+        If the file system hangs, a daemon thread goes on and this call returns in time.
+        """
         thread = threading.Thread(target=self._close, name="hf3fs-close", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # the interpreter is exiting, and starts no thread any more
+        except RuntimeError:  # the interpreter is exiting and starts no more threads
             self._close()
         else:
             thread.join(_CLOSE_S)
@@ -95,12 +98,12 @@ class ReadMount(Generic[_IndexT]):
         self.index.close()
 
     def _note_wrong(self, files: SlotFiles, wrong: Mapping[str, Place], deadline: Deadline) -> None:
-        """Note pages that their slots do not hold."""
+        """Note pages that are not in their slots."""
 
     def _note_access(
         self, files: SlotFiles, hashes: Sequence[str], hits: AbstractSet[str], deadline: Deadline
     ) -> None:
-        """Note that the pages in `hits` were used just now."""
+        """Note that the pages in `hits` have just been used."""
 
 
 class Mount(ReadMount[Index]):
@@ -134,7 +137,7 @@ class Mount(ReadMount[Index]):
     def save(
         self, files: SlotFiles, hashes: Sequence[str], pages: Sequence[Page], deadline: Deadline
     ) -> list[bool]:
-        """Write the pages that are not there, and return for each whether it is there now."""
+        """Write the pages that are not stored yet. Return for each whether it is stored now."""
         with self.index.writing(files, deadline) as view:
             there, late = self._present(view, files, hashes, deadline)
             absent: dict[str, Page] = {}
@@ -153,12 +156,12 @@ class Mount(ReadMount[Index]):
             self.index.delete(files, list(dict.fromkeys(hashes)), deadline)
 
     def clear(self, files: SlotFiles, deadline: Deadline) -> int:
-        """Remove all pages of a key space, and return their number."""
+        """Remove all pages of a key space. Return how many there were."""
         with self.index.writing(files, deadline):
             return self.index.clear(files)
 
     def remove_space(self, space_id: str, deadline: Deadline) -> int:
-        """Remove a key space, readable or not, and return the number of its pages."""
+        """Remove a key space, readable or not. Return how many pages it had."""
         space = self._layout.key_space(space_id)
         removed = 0
         if space is not None:
@@ -179,20 +182,21 @@ class Mount(ReadMount[Index]):
     def _present(
         self, view: View, files: SlotFiles, hashes: Sequence[str], deadline: Deadline
     ) -> tuple[set[str], set[str]]:
-        """Return the pages whose slots hold what the index promises, and those not looked at in time."""
+        """Return the pages whose slots are as the index says, and those not checked in time."""
         places = view.find(hashes)
         verdicts = files.check(places, deadline) if places else dict[str, int]()
         held = {page_hash for page_hash, verdict in verdicts.items() if verdict == HIT}
         late = {page_hash for page_hash, verdict in verdicts.items() if verdict == LATE}
         self.counters.add("timeouts", len(late))
         wrong = {h: places[h] for h in verdicts.keys() - held - late}
-        # A page that stays in the index under a wrong slot would not be found after it was written.
+        # If a page stayed in the index under a wrong slot, it would not be found after it was
+        # written.
         self._heal(files, wrong, deadline)
         self._note_access(files, hashes, held, deadline)
         return held, late
 
     def _write(self, files: SlotFiles, absent: Mapping[str, Page], deadline: Deadline) -> set[str]:
-        """Write pages to slots of their own, and return the pages that are there now."""
+        """Write pages to slots of their own. Return the pages that are stored now."""
         if self._in_doubt.is_full():
             self.counters.add("refused_in_doubt", len(absent))
             return set()
@@ -210,7 +214,7 @@ class Mount(ReadMount[Index]):
         return self._settle(files, pages, done, deadline)
 
     def _give_up(self, files: SlotFiles, places: Sequence[Place], deadline: Deadline) -> None:
-        """Free the slots of a write that raised, unless they may be written to later."""
+        """Free the slots of a write that raised, unless they may still be written to."""
         if not self._transfers.is_certain:
             self._in_doubt.add(files.geometry.space.id, places)
             return
@@ -224,7 +228,7 @@ class Mount(ReadMount[Index]):
         verdicts: Sequence[int],
         deadline: Deadline,
     ) -> set[str]:
-        """Settle a write by its verdicts, and return the pages that are there now."""
+        """Settle a write by its verdicts. Return the pages that are stored now."""
         now_ns = time.time_ns()
         entries: list[Entry] = []
         unused: list[Place] = []
@@ -245,22 +249,22 @@ class Mount(ReadMount[Index]):
     def _note_access(
         self, files: SlotFiles, hashes: Sequence[str], hits: AbstractSet[str], deadline: Deadline
     ) -> None:
-        """Note that the pages in `hits` were used just now."""
+        """Note that the pages in `hits` have just been used."""
         if self._evicts and hits:
             used = [page_hash for page_hash in hashes if page_hash in hits]
             self._access_times.note(files.geometry.space.id, used, _optional(deadline))
 
     def _heal(self, files: SlotFiles, wrong: Mapping[str, Place], deadline: Deadline) -> None:
-        """Forget pages that their slots do not hold, so that the next set stores them."""
+        """Forget pages that are not in their slots, so that the next set stores them."""
         if wrong:
             self.index.forget(files, wrong, deadline)
             self.counters.add("healed", len(wrong))
 
 
 class AccessTimes:
-    """The access times that this process has noted, and that are not in the index yet. Thread-safe.
+    """The access times that this process has noted but not yet sent to the index. Thread-safe.
 
-    A timer sends them after `interval_s`, also where no other call comes.
+    A timer sends them after `interval_s`, even if no other call comes.
     """
 
     def __init__(self, index: Index, interval_s: float) -> None:
@@ -273,7 +277,10 @@ class AccessTimes:
         self._closed = False
 
     def note(self, space_id: str, hashes: Iterable[str], deadline: Deadline) -> None:
-        """Note an access just now. The first page counts as the latest: a prefix loses its tail."""
+        """Note an access.
+
+        The first page counts as the latest, so that a prefix loses its tail first.
+        """
         now_ns = time.time_ns()
         with self._lock:
             for index, page_hash in enumerate(hashes):
@@ -286,7 +293,10 @@ class AccessTimes:
             self.flush(deadline)
 
     def flush(self, deadline: Deadline) -> None:
-        """Send the times to the index. If that fails they are lost: recency is no promise."""
+        """Send the times to the index.
+
+        If that fails they are lost, because recency is not promised.
+        """
         with self._lock:
             used, self._used = self._used, {}
             self._flushed_s = time.monotonic()
@@ -308,7 +318,7 @@ class AccessTimes:
         if self._timer is None and not self._closed:
             timer = threading.Timer(min(self._interval_s, threading.TIMEOUT_MAX), self._on_time)
             timer.daemon = True
-            with suppress(RuntimeError):  # no thread can be started just now
+            with suppress(RuntimeError):  # no thread can be started now
                 timer.start()
                 self._timer = timer
 
@@ -319,11 +329,12 @@ class AccessTimes:
 
 
 class WritesInDoubt:
-    """Slots whose write failed and may be carried out later all the same. Thread-safe.
+    """Slots whose write failed but may still be carried out later. Thread-safe.
 
-    The slots stay reserved, so that no other page gets a slot and the late write into it, until the
-    writer or its lease ends. Of more than `_MOST_IN_DOUBT` slots the oldest are reclaimed when a lease
-    has passed. Until then no page is written: the slots would evict all other pages.
+    The slots stay reserved until the writer or its lease ends, so that no other page gets such a
+    slot and then the late write. If there are more than `_MOST_IN_DOUBT` slots, the oldest are
+    reclaimed after a lease. Until then no page is written, because the slots would evict all other
+    pages.
     """
 
     def __init__(self, reclaim: Callable[[str, Sequence[Place]], None], lease_s: float) -> None:
@@ -354,14 +365,14 @@ def _optional(deadline: Deadline) -> Deadline:
 
 
 def _with_grace(deadline: Deadline) -> Deadline:
-    """Return a deadline by which the index can still get the outcome of a transfer that was in time."""
+    """Return a deadline in which the index can still record a transfer that was in time."""
     return Deadline(max(_GRACE_S, deadline.remaining_s()))
 
 
 def _slot_pages(
     files: SlotFiles, hashes: list[str], places: Mapping[str, Place], pages: list[Page]
 ) -> SlotPages:
-    """Return pages with their slots, and with their marks there."""
+    """Return the pages with their slots, and with their marks in the slots."""
     found = [places[page_hash] for page_hash in hashes]
     mark = files.geometry.mark
     marks = [mark(page_hash, stamp) for page_hash, (_, stamp) in zip(hashes, found, strict=True)]
@@ -380,7 +391,7 @@ def _open_index(
 
 
 def open_index_reader(url: str, layout: Layout, timeout_s: float) -> IndexReader:
-    """Open the index that the config names, to read it."""
+    """Open the index that the config names, for reading."""
     if url == SQLITE:
         return SqliteReader(LookedAtDatabase(layout), timeout_s)
     with _needs_redis():

@@ -1,4 +1,4 @@
-"""The reading half of `hf3fs`: a storage that looks at a root and changes nothing there."""
+"""The reading half of `hf3fs`: a storage that reads a root and changes nothing there."""
 
 from __future__ import annotations
 
@@ -42,13 +42,16 @@ if TYPE_CHECKING:
 
 _MountT = TypeVar("_MountT", bound=ReadMount[Any])
 _MOST_SPACES = 4096
-"""Clients choose the number of key spaces by their tenants and salts."""
+"""How many key spaces are remembered.
+
+Clients decide how many there are, by their tenants and salts.
+"""
 _FUTURE_NS = 60 * 10**9
-"""The clocks of two hosts may differ by so much."""
+"""The clocks of two hosts may differ by this much."""
 
 
 class SlotReader(Reader, Generic[_MountT]):
-    """The calls that read, for storages of any mount."""
+    """The calls that read, for storages with any kind of mount."""
 
     capabilities = Capabilities(
         retention=Retention.UNTIL_DELETED,
@@ -103,7 +106,7 @@ class SlotReader(Reader, Generic[_MountT]):
         return self._scan(space)
 
     def page_times(self, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
-        """Return the times of the writes by the stamps and, with a capacity, the access times."""
+        """Return the write times from the stamps and, if there is a capacity, the access times."""
         files = self._files_of(space)
         with self._call() as (mount, deadline):
             used_ns = mount.index.used_ns(files, hashes, deadline)
@@ -122,7 +125,10 @@ class SlotReader(Reader, Generic[_MountT]):
         ]
 
     def faults(self, space: KeySpace, hashes: Sequence[str] | None = None) -> Iterator[PageFault]:
-        """Yield the pages among `hashes` that their slots do not hold. All slots have one length."""
+        """Yield those of `hashes` whose pages are not in their slots.
+
+        All slots have the same length.
+        """
         self.ensure_open()
         return iter(()) if hashes is None else self._faults_of(space, hashes)
 
@@ -185,12 +191,12 @@ class SlotReader(Reader, Generic[_MountT]):
 
     @contextmanager
     def _call(self) -> Generator[tuple[_MountT, Deadline], None, None]:
-        """Lend the mount to one call. After a `close` the last call closes the mount."""
+        """Lend the mount to one call. After `close`, the last call closes the mount."""
         deadline = Deadline(self._settings.timeout_s)
         self.ensure_open()
         gate = self._gate.get()
         if not gate.begin():
-            self.ensure_open()  # raises: the storage was closed meanwhile
+            self.ensure_open()  # raises: the storage was closed in the meantime
         try:
             with self._translate_errors():
                 yield self._mount.get(), deadline
@@ -236,7 +242,7 @@ class SlotReader(Reader, Generic[_MountT]):
 
 
 class Hf3fsReader(SlotReader[ReadMount[IndexReader]]):
-    """Pages in slots, read only: without a writer, leases, locks and access times."""
+    """Pages in slots, read-only: no writer, no leases, no locks and no access times."""
 
     def __init__(self, settings: Hf3fsSettings, layout: Layout) -> None:
         super().__init__(settings, layout)
@@ -260,7 +266,7 @@ class Hf3fsReader(SlotReader[ReadMount[IndexReader]]):
 
 
 def layout_at(settings: Hf3fsSettings) -> Layout:
-    """Return the layout of the root that a config names, with the index that it names."""
+    """Return the layout of the root that a config names, and check that the config names its index."""
     layout = Layout.at(settings.path)
     layout.require_index(redis=settings.index.get_secret_value() != SQLITE)
     return layout

@@ -26,28 +26,36 @@ class Hf3fsSettings(Settings):
     """The config of `hf3fs`."""
 
     path: DirectoryName
-    """The directory on the mount, which is made if it is missing. All that use it share its pages."""
+    """The directory on the mount. It is made if it is missing.
+
+    Everyone who uses it shares its pages.
+    """
     index: SecretStr = SecretStr(SQLITE)
-    """The index of pages and slots: "sqlite", a file under `path`, for one host; or the URL of a Redis
-    server, for any number of hosts."""
+    """The index of pages and slots: "sqlite" (a file under `path`) for one host, or the URL of a
+    Redis server for any number of hosts.
+    """
     capacity_nbytes: ByteSize | None = Field(default=None, gt=0)
-    """The limit of the slots in use, all key spaces together. None: no limit."""
+    """The limit for the slots in use, all key spaces together. None: no limit."""
     high_watermark: float = Field(default=0.95, gt=0, le=1)
     """The share of the capacity at which eviction begins, least recently used pages first."""
     low_watermark: float = Field(default=0.9, gt=0, le=1)
     """The share of the capacity at which eviction ends."""
     direct: bool | None = None
-    """Read and write around the page cache, where pages, memory and file system allow it. None: on every
-    file system that is not known to be this machine's alone."""
+    """Read and write around the page cache, if pages, memory and file system allow it.
+
+    None: do so on every file system that is not known to belong to this machine alone.
+    """
     usrbio: bool | None = None
-    """Go around FUSE by 3FS's own client. None: where that is installed and `path` is on 3FS."""
+    """Bypass FUSE with 3FS's own client. None: if the client is installed and `path` is on 3FS."""
     parallelism: int = Field(default=DEFAULT_PARALLELISM, ge=1)
-    """Concurrent calls that the page store makes in each direction."""
+    """Concurrent calls of the page store in each direction."""
     touch_interval_s: Seconds = Field(default=1.0, ge=0)
-    """The longest delay until the index gets the access times of pages that were read."""
+    """The longest delay until the index receives the access times of pages that were read."""
     timeout_s: PositiveSeconds = 30.0
-    """The limit of a call, its waits for the index included. Pages not begun by then are misses, or
-    refused."""
+    """The limit of a call, including waits for the index.
+
+    Pages not begun by then are misses, or are refused.
+    """
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:

@@ -1,4 +1,4 @@
-"""The files of one key space's slots: opened, made larger, read for their marks, and deallocated."""
+"""The files with one key space's slots: opens, extends, deallocates them, and reads their marks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NO_MARK = bytes(MARK_NBYTES)
 
 
 class SlotFiles:
-    """The files of one key space. Immutable; everything raises OSError."""
+    """The files of one key space. Immutable; every method may raise OSError."""
 
     __slots__ = ("_layout", "directory", "geometry")
 
@@ -48,7 +48,7 @@ class SlotFiles:
 
     @contextmanager
     def opened(self, *, writing: bool) -> Generator[OpenFiles, None, None]:
-        """Yield the files, open for the time of one call."""
+        """Yield the files, open for the duration of one call."""
         files = OpenFiles(self, writing=writing)
         try:
             yield files
@@ -56,10 +56,10 @@ class SlotFiles:
             files.close()
 
     def grow(self, allocated: int, missing: int, most: int | None) -> int:
-        """Add `missing` slots behind the first `allocated`; return the number of slots afterwards.
+        """Add `missing` slots after the first `allocated`. Return how many slots there are afterwards.
 
-        The number of slots is doubled, within bounds, but at most `most` slots are added. A full file
-        system may leave fewer.
+        The number of slots is doubled, within bounds, but at most `most` slots are added. If the
+        file system is full, there may be fewer.
         """
         slot_nbytes = self.geometry.slot_nbytes
         least = -(-_LEAST_STEP_NBYTES // slot_nbytes)
@@ -75,7 +75,7 @@ class SlotFiles:
         return allocated
 
     def check(self, places: Mapping[str, Place], deadline: Deadline) -> dict[str, int]:
-        """Return for each page HIT if its slot has the right marks, and WRONG, LATE or -errno if not."""
+        """Return for each page HIT if its slot has the right marks, else WRONG, LATE or -errno."""
         verdicts = native.check_slots(
             *self.arguments([place.slot for place in places.values()], writing=False),
             [self.geometry.mark(page_hash, place.stamp) for page_hash, place in places.items()],
@@ -87,7 +87,7 @@ class SlotFiles:
     def arguments(
         self, slots: Sequence[int], *, writing: bool, direct: bool = False
     ) -> tuple[tuple[str, list[bytes], int], list[int], list[int]]:
-        """Return the files, and for each slot its file and offset, for a call of the data plane."""
+        """Return the arguments for the data plane: the files, and each slot's file and offset."""
         positions = [self.geometry.position(slot) for slot in slots]
         names = sorted({number for number, _ in positions})
         index = {number: place for place, number in enumerate(names)}
@@ -99,17 +99,17 @@ class SlotFiles:
         )
 
     def invalidate(self, slots: Sequence[int], until: Deadline | None = None) -> int:
-        """Erase the first mark of each slot, so that an index made anew finds no page there.
+        """Erase the first mark of each slot, so that a rebuilt index finds no page there.
 
-        No slot is begun after `until`. Return the number of finished slots.
+        No slot is begun after `until`. Return how many slots were finished.
         """
         return self._each(slots, until, _invalidate)
 
     def deallocate(self, slots: Sequence[int], until: Deadline | None = None) -> int:
-        """Invalidate slots, and return their blocks to the file system where it supports that.
+        """Invalidate slots, and return their blocks to the file system if it supports that.
 
-        Slots that follow each other take one call of the file system. None is begun after `until`.
-        Return the number of finished slots.
+        Slots that follow each other take one system call. None is begun after `until`. Return how
+        many slots were finished.
         """
         done = 0
         with self.opened(writing=True) as files:
@@ -122,7 +122,7 @@ class SlotFiles:
         return done
 
     def allocated(self) -> int:
-        """Return the number of slots by the sizes of the files."""
+        """Return the number of slots, computed from the sizes of the files."""
         numbers = self._numbers()
         if not numbers:
             return 0
@@ -131,7 +131,7 @@ class SlotFiles:
         return numbers[-1] * self.geometry.slots_per_file + whole
 
     def newest(self, on_slot: Callable[[], None] = lambda: None) -> dict[str, Place]:
-        """Return every whole page by the marks, and the place of its latest write.
+        """Find every whole page by its marks. Return the place of its latest write.
 
         `on_slot` is called before each slot is read, and may raise to stop.
         """
@@ -143,7 +143,7 @@ class SlotFiles:
         return newest
 
     def make_directory(self) -> None:
-        """Make the key space's directory when it has vanished."""
+        """Make the key space's directory if it has vanished."""
         self._layout.make_space(self.geometry.space)
 
     def _each(
@@ -159,7 +159,7 @@ class SlotFiles:
         return len(slots)
 
     def _runs(self, slots: Sequence[int]) -> list[tuple[int, int, int]]:
-        """Return file, offset and length of each run of slots that follow each other in a file."""
+        """Return the file, offset and length of each run of slots that follow each other in a file."""
         slot_nbytes = self.geometry.slot_nbytes
         runs: list[tuple[int, int, int]] = []
         for slot in slots:
@@ -205,7 +205,7 @@ class SlotFiles:
         return head, os.pread(fd, MARK_NBYTES, offset + self.geometry.last_mark_offset)
 
     def _extend(self, start: int, stop: int) -> None:
-        """Make the slots from `start` to `stop`, in one file after the other."""
+        """Make the slots from `start` to `stop`, one file after the other."""
         _require_free_space(self._layout.root, (stop - start) * self.geometry.slot_nbytes)
         with self.opened(writing=True) as files:
             while start < stop:
@@ -225,7 +225,7 @@ class SlotFiles:
 
 
 class OpenFiles:
-    """The descriptors of one call, each opened at its first use. Not thread-safe."""
+    """The descriptors of one call, each opened on first use. Not thread-safe."""
 
     def __init__(self, files: SlotFiles, *, writing: bool) -> None:
         self._files = files
@@ -258,7 +258,7 @@ class OpenFiles:
             return os.open(name, flags, 0o666, dir_fd=self._directory())
 
     def _directory(self) -> int:
-        """Return a descriptor of the key space's directory, which is no link to another."""
+        """Return a descriptor of the key space's directory. Refuse a link to another directory."""
         if self._directory_fd < 0:
             self._directory_fd = os.open(self._files.directory, _DIRECTORY)
         return self._directory_fd
@@ -278,7 +278,7 @@ def _invalidate(fd: int, offset: int) -> None:
 
 
 def _require_free_space(root: str, nbytes: int) -> None:
-    """Refuse slots that would leave no space for the log of the index, which must free slots later."""
+    """Refuse new slots if they leave no space for the index's log, which must free slots later."""
     status = os.statvfs(root)
     if status.f_bavail * status.f_frsize < nbytes + _LEFT_FREE_NBYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), root)
@@ -295,7 +295,7 @@ def _preallocate(fd: int, offset: int, nbytes: int) -> None:
 
 
 def _fallocate(fd: int, mode: int, offset: int, nbytes: int) -> None:
-    """Call fallocate(2). Where it is missing posix_fallocate would write to every block instead."""
+    """Call fallocate(2). posix_fallocate would write to every block if the call is missing."""
     if _libc.fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(nbytes)):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

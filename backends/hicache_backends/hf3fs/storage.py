@@ -28,7 +28,10 @@ logger = logging.getLogger(__name__)
 
 
 class Hf3fsStorage(SlotReader[Mount]):
-    """Pages in slots. Shared by threads, processes, ranks and models; survives all of them."""
+    """Pages in slots.
+
+    Threads, processes, ranks and models share them, and the pages outlive all of these.
+    """
 
     def __init__(self, settings: Hf3fsSettings) -> None:
         layout_at(settings)
@@ -46,7 +49,10 @@ class Hf3fsStorage(SlotReader[Mount]):
 
     @classmethod
     def open_read_only(cls, config: Mapping[str, Any]) -> HiCacheStorage:
-        """Open an `Hf3fsReader`. A subclass, which may read in another way, is opened without limits."""
+        """Open an `Hf3fsReader`.
+
+        A subclass may read in another way, so open it itself, without limits.
+        """
         if cls is Hf3fsStorage:
             return Hf3fsReader.from_config(config)
         return cls.from_config({name: config[name] for name in config.keys() - {"capacity_nbytes"}})
@@ -99,7 +105,7 @@ class Hf3fsStorage(SlotReader[Mount]):
         return mount
 
     def _warn_of_large_eviction(self, used_nbytes: int) -> None:
-        """Warn when the first sets will evict more than half of the pages."""
+        """Warn if the first sets will evict more than half of the pages."""
         capacity_nbytes = self._limits.capacity_nbytes
         to_evict_nbytes = self._limits.to_evict(used_nbytes, 0)
         if capacity_nbytes is not None and to_evict_nbytes > used_nbytes / 2:
@@ -114,7 +120,7 @@ class Hf3fsStorage(SlotReader[Mount]):
 
 
 def _takes_direct(layout: Layout) -> bool:
-    """Return True when files of this root can be read and written around the page cache."""
+    """Return True if files of this root can be read and written around the page cache."""
     try:
         fd = os.open(layout.spaces, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC | DIRECT, 0o600)
     except OSError:

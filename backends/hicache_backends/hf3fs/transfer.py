@@ -1,5 +1,7 @@
-"""Transfers of pages between memory and slots: one call of the data plane for a batch, around the page
-cache where memory, size and file system allow it."""
+"""Moves pages between memory and slots: one call of the data plane per batch.
+
+It bypasses the page cache if memory, size and file system allow it.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +31,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _RUN_NBYTES = 8 << 20
-# A page that is hashed, or goes through a scratch, in such parts is still in the processor's cache.
+# A page that is hashed, or copied through a scratch buffer, in parts of this size is still in the
+# processor's cache.
 _CACHED_RUN_NBYTES = 256 << 10
-# Measured on a virtual disk with O_DIRECT: revocable pages moved faster in such parts than in larger
-# ones, whose scratch is new memory for each call.
+# Measured on a virtual disk with O_DIRECT: revocable pages moved faster in parts of this size than
+# in larger ones, whose scratch buffer is new memory for each call.
 _SCRATCH_RUN_NBYTES = 1 << 20
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-# Errors that refuse a write, or come before it. After any other error a file system that is not this
-# machine's alone may carry the write out later: the request may lie in a queue of a server.
+# Errors that refuse a write, or come before it. After any other error, a file system that does not
+# belong to this machine alone may carry the write out later, because the request may be in a
+# server's queue.
 _REFUSED = _NO_SPACE | {
     *(errno.EROFS, errno.EACCES, errno.EPERM),
     *(errno.EINVAL, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR),
@@ -63,14 +67,14 @@ class SlotPages(NamedTuple):
 
 
 class Transfers:
-    """Reads and writes of slots. Thread-safe."""
+    """Reads and writes slots. Thread-safe."""
 
     def __init__(
         self, counters: Counters, usrbio: Usrbio | None, *, direct: bool, local: bool
     ) -> None:
         self._usrbio = usrbio
         self.is_certain = local and usrbio is None
-        """True when a call that failed writes nothing later. A kernel waits for its own devices."""
+        """True if a call that failed writes nothing later. A kernel waits for its own devices."""
         self._direct = direct and usrbio is None
         self._counters = counters
 
@@ -80,18 +84,18 @@ class Transfers:
             self._usrbio.close()
 
     def read(self, files: SlotFiles, items: SlotPages, deadline: Deadline) -> list[int]:
-        """Fill the pages from their slots, and return the verdicts of the data plane.
+        """Fill the pages from their slots. Return the verdicts of the data plane.
 
-        Each page that wants a digest gets one.
+        Each page that asks for a digest gets one.
         """
         return self._move(files, items, deadline, writing=False)
 
     def write(self, files: SlotFiles, items: SlotPages, deadline: Deadline) -> list[int]:
-        """Fill the slots from their pages, and return the verdicts of the data plane."""
+        """Fill the slots from their pages. Return the verdicts of the data plane."""
         return self._move(files, items, deadline, writing=True)
 
     def is_in_doubt(self, verdict: int) -> bool:
-        """Return True after a verdict on a write if a part of the page may be written later."""
+        """Return True if part of the page may still be written after this verdict."""
         return verdict < 0 and not self.is_certain and -verdict not in _REFUSED
 
     # --- parts ---------------------------------------------------------------------------------------
@@ -100,7 +104,7 @@ class Transfers:
         self, files: SlotFiles, items: SlotPages, deadline: Deadline, *, writing: bool
     ) -> list[int]:
         verdicts = [native.MISS] * len(items.slots)
-        # Neighbours are moved together.
+        # Neighbors are moved together.
         todo = sorted(range(len(verdicts)), key=items.slots.__getitem__)
         for direct in (True, False) if self._direct and files.geometry.is_blocks else (False,):
             call = _Call(files, deadline, writing=writing, direct=direct)
@@ -155,7 +159,7 @@ class Transfers:
         return verdicts
 
     def _run_nbytes(self, call: _Call, *, hashed: bool, revocable: bool) -> int:
-        """Return the most bytes of one system call. Small ones cost little in a page cache only."""
+        """Return the most bytes of one system call. Small ones are cheap only in a page cache."""
         if (hashed or revocable) and self.is_certain and not call.direct:
             return _CACHED_RUN_NBYTES
         return _SCRATCH_RUN_NBYTES if revocable and self._usrbio is None else _RUN_NBYTES

@@ -1,7 +1,7 @@
-"""Reads and writes through the rings of 3FS (USRBIO), around FUSE.
+"""Reads and writes through the rings of 3FS (USRBIO), which bypass FUSE.
 
-The client, `hf3fs_fuse.io`, comes with 3FS. It moves bytes between files and registered shared memory,
-so pages are copied once on their way.
+The client, `hf3fs_fuse.io`, comes with 3FS. It moves bytes between files and registered shared
+memory, so pages are copied once on their way.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from hicache_storage.backend_support.deadline import Deadline
 
 _CHANNEL_NBYTES = 8 << 20
-# With so many late transfers 3FS gets no more of them: 128 MiB of memory wait for its answers then.
+# If this many transfers are late, 3FS gets no more of them: by then 128 MiB of memory wait for its
+# answers.
 _MOST_LATE = 16
 
 
@@ -88,7 +89,10 @@ class Usrbio:
         *,
         reading: bool,
     ) -> int:
-        """Move bytes, and return their number. After an error the caller has lost the channel."""
+        """Move bytes. Return how many were moved.
+
+        After an error the caller no longer has the channel.
+        """
         try:
             result = self._submit(channel, descriptor, nbytes, offset, deadline, reading=reading)
         except BaseException:
@@ -112,7 +116,7 @@ class Usrbio:
         *,
         reading: bool,
     ) -> int | None:
-        """Return the result of the ring; None when there is none by the deadline."""
+        """Return the result of the ring, or None if there is none by the deadline."""
         ring = channel.reads if reading else channel.writes
         with _translate_errors():
             self._client.register_fd(descriptor)
@@ -126,7 +130,7 @@ class Usrbio:
                     self._client.deregister_fd(descriptor)
 
     def _take(self) -> _Channel:
-        """Return a channel without a transfer.
+        """Return a channel that has no transfer.
 
         Raises:
             OSError: There are too many late channels (EMFILE), or no channel can be made.
@@ -141,7 +145,7 @@ class Usrbio:
             return _Channel(self._client, self._mount)
 
     def _take_back_ended(self) -> None:
-        """Make late channels idle again once their transfers have ended."""
+        """Make late channels idle again if their transfers have ended."""
         for channel in list(self._late):
             with suppress(OSError), _translate_errors():
                 if channel.has_ended():
@@ -149,7 +153,7 @@ class Usrbio:
                     self._idle.append(channel)
 
     def _put_aside(self, channel: _Channel) -> None:
-        """Keep a channel until its transfer has ended. A channel whose ring failed at once is closed."""
+        """Keep a channel until its transfer has ended. If its ring failed at once, close it."""
         if channel.waiting is None:
             channel.close()
             return
@@ -163,12 +167,12 @@ class Usrbio:
 
 
 class _Channel:
-    """The means of one call at a time: memory registered with 3FS, and a ring for each direction."""
+    """What one call at a time uses: memory registered with 3FS, and a ring for each direction."""
 
     def __init__(self, client: Any, mount: str) -> None:
         self._memory = SharedMemory(create=True, size=_CHANNEL_NBYTES)
         self.waiting: Any = None
-        """The ring of a transfer that has not ended; None without a transfer."""
+        """The ring of a transfer that has not ended, or None if there is no transfer."""
         try:
             assert self._memory.buf is not None
             self.bytes: memoryview = self._memory.buf
@@ -182,7 +186,7 @@ class _Channel:
             self._memory.unlink()
 
     def has_ended(self) -> bool:
-        """Return True when the transfer has ended, without a wait."""
+        """Return True if the transfer has ended. Do not wait."""
         if _first(self.waiting.wait(min_results=1, timeout=timedelta())) is None:
             return False
         self.waiting = None
@@ -212,10 +216,10 @@ def _first(results: Sequence[Any]) -> int | None:
 
 
 def connect_usrbio(root: str, *, wanted: bool | None) -> Usrbio | None:
-    """Return the client for the mount of `root`; None when it is not wanted, or not available.
+    """Return the client for the mount of `root`, or None if it is not wanted or not available.
 
     Raises:
-        BackendNotInstalled, ConfigError: The client is required (True, not None) and not available.
+        BackendNotInstalled, ConfigError: The client is required (True, not None) but not available.
     """
     if wanted is False:
         return None

@@ -1,6 +1,6 @@
-"""Live writers and dead ones.
+"""Live and dead writers.
 
-writers/TOKEN is held locked as long as the writer lives. The kernel releases the lock of a dead writer.
+writers/TOKEN is locked as long as the writer lives. The kernel releases the lock of a dead writer.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Writer:
 
 
 def is_dead(directory: str, token: str, reserved_ns: int) -> bool:
-    """Return True when the writer with this token is gone, and remove its file.
+    """Return True if the writer with this token is gone, and remove its file.
 
-    A writer whose file is missing may have lost the file. It counts as dead ten minutes after
+    If a writer's file is missing, the writer may have lost it. It counts as dead ten minutes after
     `reserved_ns`, the time of its last known reservation.
     """
     path = f"{directory}/{token}"
@@ -74,7 +74,7 @@ def tokens(directory: str) -> set[str]:
 
 
 def _lock_file(path: str, flags: int) -> int:
-    """Return a descriptor that holds the lock; -1 when another process does, or the file was removed.
+    """Return a descriptor that holds the lock, or -1 if another process does or the file was removed.
 
     A forked child closes its copy, so that the lock ends with this process.
     """

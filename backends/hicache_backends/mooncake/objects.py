@@ -140,10 +140,10 @@ def read_small(key: str, native: Any) -> bytes:
 def remove_unleased(
     client: Client, keys: set[str], deadline: Deadline, *, before_attempt: Callable[[], None]
 ) -> set[str]:
-    """Remove objects as their leases end; return the keys that are leased until the deadline.
+    """Remove objects as their leases end. Return the keys that are leased until the deadline.
 
-    The removal is never forced. A forced removal would free the memory of a page in the middle of a
-    read, and the reader would get the bytes of another page.
+    Removal is never forced. A forced removal would free a page's memory while somebody reads it,
+    and the reader would get the bytes of another page.
     """
     for _ in _attempts(deadline):
         before_attempt()

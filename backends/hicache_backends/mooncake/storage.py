@@ -332,7 +332,7 @@ class MooncakeStorage(HiCacheStorage):
     def _states_before_set(
         self, native: Any, space: KeySpace, keys: list[str], deadline: Deadline
     ) -> KeyStates:
-        """Return the states of the keys. Restore the manifest first, if the cluster has lost it."""
+        """Return the states of the keys. If the cluster has lost the manifest, restore it first."""
         codes = presence(native, [*keys, self._layout.manifest(space.id)])
         if codes[-1] != 1:
             deadline.check("mooncake: a set")

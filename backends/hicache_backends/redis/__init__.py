@@ -1,4 +1,4 @@
-"""`redis`: one string a page in Redis or Valkey: one server, sentinels or a cluster."""
+"""`redis`: one string per page in Redis or Valkey: one server, sentinels or a cluster."""
 
 from __future__ import annotations
 

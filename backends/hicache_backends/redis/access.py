@@ -1,8 +1,8 @@
-"""Access to a server: its address, credentials and TLS context.
+"""How to reach a server: its address, credentials and TLS context.
 
-A storage makes one TLS context when it is opened, so that a wrong file is reported there. The context
-does not depend on redis-py's defaults, which have changed: before 6.0 redis-py did not compare host
-names.
+A storage makes one TLS context when it is opened, so that a wrong file is reported there. The
+context does not depend on redis-py's defaults, which have changed: before 6.0 redis-py did not
+compare host names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 PORT = 6379
 _MAX_PORT = 65535
 
-# redis-py takes these options in a URL. OCSP is left out: it makes connections that have no time limit.
+# redis-py accepts these options in a URL. We leave OCSP out, because it opens connections without a
+# time limit.
 URL_OPTIONS = frozenset(
     {
         "ssl_keyfile",
@@ -44,7 +45,7 @@ _VERIFY_MODES = {
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The host and port of a server, or the path of its unix socket."""
+    """A server's host and port, or the path of its unix socket."""
 
     host: str = "localhost"
     port: int = PORT
@@ -52,7 +53,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, *, default_host: str = "") -> Address:
-        """Return the address that `host:port` names. `:port` names a port of `default_host`.
+        """Parse `host:port`. `:port` means a port of `default_host`.
 
         Raises:
             ValueError: `text` has another form.
@@ -70,14 +71,14 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Everything that opens a connection, except the address and the deadline."""
+    """Everything that is needed to open a connection, except the address and the deadline."""
 
     options: Mapping[str, Any] = field(repr=False)
     """Options for redis-py, which sends AUTH, SELECT and CLIENT SETNAME."""
     context: ssl.SSLContext | None
     """None: no TLS."""
     is_read_only: bool = False
-    """True: the server is asked not to count what is read as used."""
+    """True: ask the server not to count reads as uses."""
 
 
 def tls_context(
@@ -88,10 +89,10 @@ def tls_context(
     key_file: str | None,
     verify: bool,
 ) -> ssl.SSLContext:
-    """Return the context that the fields and the options of the URL describe. Fields win.
+    """Return the context that the fields and the URL's options describe. Fields take precedence.
 
     Raises:
-        ValueError: The message names the field or option that is wrong, and its file.
+        ValueError: The message names the wrong field or option, and its file.
     """
     context = ssl.create_default_context()
     _set_verification(context, url_options, verify=verify)
@@ -125,7 +126,7 @@ def _set_verification(
 def _load_authorities(
     context: ssl.SSLContext, url_options: Mapping[str, Any], ca_file: str | None
 ) -> None:
-    """Add the configured certificate authorities to those of the system."""
+    """Add the configured certificate authorities to the system's."""
     name = "tls_ca_file" if ca_file else "url: ssl_ca_certs"
     path = ca_file or url_options.get("ssl_ca_certs")
     directory, data = url_options.get("ssl_ca_path"), url_options.get("ssl_ca_data")
@@ -159,7 +160,7 @@ def _load_certificate(
     if key is not None:
         _check_readable("tls_key_file", key)
     try:
-        # Without a password OpenSSL would ask the terminal for one.
+        # Without a password OpenSSL would ask for one on the terminal.
         context.load_cert_chain(certificate, key, url_options.get("ssl_password", ""))
     except ssl.SSLError:
         raise ValueError(

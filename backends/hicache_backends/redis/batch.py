@@ -1,6 +1,7 @@
-"""Batches, sent to the servers that have their keys, and sent again where a second time does no harm.
+"""Sends batches to the servers that have their keys, and repeats commands that may be sent twice.
 
-The reply to each command has the command's place in the batch, in whichever order servers are asked.
+Each reply is stored at its command's position in the batch, in whatever order the servers are
+asked.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     Work = Callable[[Connection, Sequence[int]], None]
 
 _MAX_FAILED_ROUNDS = 3
-"""The rounds in a row that may bring no new reply, because connections end or keys have moved."""
+"""How many rounds in a row may bring no new reply, because connections end or keys have moved."""
 
 
 class Router:
@@ -53,7 +54,10 @@ class Router:
     def execute(
         self, keys: Sequence[bytes], commands: Sequence[Command], deadline: Deadline
     ) -> list[Reply]:
-        """Return the replies to commands that carry no page and may be sent twice, one for each key."""
+        """Return the replies to commands, one for each key.
+
+        The commands must carry no page and must be safe to send twice.
+        """
         batch = _Batch(self, keys, deadline)
 
         def work(connection: Connection, positions: Sequence[int]) -> None:
@@ -71,7 +75,7 @@ class Router:
         def work(connection: Connection, positions: Sequence[int]) -> None:
             batch.send_asking(connection)
             targets = [pages[position] for position in positions]
-            # The server buffers replies that wait behind others, at a high cost.
+            # If replies wait behind others, the server buffers them, which is expensive.
             window = window_of(max(1, self._depth // 2), targets[0].nbytes)
             settle = partial(_note, batch.replies, positions)
             get_pages(
@@ -89,10 +93,10 @@ class Router:
     ) -> list[Reply]:
         """Store pages. Each reply is True, None (the key exists), False, an error or `UNANSWERED`.
 
-        False: the page is not stored, and will not appear later.
+        False means that the page is not stored, and will not appear later.
 
         Raises:
-            OSError, RedisError: It is not known if some of the pages are stored.
+            OSError, RedisError: Some pages may or may not be stored.
         """
         batch = _SetBatch(self, requests, deadline)
 
@@ -111,7 +115,7 @@ class Router:
         return replies
 
     def _list_again(self, requests: Sequence[PageRequest], deadline: Deadline) -> None:
-        """List the pages that may not have been listed since they were set."""
+        """List pages that a remover may have unlisted since they were set."""
         listed = [request for request in requests if request.index_command]
         self.execute(
             [one.index_command[1] for one in listed],
@@ -121,7 +125,7 @@ class Router:
 
 
 class _Batch:
-    """One batch in progress."""
+    """A batch in progress."""
 
     def __init__(self, router: Router, keys: Sequence[bytes], deadline: Deadline) -> None:
         self.router = router
@@ -130,7 +134,7 @@ class _Batch:
         self._keys = keys
         self._is_asking = False
         self._refused_by: dict[int, ServerPool] = {}
-        """The server that has answered a position with an error in this round."""
+        """The server that answered a position with an error in this round."""
         self._failure: Exception | None = None
 
     def run(self, work: Work) -> list[Reply]:
@@ -154,12 +158,12 @@ class _Batch:
         return self.replies
 
     def send_asking(self, connection: Connection) -> None:
-        """Send ASKING where it is needed: the server imports the slot and does not own it yet."""
+        """Send ASKING if the server is importing the slot and does not own it yet."""
         if self._is_asking:
             connection.execute([("ASKING",)])
 
     def resolve(self, server: ServerPool, doubt: WritesInDoubt, positions: Sequence[int]) -> None:
-        """Find out the result of commands that may not be sent twice."""
+        """Find out the result of commands that must not be sent twice."""
         raise NotImplementedError(
             f"{server.address}: all of {positions} may be sent twice"
         ) from doubt
@@ -219,7 +223,7 @@ class _Batch:
         return groups
 
     def _follow_redirections(self, work: Work) -> None:
-        """Send commands where ASK points to. Invalidate the deployment after MOVED."""
+        """Send commands to the servers that ASK names. After MOVED, invalidate the deployment."""
         for position, server in list(self._refused_by.items()):
             reply = self.replies[position]
             if not isinstance(reply, ErrorReply) or not reply.is_redirection:
@@ -239,7 +243,7 @@ class _Batch:
             self._is_asking = False
 
     def _conclude(self) -> None:
-        """Raise if the batch has no result at all. Otherwise the failed part is a part of misses."""
+        """Raise if the batch has no result at all. Otherwise count the failed part as misses."""
         refused = [reply for reply in self.replies if _concerns_all(reply)]
         unanswered = sum(reply is UNANSWERED for reply in self.replies)
         if refused and len(refused) + unanswered == len(self.replies):
@@ -250,7 +254,7 @@ class _Batch:
 
 
 class _SetBatch(_Batch):
-    """A batch of pages to store. Writes of a failed connection may still be carried out."""
+    """A batch of pages to store. After a connection fails, its writes may still be carried out."""
 
     def __init__(self, router: Router, requests: Sequence[PageRequest], deadline: Deadline) -> None:
         super().__init__(router, [request.key for request in requests], deadline)
@@ -258,12 +262,12 @@ class _SetBatch(_Batch):
         self._index_moved: set[int] = set()
         """Requests whose index has moved to the server that ASK names."""
         self.unlisted: list[int] = []
-        """Pages that are set, but may have been unlisted by a remover since then."""
+        """Pages that are set, but may have been unlisted by a remover since."""
 
     def requests_for(self, connection: Connection, positions: Sequence[int]) -> list[PageRequest]:
-        """Return the requests for a server, without the index command behind ASKING.
+        """Return the requests for a server. Leave the index command out if ASKING is needed.
 
-        ASKING is for one command only.
+        ASKING holds for only one command.
         """
         requests = [self._requests[position] for position in positions]
         if not self._is_asking:
@@ -305,5 +309,5 @@ def _is_open(reply: Reply) -> bool:
 
 
 def _concerns_all(reply: Reply) -> bool:
-    """Return True for a refusal whose reason is neither the key nor a lack of memory."""
+    """Return True for a refusal that is caused neither by the key nor by a lack of memory."""
     return isinstance(reply, ErrorReply) and not (reply.is_about_the_key or reply.is_full)

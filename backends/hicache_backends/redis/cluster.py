@@ -1,7 +1,9 @@
-"""The server of each key: a single server, or the servers of a cluster. `sentinel` has the third kind.
+"""Finds the server of each key: a single server, or the servers of a cluster.
 
-The slots of keys and the reply to CLUSTER SLOTS are computed by redis-py. Its `NodesManager` is not
-used, because it keeps no deadline: see docs/adr/0008-discovery-by-redis-py.md.
+`sentinel` has the third kind.
+
+redis-py computes the slots of keys and parses CLUSTER SLOTS. Its `NodesManager` is not used,
+because it keeps no deadline: see docs/adr/0008-discovery-by-redis-py.md.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ _SLOTS = 16384
 _REFRESH_SHARE = 0.4
 """The share of the remaining time that one server may take to report the slots."""
 _EPOCH_FIELD = 6
-"""The place of a server's epoch in its line of CLUSTER NODES. Slots follow it."""
+"""The position of a server's epoch in its line of CLUSTER NODES. The slots follow it."""
 _UNKNOWN_HOST = "?"
-"""A server that does not know its own host reports this."""
+"""What a server reports if it does not know its own host."""
 
 
 class Deployment(Protocol):
-    """Servers that hold the keys. Thread-safe."""
+    """The servers that hold the keys. Thread-safe."""
 
     def server_of(self, key: bytes, deadline: Deadline) -> ServerPool | None:
         """Return the server that has the slot of `key`, or None if no server has it."""
@@ -48,15 +50,15 @@ class Deployment(Protocol):
         ...
 
     def placement(self, deadline: Deadline) -> object:
-        """Ask the servers where keys are. The answer differs if one has moved meanwhile.
+        """Ask the servers where the keys are. If a key moves, the answer changes.
 
         Raises:
-            OSError, RedisError: As `all_servers`; also, keys are on their way between two servers.
+            OSError, RedisError: As `all_servers`; also, keys are moving between two servers.
         """
         ...
 
     def invalidate(self) -> None:
-        """Look the servers up again at the next call: one failed, or does not have a key."""
+        """Make the next call look the servers up again, because one failed or does not have a key."""
         ...
 
 
@@ -76,7 +78,7 @@ class SingleServer:
         return self._server
 
     def invalidate(self) -> None:
-        """Do nothing. If the name leads to another server, the next connections reach that one."""
+        """Do nothing. If the name leads to another server, new connections reach that server."""
 
 
 class Cluster:
@@ -87,7 +89,7 @@ class Cluster:
         self._seed = seed
         self._lock = threading.Lock()
         self._owners: list[ServerPool | None] = []
-        """The server of each slot. Empty before the first look-up."""
+        """The server of each slot. Empty before the first lookup."""
         self._is_valid = False
 
     def server_of(self, key: bytes, deadline: Deadline) -> ServerPool | None:
@@ -106,7 +108,7 @@ class Cluster:
     def placement(self, deadline: Deadline) -> object:
         """Return each server's slots, with the epoch of its last change.
 
-        A slot that has moved and come back has the same server, and another epoch.
+        If a slot moves away and comes back, its server is the same but its epoch differs.
         """
         self.invalidate()
         servers = self.all_servers(deadline)
@@ -116,7 +118,7 @@ class Cluster:
         self._is_valid = False
 
     def _own_slots(self, server: ServerPool, deadline: Deadline) -> list[bytes] | None:
-        """Return epoch and slots as `server` has them. None: its user may not ask."""
+        """Return the epoch and slots that `server` reports for itself. None: its user may not ask."""
         with server.acquire(deadline) as connection:
             (reply,) = connection.execute([("CLUSTER", "NODES")])
         if isinstance(reply, ErrorReply) and reply.code == "NOPERM":
@@ -141,13 +143,13 @@ class Cluster:
         return owners
 
     def _look_up(self, deadline: Deadline) -> list[ServerPool | None]:
-        """Return the slots as the first server that answers reports them."""
+        """Return the slots that the first server to answer reports."""
         *known, seed = [*_distinct(self._owners), self._pools.at(self._seed)]
         for server in known:
             try:
                 return self._ask(server, Deadline(deadline.remaining_s() * _REFRESH_SHARE))
             except FAILURES:
-                continue  # the next server may know
+                continue  # another server may answer
         return self._ask(seed, deadline)
 
     def _ask(self, server: ServerPool, deadline: Deadline) -> list[ServerPool | None]:
@@ -161,7 +163,7 @@ class Cluster:
             raise WrongReply("the map of the cluster has another form") from error
 
     def _parse(self, reply: Reply, asked_host: str) -> list[ServerPool | None]:
-        """Return the owners that CLUSTER SLOTS reports. A server without a host is at `asked_host`."""
+        """Parse the owners from CLUSTER SLOTS. A server without a host is at `asked_host`."""
         owners: list[ServerPool | None] = [None] * _SLOTS
         slots = _cluster.parse_cluster_slots(reply, current_host=asked_host)
         for (first, last), servers in slots.items():

@@ -1,7 +1,7 @@
-"""One connection to one server: redis-py's greeting and commands over a `DeadlineSocket`.
+"""A connection to one server: redis-py's greeting and commands over a `DeadlineSocket`.
 
-redis-py authenticates, selects the database, packs commands and reads replies that carry no page. Its
-private method `Connection._connect` is overridden, so that the connection uses our socket.
+redis-py authenticates, selects the database, packs commands and reads replies that carry no page.
+We override its private method `Connection._connect`, so that the connection uses our socket.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from hicache_storage.backend_support.resolver import SocketAddress
 
 _MAX_COMMANDS = 1024
-"""The commands that are sent before replies are read. They and their replies fit into kernel buffers."""
+"""How many commands are sent before replies are read. They and their replies fit in kernel buffers."""
 _TLS_ALERT = "\\x15"
-"""The first byte of a TLS server's answer to RESP, as hiredis shows it."""
+"""The first byte with which a TLS server answers RESP, as hiredis shows it."""
 _CLOSED_BY_SERVER = "closed by server"
-"""A part of redis-py's message."""
+"""Part of a message of redis-py."""
 _CONNECT = "_connect"
 
 if not hasattr(redis.connection.Connection, _CONNECT):
@@ -42,7 +42,7 @@ if not hasattr(redis.connection.Connection, _CONNECT):
 
 
 class _WithSocket:
-    """A mixin for redis-py's connection classes that gives them a connected socket."""
+    """A mixin that gives redis-py's connection classes a connected socket."""
 
     given_socket: DeadlineSocket | None = None
 
@@ -61,9 +61,9 @@ class UnixConnection(_WithSocket, redis.connection.UnixDomainSocketConnection):
 
 
 class Connection:
-    """One connection. One thread at a time may use it; any thread may call `shut_down`.
+    """A connection. One thread at a time may use it; any thread may call `shut_down`.
 
-    The user of a connection drops it after an exception, because replies may still be on their way.
+    After an exception, drop the connection, because replies may still arrive.
     """
 
     def __init__(self, address: Address, access: Access) -> None:
@@ -83,9 +83,9 @@ class Connection:
         self._socket: DeadlineSocket | None = None
         self._is_shut_down = False
         self.is_stale = False
-        """True after the server has answered that another server has to be asked."""
+        """True after the server has replied that another server must be asked."""
         self.identity: tuple[bytes, bytes] | None = None
-        """The server's id of this connection, and the client's address as the server sees it."""
+        """The server's id for this connection, and the client's address as the server sees it."""
 
     @property
     def socket(self) -> DeadlineSocket:
@@ -93,7 +93,10 @@ class Connection:
         return self._socket
 
     def prepare(self, deadline: Deadline) -> bool:
-        """Connect, unless the connection is up and idle. Set its deadline. Return True if it is new."""
+        """Connect, unless the connection is up and idle. Set its deadline.
+
+        Return True if it is new.
+        """
         if self._socket is not None and self._is_idle(self._socket, deadline):
             return False
         self.drop()
@@ -131,7 +134,7 @@ class Connection:
     # --- parts -----------------------------------------------------------------------------------
 
     def _greet(self) -> None:
-        """Authenticate, and read the connection's identity. Of a program that looks, say so."""
+        """Authenticate, and read the connection's identity. If we are read-only, tell the server."""
         try:
             self._redis_connection.connect()
         except (exceptions.InvalidResponse, exceptions.ConnectionError) as error:
@@ -156,7 +159,7 @@ class Connection:
             raise WrongReply("a reply has another form") from error
 
     def _is_idle(self, connected: DeadlineSocket, deadline: Deadline) -> bool:
-        """Return True if nothing has arrived since the last use: neither an end nor a late reply."""
+        """Return True if nothing has arrived since the last use, not even a late reply or an end."""
         connected.deadline = deadline
         try:
             return not self._redis_connection.can_read(0)
@@ -176,7 +179,7 @@ class Connection:
 
 
 def _may_be_tls(error: Exception) -> bool:
-    """Return True if a greeting failed as with a TLS server. Most of them end the connection."""
+    """Return True if a greeting failed the way it does with a TLS server. Most of them hang up."""
     ended = isinstance(error.__context__, ConnectionResetError) or _CLOSED_BY_SERVER in str(error)
     return ended or _TLS_ALERT in str(error)
 

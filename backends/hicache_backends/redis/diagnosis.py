@@ -1,4 +1,4 @@
-"""The facts of a server's INFO that an operator should know."""
+"""Picks the facts from a server's INFO that an operator should see."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 _CLOCK_SKEW_S = 5.0
 _ONE_ADVICE = "set ttl_s, and maxmemory-policy volatile-ttl,"
-"""What docs/backends/redis.md advises."""
+"""The advice of docs/backends/redis.md."""
 _ROOM_SHARE = 0.05
 _ROOM_NBYTES = 64 << 20
-"""A server with less room than both is full: one that evicts keeps the room of a few pages."""
+"""A server with less room than both is full. One that evicts keeps room for a few pages."""
 
 
 def diagnoses(info: str, *, ttl_s: float | None = None) -> Iterator[Diagnosis]:
@@ -84,7 +84,7 @@ def _persistence(fields: Mapping[str, str]) -> Diagnosis:
 
 def _clock(fields: Mapping[str, str]) -> Iterator[Diagnosis]:
     now_us = _number(fields, "server_time_usec")
-    if not now_us:  # servers before Redis 7 do not tell
+    if not now_us:  # servers before Redis 7 do not report it
         return
     skew_s = now_us / 1e6 - time.time()
     advice = "" if abs(skew_s) < _CLOCK_SKEW_S else "set both clocks by NTP: expiries need them"
@@ -92,6 +92,6 @@ def _clock(fields: Mapping[str, str]) -> Iterator[Diagnosis]:
 
 
 def _number(fields: Mapping[str, str], name: str) -> int:
-    """Return a number of INFO; 0 where it is none."""
+    """Return a number from INFO, or 0 if the field is missing or not a number."""
     text = fields.get(name, "")
     return int(text) if NUMBER.fullmatch(text) else 0

@@ -1,18 +1,17 @@
-"""The index of pages and key spaces: listing, deleting, and removing members without a page.
+"""The index of pages and key spaces: lists and deletes pages, and removes members that have no page.
 
-The indices of buckets find the pages, however many other keys the database has. A walk over the database
-finds them if indices may have been evicted. Either way a page is listed only after it was seen.
+The indices of the buckets find the pages, however many other keys the database has. If indices may have
+been evicted, a walk over the database finds the pages instead. Either way a page is listed only after
+it was seen. Pages leave their indices while others set the same pages:
 
-Pages leave their indices while others set the same pages:
+  writer     ZADD GT index expiry hash      SET page        ZADD GT index expiry hash
+  remover    ZADD XX index mark hash        UNLINK page     ZREMRANGEBYSCORE index mark mark
 
-    writer     ZADD GT index expiry hash      SET page        ZADD GT index expiry hash
-    remover    ZADD XX index mark hash        UNLINK page     ZREMRANGEBYSCORE index mark mark
-
-A remover gives the members a score of its own, the mark. It takes out the members that still have the
-mark at the end, when all of its pages are gone. A writer in between gives its member another score.
-Therefore no page is ever present without a member, whatever runs between two steps, whatever the server
-refuses, and wherever a remover dies. The next listing finds a member without a page. Marks are
-negative, so that every expiry replaces them.
+A remover gives the members a score of its own, the mark. When all of its pages are gone, it removes the
+members that still have the mark. A writer that comes in between gives its member another score. So no
+page is ever present without a member, whatever runs between two steps, whatever the server refuses, and
+wherever a remover dies. The next listing finds members without a page. Marks are negative, so that every
+expiry replaces them.
 """
 
 from __future__ import annotations
@@ -40,21 +39,24 @@ _BUCKETS_AT_ONCE = 32
 _SCAN_COUNT = 512
 """The COUNT of one ZSCAN or SCAN."""
 _SCAN_PARTS = 2
-"""The items of a scan's reply: a cursor, and a list."""
+"""The items in a scan's reply: a cursor and a list."""
 _CLOCK_SKEW_S = 60.0
 _TRIM_SHARE = 1 / 16
-"""The share of batches after whose set expired members are removed from their buckets."""
+"""After this share of set batches, expired members are removed from their buckets."""
 _REGISTRATION_S = 10.0
-"""A manifest is assumed to stay for this long. Others may delete it, or the server may lose it."""
+"""For how long a manifest is assumed to stay. Others may delete it, or the server may lose it."""
 _MOST_SPACES = 4096
-"""Clients choose the number of key spaces by their tenants and salts."""
+"""How many key spaces are remembered.
+
+Clients decide how many there are, by their tenants and salts.
+"""
 _FIRST_MARK = 1 << 51
 _LAST_MARK = 1 << 52
 """Scores are floats, which are exact for integers below 2**53."""
 
 
 class Index:
-    """The index as one storage uses it. Thread-safe."""
+    """The index, as one storage uses it. Thread-safe."""
 
     def __init__(
         self, router: Router, prefix: str, timeout_s: float, *, is_read_only: bool = False
@@ -66,7 +68,7 @@ class Index:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._opened: dict[KeySpace, float | None] = {}
-        """The time at which each manifest was last seen. None: unknown."""
+        """When each manifest was last seen. None: unknown."""
         self._connections_made = 0
 
     # --- key spaces ------------------------------------------------------------------------------
@@ -93,9 +95,10 @@ class Index:
         return [*dict.fromkeys([*registered, *opened])]
 
     def unreadable_spaces(self) -> Iterator[UnreadableSpace]:
-        """Yield the key spaces with keys or a manifest, and without a manifest that is theirs.
+        """Yield the key spaces that have keys or a manifest, but whose manifest is lost or damaged.
 
-        A user who may not walk through the database, whose keys may be of others, is told of none.
+        If the user may not walk through the database, which may contain keys of others, yield
+        nothing.
         """
         try:
             manifests = self._all_ids_and_manifests()
@@ -122,9 +125,9 @@ class Index:
         return found
 
     def remove_space(self, space_id: str) -> int:
-        """Remove pages, members and manifest of a key space. Return the number of pages.
+        """Remove the pages, members and manifest of a key space. Return the number of pages.
 
-        The manifest stays, or is put back, if there are pages again before or after its removal.
+        If there are pages again before or after the manifest is removed, it stays or is put back.
         """
         keys = SpaceKeys(self._prefix, space_id)
         (manifest,) = self._execute([("HGET", self._registry, space_id)], Deadline(self._timeout_s))
@@ -158,11 +161,14 @@ class Index:
             for space, reply in zip(spaces, replies, strict=True):
                 self._opened.pop(space, None)
                 self._opened[space] = now_s if isinstance(reply, int) else None
-            while len(self._opened) > _MOST_SPACES:  # tenants and salts are the clients' choice
+            while len(self._opened) > _MOST_SPACES:  # clients decide how many
                 del self._opened[next(iter(self._opened))]
 
     def _execute(self, commands: Sequence[Command], deadline: Deadline) -> list[Reply]:
-        """Return the replies to commands on the registry. A full server is no failure."""
+        """Return the replies to commands on the registry.
+
+        A full server does not count as a failure.
+        """
         replies = self._router.execute([self._registry] * len(commands), commands, deadline)
         for reply in replies:
             if isinstance(reply, ErrorReply) and not reply.is_full:
@@ -172,7 +178,10 @@ class Index:
     # --- pages -----------------------------------------------------------------------------------
 
     def pages(self, keys: SpaceKeys) -> Iterator[list[tuple[str, int | None]]]:
-        """Yield hash and length of everything under keys of pages, in parts. None: it is no page."""
+        """Yield the hash and length of everything under keys of pages, in parts.
+
+        None: it is not a page.
+        """
         if self._has_whole_indices():
             yield from self._pages_of_indices(keys)
         else:
@@ -181,23 +190,23 @@ class Index:
     def _everything(
         self, keys: SpaceKeys, *, walks: bool
     ) -> Iterator[list[tuple[str, int | None]]]:
-        """Yield as `pages` does, after the members without a page have been removed."""
+        """Yield like `pages`, after removing the members that have no page."""
         yield from self._pages_of_indices(keys)
         if walks or not self._has_whole_indices():
             yield from self._pages_of_walk(keys)
 
     def trim(self, keys: SpaceKeys, hashes: Sequence[str], deadline: Deadline) -> None:
-        """Remove expired members from the buckets of these pages, once in a while."""
+        """Remove expired members from the buckets of these pages, but only once in a while."""
         if random.random() > _TRIM_SHARE:
             return
         indices = [keys.index(bucket) for bucket in sorted({one[:2] for one in hashes})]
         until_s = time.time() - _CLOCK_SKEW_S
-        # The range begins at 0, not at -inf: a member with a mark may have a page.
+        # The range begins at 0, not at -inf, because a member with a mark may have a page.
         commands = [("ZREMRANGEBYSCORE", index, 0, until_s) for index in indices]
         self._router.execute(indices, commands, deadline)
 
     def _has_whole_indices(self) -> bool:
-        """Ask the servers each time: the policy may change while a storage is open."""
+        """Ask the servers each time, because the policy may change while a storage is open."""
         deadline = Deadline(self._timeout_s)
         servers = self._router.deployment.all_servers(deadline)
         return all(server.facts(deadline).has_whole_indices for server in servers)
@@ -216,7 +225,7 @@ class Index:
                     yield pages
 
     def _members(self, keys: SpaceKeys, buckets: Sequence[str]) -> Iterator[list[str]]:
-        """Yield the members of the indices of `buckets`, in parts. Some may appear twice."""
+        """Yield the members of the indices of `buckets`, in parts. A member may appear twice."""
         cursors = {keys.index(bucket): b"0" for bucket in buckets}
         while cursors:
             commands = [("ZSCAN", key, at, "COUNT", _SCAN_COUNT) for key, at in cursors.items()]
@@ -240,9 +249,9 @@ class Index:
             yield [(page_hash, nbytes) for page_hash, nbytes in found if nbytes != 0]
 
     def _walk_all(self, pattern: str) -> Iterator[list[bytes]]:
-        """Yield the keys that match, in parts. Some may appear twice.
+        """Yield the keys that match, in parts. A key may appear twice.
 
-        A key that moves to a server which was walked before is not found. So nothing may move.
+        A key that moves to a server that was already walked would be missed. So fail if slots move.
         """
         deployment = self._router.deployment
         before = deployment.placement(Deadline(self._timeout_s))
@@ -263,7 +272,7 @@ class Index:
                 return
 
     def lengths(self, keys: SpaceKeys, hashes: Sequence[str]) -> list[tuple[str, int | None]]:
-        """Return the length of each page: 0 where there is none, None where the value is no string."""
+        """Return the length of each page: 0 if there is none, None if the value is not a string."""
         page_keys = [keys.page(page_hash) for page_hash in hashes]
         if not page_keys:
             return []
@@ -281,7 +290,10 @@ class Index:
 def delete_pages(
     router: Router, keys: SpaceKeys, hashes: Sequence[str], deadline: Deadline
 ) -> list[bool]:
-    """Remove pages, then the members of those that are gone, in three round trips. True: it is gone."""
+    """Remove pages, then the members of those that are gone, in three round trips.
+
+    Return True for each page that is gone.
+    """
     members = _by_index(keys, hashes)
     mark = _new_mark()
     marked, full = _mark_members(router, members, dict.fromkeys(hashes, mark), deadline)
@@ -291,7 +303,7 @@ def delete_pages(
     emptied = [index for index in marked if kept.isdisjoint(members[index])]
     commands: list[Command] = [("ZREMRANGEBYSCORE", index, mark, mark) for index in emptied]
     router.execute(emptied, commands, deadline)
-    if full:  # A full server takes no marks. The deleted pages have freed memory.
+    if full:  # A full server accepts no marks. By now the deleted pages have freed memory.
         prune(router, keys, [one for index in full for one in members[index]], deadline)
     return [page_hash not in kept for page_hash in hashes]
 
@@ -325,7 +337,7 @@ def _mark_members(
     marks: dict[str, int],
     deadline: Deadline,
 ) -> tuple[list[bytes], list[bytes]]:
-    """Mark the members that exist. Return the indices that took marks, and those that are full."""
+    """Mark the members that exist. Return the indices that accepted marks, and those that are full."""
     commands: list[Command] = [
         ("ZADD", index, "XX", *(part for one in hashes for part in (marks[one], one)))
         for index, hashes in members.items()
@@ -347,7 +359,7 @@ def _new_mark() -> int:
 
 
 def _parse_length(reply: Reply) -> int | None:
-    """Return a length, or None where the value is no string."""
+    """Return a length, or None if the value is not a string."""
     if isinstance(reply, ErrorReply):
         if reply.is_about_the_key:
             return None
@@ -367,7 +379,10 @@ def _items(reply: Reply) -> list[bytes]:
 
 
 def _parse_scan(reply: Reply) -> tuple[bytes, list[bytes]]:
-    """Return the cursor and the items of a scan. Half a listing must not pass for all of it."""
+    """Return the cursor and the items of a scan.
+
+    Raise for half a listing, which must not pass as whole.
+    """
     if isinstance(reply, ErrorReply):
         raise Refused(reply)
     if reply is UNANSWERED:

@@ -1,12 +1,11 @@
 """The keys that the backend uses in the database.
 
-    PREFIX{SPACE:BB}HASH     a page: a string of exactly the page's bytes
-    PREFIX{SPACE:BB}         the index of a bucket: a sorted set of page hashes by their expiry
-    PREFIXspaces             a hash of key-space id to manifest
+  PREFIX{SPACE:BB}HASH     a page: a string of exactly the page's bytes
+  PREFIX{SPACE:BB}         the index of a bucket: a sorted set of page hashes by their expiry
+  PREFIXspaces             a hash from key-space id to manifest
 
-BB are the first two digits of the page hash. A cluster chooses the slot by the part in braces.
-Therefore a page and its index are on one server, and the 256 buckets of a key space are spread over all
-servers.
+BB is the first two digits of the page hash. A cluster chooses the slot by the part in braces. So a page
+and its index are on one server, and the 256 buckets of a key space are spread over all servers.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ class SpaceKeys:
         return f"{self._head}{bucket}}}".encode()
 
     def member(self, index: bytes, member: bytes) -> str | None:
-        """Return the page hash that a member of an index is, or None for a foreign member."""
+        """Return the page hash that a member of an index stands for, or None for a foreign member."""
         page_hash = member.decode(errors="replace")
         is_ours = PAGE_HASH.fullmatch(page_hash) and self.index(page_hash[:2]) == index
         return page_hash if is_ours else None
 
     @property
     def pattern(self) -> str:
-        """The pattern of SCAN that matches all keys of the space."""
+        """The SCAN pattern that matches all keys of the space."""
         return f"{self._head}*"
 
     @cached_property
@@ -60,11 +59,11 @@ class SpaceKeys:
 
 
 def key_of_any_space(prefix: str) -> re.Pattern[bytes]:
-    """Return what matches the key of a page or an index. The group `space` is the key space's id."""
+    """Return a pattern for the keys of pages and indices. Its group `space` is the key space's id."""
     head = rf"{re.escape(prefix)}\{{(?P<space>[0-9a-f]{{32}}):(?P<bucket>[0-9a-f]{{2}})\}}"
     return re.compile(rf"{head}(?:(?P=bucket)(?:[0-9a-f]{{2}}){{15,63}})?".encode())
 
 
 def registry(prefix: str) -> bytes:
-    """Return the key of the hash that holds the manifests."""
+    """Return the key of the hash that contains the manifests."""
     return f"{prefix}spaces".encode()

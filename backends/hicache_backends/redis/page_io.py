@@ -1,11 +1,11 @@
 """GET and SET of pages in RESP2, between a connection and the caller's memory.
 
-A page is sent from its segments and received into them, without a copy. Over a plain socket one call
-of the compiled data plane does so for all pages. Over TLS, or without the compiled module, Python sends
-and reads the same bytes. It receives a page together with the end of its reply and the beginning of the
-next.
+A page is sent from its segments and received into them, without a copy. Over a plain socket one
+call of the compiled data plane does this for all pages. Over TLS, or without the compiled module,
+Python sends and reads the same bytes. It receives a page together with the end of its reply and the
+beginning of the next one.
 
-No page is used before all of its reply is known to be right: `settle` is called for a page when its
+No page is used before its whole reply is known to be right: `settle` is called for a page when its
 verdict is certain, in the order of the requests.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Settle = Callable[[int, Reply], None]
 
 WINDOW_NBYTES = 1 << 19
-"""The bytes of small pages that are on their way at once. A round trip costs more than they do."""
+"""How many bytes of small pages are in flight at once. They cost less than a round trip."""
 _MAX_WINDOW_PAGES = 512
 _HEAD_NBYTES = 4
 """The length of the shortest reply."""
@@ -40,10 +40,10 @@ _MORE_REPLIES = "the server sent more replies than there were requests"
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """A request that stores one page: the page is listed, set and listed again.
+    """A request that stores one page: list the page, set it, and list it again.
 
-    It is listed before, so that a page whose writer dies is in its index. It is listed again, because a
-    remover may have taken it out of the index in between.
+    The page is listed before, so that it is in its index even if its writer dies. It is listed again
+    because a remover may have taken it out of the index in between.
     """
 
     key: bytes
@@ -51,10 +51,10 @@ class PageRequest:
     options: tuple[bytes, ...] = ()
     """The options of SET, which follow the page."""
     index_command: tuple[bytes, ...] = ()
-    """The command that lists the page. Empty: the page is listed already."""
+    """The command that lists the page. Empty: the page is already listed."""
 
     def framing(self) -> tuple[bytes, bytes]:
-        """Return the bytes before the page and the bytes after it."""
+        """Return the bytes before and after the page."""
         listed = _pack(self.index_command)
         before = b"%b*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (
             *(listed, 3 + len(self.options), len(self.key), self.key, self.nbytes),
@@ -82,7 +82,7 @@ def _argument(value: bytes) -> bytes:
 
 
 def window_of(depth: int, page_nbytes: int) -> int:
-    """Return how many pages of `page_nbytes` are on their way at once."""
+    """Return how many pages of `page_nbytes` may be in flight at once."""
     return max(depth, min(_MAX_WINDOW_PAGES, WINDOW_NBYTES // page_nbytes))
 
 
@@ -92,11 +92,11 @@ def window_of(depth: int, page_nbytes: int) -> int:
 def get_pages(
     sock: DeadlineSocket, keys: Sequence[bytes], pages: Sequence[Page], window: int, settle: Settle
 ) -> None:
-    """Read each page. It settles as True, as False (it is missing, or is no page), or as an error.
+    """Read each page. Settle it as True, as False (missing, or not a page), or as an error.
 
     Raises:
-        WrongReply: A reply has another length or kind. The page whose reply has another length has
-            settled as False. Pages after it have not settled.
+        WrongReply: A reply has another length or kind. If the length is wrong, its page has settled as
+            False. Later pages have not settled.
         OSError: The connection failed. Some pages may have settled.
     """
     requests = [b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(key), key) for key in keys]
@@ -118,7 +118,7 @@ def get_pages(
 
 
 class _PageReader:
-    """A reader of replies to GET. The size of each page is known."""
+    """Reads replies to GET. The size of each page is known."""
 
     def __init__(self, sock: DeadlineSocket) -> None:
         self._socket = sock
@@ -137,9 +137,10 @@ class _PageReader:
         sent: int,
         window: int,
     ) -> tuple[int, int]:
-        """Settle replies, up to one without a page, in one call of the data plane.
+        """Settle replies, up to the first without a page, in one call of the data plane.
 
-        Return how many have settled, and how many of the requests are sent; `sent` were so before.
+        Return how many have settled, and how many requests have been sent. `sent`: how many were
+        sent before.
         """
         arrived = bytes(self._head)[: _HEAD_NBYTES - sum(map(len, self._missing))]
         sock, memory = self._socket, [page.segments for page in pages]
@@ -164,7 +165,10 @@ class _PageReader:
         return len(verdicts), sent
 
     def read(self, page: Page, position: int, settle: Settle, *, more: bool) -> Reply:
-        """Read the next reply. `more`: another reply will follow, and its head may be read along."""
+        """Read the next reply.
+
+        `more`: another reply follows, and part of its head may be read as well.
+        """
         self._socket.receive_into(self._missing)
         head = bytes(self._head)
         self._missing = [self._head]
@@ -186,12 +190,12 @@ class _PageReader:
         raise WrongReply("a page has another length, or its reply another form")
 
     def _ends_as_miss(self, *, more: bool) -> bool:
-        """Receive the end of a null. Return False where the end is another one."""
+        """Receive the end of a null. Return False if it ends differently."""
         self._finish([self._end[:1], *([self._head] if more else [])], more=more)
         return bytes(self._end[:1]) == _END[1:]
 
     def _finish(self, buffers: list[memoryview], *, more: bool) -> None:
-        """Receive the rest of a reply, and the available part of the next one's head."""
+        """Receive the rest of a reply, and as much of the next one's head as is available."""
         nbytes = sum(map(len, buffers))
         left = self._socket.receive_into(buffers, nbytes - (_HEAD_NBYTES if more else 0))
         if more:
@@ -221,7 +225,7 @@ def set_pages(
     window: int,
     settle: Settle,
 ) -> None:
-    """Store each page. It settles as the list of its replies: True (set), None (the key exists)...
+    """Store each page. Settle it as the list of its replies: True (set), None (the key exists)...
 
     Raises:
         WrongReply: A reply has another kind.
@@ -298,7 +302,7 @@ def _parse_reply(line: bytes) -> Reply:
 
 
 class _LineReader:
-    """A reader of one-line replies. SET and ZADD have no others."""
+    """Reads one-line replies. SET and ZADD have no others."""
 
     def __init__(self, sock: DeadlineSocket) -> None:
         self._socket = sock

@@ -1,4 +1,4 @@
-"""Replies that are no values: errors in one form, whether redis-py or the page path has read them."""
+"""Replies that are not values: errors in one form, whether redis-py or the page path has read them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _STALE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
-    """The refusal of one command, of which the server has carried out nothing."""
+    """A refusal of one command. The server has carried out no part of the command."""
 
     code: str
     """The first word of the reply."""
@@ -45,7 +45,7 @@ class ErrorReply:
 
     @classmethod
     def from_exception(cls, error: exceptions.ResponseError) -> ErrorReply:
-        """Return the reply that redis-py has read. Its text lacks the codes that have a class."""
+        """Return the reply that redis-py has read. It drops codes for which it has a class."""
         text = str(error)
         for kind, code in _CODES.items():
             if isinstance(error, kind):
@@ -59,7 +59,7 @@ class ErrorReply:
 
     @property
     def is_full(self) -> bool:
-        """True if the server takes no writes: it has no memory left, or cannot write its files."""
+        """True if the server accepts no writes: it has no memory left, or cannot write its files."""
         return self.code in _FULL
 
     @property
@@ -74,11 +74,11 @@ class ErrorReply:
 
     @property
     def is_about_the_key(self) -> bool:
-        """True if the value of the key is no page."""
+        """True if the value of the key is not a page."""
         return self.code in _KEY_ONLY
 
     def target(self, host: str) -> Address:
-        """Return the server that ASK names. ASK without a host names a port of `host`.
+        """Return the server that ASK names. ASK without a host means a port of `host`.
 
         Raises:
             ValueError: The reply names no server.
@@ -88,7 +88,7 @@ class ErrorReply:
 
 
 class WrongReply(ConnectionAbortedError):
-    """A reply of another form than expected. No later reply on its connection can be trusted."""
+    """A reply of an unexpected form. Later replies on its connection cannot be trusted."""
 
 
 class Refused(Exception):
@@ -107,7 +107,7 @@ class _Unanswered:
 
 
 UNANSWERED = _Unanswered()
-"""A placeholder for a reply that did not arrive."""
+"""Stands for a reply that did not arrive."""
 Reply: TypeAlias = Any
 """int, bytes, None, a list of replies, `ErrorReply` or `UNANSWERED`."""
 Command: TypeAlias = tuple[bytes | str | int | float, ...]
@@ -120,5 +120,5 @@ FAILURES = (OSError, exceptions.RedisError, Refused)
 
 
 def items_of(reply: Reply) -> list[Reply] | None:
-    """Return the items of an array, or None if `reply` is no array."""
+    """Return the items of an array, or None if `reply` is not an array."""
     return reply if isinstance(reply, _ARRAY) else None

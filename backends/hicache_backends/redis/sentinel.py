@@ -1,4 +1,4 @@
-"""The master that sentinels name. redis-py's `Sentinel` finds it over connections with a deadline."""
+"""Finds the master through sentinels, which redis-py's `Sentinel` asks over our connections."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class SentinelMaster:
         self._master = None
 
     def _discover(self, deadline: Deadline) -> Address:
-        """Return the master's address as the first sentinel that knows it reports it."""
+        """Return the master's address from the first sentinel that knows it."""
         budget = Deadline(deadline.remaining_s() * _DISCOVERY_SHARE)
         count = len(self._addresses)
         clients = [
@@ -82,7 +82,8 @@ class SentinelMaster:
         try:
             host, port = discovery.discover_master(self._name)
         except redis.sentinel.MasterNotFoundError:
-            # Its text has errors as repr(), in which a secret may be escaped and so not be found.
+            # Its text has errors as repr(), which may escape a secret, so that we would not find
+            # it.
             timed_out = any(isinstance(one.failure, TIMEOUTS) for one in clients)
             kind = StorageTimeout if timed_out else ConnectionError
             reasons = "; ".join(map(_reason, clients))
@@ -91,12 +92,13 @@ class SentinelMaster:
 
 
 class _Discovery(redis.sentinel.Sentinel):
-    """redis-py's search for a master, with another rule for its state."""
+    """redis-py's search for a master, with a stricter check of its state."""
 
     def check_master_state(self, state: Mapping[str, Any], service_name: str) -> bool:  # noqa: ARG002
         """Return True for a master that is up and has an address.
 
-        redis-py accepts a master from which the sentinel is disconnected, and an address of any form.
+        redis-py also accepts a master from which the sentinel is disconnected, and an address of
+        any form.
         """
         try:
             Address.parse(f"{state['ip']}:{state['port']}")
@@ -106,9 +108,9 @@ class _Discovery(redis.sentinel.Sentinel):
 
 
 class _SentinelClient(redis.Redis):
-    """redis-py's client of one sentinel, whose commands go over our connections.
+    """redis-py's client of one sentinel. Its commands go over our connections.
 
-    `sharers` clients divide the time that is left of `budget`, this one included.
+    `sharers` clients, including this one, divide the time that is left of `budget`.
     """
 
     def __init__(self, pool: ServerPool, budget: Deadline, *, sharers: int) -> None:

@@ -23,12 +23,12 @@ NUMBER = re.compile(r"[0-9]{1,20}")
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """A part of INFO. Nothing is known where INFO is forbidden."""
+    """A part of INFO. If INFO is forbidden, nothing is known."""
 
     policy: str | None
     """`maxmemory-policy`. CONFIG reports it too, but many managed servers forbid CONFIG."""
     evicted_keys: int
-    """The number of evictions since the server was started."""
+    """How many keys were evicted since the server was started."""
     is_cluster: bool
 
     @classmethod
@@ -37,26 +37,27 @@ class ServerFacts:
         evicted = fields.get("evicted_keys", "0")
         return cls(
             policy=fields.get("maxmemory_policy"),
-            # Indices are trusted only if none was evicted, so a malformed number counts as an eviction.
+            # Indices are trusted only if none was evicted, so a malformed number counts as an
+            # eviction.
             evicted_keys=int(evicted) if NUMBER.fullmatch(evicted) else 1,
             is_cluster=fields.get("cluster_enabled") == "1",
         )
 
     @property
     def may_evict_anything(self) -> bool:
-        """True if keys without an expiry may be evicted. An index may then go before its pages."""
+        """True if keys without an expiry may be evicted. Then an index may go before its pages."""
         return self.policy is None or self.policy.startswith("allkeys")
 
     @property
     def has_whole_indices(self) -> bool:
-        """True if no index can have been evicted. The policy may have been another one before."""
+        """True if no index can have been evicted. The policy may have been a different one before."""
         if self.may_evict_anything or self.policy is None:
             return False
         return self.evicted_keys == 0 or self.policy.startswith("volatile")
 
 
 def parse_info(info: str) -> dict[str, str]:
-    """Return the fields of INFO."""
+    """Parse the fields of INFO."""
     lines = (line.partition(":") for line in info.splitlines())
     return {name: value.strip() for name, _, value in lines}
 
@@ -74,14 +75,15 @@ class ServerPool:
         self._busy: dict[Connection, int] = {}
         """The connections in use, each with its generation."""
         self._generation = 0
-        """The current generation. A failure of one connection ends all of its generation."""
+        """The current generation. If one connection fails, its whole generation ends."""
         self._closed = False
 
     @contextmanager
     def acquire(self, deadline: Deadline) -> Generator[Connection, None, None]:
-        """Lend a connection that is ready. A failed or stale one ends all of its generation.
+        """Lend a connection that is ready. If it fails or is stale, its whole generation ends.
 
-        A wrong reply ends its own connection only: mostly one page is damaged, and the server is well.
+        A wrong reply ends only its own connection: usually one page is damaged, and the server is
+        well.
 
         Raises:
             StorageTimeout: All connections were in use.
@@ -111,13 +113,13 @@ class ServerPool:
         return ServerFacts.parse(self.info(deadline))
 
     def info(self, deadline: Deadline) -> str:
-        """Return the server's INFO; empty text where INFO is forbidden. Raises as `facts`."""
+        """Return the server's INFO, or empty text if INFO is forbidden. Raises as `facts`."""
         with self.acquire(deadline) as connection:
             (reply,) = connection.execute([("INFO",)])
         return reply.decode(errors="replace") if isinstance(reply, bytes) else ""
 
     def close(self) -> None:
-        """End all connections, also those in use, and make no more. Idempotent."""
+        """End all connections, even those in use, and make no more. Idempotent."""
         with self._changed:
             self._closed = True
             for connection in self._busy:
@@ -133,7 +135,7 @@ class ServerPool:
     def abandon(self) -> None:
         """Close a forked child's copies of the connections. The parent's stay open.
 
-        No lock is taken: a thread that the child does not have may have held it.
+        Take no lock: a thread that does not exist in the child may have held it.
         """
         self._closed = True
         for connection in (*self._idle, *self._busy):
@@ -179,7 +181,7 @@ class ServerPool:
 
 
 class ServerPools:
-    """The pools of all servers that were met so far, by address. Thread-safe."""
+    """The pools of all servers that we have met, by address. Thread-safe."""
 
     def __init__(self, access: Access, limit: int) -> None:
         self._access = access
@@ -199,7 +201,7 @@ class ServerPools:
 
     @property
     def connections_made(self) -> int:
-        """The connections made since the start. A new one may lead to another server."""
+        """The number of connections made so far. A new one may lead to another server."""
         return sum(pool.connections_made for pool in list(self._pools.values()))
 
     def close(self) -> None:
@@ -216,7 +218,7 @@ class ServerPools:
             pool.wait_closed(deadline)
 
     def abandon(self) -> None:
-        """Close a forked child's copies of all connections. No lock is taken."""
+        """Close a forked child's copies of all connections. Take no lock."""
         self._closed = True
         for pool in self._pools.values():
             pool.abandon()

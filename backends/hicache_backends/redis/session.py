@@ -1,4 +1,4 @@
-"""The session of one process: its connections, and the calls of a storage over them."""
+"""What one process uses of a storage: its connections, and the calls over them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 _CLOSE_LIMIT_S = 10.0
 _MS = 1000
 _DIRECTIONS = 2
-"""Gets do not wait for sets: each direction has `parallelism` connections."""
+"""Each direction has `parallelism` connections, so that gets do not wait for sets."""
 
 
 class Session:
-    """Everything of a storage that a forked child must not use. Thread-safe.
+    """The part of a storage that a forked child must not use. Thread-safe.
 
-    Raises (every method): OSError, RedisError.
+    Every method raises OSError and RedisError.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Session:
         )
 
     def _lengths(self, page_keys: Sequence[bytes], deadline: Deadline) -> list[Reply]:
-        """Return the length of each key's value, or None where the value is no string."""
+        """Return the length of each key's value, or None if the value is not a string."""
         replies = self._router.execute(page_keys, [("STRLEN", key) for key in page_keys], deadline)
         return [_length(reply) for reply in replies]
 

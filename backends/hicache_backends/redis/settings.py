@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 _connection: Any = redis.connection  # untyped
 _parse_url: Callable[[str], dict[str, Any]] = _connection.parse_url
-# Timeouts, retries and encodings are left out: redis-py's would exceed the deadline of a call.
+# Timeouts, retries and encodings are left out, because redis-py's would exceed the deadline of a
+# call.
 _URL_OPTIONS = ("db", "client_name")
 
 
@@ -27,28 +28,34 @@ class RedisSettings(Settings):
     """The config of `redis`."""
 
     url: SecretStr
-    """`redis://`, `rediss://` (TLS) or `unix://`, as redis-py takes it. Of a cluster: any server."""
+    """`redis://`, `rediss://` (TLS) or `unix://`, as redis-py accepts it.
+
+    For a cluster: any of its servers.
+    """
     username: str | None = None
     password: SecretStr | None = None
     password_file: str | None = None
-    """The file that holds the password, read once. White space around the password is dropped."""
+    """The file that contains the password.
+
+    It is read once, and white space around the password is dropped.
+    """
     password_env: str | None = None
-    """The environment variable that holds the password."""
+    """The environment variable that contains the password."""
     tls_ca_file: str | None = None
     tls_cert_file: str | None = None
     tls_key_file: str | None = None
     tls_verify: bool = True
-    """False: any certificate of the server is accepted."""
+    """False: accept any certificate of the server."""
     cluster: bool | None = None
-    """True if the server is one of a cluster. None: the server is asked."""
+    """True if the server is part of a cluster. None: ask the server."""
     sentinels: tuple[str, ...] = ()
-    """`host:port` of each sentinel. `url` then gives everything but the server's address."""
+    """`host:port` of each sentinel. `url` then gives everything except the server's address."""
     sentinel_master: str | None = None
-    """The name of the master at the sentinels."""
+    """The name by which the sentinels know the master."""
     sentinel_username: str | None = None
     sentinel_password: SecretStr | None = None
     sentinel_tls: bool | None = None
-    """True if sentinels speak TLS, with the certificates of `url`. None: as `url`."""
+    """True if sentinels use TLS, with the certificates of `url`. None: as `url`."""
     prefix: str = Field(
         default="hicache:",
         pattern=r"^[A-Za-z0-9_.:/-]{1,128}$",
@@ -60,10 +67,10 @@ class RedisSettings(Settings):
     parallelism: int = Field(default=4, ge=1, le=64)
     """Concurrent calls of the page store in each direction. Each needs a connection."""
     depth: int = Field(default=4, ge=1, le=16)
-    """Large pages on their way at once on a connection. Gets have half as many, small pages more."""
+    """How many large pages a connection has in flight. Gets have half as many, small pages more."""
     max_batch: int = Field(default=1024, ge=1, le=16384)
     timeout_s: PositiveSeconds = 10.0
-    """The limit of each call, which includes connecting and every retry."""
+    """The limit of each call, including connecting and every retry."""
 
     @field_validator("url")
     @classmethod
@@ -157,7 +164,9 @@ class RedisSettings(Settings):
         return self.url_options.get("password")
 
     def access(self) -> Access:
-        """Return everything that opens a server, except its address. Files are read here, once.
+        """Return everything that is needed to reach a server, except its address.
+
+        Files are read here, once.
 
         Raises:
             ValueError: The file or variable of a field cannot be read, or a text cannot be sent.
@@ -170,7 +179,9 @@ class RedisSettings(Settings):
         return Access(_sendable(options), self._tls_context() if self.is_tls else None)
 
     def sentinel_access(self, context: ssl.SSLContext | None) -> Access:
-        """Return everything that opens a sentinel. `context` is that of the servers, if they speak TLS.
+        """Return everything that is needed to reach a sentinel.
+
+        `context` is the TLS context of the servers, if they use TLS.
 
         Raises:
             ValueError: The file of a field cannot be read, or a text cannot be sent.
@@ -187,7 +198,7 @@ class RedisSettings(Settings):
         return Access(_sendable(options), context)
 
     def secrets(self, password: str | None) -> list[str]:
-        """Return every text that no message may show: each secret as it is and as a URL has it."""
+        """Return every text that no message may show: each secret, plain and as a URL has it."""
         key_password = self.url_options.get("ssl_password")
         fields = [one for one in (self.password, self.sentinel_password) if one is not None]
         secrets = [password, key_password, *(one.get_secret_value() for one in fields)]
@@ -208,7 +219,7 @@ def _sendable(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options that are given.
 
     Raises:
-        ValueError: A text has no UTF-8 form, in which a server gets it. JSON allows such text.
+        ValueError: A text cannot be encoded as UTF-8, which servers get. JSON allows such text.
     """
     given = {name: value for name, value in options.items() if value is not None}
     for name, value in given.items():

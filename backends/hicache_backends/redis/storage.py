@@ -1,7 +1,7 @@
-"""The storage of `redis`: one string a page in Redis or Valkey.
+"""`redis` as a HiCacheStorage: one string per page in Redis or Valkey.
 
-The server is a single one, a cluster, or a master behind sentinels. The map of the modules is in
-docs/backends/redis.md.
+The server is a single one, a cluster, or a master behind sentinels. docs/backends/redis.md has a
+map of the modules.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MAX_PAGE_NBYTES = 512 << 20
 
 
 class RedisStorage(HiCacheStorage):
-    """Pages as strings of a server, shared by every process that reaches it."""
+    """Pages as strings on a server, shared by every process that reaches it."""
 
     capabilities = Capabilities(
         retention=Retention.UNTIL_DELETED,
@@ -82,7 +82,7 @@ class RedisStorage(HiCacheStorage):
 
     @classmethod
     def open_read_only(cls, config: Mapping[str, Any]) -> Self:
-        """Open it for a program that only looks: listings prune no index, and reads are no use."""
+        """Open it for a program that only looks: it prunes no index, and its reads are not uses."""
         return cls(RedisSettings.parse("redis", config), is_read_only=True)
 
     def open_space(self, space: KeySpace) -> None:
@@ -139,10 +139,10 @@ class RedisStorage(HiCacheStorage):
         return self._unreadable_spaces()
 
     def remove_space(self, space_id: str) -> int:
-        """Remove a key space. Each step of the work has a deadline of its own.
+        """Remove a key space. Each step has its own deadline.
 
         Raises:
-            StorageUnavailable, StorageTimeout: A part is not known to be gone.
+            StorageUnavailable, StorageTimeout: Some of it may still be there.
         """
         with self._calling() as (session, _):
             return session.index.remove_space(space_id) if SPACE_ID.fullmatch(space_id) else 0
@@ -150,10 +150,10 @@ class RedisStorage(HiCacheStorage):
     def clear(self, space: KeySpace) -> int:
         """Remove everything under the keys of pages of `space`. Damaged pages are not counted.
 
-        Each step of the work has a deadline of its own.
+        Each step has its own deadline.
 
         Raises:
-            StorageUnavailable, StorageTimeout: A part is not known to be gone.
+            StorageUnavailable, StorageTimeout: Some of it may still be there.
         """
         self.ensure_open()
         removed = 0
@@ -170,7 +170,7 @@ class RedisStorage(HiCacheStorage):
         return removed
 
     def diagnose(self) -> list[Diagnosis]:
-        """Return version, role, eviction policy, persistence and clock of each server."""
+        """Return the version, role, eviction policy, persistence and clock of each server."""
         with self._calling() as (session, deadline):
             servers = session.deployment.all_servers(deadline)
             return [
@@ -193,7 +193,10 @@ class RedisStorage(HiCacheStorage):
     def _calling(
         self, deadline: Deadline | None = None
     ) -> Generator[tuple[Session, Deadline], None, None]:
-        """Provide session and deadline of one call. Translate failures into the contract's errors."""
+        """Provide the session and deadline of one call.
+
+        Translate failures into the contract's errors.
+        """
         deadline = deadline or Deadline(self._settings.timeout_s)
         self.ensure_open()
         try:
@@ -207,7 +210,7 @@ class RedisStorage(HiCacheStorage):
             raise raised from (error if message == str(error) else None)
 
     def _without_secrets(self, text: str) -> str:
-        """Return `text` without secrets: an error reply may repeat the command."""
+        """Return `text` without secrets, because an error reply may repeat the command."""
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return text
@@ -240,7 +243,7 @@ class RedisStorage(HiCacheStorage):
         )
 
     def _facts(self, deadline: Deadline) -> list[ServerFacts]:
-        """Ask the servers for their facts. Open the session again if they are a cluster."""
+        """Ask the servers for their facts. If they are a cluster, open the session again."""
         try:
             with self._calling(deadline) as (session, _):
                 facts = session.facts(deadline)

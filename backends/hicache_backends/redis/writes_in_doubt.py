@@ -1,8 +1,8 @@
-"""Writes in doubt: their connection failed, and it is not known which of the pages are stored.
+"""Writes in doubt: their connection failed, so we do not know which pages are stored.
 
-A server that hangs may later carry out the writes in its buffers. A page whose set returned False must
-not appear then. Therefore the failed connection is ended on the server before the writes in doubt are
-resolved.
+A server that hangs may later carry out the writes in its buffers. But a page whose set returned
+False must not appear then. So we end the failed connection on the server before we resolve its
+writes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class WritesInDoubt(Exception):
-    """A connection failed while pages were on their way. The cause is the connection's failure."""
+    """A connection failed while pages were in flight. The cause is the connection's failure."""
 
     def __init__(self, identity: tuple[bytes, bytes] | None) -> None:
         super().__init__("the connection failed while pages were on their way")
@@ -34,10 +34,10 @@ def resolve_writes(
     requests: Sequence[PageRequest],
     deadline: Deadline,
 ) -> list[bool]:
-    """Return True for each page that is stored. One that is not stored will not appear later.
+    """Return True for each page that is stored. A page that is not stored will not appear later.
 
     Raises:
-        OSError, RedisError: That cannot be found out. The error is the connection's failure.
+        OSError, RedisError: We cannot find out. The error is the connection's failure.
     """
     assert isinstance(doubt.__cause__, FAILURES)
     if doubt.identity is None:
@@ -57,7 +57,7 @@ def resolve_writes(
 
 
 def _is_inconclusive(length: Reply) -> bool:
-    """Return True if a reply leaves open what is stored: the slot has moved, the server loads..."""
+    """Return True if a reply does not show what is stored: the slot has moved, the server loads..."""
     if isinstance(length, ErrorReply):
         return not length.is_about_the_key
     return not isinstance(length, int)

@@ -1,4 +1,4 @@
-"""`s3`: one object a page, in AWS's S3 or any store with the same protocol."""
+"""`s3`: one object per page, in AWS's S3 or any store with the same protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""boto3's part: the configuration, the endpoint and the source of credentials."""
+"""What boto3 does for the backend: the configuration, the endpoint and the source of credentials."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ _CONFIG_FILE_ERRORS = (
     botocore.exceptions.InfiniteLoopConfigError,
     botocore.exceptions.PartialCredentialsError,
 )
-"""Errors whose text contains only names of files, profiles and fields, and no secret."""
+"""Errors whose text contains only the names of files, profiles and fields, but no secrets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The place of a bucket, found by boto3."""
+    """Where a bucket is, as found by boto3."""
 
     host: str
-    """The host to connect to, and the name in its certificate."""
+    """The host to connect to, which is also the name in its certificate."""
     port: int
     authority: str
     """The value of the header `host`."""
     is_tls: bool
     root: str
-    """The beginning of the path of every object."""
+    """The beginning of every object's path."""
     region: str
 
 
 class Access:
-    """A boto3 client without signing, with the target and certificates of the same configuration."""
+    """A boto3 client that does not sign, and the target and certificates of the same configuration."""
 
     def __init__(self, settings: S3Settings) -> None:
         self._settings = settings
@@ -65,7 +65,10 @@ class Access:
             self._ca_file: str | None = settings.ca_file or _ca_file(session)
 
     def credential_cache(self) -> CredentialCache:
-        """Return the credentials of one process. It has no keys yet, unless the config contains them."""
+        """Return the credentials of one process.
+
+        They have no keys yet, unless the config contains some.
+        """
         wanted = self._settings
         if wanted.anonymous:
             return CredentialCache(None)
@@ -78,7 +81,7 @@ class Access:
     def _find_credentials(self) -> Credentials:
         """Find the credentials in a new botocore session, because a session caches what it found.
 
-        Raises what botocore raises where the issuer of credentials fails.
+        If the issuer of credentials fails, this raises what botocore raises.
         """
         try:
             return _credentials(_session(self._settings), self._settings)
@@ -105,7 +108,7 @@ class Access:
 
 @contextmanager
 def _config_errors() -> Generator[None, None, None]:
-    """Translate botocore's errors about a configuration. Their text may contain secrets."""
+    """Translate botocore's errors about a configuration, whose text may contain secrets."""
     try:
         yield
     except _CONFIG_FILE_ERRORS as error:
@@ -129,7 +132,7 @@ def _config_error(error: Exception) -> ConfigError:
 def _models() -> Any:
     """Return botocore's loader of service models.
 
-    One is shared, because it reads and caches megabytes.
+    All sessions share one, because it reads and caches megabytes.
     """
     return botocore.session.Session().get_component("data_loader")
 
@@ -156,7 +159,7 @@ def _credentials(session: Any, settings: S3Settings) -> Credentials:
 def _client(session: Any, settings: S3Settings) -> Any:
     """Return a boto3 client that neither signs nor sends.
 
-    The backend does both, to bound whole calls.
+    The backend does both itself, so that a deadline applies to whole calls.
     """
     config = Config(
         signature_version=UNSIGNED,
@@ -177,7 +180,7 @@ def _target(client: Any, settings: S3Settings) -> Target:
     )
     url = urlsplit(signed)
     assert url.hostname is not None
-    if "@" in url.netloc:  # an endpoint of the environment, which `S3Settings` does not check
+    if "@" in url.netloc:  # from the environment, so `S3Settings` did not check it
         raise ConfigError(
             f"s3: endpoint_url: {url.hostname} is given with a user, which S3 has not"
         )

@@ -1,6 +1,6 @@
 """The addresses of a host name.
 
-A lookup runs on a thread, while calls use the addresses known before.
+A lookup runs on its own thread. Meanwhile calls use the addresses that are already known.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hicache_storage.errors import StorageUnavailable
 
 _KEPT_S = 30.0
 _RETRY_S = 2.0
-"""Time before the next lookup, after a failed one or when every address has failed."""
+"""The time until the next lookup, after a failed one or if every address has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,10 @@ class Address:
 
 
 class Addresses:
-    """The addresses of one host, used in turns to spread connections. Thread-safe.
+    """The addresses of one host, used in turn to spread connections. Thread-safe.
 
-    Expired addresses are used while a lookup is in flight, so a name server that hangs delays only
-    calls without any address. At most one lookup is in flight.
+    While a lookup is running, expired addresses stay in use, so if a name server hangs, only calls
+    that have no address at all wait. At most one lookup runs at a time.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -50,7 +50,7 @@ class Addresses:
             self._expires_s = float("inf")
 
     def wait_until_known(self, limit_s: float) -> bool:
-        """Return True once an address is known; False where the lookup still runs after `limit_s`.
+        """Return True once an address is known, or False if `limit_s` has passed before.
 
         Raises:
             StorageUnavailable: The name has no address.
@@ -68,19 +68,19 @@ class Addresses:
         return bool(self._known)  # an earlier lookup may have ended just now
 
     def next(self) -> Address:
-        """Return the address for one more connection.
+        """Return the address for another connection.
 
-        Call it only after `wait_until_known` returned True.
+        Call it only after `wait_until_known` has returned True.
         """
         if time.monotonic() > self._expires_s:
-            with suppress(StorageUnavailable):  # an old address is there
+            with suppress(StorageUnavailable):  # an old address is known
                 self._lookup.begin()
         known = self._known
         self._turn += 1
         return known[self._turn % len(known)]
 
     def report_failure(self, address: Address) -> None:
-        """Prefer other addresses, if there are any; otherwise look the name up again soon."""
+        """Prefer other addresses, if there are any. Otherwise look the name up again soon."""
         if self._is_literal:
             return
         others = [one for one in self._known if one != address]
@@ -102,7 +102,7 @@ class Addresses:
 
 
 def is_loopback(host: str) -> bool:
-    """Return True where a connection to `host` stays on this machine."""
+    """Return True if a connection to `host` stays on this machine."""
     literal = _literal(host)
     return host == "localhost" or (literal is not None and literal.is_loopback)
 

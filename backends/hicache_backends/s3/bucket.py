@@ -1,6 +1,6 @@
-"""The bucket as a whole, through boto3: checks, listings, batch deletion.
+"""Operations on the whole bucket, through boto3: checks, listings and batch deletion.
 
-boto3 prepares requests and parses answers. They travel on the connections of this backend, under
+boto3 prepares the requests and parses the answers. They travel on this backend's connections, under
 the deadline of their call.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hicache_storage.backend_support.deadline import Deadline
 
 _DELETE_BATCH = 1000
-"""The maximum number of names in a batch delete of the protocol."""
+"""The most names that the protocol allows in a batch delete."""
 _GONE_CODES = frozenset({"NoSuchKey", "NoSuchVersion"})
 _CODE = re.compile(r"[A-Za-z0-9.]{1,64}")
 
@@ -59,7 +59,7 @@ class Bucket:
 
         Raises:
             NoSuchStore: The bucket does not exist, and engines would create it.
-            ConfigError: The bucket does not exist, or denies access; the message says what to do.
+            ConfigError: The bucket does not exist or denies access; the message says what to do.
             StorageUnavailable, StorageTimeout: The store does not answer.
         """
         with self._boto_call(deadline):
@@ -77,7 +77,7 @@ class Bucket:
                 self._create()
 
     def server_name(self, deadline: Deadline) -> str:
-        """Return the store's name for itself, the header `Server`; empty where it gives none."""
+        """Return the store's name for itself (the header `Server`), or "" if it gives none."""
         with self._boto_call(deadline):
             answer = self._boto.head_bucket(Bucket=self._name)
             name: str = answer["ResponseMetadata"]["HTTPHeaders"].get("server", "")
@@ -86,7 +86,7 @@ class Bucket:
     def list_page(
         self, prefix: str, position: str, deadline: Deadline
     ) -> tuple[list[ListedObject], str | None]:
-        """Return up to 1,000 objects whose name begins with `prefix`, and the position of the next ones.
+        """Return up to 1,000 objects whose names begin with `prefix`, and the next position.
 
         The first position is an empty string. The position after the last objects is None.
         """
@@ -98,7 +98,7 @@ class Bucket:
     def list_folders(
         self, prefix: str, position: str, deadline: Deadline
     ) -> tuple[list[str], str | None]:
-        """Return what stands between `prefix` and the next slash in names, and the next position."""
+        """Return the parts of names between `prefix` and the next slash, and the next position."""
         with self._boto_call(deadline):
             answer, following = self._list(Prefix=prefix, ContinuationToken=position, Delimiter="/")
             folders: list[str] = [one["Prefix"] for one in answer.get("CommonPrefixes", ())]
@@ -108,14 +108,14 @@ class Bucket:
         """Return the answer to a listing, and the position of what follows."""
         given = {name: value for name, value in arguments.items() if value}
         answer = self._boto.list_objects_v2(Bucket=self._name, **given)
-        # `IsTruncated` is required: without it the listing may be incomplete.
+        # `IsTruncated` is required, because without it the listing may be incomplete.
         following: str | None = answer["NextContinuationToken"] if answer["IsTruncated"] else None
         if following is not None and following in ("", arguments["ContinuationToken"]):
             raise StorageUnavailable(f"s3: the listing of bucket {self._name} does not go on")
         return answer, following
 
     def delete(self, names: Sequence[str], deadline: Deadline) -> dict[str, str]:
-        """Delete objects; return the names of those that remain, each with the reason.
+        """Delete objects. Return the names of those that remain, each with the reason.
 
         An object counts as deleted only if the answer reports it as deleted and not also as an
         error.
@@ -147,7 +147,7 @@ class Bucket:
                 raise
 
     def _denial_code(self) -> str:
-        """Return the name of the error by a GET, because the answer to a HEAD has no body."""
+        """Find the name of the error with a GET, because the answer to a HEAD has no body."""
         try:
             self._boto.list_objects_v2(Bucket=self._name, MaxKeys=1)
         except botocore.exceptions.ClientError as error:
@@ -255,5 +255,5 @@ def _code(error: botocore.exceptions.ClientError) -> str:
 
 
 def _error_name(code: str) -> str:
-    """Return an error's name, if the text looks like one."""
+    """Return an error's name, if the text looks like a name."""
     return code if _CODE.fullmatch(code) else "an error without a name"

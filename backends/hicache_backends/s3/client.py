@@ -1,4 +1,4 @@
-"""Requests to one bucket: built, signed and retried."""
+"""Builds, signs and retries requests to one bucket."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OVERLOADED = frozenset({429, 503})
 FAULTS = frozenset({500, 502, 504})
 _TRANSIENT_CODES = frozenset({"RequestTimeout", "BadDigest", "IncompleteBody"})
 _GATEWAY_ERRORS = frozenset({502, 504})
-"""Statuses after which the store may still have the request, and execute it later."""
+"""After these statuses the store may still have the request, and execute it later."""
 _REDIRECTS = frozenset({301, 302, 307, 308})
 _TOKEN_CODES = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
 
@@ -49,13 +49,16 @@ class Answer(NamedTuple):
 
     reply: Reply
     in_doubt: bool
-    """An earlier attempt may have taken effect as well, or may still do so."""
+    """True if an earlier attempt may also have taken effect, or may still do so."""
     was_repeated: bool = False
-    """The server ended an idle connection after the request was sent. It may have carried it out."""
+    """True if the server ended an idle connection after the request was sent.
+
+    It may have executed it.
+    """
 
 
 class Client:
-    """Builds requests, and runs calls. Thread-safe."""
+    """Builds requests and runs calls. Thread-safe."""
 
     def __init__(
         self,
@@ -76,7 +79,7 @@ class Client:
         self._connections = connections
 
     def run(self, calls: Sequence[Call[T]], deadline: Deadline) -> list[T | CallFailed]:
-        """Run the calls until they end, or until the deadline; return their results.
+        """Run the calls until they end, or until the deadline. Return their results.
 
         Raises:
             StorageClosed: The storage was closed.
@@ -108,7 +111,7 @@ class Client:
     ) -> Request:
         """Return a signed request for an object.
 
-        `is_common`: many requests have this very `headers`, which does not change.
+        `is_common`: many requests have this very `headers` object, which does not change.
         """
         payload = EMPTY_SHA256 if body is None else UNSIGNED_PAYLOAD
         head_of = self._signer.common_head if is_common else self._signer.head
@@ -154,7 +157,7 @@ class Client:
         The pauses between attempts have full jitter.
 
         Raises:
-            CallFailed: No reply came.
+            CallFailed: No reply arrived.
         """
         in_doubt = False
         pause_s = 0.0
@@ -207,13 +210,14 @@ class Client:
         return CallFailed(StorageUnavailable(text), in_doubt=status in _GATEWAY_ERRORS)
 
     def invalidate_keys(self) -> None:
-        """Have the credentials found again, because the store denies access with these."""
+        """Fetch the credentials again, because the store denies access with the current ones."""
         self._credentials.get().invalidate()
 
     def _send_once(self, make: Callable[[], Request]) -> Call[tuple[Reply, bool]]:
-        """Send a request; repeat it at once if the server had closed an idle connection.
+        """Send a request. If the server had closed an idle connection, repeat it at once.
 
-        Return the reply, and whether the whole request was sent before. A loss tells it, too.
+        Return the reply, and whether the whole request was sent before. A `ReplyLost` records that,
+        too.
         """
         was_sent_before = False
         while True:
@@ -229,7 +233,7 @@ class Client:
                 return reply, was_sent_before
 
     def _is_transient(self, reply: Reply) -> bool:
-        """Return True where another attempt may help, and count the reason."""
+        """Return True if another attempt may help, and count the reason."""
         if reply.status in OVERLOADED:
             self.counters.add("slow_downs")
         elif reply.status in FAULTS or (reply.status == 400 and reply.code in _TRANSIENT_CODES):
@@ -279,12 +283,12 @@ def denial_advice(code: str) -> str:
 
 
 def is_denied(status: int, code: str) -> bool:
-    """Return True where other credentials might help."""
+    """Return True if other credentials might help."""
     return status in (401, 403) or code in _TOKEN_CODES
 
 
 def _reason(lost: ReplyLost, refused: ReplyLost | None) -> ReplyLost:
-    """Return the loss to report: a refused connection instead of the timeout of a later attempt."""
+    """Return the loss to report: a refused connection rather than the timeout of a later attempt."""
     if lost.loss is Loss.LATE and not lost.was_sent and refused is not None:
         return refused
     return lost

@@ -1,4 +1,4 @@
-"""Connections to the server: one carries one request at a time, without blocking, and is reused."""
+"""Connections to the server. Each carries one request at a time, does not block, and is reused."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 _BOTH = select.POLLIN | select.POLLOUT
 _TURN_NBYTES = 4 << 20
-"""Maximum number of bytes that move before the deadline is checked again."""
+"""How many bytes may move before the deadline is checked again."""
 _CLOSE_LIMIT_S = 9.0
-# Gateways drop connections that are idle for long, without notice.
+# Gateways silently drop connections that are idle for long.
 _KEPT_S = 60.0
 _CLOSED_CHECK_S = 0.2
-"""Interval at which a call that waits for an address checks for a closed storage."""
+"""How often a call that waits for an address checks whether the storage was closed."""
 
 
 @dataclass(slots=True, kw_only=True, repr=False, eq=False)
 class Request:
     """A request, and the memory for the body of a successful reply. Nothing changes it.
 
-    It is not frozen, because a frozen one takes 1 us more to make.
+    It is not frozen, because a frozen one takes 1 us longer to make.
     """
 
     head: bytes
@@ -51,7 +51,7 @@ class Request:
 class Connection:
     """A socket that carries one request at a time. One thread uses it at a time.
 
-    A method may raise OSError and `Malformed`. After either the connection must be closed.
+    A method may raise OSError or `Malformed`. After either one, close the connection.
     """
 
     def __init__(self, address: Address, tls: ssl.SSLContext | None, host: str) -> None:
@@ -64,9 +64,9 @@ class Connection:
         self._events = select.POLLOUT
         self.is_connected = False
         self.is_lent = False
-        """True while the data plane carries the requests of this connection."""
+        """True while the data plane carries this connection's requests."""
         self.was_used = False
-        """True once the connection has carried a request before the current one. The owner sets it."""
+        """True if the connection carried a request before the current one. The owner sets it."""
         self.last_progress_s = 0.0
         """The time of the last event. The owner sets it."""
         self._socket = socket.socket(address.family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -87,28 +87,28 @@ class Connection:
 
     @property
     def is_sent(self) -> bool:
-        """True once the whole request was sent, and the server may have it."""
+        """True once the whole request was sent, so that the server may have it."""
         return self.is_connected and not self._unsent and not self._cannot_send
 
     @property
     def is_silent(self) -> bool:
-        """True while no byte of a reply has come."""
+        """True while no byte of a reply has arrived."""
         return self._reader is None or not self._reader.has_begun
 
     @property
     def is_reusable(self) -> bool:
-        """True at the clean end of a reply. After `lend` the data plane has proved it."""
+        """True at the clean end of a reply. After `lend`, the data plane has proved it."""
         reader = self._reader
         return self.is_sent and (reader is None or (reader.reply is not None and reader.reusable))
 
     def is_idle(self) -> bool:
-        """Return True where no byte has come since the last reply, nor the connection's end."""
+        """Return True if nothing has arrived since the last reply, not even the connection's end."""
         poller = select.poll()
         poller.register(self.fd, select.POLLIN)
         return not poller.poll(0) and not self._has_pending()
 
     def begin(self, request: Request) -> None:
-        """Begin a request, and send as much as the socket takes."""
+        """Begin a request, and send as much as the socket accepts."""
         self.is_lent = False
         self._expect(request)
         if self.is_connected:
@@ -123,13 +123,13 @@ class Connection:
     def resume(
         self, request: Request, *, sent: int, received: bytes, head_nbytes: int, filled: int
     ) -> Reply | None:
-        """Go on with a request that the data plane began; return the reply if it is complete.
+        """Continue a request that the data plane began. Return the reply if it is complete.
 
         Args:
             request: The request.
             sent: The number of bytes that were sent.
-            received: The beginning of the reply, with the bytes behind the head that came with it.
-            head_nbytes: The size of the head; 0 where it was not complete, or not judged.
+            received: The beginning of the reply, with the bytes after the head that came with it.
+            head_nbytes: The size of the head; 0 if it was incomplete or not checked.
             filled: The number of bytes of the page that were received.
         """
         self.is_lent = False
@@ -147,7 +147,7 @@ class Connection:
         return reader.reply
 
     def handle_events(self, events: int) -> Reply | None:
-        """Make progress after `events`; return the reply once it is complete."""
+        """Make progress after `events`. Return the reply once it is complete."""
         if not self.is_connected and not self._finish_connecting():
             return None
         if events & ~select.POLLOUT:
@@ -207,7 +207,7 @@ class Connection:
     def _send_or_await_reply(self) -> None:
         """Send, or wait for the reply if the server stopped reading.
 
-        A server may reply, and close, before it has read everything. Its reply counts.
+        A server may reply and close before it has read everything. Its reply counts.
         """
         try:
             self._send()
@@ -248,7 +248,7 @@ class Connection:
         return reader.reply
 
     def _receive_into(self, reader: ReplyReader) -> tuple[int, bool]:
-        """Receive once; return the number of bytes, and whether there may be more."""
+        """Receive once. Return the number of bytes, and whether there may be more."""
         buffers = reader.buffers()
         if len(buffers) == 1 or isinstance(self._socket, ssl.SSLSocket):
             taken = self._socket.recv_into(buffers[0])
@@ -259,7 +259,7 @@ class Connection:
         return taken, more or isinstance(self._socket, ssl.SSLSocket)
 
     def _has_pending(self) -> bool:
-        """Return True where TLS holds bytes that have left the socket. A poll does not report them."""
+        """Return True if TLS holds bytes that have left the socket. A poll does not report them."""
         return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
 
 
@@ -280,7 +280,10 @@ class ConnectionPool:
         self._gate = CallGate()
 
     def abandon(self) -> None:
-        """Close the inherited idle connections in a forked child. The parent's connections stay open."""
+        """Close the inherited idle connections in a forked child.
+
+        The parent's connections stay open.
+        """
         for connection in self._idle:
             connection.close()
 
@@ -294,7 +297,7 @@ class ConnectionPool:
             self.ensure_open()
 
     def end_call(self) -> None:
-        """Count a call that ended. It holds no connection any more."""
+        """Count a call that has ended and no longer holds a connection."""
         self._gate.end()
 
     def ensure_open(self) -> None:
@@ -307,9 +310,10 @@ class ConnectionPool:
         return self._tls is None and native.implementation == "compiled"
 
     def take_idle(self, *, is_checked: bool = True) -> Connection | None:
-        """Return the connection that was used last; None where there is none.
+        """Return the most recently used connection, or None if there is none.
 
-        `is_checked`: pass over connections that the server has closed. The data plane checks it itself.
+        `is_checked`: skip connections that the server has closed. The data plane checks that
+        itself.
         """
         while self._idle:
             try:
@@ -328,7 +332,7 @@ class ConnectionPool:
         Raises:
             OSError: The connection can't be made.
             StorageUnavailable, StorageTimeout: The host has no address.
-            StorageClosed: `close` was called meanwhile.
+            StorageClosed: `close` was called in the meantime.
         """
         while not self._addresses.wait_until_known(min(_CLOSED_CHECK_S, deadline.remaining_s())):
             self.ensure_open()

@@ -1,4 +1,4 @@
-"""The credentials that requests are signed with: found and refreshed on a thread beside the calls."""
+"""The credentials that sign requests. A separate thread finds and refreshes them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from hicache_backends.s3.signing import FrozenKeys
     from hicache_storage.backend_support.deadline import Deadline
 
-# botocore refreshes credentials that expire sooner, on the calling thread.
+# If credentials expire sooner, botocore would refresh them on the calling thread.
 _REFRESH_BEFORE_S = 15 * 60
 _EXPIRY_MARGIN_S = 30
 _RETRY_S = 20.0
-"""Interval of refreshes while the old keys are valid."""
+"""The interval between refreshes while the old keys are valid."""
 
 
 class Credentials(Protocol):
@@ -34,9 +34,9 @@ class Credentials(Protocol):
 class CredentialCache:
     """The keys of one process. Thread-safe.
 
-    To find or refresh keys may take network round trips or run a program, with botocore's time
-    limits or with none. So this runs on a thread, one at a time. Old keys are used until they
-    expire.
+    Finding or refreshing keys may take network round trips or run a program, with botocore's time
+    limits or with none. So it happens on a separate thread, one refresh at a time. Old keys are
+    used until they expire.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class CredentialCache:
         self._refreshing = SingleFlight("hicache-s3-credentials", self._load)
 
     def refresh(self, deadline: Deadline) -> None:
-        """Ensure that `keys` are valid. Wait only where no valid keys are known.
+        """Make sure that `keys` are valid. Wait only if no valid keys are known.
 
         Raises:
             ConfigError: There are no credentials.
@@ -78,10 +78,10 @@ class CredentialCache:
             ) from None
 
     def invalidate(self) -> None:
-        """Have the credentials found again on a thread, because the store refused them.
+        """Fetch the credentials again on a thread, because the store refused the current ones.
 
-        A file may have been replaced, or the session of a role ended, before the keys were to
-        expire.
+        They may have changed before they expired: a file was replaced, or the session of a role
+        ended.
         """
         self._is_invalid = True
 
@@ -99,7 +99,7 @@ class CredentialCache:
         now_s = time.monotonic()
         if now_s >= self._next_refresh_s:
             self._next_refresh_s = now_s + _RETRY_S
-            with suppress(StorageUnavailable):  # no thread could start, and the old keys are valid
+            with suppress(StorageUnavailable):  # no thread could start, but the old keys are valid
                 self._refreshing.begin()
 
     def _load(self) -> None:
@@ -113,7 +113,7 @@ class CredentialCache:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the exception's name, with those of the error and the operation if AWS gave them."""
+    """Return the exception's name, plus the names of the error and the operation if AWS gave them."""
     name = type(error).__name__
     if not isinstance(error, botocore.exceptions.ClientError):
         return name

@@ -1,4 +1,4 @@
-"""Requests of one call on the data plane: one native call carries many, on several connections."""
+"""Carries many requests of one call in one native call, on several connections."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _NOT_BEGUN = array("q", [0, -1, 0, 0, 0, 0])
 
 @dataclass(slots=True)
 class Progress:
-    """The progress of a request on the data plane, and its reply."""
+    """How far the data plane has come with a request, and its reply."""
 
     verdict: int = 0
     """The status of a complete reply, or a verdict of `native.run_exchanges`."""
     lane: int = -1
-    """The index of the connection; -1: the request was not begun."""
+    """The index of the connection. -1: the request was not begun."""
     sent: int = 0
     received: bytes = b""
-    """The beginning of the reply, with the bytes behind the head that came with it."""
+    """The beginning of the reply, with the bytes after the head that came with it."""
     head_nbytes: int = 0
     filled: int = 0
-    """The bytes of the page."""
+    """How many bytes of the page were received."""
 
     @property
     def is_complete(self) -> bool:
@@ -42,11 +42,11 @@ class Progress:
 
     @property
     def moved(self) -> tuple[int, int, int]:
-        """The numbers that grow as long as the server takes and sends bytes."""
+        """The numbers that grow as long as the server accepts and sends bytes."""
         return self.sent, len(self.received), self.filled
 
     def reply(self) -> Reply:
-        """Return the reply. It is complete."""
+        """Return the reply, which must be complete."""
         head = self.received[: self.head_nbytes - _END_OF_HEAD_NBYTES]
         if self.filled:
             return Reply(self.verdict, head, is_page_filled=True)
@@ -59,13 +59,13 @@ def carry(
     requests: Sequence[Request],
     until_s: float,
 ) -> list[Progress]:
-    """Carry requests, one at a time on each connection, and return their progress.
+    """Carry requests, one at a time on each connection. Return their progress.
 
     Args:
         fds: The connections.
         begun: The progress of the first requests, one for each connection.
         requests: The requests. Those after the first begin in order, as connections become idle.
-        until_s: The time of `time.monotonic` when the call returns at the latest.
+        until_s: The `time.monotonic` time by which the call returns.
 
     Raises:
         OSError: The sockets can't be polled.

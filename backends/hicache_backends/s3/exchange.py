@@ -1,12 +1,12 @@
 """Many requests at once on several connections, driven by the calling thread.
 
 A call is a generator for one page: it yields requests and pauses, and receives replies. No thread
-is started, so none can be left over, and no buffer is touched after the end of the storage call.
+is started, so none can be left over, and no buffer is touched after the storage call has ended.
 
-The compiled data plane carries requests over plain sockets: all that are ready, in one call that waits
-without the interpreter lock. It stops a request whose reply is not plain. Then Python carries all
-requests in flight, from where the data plane has left them. Over TLS, or without the compiled module,
-Python carries every request.
+The compiled data plane carries requests over plain sockets: one call carries all that are ready,
+and waits without the interpreter lock. It stops at a request whose reply is not plain. Then Python
+takes over all requests in flight, from where the data plane has left them. Over TLS, or without the
+compiled module, Python carries every request.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PROCESSED_NBYTES_PER_S = 8e6
-"""The rate at which even a slow store processes a page before it answers."""
+"""How fast even a slow store processes a page before it answers."""
 _PREPARE_S = 0.005
-"""Processor time for which a call prepares requests ahead of the connections that will carry them."""
+"""The processor time that a call may spend to prepare requests before a connection is free."""
 _CHECK_S = 0.2
-"""Interval of the checks for a closed storage and for stalled connections."""
+"""How often to check for a closed storage and for stalled connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class _InFlight:
 
     @property
     def processing_s(self) -> float:
-        """The time that the store may need for the body."""
+        """How long the store may take to process the body."""
         return sum(map(len, self.request.body)) / _PROCESSED_NBYTES_PER_S
 
 
@@ -94,17 +94,17 @@ class Exchange:
         """Requests that wait for a connection, as a heap: the earliest call goes first."""
         self._in_flight: dict[int, _InFlight] = {}
         self._python_count = 0
-        """The number of requests in flight that Python carries."""
+        """How many requests in flight Python carries."""
         self._paused: list[tuple[float, int]] = []
         self._now_s = time.monotonic()
         self._deadline_s = self._now_s + deadline.remaining_s()
         self._next_check_s = self._now_s + _CHECK_S
 
     def run(self, calls: Sequence[Call[T]]) -> list[T | CallFailed]:
-        """Run the calls; return the result of each.
+        """Run the calls. Return the result of each.
 
         Raises:
-            StorageClosed: The storage was closed meanwhile.
+            StorageClosed: The storage was closed in the meantime.
         """
         self._calls = calls
         self._outcomes = [None] * len(calls)
@@ -128,14 +128,14 @@ class Exchange:
         return self._fan_out - len(self._in_flight) - len(self._paused)
 
     def _start_calls(self, fresh: deque[int]) -> None:
-        """Start a call for each unused connection, and more of them ahead for the data plane."""
+        """Start a call for each unused connection, and prepare more for the data plane."""
         may_be_ahead = self._connections.is_compiled and not self._paused and not self._python_count
         ahead_s = time.thread_time() + _PREPARE_S if may_be_ahead else 0.0
         while fresh and (len(self._ready) < self._unused_count() or time.thread_time() < ahead_s):
             self._start_call(fresh.popleft())
 
     def _start_call(self, number: int) -> None:
-        self._now_s = time.monotonic()  # the hash of the page before may have taken long
+        self._now_s = time.monotonic()  # hashing the previous page may have taken long
         if self._now_s < self._deadline_s:
             self._resume_call(number, next)
         else:
@@ -162,7 +162,7 @@ class Exchange:
             self._check_timeouts()
 
     def _check_timeouts(self) -> None:
-        """Fail requests that take too long, and all calls if the storage was closed."""
+        """Fail requests that take too long, or all calls if the storage was closed."""
         self._connections.ensure_open()
         self._next_check_s = self._now_s + min(_CHECK_S, self._stall_s / 4)
         is_late = self._now_s >= self._deadline_s
@@ -282,7 +282,7 @@ class Exchange:
             connection = self._connections.take_idle(is_checked=not is_native)
             if connection is None:
                 connection, address = self._connections.connect(self._deadline)
-        except StorageTimeout as error:  # an OSError, as the next one is
+        except StorageTimeout as error:  # also an OSError, so it must come before that
             self._fail_call(number, ReplyLost(Loss.LATE, str(error), error=error))
             return
         except StorageUnavailable as error:
@@ -304,7 +304,7 @@ class Exchange:
     def _fail_request(self, flight: _InFlight, loss: Loss, reason: str) -> None:
         connection = flight.connection
         if flight.progress is not None:
-            _resumed(flight, flight.progress)  # what is said below is true then
+            _resumed(flight, flight.progress)  # updates what is read below
         self._end_request(flight)
         connection.close()
         if flight.address is not None and not connection.is_connected:
@@ -326,7 +326,7 @@ class Exchange:
         self._resume_call(number, lambda call: call.throw(lost))
 
     def _resume_call(self, number: int, resume: Callable[[Call[Any]], Request | Pause]) -> None:
-        """Resume a call, and keep the step that it yields."""
+        """Resume a call, and store the step that it yields."""
         try:
             step = resume(self._calls[number])
         except StopIteration as end:
@@ -353,7 +353,7 @@ def _resumed(flight: _InFlight, progress: Progress) -> Reply | None:
 
 
 def _reason(error: OSError) -> str:
-    """Return the system's text, and the error number where it adds something."""
+    """Return the system's text, plus the error number if it adds something."""
     text = error.strerror or str(error) or type(error).__name__
     is_numbered = error.errno is not None and not isinstance(error, ssl.SSLError)
     return f"{text} (errno {error.errno})" if is_numbered else text

@@ -1,10 +1,10 @@
 """The names of objects.
 
 PREFIX/spaces/ID.json     the key space, as JSON
-PREFIX/ID/HH/HASH         one page; HH are the first two digits of its hash
+PREFIX/ID/HH/HASH         one page; HH is the first two digits of its hash
 
-The backend never touches an object with any other name. A store that partitions by name prefixes
-can partition below a key space, where the hashes spread evenly.
+The backend never touches an object with any other name. If a store partitions by name prefix, it can
+partition below a key space, where the hashes spread evenly.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Layout:
         self.manifest_root = f"{prefix}spaces/"
 
     def root(self, space_id: str) -> str:
-        """Return the beginning of the names of a key space's pages."""
+        """Return the prefix of the names of a key space's pages."""
         return f"{self.prefix}{space_id}/"
 
     def pages(self, space_id: str, hashes: Sequence[str]) -> list[str]:
@@ -41,12 +41,12 @@ class Layout:
         return f"{self.manifest_root}{space_id}.json"
 
     def is_page(self, space_id: str, name: str) -> bool:
-        """Return True for the name of a page of the key space."""
+        """Return True if the name is the name of a page in this key space."""
         root = self.root(space_id)
         return name.startswith(root) and _PAGE.fullmatch(name, len(root)) is not None
 
     def space_id(self, name: str) -> str | None:
-        """Return the key-space id in the name of a manifest; None for any other name."""
+        """Return the key-space id if the name is the name of a manifest, else None."""
         space_id = name.removeprefix(self.manifest_root).removesuffix(".json")
         is_manifest = SPACE_ID.fullmatch(space_id) and name == self.manifest(space_id)
         return space_id if is_manifest else None

@@ -1,4 +1,4 @@
-"""The failures of requests and calls."""
+"""How requests and calls fail."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Loss(enum.Enum):
-    """The kind of a lost reply."""
+    """Why a reply was lost."""
 
     UNREACHABLE = "unreachable"
     """No connection was made."""
@@ -19,7 +19,7 @@ class Loss(enum.Enum):
     TRUNCATED = "truncated"
     """The connection ended in the middle of the reply."""
     MALFORMED = "malformed"
-    """The received bytes are no reply."""
+    """The received bytes are not a reply."""
     STALLED = "stalls"
     """Nothing moved on the connection for too long."""
     LATE = "timeouts"
@@ -27,7 +27,7 @@ class Loss(enum.Enum):
 
 
 class ReplyLost(Exception):
-    """The failure of a request without a reply."""
+    """A request failed without a reply."""
 
     def __init__(
         self,
@@ -41,18 +41,18 @@ class ReplyLost(Exception):
         super().__init__(reason)
         self.loss = loss
         self.error = error
-        """The error to raise instead of one made from `reason`."""
+        """The error to raise instead of making one from `reason`."""
         self.was_sent = was_sent
-        """The server may have received the whole request."""
+        """True if the server may have received the whole request."""
         self.is_stale = is_stale
-        """The connection was an idle one, which the server may have closed meanwhile."""
+        """True if the connection had been idle. The server may have closed it in the meantime."""
 
 
 class CallFailed(Exception):
-    """The failure of a call for another reason than an absent page."""
+    """A call failed, and not because the page is absent."""
 
     def __init__(self, error: HiCacheError, *, in_doubt: bool = False) -> None:
         super().__init__(str(error))
         self.error = error
         self.in_doubt = in_doubt
-        """A write may have taken effect, or may still do so."""
+        """True if a write may have taken effect, or may still do so."""

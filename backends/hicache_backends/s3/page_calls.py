@@ -1,8 +1,8 @@
-"""The calls for one page, and the mapping of answers to results.
+"""The calls for one page, and how answers map to results.
 
-The table of answers is in docs/backends/s3.md. A write is reported as refused only where the store
-can't have executed it. A write whose answer was lost is looked up; if the lookup does not confirm
-it, the call raises.
+docs/backends/s3.md has the table of answers. A write is reported as refused only if the store can't
+have executed it. If the answer to a write was lost, the page is looked up; if the lookup does not
+confirm the write, the call raises.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class PageCalls:
         self._conditional_headers = {**self._write_headers, "if-none-match": "*"}
 
     def exists(self, name: str, nbytes: int) -> Call[bool]:
-        """Return True where an object of the right size exists."""
+        """Return True if an object of the right size exists."""
         found = yield from self._size(name)
         if found is not None and found != nbytes:
             self._counters.add("wrong_size")
@@ -70,7 +70,7 @@ class PageCalls:
         raise self._client.refusal(reply)
 
     def fault(self, name: str, nbytes: int) -> Call[tuple[str, str] | None]:
-        """Return reason and detail of a damaged object; None for a right one and an absent one."""
+        """Return the reason and detail of a damaged object, or None if it is right or absent."""
         found = yield from self._size(name)
         if found is None:
             return None
@@ -82,7 +82,7 @@ class PageCalls:
         reply = yield from self._read_page(name, page)
         if reply.is_page_filled and not _is_crc_right(page, reply):
             return "corrupt", "its bytes do not have the checksum that the store has of them"
-        if reply.status == 200 or self._is_absent(reply):  # it has changed meanwhile
+        if reply.status == 200 or self._is_absent(reply):  # it has changed in the meantime
             return None
         raise self._client.refusal(reply)
 
@@ -108,7 +108,7 @@ class PageCalls:
         return (yield from self._put(name, page, if_absent=True))
 
     def read(self, name: str) -> Call[bytes | None]:
-        """Return the bytes of a small object; None where it is absent."""
+        """Return the bytes of a small object, or None if it is absent."""
         make = partial(self._client.object_request, "GET", name, self._read_headers)
         reply = (yield from self._client.send(make)).reply
         if reply.status == 200:
@@ -118,7 +118,7 @@ class PageCalls:
         raise self._client.refusal(reply)
 
     def written_at_s(self, name: str) -> Call[float | None]:
-        """Return the time of an object in seconds since 1970; None where it is absent or unknown."""
+        """Return an object's time in seconds since 1970, or None if it is absent or unknown."""
         make = partial(self._client.object_request, "HEAD", name, self._read_headers)
         reply = (yield from self._client.send(make)).reply
         if reply.status != 200:
@@ -189,7 +189,7 @@ class PageCalls:
         raise failed
 
     def _keep_or_replace(self, name: str, page: Page) -> Call[bool]:
-        """Keep the existing object if it has the size of this page; otherwise replace it."""
+        """Keep the existing object if it has the size of this page. Otherwise replace it."""
         if (yield from self._size(name)) == page.nbytes:
             self._counters.add("present")
             return True
@@ -197,7 +197,7 @@ class PageCalls:
         return (yield from self._put(name, page, if_absent=False))
 
     def _confirm_put(self, name: str, page: Page, failed: CallFailed) -> Call[bool]:
-        """Return True if the page exists after all; otherwise raise `failed`."""
+        """Return True if the page exists after all. Otherwise raise `failed`."""
         if (yield from self._is_there(name, page)):
             return True
         raise failed
@@ -214,11 +214,11 @@ class PageCalls:
     # --- reading -------------------------------------------------------------------------------------
 
     def _size(self, name: str) -> Call[int | None]:
-        """Return the size of an object; None where it is absent."""
+        """Return the size of an object, or None if it is absent."""
         make = partial(self._client.object_request, "HEAD", name, self._read_headers)
         reply = (yield from self._client.send(make)).reply
         if reply.status == 200:
-            if reply.content_length is None:  # the object may be there or absent
+            if reply.content_length is None:  # the object may be present or absent
                 raise CallFailed(
                     StorageUnavailable("s3: the store answers a HEAD without a length")
                 )
@@ -233,8 +233,9 @@ class PageCalls:
     def _verify_checksum(self, name: str, page: Page, reply: Reply) -> Call[bool]:
         """Compare a page with the store's checksum. Delete a wrong object, so that a set heals it.
 
-        The condition on its ETag keeps a page that another process has set meanwhile. Stores without
-        conditional deletes ignore it, or refuse the request, which is then made without it.
+        The condition on the ETag protects a page that another process has set in the meantime.
+        Stores without conditional deletes ignore it, or refuse the request; then it is repeated
+        without the condition.
         """
         if not self._has_checksums or _is_crc_right(page, reply):
             return True
@@ -252,9 +253,9 @@ class PageCalls:
 
 
 def _is_crc_right(page: Page, reply: Reply) -> bool:
-    """Return False if the reply's checksum of the whole object differs from that of the page.
+    """Return False if the reply has a checksum of the whole object that differs from the page's.
 
-    An object that was uploaded in parts has a checksum of the checksums of its parts.
+    An object that was uploaded in parts has a checksum of its parts' checksums.
     """
     expected = reply.headers.get(_CRC32, "-")
     is_of_parts = reply.headers.get("x-amz-checksum-type", "FULL_OBJECT") != "FULL_OBJECT"

@@ -1,6 +1,6 @@
-"""HTTP/1.1 replies, parsed as they arrive: the bytes of a page go directly into the page.
+"""Parses HTTP/1.1 replies as they arrive. The bytes of a page go directly into the page.
 
-The parser is strict: a reply without a certain end is an error, and its connection is not used
+The parser is strict: a reply whose end is uncertain is an error, and its connection is not used
 again.
 """
 
@@ -18,18 +18,18 @@ _LENGTH = re.compile(r"[0-9]{1,15}")
 _CHUNK = re.compile(rb"(?P<size>[0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?\r\n")
 _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,64})</Code>")
 SCRATCH_NBYTES = 16 << 10
-"""The maximum size of a reply's head."""
+"""The largest head that a reply may have."""
 _BODY_LIMIT = 16 << 20
 _INTERIM_LIMIT = 256 << 10
 _END_OF_HEAD = b"\r\n\r\n"
 
 
 class Malformed(Exception):
-    """The error for received bytes that are no acceptable reply."""
+    """The received bytes are not an acceptable reply."""
 
 
 class Truncated(Malformed):
-    """The error for a connection that ended in the middle of a reply."""
+    """The connection ended in the middle of a reply."""
 
 
 @dataclass(slots=True)
@@ -42,22 +42,22 @@ class Reply:
     body: bytes = b""
     """The body, unless it went into a page."""
     is_page_filled: bool = False
-    """The body has filled the given page exactly."""
+    """True if the body has filled the given page exactly."""
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers, by their names in lower case. They are parsed anew for each use."""
+        """The headers, by lower-case name. Each use parses them again."""
         return _parsed(self.head)[1]
 
     @property
     def code(self) -> str:
-        """The name of S3's error; empty where the body has none."""
+        """The name of S3's error, or "" if the body has none."""
         found = _CODE.search(self.body)
         return found[1].decode() if found else ""
 
     @property
     def content_length(self) -> int | None:
-        """The announced length of the body; the object's size in the reply to a HEAD."""
+        """The announced length of the body. In the reply to a HEAD, it is the object's size."""
         text = self.headers.get("content-length", "")
         return int(text) if _LENGTH.fullmatch(text) else None
 
@@ -93,9 +93,9 @@ class ReplyReader:
     ) -> None:
         self.reply: Reply | None = None
         self.reusable = False
-        """True where the connection is at the clean end of this reply."""
+        """True if the connection is at the clean end of this reply."""
         self.has_begun = False
-        """True once a byte has come."""
+        """True once a byte has arrived."""
         self._scratch = scratch
         self._has_body = has_body
         self._into = into
@@ -106,13 +106,13 @@ class ReplyReader:
         self._interim_nbytes = 0
         self._body = bytearray()
         self._decoded = bytearray()
-        """The decoded chunks of the body so far."""
+        """The chunks of the body that were decoded so far."""
         self._body_left: int | None = None
         self._is_chunked = False
 
     @property
     def in_page(self) -> bool:
-        """The next bytes are a page's."""
+        """True if the next bytes belong to a page."""
         return bool(self._views)
 
     def buffers(self) -> list[memoryview]:
@@ -120,7 +120,7 @@ class ReplyReader:
         return self._views or [memoryview(self._scratch)[self._used :]]
 
     def received(self, nbytes: int) -> None:
-        """Parse `nbytes` that were received into `buffers`; 0 is the end of the connection.
+        """Parse `nbytes` that were received into `buffers`. 0 means the end of the connection.
 
         Raises:
             Malformed: The bytes can't become a reply.
@@ -139,7 +139,7 @@ class ReplyReader:
             self._take_body(memoryview(self._scratch)[:nbytes])
 
     def _take_head(self) -> None:
-        """Parse the heads that have come. The first one that is not interim is the reply's."""
+        """Parse the heads that have arrived. The first one that is not interim is the reply's."""
         while (end := self._end_of_head()) >= 0:
             text = bytes(self._scratch[: end - len(_END_OF_HEAD)])
             status, headers = _parsed(text)
@@ -168,12 +168,12 @@ class ReplyReader:
             self.reusable = False
 
     def _end_of_head(self) -> int:
-        """Return the end of the head; -1 where it is not complete."""
+        """Return the end of the head, or -1 if it is incomplete."""
         found = self._scratch.find(_END_OF_HEAD, 0, self._used)
         return found + len(_END_OF_HEAD) if found >= 0 else -1
 
     def _frame(self, head: Reply, headers: Mapping[str, str]) -> None:
-        """Determine the length of the body and its destination."""
+        """Determine the length of the body and where it goes."""
         self.reusable = headers.get("connection", "").lower() != "close"
         encoding = headers.get("transfer-encoding")
         length = headers.get("content-length")
@@ -189,7 +189,7 @@ class ReplyReader:
         if head.status == 200 and self._into_nbytes:
             if self._body_left == self._into_nbytes:
                 self._views = list(self._into)
-            else:  # the body is not this page; unread, it makes the connection unusable
+            else:  # the body is not this page; left unread, it makes the connection unusable
                 self._finish(reusable=False)
         elif self._body_left == 0:
             self._finish()

@@ -31,7 +31,7 @@ _OWN_HEADERS = frozenset(
 
 
 def _prefix(text: str) -> str:
-    """Return the prefix with a slash at its end, so that other names with the same beginning differ."""
+    """Return the prefix with a slash at its end, so that it matches no longer name."""
     prefix = text if not text or text.endswith("/") else f"{text}/"
     if not _PREFIX.fullmatch(prefix) or any(part in (".", "..") for part in prefix.split("/")):
         raise ValueError("must be names of letters, digits and _.~- with single slashes between")
@@ -81,21 +81,21 @@ class S3Settings(Settings):
     endpoint_url: Annotated[str, AfterValidator(_endpoint)] | None = None
     """The address of the store.
 
-    None: AWS, or the endpoint of the environment and the AWS config files.
+    None: AWS, or the endpoint from the environment or the AWS config files.
     """
     region: str | None = Field(
         default=None, pattern=r"^[A-Za-z0-9-]+$", description="letters, digits and hyphens"
     )
-    """The region. None: the one in the environment or the AWS config files, else us-east-1."""
+    """The region. None: the one from the environment or the AWS config files, else us-east-1."""
     addressing_style: Literal["auto", "path", "virtual"] = "auto"
-    """The place of the bucket's name: in the path, or in the host's name."""
+    """Where the bucket's name goes: in the path, or in the host's name."""
     create_bucket: bool = False
     """Create the bucket if it is missing."""
 
     profile: str | None = Field(default=None, min_length=1)
-    """A profile of the AWS config files."""
+    """A profile in the AWS config files."""
     credentials_file: str | None = Field(default=None, min_length=1)
-    """A file in the format of ~/.aws/credentials, which is read instead."""
+    """A file in the format of ~/.aws/credentials, which is read instead of that one."""
     access_key_id: str | None = Field(default=None, min_length=1)
     """An access key. The environment, a file or a role is a better place for it."""
     secret_access_key: SecretStr | None = None
@@ -106,31 +106,31 @@ class S3Settings(Settings):
     parallelism: int = Field(default=8, ge=1)
     """Concurrent calls of the page store in each direction."""
     fan_out: int = Field(default=8, ge=1, le=1024)
-    """Concurrent requests of one call, each on a connection of its own."""
+    """Concurrent requests of one call, each on its own connection."""
     timeout_s: PositiveSeconds = 10.0
-    """The deadline of a call, with name lookup, connecting and retries."""
+    """The deadline of a call, including name lookup, connecting and retries."""
     stall_timeout_s: PositiveSeconds | None = None
-    """Time without any progress after which a connection is dropped. None: a third of `timeout_s`."""
+    """A connection is dropped after this time without progress. None: a third of `timeout_s`."""
     max_attempts: int = Field(default=3, ge=1)
-    """Maximum number of attempts for one request, if the store or the network fails."""
+    """How often a request is attempted at most, if the store or the network fails."""
 
     conditional_puts: bool = True
-    """Send If-None-Match with a put, so that the store keeps a page that exists."""
+    """Send If-None-Match with a put, so that the store keeps an existing page."""
     head_first_nbytes: ByteSize = Field(default=1 << 20, ge=0)
-    """Minimum size of a page that is looked up before it is sent."""
+    """A page of at least this size is looked up before it is sent."""
     checksum: Literal["none", "crc32"] = "none"
-    """Checksum that the store verifies on a put, and the backend on a get."""
+    """The checksum that the store verifies on a put, and the backend on a get."""
     sign_payload: bool | None = None
-    """Sign the SHA-256 of pages. None: only where the transport is neither TLS nor loopback."""
+    """Sign the SHA-256 of pages. None: only if the transport is neither TLS nor loopback."""
     sse: Literal["AES256", "aws:kms", "aws:kms:dsse"] | None = None
     """Encryption by the store. None: the bucket's default."""
     sse_kms_key_id: str | None = Field(
         default=None, pattern=r"^[\x21-\x7e]+$", description="printable ASCII without spaces"
     )
     headers: Headers = Field(default_factory=dict[str, str])
-    """Headers of every request."""
+    """Headers for every request."""
     put_headers: Headers = Field(default_factory=dict[str, str])
-    """Headers of every put of a page, such as x-amz-storage-class and x-amz-tagging."""
+    """Headers for every put of a page, such as x-amz-storage-class and x-amz-tagging."""
 
     ca_file: str | None = Field(default=None, min_length=1)
     """A file with the certificates to trust. None: AWS_CA_BUNDLE, else botocore's own file."""
@@ -149,12 +149,12 @@ class S3Settings(Settings):
 
     @property
     def stall_s(self) -> float:
-        """The time without any progress after which a connection is dropped."""
+        """A connection is dropped after this time without progress."""
         return self.stall_timeout_s or self.timeout_s / 3
 
     @property
     def write_headers(self) -> dict[str, str]:
-        """Headers of a put of a page, with those of every request."""
+        """The headers for a put of a page, including those for every request."""
         found = {**self.headers, **self.put_headers}
         if self.sse is not None:
             found["x-amz-server-side-encryption"] = self.sse

@@ -1,7 +1,7 @@
-"""Heads of HTTP requests, signed with AWS Signature Version 4.
+"""Builds heads of HTTP requests, signed with AWS Signature Version 4.
 
-botocore signs as well, but takes ten times as long, which is the time to send a page of 64 KiB. It
-also logs the session token. The tests compare every signature with botocore's.
+botocore signs as well, but takes ten times as long, which is as long as sending a page of 64 KiB.
+It also logs the session token. The tests compare every signature with botocore's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EMPTY_SHA256 = hashlib.sha256().hexdigest()
 
 
 class FrozenKeys(Protocol):
-    """One pair of keys with an optional session token, as botocore's ReadOnlyCredentials."""
+    """A pair of keys with an optional session token, like botocore's ReadOnlyCredentials."""
 
     @property
     def access_key(self) -> str | None: ...
@@ -42,7 +42,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Day:
-    """The parts that all signatures of one day share."""
+    """What all signatures of one day have in common."""
 
     date: str
     secret_key: str
@@ -60,11 +60,11 @@ class _Template:
     now: str
     key: bytes = b""
     to_hash: str = ""
-    """The end of the canonical request, behind the path."""
+    """The end of the canonical request, after the path."""
     to_sign: str = ""
-    """The beginning of the text that is signed, before the digest."""
+    """The beginning of the signed text, before the digest."""
     to_send: str
-    """The head behind the path, up to the signature."""
+    """The head after the path, up to the signature."""
 
     def is_for(self, headers: Mapping[str, str], keys: FrozenKeys | None, now: str) -> bool:
         return self.headers is headers and self.keys is keys and (keys is None or self.now == now)
@@ -101,9 +101,9 @@ class Signer:
         payload_sha256: str = EMPTY_SHA256,
         body_nbytes: int | None = None,
     ) -> bytes:
-        """Return the head of a request with the blank line. Without `keys` it is not signed.
+        """Return the head of a request, including the blank line. Without `keys` it is not signed.
 
-        `path` and `query` are escaped already; the names in `headers` are in lower case.
+        `path` and `query` are already escaped; the names in `headers` are in lower case.
         """
         template = self._template(method, headers, keys, query, payload_sha256)
         return template.head(path, body_nbytes)
@@ -118,9 +118,9 @@ class Signer:
         payload_sha256: str,
         body_nbytes: int | None,
     ) -> bytes:
-        """Return what `head` returns, for headers that many requests have.
+        """Return the same as `head`, but faster, for headers that many requests have.
 
-        `headers` must not change, and is kept. There may be few of them, and few payloads.
+        `headers` is kept and must not change. Pass only a few different ones, and few payloads.
         """
         key = (method, id(headers), payload_sha256)
         template = self._templates.get(key)

@@ -1,4 +1,4 @@
-"""The storage: one object a page.
+"""`s3` as a HiCacheStorage: one object per page.
 
 boto3 finds the bucket and the credentials (`access`), lists and deletes (`bucket`). Pages travel on
 connections of this backend (`exchange`), directly from and into their segments. `page_calls` maps
@@ -46,17 +46,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LARGEST_PUT_NBYTES = 5 << 30
-# The protocol has no batches, so a large one is fastest when the page store splits it among its threads.
+# The protocol has no batches, so a large batch is fastest if the page store splits it among its
+# threads.
 _MAX_BATCH = 64
 _MANIFEST_BATCH = 256
 _LOOKED_AT_ONCE_NBYTES = 32 << 20
-"""The bytes of pages that are read at once, and within one deadline, to look for damage."""
+"""How many bytes of pages are read at a time, within one deadline, to look for damage."""
 
 
 class S3Storage(HiCacheStorage):
     """Pages as objects.
 
-    Every process that reaches the bucket shares them, and no process's end affects them.
+    Every process that reaches the bucket shares them, and they outlive every process.
     """
 
     capabilities = Capabilities(
@@ -75,7 +76,7 @@ class S3Storage(HiCacheStorage):
         self._settings = settings
         self._counters = Counters()
         self._layout = Layout(settings.prefix)
-        access = Access(settings)  # no request: botocore reads megabytes of its own data
+        access = Access(settings)  # no request, but botocore reads megabytes of its own data
         deadline = self._deadline()
         self._client = open_client(settings, access, self._counters)
         self._pages = PageCalls(self._client, settings, heals=not is_read_only)
@@ -94,7 +95,7 @@ class S3Storage(HiCacheStorage):
 
     @classmethod
     def open_read_only(cls, config: Mapping[str, Any]) -> Self:
-        """Open it for a program that only looks: no bucket is created, no wrong object is deleted."""
+        """Open it for a program that only looks: create no bucket, and delete no wrong object."""
         return cls(S3Settings.parse("s3", config), is_read_only=True)
 
     def open_space(self, space: KeySpace) -> None:
@@ -120,7 +121,7 @@ class S3Storage(HiCacheStorage):
         unique = dict(zip(names, pages, strict=True))
         calls = [self._pages.set(name, page) for name, page in unique.items()]
         if self._registrations.is_due(space):
-            # Beside the pages, whose results it does not affect.
+            # Goes along with the pages and does not affect their results.
             calls.append(self._register(space))
         outcomes = self._run(calls, self._deadline())[: len(unique)]
         results = dict(zip(unique, self._results(outcomes, are_writes=True), strict=True))
@@ -155,10 +156,10 @@ class S3Storage(HiCacheStorage):
         return self._unreadable_spaces()
 
     def remove_space(self, space_id: str) -> int:
-        """Remove a key space. Each step of the work has a deadline of its own.
+        """Remove a key space. Each step has its own deadline.
 
         Raises:
-            StorageUnavailable, StorageTimeout: A part is not known to be gone.
+            StorageUnavailable, StorageTimeout: Some of it may still be there.
         """
         self.ensure_open()
         if not SPACE_ID.fullmatch(space_id):
@@ -167,7 +168,7 @@ class S3Storage(HiCacheStorage):
         text = self._run_one(self._pages.read(name), self._deadline())
         space = decode_manifest(text, space_id=space_id)
         removed = self._clear(space_id, None if space is None else space.stored_nbytes)
-        if self._has_pages(space_id):  # others have set them meanwhile
+        if self._has_pages(space_id):  # others have set them in the meantime
             return removed
         if self._bucket.delete([name], self._deadline()):
             raise StorageUnavailable(f"s3: {removed} pages were removed, and {name} was not")
@@ -177,7 +178,7 @@ class S3Storage(HiCacheStorage):
         return removed
 
     def page_times(self, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
-        """Return the times at which the objects were written. The protocol has none of their use."""
+        """Return when the objects were written. The protocol does not record when they were used."""
         names = self._page_names(space, hashes)
         outcomes = self._run([self._pages.written_at_s(name) for name in names], self._deadline())
         return [
@@ -205,7 +206,7 @@ class S3Storage(HiCacheStorage):
     # --- parts ---------------------------------------------------------------------------------------
 
     def _register(self, space: KeySpace) -> Call[bool]:
-        """Write the manifest, unless it is there."""
+        """Write the manifest, unless it is already there."""
         name = self._layout.manifest(space.id)
         stored = yield from self._pages.read(name)
         if decode_manifest(stored, space_id=space.id) is None:
@@ -214,12 +215,12 @@ class S3Storage(HiCacheStorage):
         return True
 
     def _clear(self, space_id: str, nbytes: int | None) -> int:
-        """Remove every page. Return the number of those of the right size; None: of any size."""
+        """Remove every page. Return how many had the right size. None: count any size."""
         removed = 0
         kept: dict[str, str] = {}
         position: str | None = ""
         while position is not None:
-            deadline = self._deadline()  # one deadline a step, as in `scan`
+            deadline = self._deadline()  # one deadline per step, as in `scan`
             try:
                 found, position = self._bucket.list_page(
                     self._layout.root(space_id), position, deadline
@@ -254,7 +255,7 @@ class S3Storage(HiCacheStorage):
     def _results(
         self, outcomes: Sequence[bool | CallFailed], *, are_writes: bool = False
     ) -> list[bool]:
-        """Return the results, unless no page has one or a write is in doubt."""
+        """Return the results. Raise if no page has one, or if a write is in doubt."""
         failures = [one for one in outcomes if isinstance(one, CallFailed)]
         self._counters.add("failed", len(failures))
         in_doubt = [one for one in failures if one.in_doubt and are_writes]
@@ -288,7 +289,7 @@ class S3Storage(HiCacheStorage):
                     yield PageFault(page_hash, *fault)
 
     def _sizes_of(self, space: KeySpace) -> Iterator[PageFault]:
-        """Yield the objects that have the name of a page, and another size."""
+        """Yield the objects that are named like a page but have another size."""
         nbytes = space.stored_nbytes
         for object_ in self._list_all(self._layout.root(space.id)):
             if object_.nbytes != nbytes and self._layout.is_page(space.id, object_.name):
@@ -302,7 +303,7 @@ class S3Storage(HiCacheStorage):
                 yield space
 
     def _unreadable_spaces(self) -> Iterator[UnreadableSpace]:
-        """Yield them. Manifests are read last: a writer puts one before it sets a page."""
+        """Yield them. Manifests are read last, because a writer stores one before it sets a page."""
         ids: set[str] = set()
         position: str | None = ""
         while position is not None:
@@ -328,7 +329,7 @@ class S3Storage(HiCacheStorage):
 
 
 def _known(outcome: T | CallFailed) -> T:
-    """Return the result of a call, or raise its failure: half a listing is none."""
+    """Return the result of a call, or raise its failure. Half a listing must not pass as whole."""
     if isinstance(outcome, CallFailed):
         raise outcome.error
     return outcome

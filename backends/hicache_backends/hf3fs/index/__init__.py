@@ -1,1 +1,1 @@
-"""The index of slots: in an embedded SQLite file, or in a Redis server."""
+"""The index of slots, kept in an embedded SQLite file or in a Redis server."""

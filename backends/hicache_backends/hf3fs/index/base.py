@@ -1,8 +1,8 @@
 """The contract of an index: which page is in which slot, and which slots may be written to.
 
-A slot belongs to a page, to a writer (reserved) or to nobody (free). A page leaves the index before its
-slot is given to a writer. A reader therefore looks a page up before and after it reads the slot: if the
-page is still there, under the same stamp, the reader has read that page and nothing else.
+A slot belongs to a page, to a writer (reserved) or to nobody (free). A page leaves the index before
+its slot is given to a writer. So a reader looks a page up before and after it reads the slot: if
+the page is still there, under the same stamp, the reader has read that page and nothing else.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hicache_storage.backend_support.deadline import Deadline
 
 AT_OPEN_S = 10.0**8
-"""The limit of a rebuild when a store is opened: none. A program that gave up would begin it again."""
+"""The time limit of a rebuild at opening: none. A program that gave up would begin it again."""
 
 _LEASES_PER_TIMEOUT = 2
 _LEASE_MARGIN_S = 5.0
@@ -33,16 +33,16 @@ _CLOSE_S = 5.0
 
 
 def lease_s(timeout_s: float) -> float:
-    """Return the time after which a reserved slot of a silent writer may be given to another.
+    """Return the time after which a reserved slot of a silent writer may be given to another writer.
 
-    A call has written its slots, or given them up, `timeout_s` after it began. The rest is margin.
+    `timeout_s` after a call began, it has written its slots or given them up. The rest is margin.
     """
     return timeout_s * _LEASES_PER_TIMEOUT + _LEASE_MARGIN_S
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The capacity of all slots in use together, and the bounds of eviction."""
+    """The capacity for all slots in use together, and the bounds of eviction."""
 
     capacity_nbytes: int | None
     high_watermark: float
@@ -57,7 +57,7 @@ class Limits:
         return used_nbytes + wanted_nbytes - int(self.capacity_nbytes * self.low_watermark)
 
     def free_nbytes(self, used_nbytes: int) -> int | None:
-        """Return the bytes that the capacity leaves; None when there is no capacity."""
+        """Return the bytes that the capacity leaves, or None if there is no capacity."""
         if self.capacity_nbytes is None:
             return None
         return max(0, self.capacity_nbytes - used_nbytes)
@@ -72,19 +72,19 @@ class Entry(NamedTuple):
 
 
 class View(abc.ABC):
-    """The index as one call that reads pages sees it."""
+    """The index, as one call that reads pages sees it."""
 
     @abc.abstractmethod
     def find(self, hashes: Sequence[str]) -> dict[str, Place]:
-        """Return the places of the pages that are there."""
+        """Return the places of those pages that are stored."""
 
     @abc.abstractmethod
     def still(self, places: Mapping[str, Place], deadline: Deadline) -> AbstractSet[str]:
-        """Return the pages that have been in their places since `find`."""
+        """Return the pages that have stayed in their places since `find`."""
 
 
 MOST_COUNTED = 1000
-"""The number from which on pages with a wrong time are not counted any more."""
+"""Pages with a wrong time are counted only up to this number."""
 
 
 class Figures(NamedTuple):
@@ -93,19 +93,19 @@ class Figures(NamedTuple):
     used_nbytes: int
     """The bytes of all slots in use."""
     from_future: int
-    """The number of pages whose time of use has not come yet, up to `MOST_COUNTED`."""
+    """How many pages have a time of use in the future, up to `MOST_COUNTED`."""
 
 
 class IndexReader(abc.ABC):
     """The half of an index that only reads.
 
-    Thread-safe. Raises StorageUnavailable and StorageTimeout only; the latter by the deadline.
+    Thread-safe. Raises only StorageUnavailable and, by the deadline, StorageTimeout.
     """
 
     used_nbytes: int = 0
     """The bytes of all slots in use, as this process last saw them."""
     evicted: int = 0
-    """The number of pages that this process evicted."""
+    """How many pages this process has evicted."""
 
     @abc.abstractmethod
     def view(self, files: SlotFiles, deadline: Deadline) -> AbstractContextManager[View]:
@@ -115,18 +115,18 @@ class IndexReader(abc.ABC):
     def used_ns(
         self, files: SlotFiles, hashes: Sequence[str], deadline: Deadline
     ) -> dict[str, int]:
-        """Return the access times of the pages that are there, as they were last stored."""
+        """Return the access times of the stored pages, as they were last saved."""
 
     @abc.abstractmethod
     def pages(self, files: SlotFiles) -> Iterator[str]:
-        """Yield every page of the key space. No lock is held between two steps.
+        """Yield every page of the key space. Hold no lock between two steps.
 
-        Each step has a deadline of its own.
+        Each step has its own deadline.
         """
 
     @abc.abstractmethod
     def figures(self, now_ns: int, deadline: Deadline) -> Figures:
-        """Return the figures as they are now."""
+        """Return the current figures."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -134,15 +134,18 @@ class IndexReader(abc.ABC):
 
 
 class Index(IndexReader):
-    """An index as a storage uses it that writes, too."""
+    """An index for a storage that also writes."""
 
     @abc.abstractmethod
     def writing(self, files: SlotFiles, deadline: Deadline) -> AbstractContextManager[View]:
-        """Open the index for one call that writes. Until the call ends no process rebuilds the index."""
+        """Open the index for one call that writes.
+
+        No process rebuilds the index until the call ends.
+        """
 
     @abc.abstractmethod
     def reserve(self, files: SlotFiles, count: int, deadline: Deadline) -> list[Place]:
-        """Return slots that this writer alone may write to; fewer when the capacity is used up."""
+        """Return slots that only this writer may write to, or fewer if the capacity is used up."""
 
     @abc.abstractmethod
     def settle(
@@ -154,16 +157,16 @@ class Index(IndexReader):
     ) -> None:
         """Add pages that were written, and free slots that were not used.
 
-        A page that another writer has added meanwhile keeps its place.
+        If another writer has added a page in the meantime, that page keeps its place.
         """
 
     @abc.abstractmethod
     def reclaim(self, space_id: str, places: Sequence[Place]) -> None:
-        """Free reserved slots with the next `reserve`."""
+        """Free reserved slots at the next `reserve`."""
 
     @abc.abstractmethod
     def forget(self, files: SlotFiles, wrong: Mapping[str, Place], deadline: Deadline) -> None:
-        """Remove pages that their slots do not hold, unless they have moved, and free the slots."""
+        """Remove pages that are not in their slots, unless they have moved, and free the slots."""
 
     @abc.abstractmethod
     def delete(self, files: SlotFiles, hashes: Sequence[str], deadline: Deadline) -> None:
@@ -171,9 +174,11 @@ class Index(IndexReader):
 
     @abc.abstractmethod
     def clear(self, files: SlotFiles) -> int:
-        """Remove all pages of the key space, deallocate its free slots, and return the number of pages.
+        """Remove all pages of the key space, and deallocate its free slots.
 
-        Each step has a deadline of its own. The whole is done, or an error is raised.
+        Return the number of pages.
+
+        Each step has its own deadline. Either everything is done, or an error is raised.
         """
 
     @abc.abstractmethod
@@ -182,16 +187,19 @@ class Index(IndexReader):
 
     @abc.abstractmethod
     def drop(self, space_id: str, deadline: Deadline, *, keep_pages: bool) -> int:
-        """Remove a key space with its files; return the number of its pages.
+        """Remove a key space with its files. Return the number of its pages.
 
-        It stays, and the result is 0, while a writer has slots there, or with `keep_pages` pages are.
+        If a writer has slots there, or with `keep_pages` if there are pages, it stays and the
+        result is 0.
         """
 
 
 class Rebuild:
-    """The rebuild of a lost index from the marks of the slots. It may outlast the call that begins it.
+    """Rebuilds a lost index from the marks of the slots.
 
-    At most one rebuild runs at a time, in a thread of its own, for all calls that need it. Belongs to
+    A rebuild may outlast the call that begins it.
+
+    At most one rebuild runs at a time, on its own thread, for all calls that need it. Belongs to
     one process.
     """
 
@@ -200,7 +208,7 @@ class Rebuild:
         self._closed = threading.Event()
 
     def run(self, deadline: Deadline) -> None:
-        """Begin a rebuild, or join the running one, and wait for its end; raise the error of the work.
+        """Begin a rebuild or join the running one. Wait for its end, and raise its error.
 
         Raises:
             StorageTimeout: The rebuild did not end by the deadline. It goes on.
@@ -215,7 +223,7 @@ class Rebuild:
         flight.result()
 
     def check(self) -> None:
-        """Raise once the storage was closed. The work calls this now and then.
+        """Raise if the storage was closed. The work calls this now and then.
 
         Raises:
             StorageUnavailable: The storage was closed.
@@ -224,6 +232,6 @@ class Rebuild:
             raise StorageUnavailable("hf3fs: the storage was closed while the index was made anew")
 
     def close(self) -> None:
-        """Have the work end, and wait for it within a limit. Idempotent."""
+        """Make the work end, and wait for it, but only for a limited time. Idempotent."""
         self._closed.set()
         self._flight.wait_idle(_CLOSE_S)

@@ -1,4 +1,4 @@
-"""The index of many hosts, in a Redis server. The server holds no pages."""
+"""The index for many hosts, in a Redis server. The server contains no pages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ _STEP = 500
 
 
 class RedisIndex(RedisReader, Index):
-    """An index that all hosts with the root share. Slots of dead writers are free when a lease ends."""
+    """An index that all hosts with the same root share.
+
+    A dead writer's slots become free when its lease ends.
+    """
 
     def __init__(
         self, url: str, layout: Layout, limits: Limits, writer: Writer, timeout_s: float
@@ -160,7 +163,10 @@ class RedisIndex(RedisReader, Index):
         return removed
 
     def drop(self, space_id: str, deadline: Deadline, *, keep_pages: bool) -> int:
-        """Remove a key space. A writer that comes meanwhile gets slots in files of other numbers."""
+        """Remove a key space.
+
+        A writer that comes in between gets slots in files with other numbers.
+        """
         arguments = (space_id, int(keep_pages), FILE_NBYTES)
         dropped: tuple[int, int, int] = self._run(
             deadline, scripts.DROP, *arguments, parse=_numbers
@@ -181,7 +187,7 @@ class RedisIndex(RedisReader, Index):
     # --- parts ---------------------------------------------------------------------------------------
 
     def _renewal_deadline(self) -> Deadline:
-        """Return the deadline by which a lease that is taken now must be renewed or given up."""
+        """Return the deadline by which a lease that begins now must be renewed or given up."""
         return Deadline(self._lease_ms / 2000)
 
     def _remove(
@@ -192,9 +198,9 @@ class RedisIndex(RedisReader, Index):
         index: IndexId,
         deadline: Deadline | None,
     ) -> int:
-        """Remove pages, `act` on their leased slots, and return the number of pages that were there.
+        """Remove pages and `act` on their leased slots. Return how many of the pages existed.
 
-        Without `deadline` each step has one of its own.
+        Without `deadline` each step has its own deadline.
         """
         until = self._renewal_deadline()
         arguments = (files.geometry.space.id, self._lease_ms, index.maker, *hashes)
@@ -213,12 +219,13 @@ class RedisIndex(RedisReader, Index):
         until: Deadline,
         deadline: Deadline | None,
     ) -> None:
-        """Act on leased slots and release them; renew the leases whose time is half over.
+        """Act on leased slots and release them. Renew the leases when half of their time is over.
 
-        A process that was stopped does not act on a slot whose lease has ended meanwhile.
+        If a process was stopped and a lease has ended in the meantime, it does not act on that
+        slot.
 
         Raises:
-            StorageUnavailable: A lease had ended, and its slot may belong to another page by now.
+            StorageUnavailable: A lease had ended, and its slot may already belong to another page.
         """
         space_id = files.geometry.space.id
         while places:

@@ -1,7 +1,8 @@
 """The client of the Redis index: redis-py, with one deadline for all steps of a call.
 
-A time limit of redis-py holds for one read or one address, and a name look-up has none. Here every step
-of a call, in the thread that makes the call, gets the time that is left of the call's deadline.
+A time limit of redis-py applies to a single read or a single address, and a name lookup has none.
+Here every step of a call, in the thread that makes the call, gets the time that is left until the
+deadline.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _call = threading.local()
 
 
 class RedisClient:
-    """Commands to one server. Thread-safe; belongs to the process that made it."""
+    """Sends commands to one server. Thread-safe; belongs to the process that made it."""
 
     def __init__(self, url: str) -> None:
         self._pool = _pool(url)
@@ -48,7 +49,7 @@ class RedisClient:
 
     @contextlib.contextmanager
     def call(self, deadline: Deadline) -> Generator[Any, None, None]:
-        """Lend the client of redis-py to a step that ends by the deadline.
+        """Lend the redis-py client to a step that ends by the deadline.
 
         Raises:
             StorageTimeout, StorageUnavailable: For everything that redis-py raises.
@@ -67,7 +68,8 @@ class RedisClient:
                 "hf3fs: index: the Redis server refuses the user or the password"
             ) from None
         except redis.RedisError as error:
-            # An error of the server may repeat a command with its password; one of redis-py does not.
+            # An error of the server may repeat a command with its password; an error of redis-py
+            # does not.
             detail = f": {error}" if type(error) is redis.ConnectionError else ""
             raise StorageUnavailable(
                 "hf3fs: the Redis server of the index cannot be used"
@@ -93,9 +95,9 @@ class RedisClient:
         *arguments: object,
         parse: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Run a Lua script, and return what `parse` makes of its result.
+        """Run a Lua script. Return its result, parsed by `parse`.
 
-        A server that does not have the script gets its text.
+        If the server does not have the script, it is sent.
         """
         with self.call(deadline) as client:
             registered = self._scripts.get(script)
@@ -111,7 +113,7 @@ class RedisClient:
 
 
 class _Pool(redis.ConnectionPool):
-    """Connections that keep the deadline of the call of the thread that takes them."""
+    """Connections that keep the deadline of the call whose thread uses them."""
 
     def get_connection(self, *arguments: Any, **options: Any) -> Any:
         untyped: Any = super()
@@ -121,7 +123,7 @@ class _Pool(redis.ConnectionPool):
 
 
 class _WithDeadline:
-    """A mixin for redis-py's connection classes that makes their socket keep the call's deadline."""
+    """A mixin that makes the socket of redis-py's connection classes keep the call's deadline."""
 
     def _connect(self) -> Any:
         untyped: Any = super()
@@ -129,7 +131,7 @@ class _WithDeadline:
 
 
 class _Tcp(Connection):
-    """A connection over TCP. The look-up and all addresses share the time that is left."""
+    """A connection over TCP. The name lookup and all addresses share the time that is left."""
 
     def _connect(self) -> Any:
         return connect(RESOLVER.addresses(self.host, int(self.port), _deadline()), _deadline())
@@ -153,7 +155,7 @@ class _UnixConnection(_WithDeadline, _Unix):
 
 
 def _deadline() -> Deadline:
-    """Return the deadline of the call of this thread."""
+    """Return the deadline of this thread's call."""
     deadline: Deadline = _call.deadline
     return deadline
 
@@ -167,7 +169,7 @@ def _pool(url: str) -> redis.ConnectionPool:
         )
         kind = options.pop("connection_class", Connection)
         if kind is SSLConnection and str(options.get("ssl_cert_reqs", "")).lower() != "none":
-            # Releases before 6 accept a certificate of any host without this option.
+            # Without this option, releases before 6 accept a certificate of any host.
             options["ssl_check_hostname"] = True
         ours: Any = {
             SSLConnection: _TlsConnection,

@@ -1,8 +1,9 @@
-"""The conditions under which a Redis index may be used, and its rebuild.
+"""Decides when a Redis index may be used, and rebuilds it.
 
-A server that was restarted, or that lost its data, has no record of the leases of writers that are still
-at work. Slots that are free in its data, or another page's, may be written to. So no process uses the
-index until these leases have ended. Then a lost index is made from the marks of the slots.
+A server that was restarted or lost its data has no record of the leases of writers that are still
+at work. They may write to slots that are free in its data, or that belong to another page. So no
+process uses the index until these leases have ended. Then a lost index is rebuilt from the marks of
+the slots.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ _POLL_S = 0.1
 
 
 class IndexId(NamedTuple):
-    """The identity of an index. An answer counts when the index is still the one that a call found."""
+    """The identity of an index.
+
+    An answer counts only if the index is still the one that the call found.
+    """
 
     run: str
     """The server's run id."""
@@ -53,7 +57,7 @@ class KnownEpoch:
         """Return the identity of the index.
 
         Raises:
-            StorageUnavailable: The index may not be used now.
+            StorageUnavailable: The index must not be used now.
         """
         is_known, is_made, index = self._look(deadline)
         if is_known and is_made:
@@ -64,7 +68,7 @@ class KnownEpoch:
         )
 
     def require_own(self, deadline: Deadline) -> None:
-        """Refuse another server than the one that the root names, unless both names lead to one.
+        """Refuse a server that the root does not name, unless both names lead to the same server.
 
         Raises:
             ConfigError: The index is in another server.
@@ -82,13 +86,13 @@ class KnownEpoch:
             )
 
     def close(self) -> None:
-        """End everything that runs. Idempotent."""
+        """End everything that is running. Idempotent."""
 
     def _look(self, deadline: Deadline) -> tuple[bool, bool, IndexId]:
         """Return whether the server's run is known, whether there is an index, and its identity.
 
         Raises:
-            StorageUnavailable: Earlier writers may be at work.
+            StorageUnavailable: Earlier writers may still be at work.
         """
         with (
             self._client.call(deadline) as client,
@@ -110,7 +114,7 @@ class KnownEpoch:
 
 
 class Epoch(KnownEpoch):
-    """The same for a process that writes: it tells of restarts, and rebuilds a lost index."""
+    """A `KnownEpoch` for a process that writes: it reports restarts, and rebuilds a lost index."""
 
     def __init__(
         self, client: RedisClient, prefix: str, layout: Layout, lease_ms: int, timeout_s: float
@@ -121,12 +125,12 @@ class Epoch(KnownEpoch):
         self._rebuild = Rebuild(self._make)
 
     def require(self, deadline: Deadline, *, at_open: bool = False) -> IndexId:
-        """Return the identity of the index; rebuild the index when its data is lost.
+        """Return the identity of the index. If its data is lost, rebuild the index.
 
         The wait for a rebuild ends with the deadline. With `at_open` it has no limit.
 
         Raises:
-            StorageUnavailable: The index may not be used yet.
+            StorageUnavailable: The index must not be used yet.
         """
         for _ in range(_ATTEMPTS):
             is_known, is_made, index = self._look(deadline)
@@ -164,20 +168,20 @@ class Epoch(KnownEpoch):
                 time.sleep(_POLL_S)
 
     def _note(self, maker: str) -> None:
-        """Write down where the index is, unless another name of its server is written down."""
+        """Record where the index is, unless another name of its server is recorded."""
         noted, place = self._layout.index_server(), self._client.place
         if maker and noted != (place, maker) and (noted is None or noted[0] == place):
             self._layout.note_index_server(place, maker)
 
     def _interrupt(self, deadline: Deadline) -> None:
-        """Let no process use the index for a lease, if the server was restarted."""
+        """If the server was restarted, let no process use the index for one lease."""
         spaces = list(self._layout.key_spaces(skip_unreadable=False))
         is_empty = all(not self._files(Geometry(space)).allocated() for space in spaces)
         pause_ms = 0 if is_empty else self._lease_ms
         self._client.run(deadline, scripts.INTERRUPT, self._prefix, pause_ms)
 
     def _make(self) -> None:
-        """Make the index from the marks of the slots. Each step has a deadline of its own."""
+        """Build the index from the marks of the slots. Each step has its own deadline."""
         token = secrets.token_hex(8)
         with self._client.call(Deadline(self._timeout_s)) as client:
             if not client.set(f"{self._prefix}:maker", token, nx=True, px=_SILENCE_MS):
@@ -197,9 +201,9 @@ class Epoch(KnownEpoch):
 
 
 class _Maker:
-    """The process that makes the index, as long as it is not silent for `_SILENCE_MS`.
+    """The process that builds the index. It loses this role if it is silent for `_SILENCE_MS`.
 
-    Each step sends the token of the maker, and changes nothing when another maker has taken over.
+    Each step sends the maker's token, and changes nothing if another maker has taken over.
     """
 
     def __init__(
@@ -220,7 +224,7 @@ class _Maker:
         """Run a script as the maker.
 
         Raises:
-            StorageUnavailable: Another process makes the index now.
+            StorageUnavailable: Another process is building the index now.
         """
         deadline = Deadline(self._timeout_s)
         if not self._client.run(
@@ -252,7 +256,7 @@ class _Maker:
 
 
 def _rows(places: Mapping[str, Place], allocated: int) -> Iterator[tuple[str, str, int]]:
-    """Yield pages and free slots in the form that `FILL` takes."""
+    """Yield pages and free slots in the form that `FILL` expects."""
     for page_hash, place in places.items():
         value = f"{place.slot} {place.stamp.hex()}"
         yield page_hash, value, written_ns(place.stamp) // 1000
@@ -263,7 +267,7 @@ def _rows(places: Mapping[str, Place], allocated: int) -> Iterator[tuple[str, st
 
 
 class _MadeElsewhere(StorageUnavailable):
-    """Another process rebuilds the index."""
+    """Another process is rebuilding the index."""
 
     def __init__(self) -> None:
         super().__init__("hf3fs: another process is making the index anew: try again")

@@ -1,4 +1,4 @@
-"""The reading half of the index of many hosts."""
+"""The reading half of the index for many hosts."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 _STEP = 500
 _MOST_SLOTS = 1 << 40
 _MOST_US = 2**63 // 1000
-"""No clock has a time whose nanoseconds exceed 64 bits."""
+"""The largest time that any clock has: in nanoseconds it fits in 64 bits."""
 
 
 class RedisReader(IndexReader):
-    """An index that is read only."""
+    """An index that is only read."""
 
     def __init__(
         self, client: RedisClient, prefix: str, epoch: KnownEpoch, timeout_s: float
@@ -92,7 +92,7 @@ class RedisReader(IndexReader):
         return self._client.run(deadline, script, self._prefix, *arguments, parse=parse)
 
     def _page_lists(self, files: SlotFiles) -> Iterator[list[str]]:
-        """Yield every page of the key space once, in one list a step."""
+        """Yield every page of the key space once, one list per step."""
         name = f"{self._prefix}:pages:{files.geometry.space.id}"
         index = self._epoch.require(Deadline(self._timeout_s))
         seen: set[str] = set()
@@ -153,13 +153,13 @@ def prefix_of(root_id: str) -> str:
 
 
 def require_same(now: object, before: object) -> None:
-    """Raise where a server's run, or an index, is another one by now."""
+    """Raise if a server's run, or an index, has changed."""
     if now != before:
         raise StorageUnavailable("hf3fs: the Redis server of the index was restarted")
 
 
 def replaced() -> StorageUnavailable:
-    """Return the error of a call whose index was lost meanwhile."""
+    """Return the error of a call whose index was lost while it ran."""
     return StorageUnavailable("hf3fs: the index was lost and made anew meanwhile: try again")
 
 
@@ -167,7 +167,7 @@ def place_of(value: bytes) -> Place:
     """Return the place that `value` names.
 
     Raises:
-        ValueError: `value` names no place.
+        ValueError: `value` does not name a place.
     """
     slot, _, stamp = value.decode("ascii").partition(" ")
     place = Place(int(slot), bytes.fromhex(stamp))
@@ -177,7 +177,7 @@ def place_of(value: bytes) -> Place:
 
 
 def open_reader(url: str, layout: Layout, timeout_s: float) -> RedisReader:
-    """Open the index of a root, which an engine has made."""
+    """Open the index of a root that an engine has made."""
     prefix = prefix_of(layout.root_id(make=False))
     client = RedisClient(url)
     epoch = KnownEpoch(client, prefix, layout)

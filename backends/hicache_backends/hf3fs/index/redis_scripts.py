@@ -2,13 +2,13 @@
 
 KEYS[1] is the prefix of all keys of a root. It has a hash tag, so that all of them are on one server.
 
-    P:state         hash    made, run, until_ms, maker (`redis_epoch`); used: bytes of all slots in use
-    P:spaces        hash    key-space id -> bytes of a slot
-    P:allocated     hash    key-space id -> number of slots
-    P:pages:SPACE   hash    page hash -> "slot stamp"
-    P:free:SPACE    zset    slot, by slot
-    P:lru           zset    "space hash", by access time
-    P:leases        zset    "space slot stamp", by the end of the lease
+  P:state         hash    made, run, until_ms, maker (`redis_epoch`); used: bytes of all slots in use
+  P:spaces        hash    key-space id -> bytes of a slot
+  P:allocated     hash    key-space id -> number of slots
+  P:pages:SPACE   hash    page hash -> "slot stamp"
+  P:free:SPACE    zset    slot, by slot
+  P:lru           zset    "space hash", by access time
+  P:leases        zset    "space slot stamp", by the end of the lease
 
 The docstring of a script lists its arguments, then "->" and its result.
 """
@@ -91,7 +91,8 @@ return {slots, before, fresh, evicted, used()}
 """
 )
 """key space, bytes of a slot, count, capacity or -1, high and low watermark, lease in ms, `count` stamps
--> slots, the first new slot, number of new slots, number of evicted pages, bytes used"""
+-> slots, the first new slot, number of new slots, number of evicted pages, bytes used
+"""
 
 SETTLE = (
     _COMMON
@@ -114,7 +115,8 @@ return {doubles, lost}
 """
 )
 """key space, lease in ms, then hash, slot, stamp and access time of each page
--> "slot stamp" of each page that another slot holds, with a new lease; number of ended leases"""
+-> "slot stamp" of each page that is already in another slot, with a new lease; number of ended leases
+"""
 
 RENEW = (
     _COMMON
@@ -173,8 +175,9 @@ end
 return places
 """
 )
-"""key space, lease in ms, maker of the index, hashes -> "slot stamp" of the pages that were there; their
-slots are leased now. nil when another process has made the index since"""
+"""key space, lease in ms, maker of the index, hashes -> "slot stamp" of the pages that existed; their
+slots are leased now. nil if another process has built the index since
+"""
 
 LEASE_FREE = (
     _COMMON
@@ -192,7 +195,8 @@ return slots
 """
 )
 """key space, lease in ms, greatest number of slots, stamp, a slot
--> slots behind it that were free and are leased now"""
+-> slots after it that were free and are leased now
+"""
 
 _DROP = (
     _COMMON
@@ -231,8 +235,9 @@ return {pages, files, tonumber(redis.call('HGET', P .. ':allocated', space) or 0
 """
 )
 """key space, 1 to keep pages, bytes of a file
--> number of pages, of files in which no writer has a slot or will get one, and of slots; -1 first where
-a writer has slots there"""
+-> number of pages, of files in which no writer has a slot or will get one, and of slots; -1 first if a
+writer has slots there, or if there are pages to keep
+"""
 
 DROPPED = (
     _DROP
@@ -245,7 +250,7 @@ end
 return {0, 0, 0}
 """
 )
-"""key space whose directory is gone, number of its slots then"""
+"""key space whose directory is gone, number of slots that it had"""
 
 INTERRUPT = (
     _COMMON
@@ -258,7 +263,8 @@ end
 )
 """pause in ms during which no process may use the index
 
-The server compares its run id itself: one that a network has damaged would stop every process."""
+The server compares its run id itself, because one that a network damaged would stop every process.
+"""
 
 START = (
     _COMMON
@@ -271,7 +277,8 @@ return 1
 """
 )
 """maker, its silence limit in ms, names of the keys of an earlier index
--> 0 when another process makes the index now"""
+-> 0 if another process is building the index now
+"""
 
 FILL = (
     _COMMON
@@ -296,7 +303,8 @@ return 1
 )
 """maker, its silence limit in ms, key space, bytes of a slot, number of slots, then hash, place and time
 of each page; for a free slot an empty hash and its number
--> 0 when another process makes the index now"""
+-> 0 if another process is building the index now
+"""
 
 FINISH = (
     _COMMON
@@ -307,4 +315,4 @@ redis.call('HSET', P .. ':state', 'made', 1, 'maker', ARGV[1])
 return 1
 """
 )
-"""maker -> 0 when another process makes the index now"""
+"""maker -> 0 if another process is building the index now"""

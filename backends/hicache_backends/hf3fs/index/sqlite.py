@@ -1,4 +1,4 @@
-"""The index of one host, in an embedded SQLite file."""
+"""The index for one host, in an embedded SQLite file."""
 
 from __future__ import annotations
 
@@ -114,9 +114,10 @@ class SqliteIndex(SqliteReader, Index):
             self._update_used(db)
 
     def clear(self, files: SlotFiles) -> int:
-        """Remove pages in the order of their hashes: every page that was there at the beginning goes.
+        """Remove pages in the order of their hashes, so that all that were there at first go.
 
-        The slots of one step are far apart. They are deallocated at the end, in the order of the files.
+        The slots of one step are far apart. They are deallocated at the end, in the order of the
+        files.
         """
         space, last, removed = tables.id_of(files), b"", 0
         while True:
@@ -227,7 +228,7 @@ class SqliteIndex(SqliteReader, Index):
 
 
 def _free_reserved(db: sqlite3.Connection, reserved: Iterable[tuple[bytes, Place]]) -> None:
-    """End the reservations that are still there, and free their slots."""
+    """End those reservations that still exist, and free their slots."""
     query = "DELETE FROM reserved WHERE space = ? AND slot = ? AND stamp = ?"
     for space, place in reserved:
         if db.execute(query, (space, *place)).rowcount:

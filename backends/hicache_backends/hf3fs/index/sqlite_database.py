@@ -1,11 +1,13 @@
 """The SQLite file of an index: its idle connections, and the rebuild of a lost file.
 
-A missing or unusable file is made from the slots' marks, and then named by `index.sqlite`, a symbolic
-link. No call writes to a slot meanwhile: such a call holds `lock` shared, and a rebuild holds it
-exclusively. The next call closes a connection whose file is not the named one any more. No file name is
-used twice: SQLite unlinks the log of a file by name at the end, which could be the log of another file.
+A missing or unusable file is built from the slots' marks. Then the symbolic link `index.sqlite` is
+pointed at it. No call writes to a slot during a rebuild: such a call holds `lock` shared, and a
+rebuild holds it exclusively. If a connection's file is no longer the named one, the next call
+closes the connection. No file name is used twice, because SQLite at the end unlinks a file's log by
+name, which could be the log of another file.
 
-A connection is opened in a step, closed before a fork, and opened again by the next step (`fork_guard`).
+A connection is opened in a step, closed before a fork, and opened again by the next step
+(`fork_guard`).
 """
 
 from __future__ import annotations
@@ -37,17 +39,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.01
-# The time that SQLite waits for another process at once. Between two such waits a fork may happen.
+# How long SQLite waits for another process at a time. A fork may happen between two such waits.
 _WAIT_S = 0.25
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-# A connection whose file was replaced tries again; the file is made anew once, not for ever.
+# A connection whose file was replaced tries again; the file is rebuilt once, not forever.
 _ATTEMPTS = 3
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Database:
-    """Connections to the index of one root. Thread-safe; belongs to the process that made it."""
+    """The connections to the index of one root. Thread-safe; belongs to the process that made it."""
 
     def __init__(self, layout: Layout, deadline: Deadline, fill: Fill) -> None:
         self._layout = layout
@@ -64,7 +66,7 @@ class Database:
 
     @contextmanager
     def session(self, deadline: Deadline, *, make: bool = True) -> Generator[Session, None, None]:
-        """Lend a connection to one call. `make` rebuilds a missing file."""
+        """Lend a connection to one call. `make`: rebuild a missing file."""
         session = self._take(deadline, deadline, make=make)
         try:
             with self._translate_errors(session, deadline):
@@ -92,7 +94,7 @@ class Database:
 
     @contextmanager
     def held(self, deadline: Deadline) -> Generator[None, None, None]:
-        """Hold off every rebuild of the index. Until then this thread's connections are current."""
+        """Hold off every rebuild of the index. Meanwhile this thread's connections stay current."""
         for _ in range(_ATTEMPTS):
             with self._locked(fcntl.LOCK_SH, deadline):
                 self._held.identity = self._identity()
@@ -135,7 +137,7 @@ class Database:
         raise self._replaced()
 
     def _open(self, deadline: Deadline) -> Session | None:
-        """Return a connection to the current file; None when the file must be made."""
+        """Return a connection to the current file, or None if the file must be built."""
         while (session := self._pop_idle()) is not None:
             if session.identity == (self._held.identity or self._identity()):
                 return session
@@ -171,7 +173,7 @@ class Database:
 
     @contextmanager
     def _turn(self, deadline: Deadline) -> Generator[None, None, None]:
-        """Let one thread of this process write at a time: SQLite would let the others poll."""
+        """Let one thread of this process write at a time. SQLite would make the others poll."""
         if not self._writing.acquire(timeout=deadline.remaining_s()):
             raise StorageTimeout(f"hf3fs: the index was busy for {deadline.timeout_s:g} s")
         try:
@@ -182,7 +184,7 @@ class Database:
     # --- the file --------------------------------------------------------------------------------
 
     def _make(self) -> None:
-        """Make the file, unless another process has made it."""
+        """Build the file, unless another process has built it."""
         with self._locked(fcntl.LOCK_EX, Deadline(self._timeout_s)):
             if self._identity() is not None:
                 return
@@ -197,7 +199,7 @@ class Database:
                 raise self._unavailable(error) from error
 
     def _fill_file(self, name: str, deadline: Deadline) -> None:
-        """Make an index from the marks of the slots."""
+        """Build an index from the marks of the slots."""
         owner = _NewFile()
         with FORKS.step(deadline, owner):
             owner.connection = sqlite3.connect(name, isolation_level=None)
@@ -212,9 +214,9 @@ class Database:
                 FORKS.disconnected(owner)
 
     def _discard(self, session: Session, reason: str) -> None:
-        """Remove a useless file; the next call makes it anew.
+        """Remove an unusable file. The next call builds it again.
 
-        There is no wait for the lock: this call may hold the lock itself.
+        Do not wait for the lock, because this call may hold the lock itself.
         """
         with self._locked(fcntl.LOCK_EX, Deadline(0)):
             if session.is_current():
@@ -289,17 +291,17 @@ class Database:
 
 
 class NoSpaceForIndex(StorageUnavailable):
-    """The file system is full, and the index could not grow. The transaction has changed nothing."""
+    """The file system is full, so the index could not grow. The transaction has changed nothing."""
 
 
 class _HeldIdentity(threading.local):
-    """The identity of the index whose rebuild this thread holds off; None where it holds off none."""
+    """The identity of the index whose rebuild this thread holds off, or None."""
 
     identity: tuple[int, int] | None = None
 
 
 class _NewFile:
-    """The owner of the connection by which an index is made."""
+    """Owns the connection that builds an index."""
 
     connection: sqlite3.Connection | None = None
 
@@ -310,7 +312,7 @@ class _NewFile:
 
 
 def _begin(connection: sqlite3.Connection, deadline: Deadline) -> bool:
-    """Begin a transaction that may write; return False while another process has one."""
+    """Begin a transaction that may write. Return False while another process has one."""
     try:
         connection.execute("BEGIN IMMEDIATE")
     except sqlite3.OperationalError as error:

@@ -1,4 +1,4 @@
-"""The reading half of the index of one host, and a database that only looks."""
+"""The reading half of the index for one host, and a database for programs that only look."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class SqliteReader(IndexReader):
 
 
 class SqliteView(View):
-    """The index as one connection sees it."""
+    """The index, as one connection sees it."""
 
     def __init__(self, session: Session, space: bytes, deadline: Deadline) -> None:
         self._session = session
@@ -105,13 +105,13 @@ class SqliteView(View):
         return {page_hash for page_hash, place in places.items() if now.get(page_hash) == place}
 
     def _state(self, connection: sqlite3.Connection) -> tuple[int, int]:
-        """Return values that change with a write of another connection, or with a new connection."""
+        """Return values that change if another connection writes, or if the connection is new."""
         (version,) = connection.execute("PRAGMA data_version").fetchone()
         return self._session.openings, int(version)
 
 
 class LookedAtDatabase:
-    """The index file of a root, for calls that change nothing: no file is made, not even a log."""
+    """The index file of a root, for calls that change nothing. It makes no file, not even a log."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -121,8 +121,8 @@ class LookedAtDatabase:
         """Lend a new connection to one call.
 
         Raises:
-            StorageUnavailable: There is no index, or an engine that opened or closed it meanwhile may
-                have changed what was read.
+            StorageUnavailable: There is no index, or an engine opened or closed it in the meantime and
+                may have changed what was read.
         """
         try:
             session = _LookingSession(self._layout)
@@ -150,17 +150,17 @@ class LookedAtDatabase:
             raise self._unavailable(str(error)) from error
 
     def close(self) -> None:
-        """Do nothing: each call closes its connection."""
+        """Do nothing: each call closes its own connection."""
 
     def _unavailable(self, reason: str) -> StorageUnavailable:
         return StorageUnavailable(f"hf3fs: {self._layout.index} cannot be read: {reason}")
 
 
 class _LookingSession(Session):
-    """A connection that reads only.
+    """A connection that only reads.
 
-    An index that no process has open has no log. SQLite would make one for a reader, too, unless the
-    file counts as immutable; it is proven afterwards that no process has changed it.
+    An index that no process has open has no log. SQLite would make one even for a reader, unless
+    the file counts as immutable. Afterwards we check that no process has changed it.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -170,7 +170,7 @@ class _LookingSession(Session):
         self._seen = _state_of(self._file)
 
     def is_current(self) -> bool:
-        """Return True while the index's name leads to this file, as it was."""
+        """Return True while the index's name leads to this file and the file is unchanged."""
         if not super().is_current():
             return False
         return not self._immutable or (
@@ -178,12 +178,12 @@ class _LookingSession(Session):
         )
 
     def _open(self, timeout_s: float) -> sqlite3.Connection:
-        # The shared memory of the log is opened read-only, and is not made where it is missing.
+        # Open the shared memory of the log read-only, and do not make it if it is missing.
         mode = "immutable=1" if self._immutable else "readonly_shm=1"
         return open_index(self._file, f"ro&{mode}", timeout_s)
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        """Do nothing: only writes need to be prepared."""
+        """Do nothing: only writes need preparation."""
 
 
 def _state_of(path: str) -> tuple[int, int, int]:

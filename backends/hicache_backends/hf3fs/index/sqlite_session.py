@@ -1,4 +1,4 @@
-"""One connection to the SQLite file of an index: opened in a step, closed before a fork."""
+"""A connection to the SQLite file of an index: opened in a step, closed before a fork."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from hicache_backends.hf3fs.layout import Layout
 
 _LOG_PAGES = 2000  # 8 MiB: each page of the log is synced and copied once
-_WAIT_BITS = 5  # coarse steps, so that most calls find the wait set already
+_WAIT_BITS = 5  # coarse steps, so that for most calls the wait is already set
 
 
 class Session:
-    """One connection to the current file, used by one call at a time.
+    """A connection to the current file, used by one call at a time.
 
     Raises:
         FileNotFoundError: There is no file.
@@ -37,9 +37,12 @@ class Session:
             raise FileNotFoundError(layout.index)
         self._file, self.identity = file, identity
         self.connection: sqlite3.Connection | None = None
-        self._wait_ms = -1  # as the connection was told
+        self._wait_ms = -1  # as the connection was last set
         self.openings = 0
-        """The number of connections so far. SQLite's data version is comparable within one only."""
+        """How many connections were made.
+
+        SQLite's data versions are comparable only within one of them.
+        """
 
     @contextmanager
     def step(self, deadline: Deadline, limit_s: float = inf) -> Generator[sqlite3.Connection]:
@@ -58,20 +61,20 @@ class Session:
         return self.identity == identity_of(self._path)
 
     def is_usable(self, deadline: Deadline) -> bool:
-        """Return True when the file is an index of this version."""
+        """Return True if the file is an index of this version."""
         with self.step(deadline) as connection:
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             return bool(version == VERSION)
 
     def disconnect(self) -> None:
-        """Close the connection; called in a step, or by the fork itself."""
+        """Close the connection. Called in a step, or by the fork itself."""
         connection, self.connection = self.connection, None
         if connection is not None:
             with suppress(sqlite3.Error):
                 connection.close()
 
     def close(self) -> None:
-        """Close the connection. A session that is used again opens another."""
+        """Close the connection. If the session is used again, it opens another one."""
         if self.connection is None:
             return
         with suppress(HiCacheError), FORKS.step(Deadline(2 * WAIT_S), self):
@@ -105,7 +108,7 @@ class Session:
 
 
 def open_index(path: str, mode: str, timeout_s: float) -> sqlite3.Connection:
-    """Connect to a file by the `mode` of its URI."""
+    """Connect to a file with the `mode` of its URI."""
     return sqlite3.connect(
         f"file:{quote(path)}?mode={mode}",
         uri=True,
@@ -116,10 +119,10 @@ def open_index(path: str, mode: str, timeout_s: float) -> sqlite3.Connection:
 
 
 def identity_of(path: str) -> tuple[int, int] | None:
-    """Return device and inode of the file that `path` leads to, or None where there is none.
+    """Return the device and inode of the file that `path` leads to, or None if there is none.
 
     Raises:
-        OSError: The file system does not answer. An index does not count as lost then.
+        OSError: The file system does not answer. Then the index does not count as lost.
     """
     try:
         status = os.stat(path)

@@ -1,8 +1,8 @@
 """The tables of a SQLite index, and every change of their rows in a transaction.
 
-A set reserves free slots first; then the slots of dead writers, new slots, and the slots of the least
-recently used pages. With a capacity, pages are evicted before it is reached: from the high watermark on,
-down to the low one.
+A set first reserves free slots, then the slots of dead writers, then new slots, and then the slots
+of the least recently used pages. If there is a capacity, pages are evicted before it is reached:
+from the high watermark down to the low one.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ PRAGMA user_version = {VERSION};
 COMMIT;
 """
 
-# A thread gives the interpreter lock up for each row of a statement, and may have to wait for it.
-# Therefore one statement changes many rows, and the result for many pages is one row.
+# A thread gives up the interpreter lock for each row of a statement, and may have to wait for it.
+# So one statement changes many rows, and the result for many pages is one row.
 _MOST_VARIABLES = 900
-# The time of a touch grows with the square of its pages: a hundred for each statement.
+# The time of a touch grows with the square of its pages: a hundred per statement.
 _TOUCH_VARIABLES = 9
 _FIND = (
     "SELECT (SELECT data_version FROM pragma_data_version),"
@@ -56,7 +56,7 @@ _FIND = (
     " WHERE space = ? AND page_hash IN ({})"
 )
 _EVICTED_AHEAD = 1000
-"""The pages that are evicted at once beyond the needed ones: a set waits for them."""
+"""How many pages are evicted at once beyond the needed ones. A set waits for them."""
 _OLDEST = (
     "SELECT group_concat("
     "used_ns || ' ' || slot || ' ' || slot_nbytes || ' ' || hex(space) || ' ' || hex(page_hash)"
@@ -65,12 +65,12 @@ _OLDEST = (
 
 
 def id_of(files: SlotFiles) -> bytes:
-    """Return the id of a key space as it is in the tables."""
+    """Return the id of a key space in the form that the tables use."""
     return bytes.fromhex(files.geometry.space.id)
 
 
 def register(db: sqlite3.Connection, files: SlotFiles) -> None:
-    """Add the row of a key space, unless it is there."""
+    """Add the row of a key space, unless it exists."""
     db.execute(
         "INSERT OR IGNORE INTO spaces VALUES (?, ?, 0, 0)",
         (id_of(files), files.geometry.slot_nbytes),
@@ -78,14 +78,14 @@ def register(db: sqlite3.Connection, files: SlotFiles) -> None:
 
 
 def find(db: sqlite3.Connection, space: bytes, hashes: Sequence[str]) -> dict[str, Place]:
-    """Return the places of the pages that are there."""
+    """Return the places of those pages that are stored."""
     return find_at_version(db, space, hashes)[1]
 
 
 def find_at_version(
     db: sqlite3.Connection, space: bytes, hashes: Sequence[str]
 ) -> tuple[int, dict[str, Place]]:
-    """Return the places of the pages that are there, after SQLite's data version at that time."""
+    """Return SQLite's data version, and the places of those pages that are stored at that version."""
     found: dict[str, Place] = {}
     versions: list[int] = []
     for part in _parts([bytes.fromhex(page_hash) for page_hash in hashes], 1):
@@ -98,7 +98,7 @@ def find_at_version(
 
 
 def insert(db: sqlite3.Connection, space: bytes, entries: Sequence[Entry]) -> list[Place]:
-    """Add pages; return the places of the entries whose pages another slot holds already."""
+    """Add pages. Return the places of the entries whose pages are already in another slot."""
     rows = [
         (space, bytes.fromhex(page_hash), *place, used_ns) for page_hash, place, used_ns in entries
     ]
@@ -109,7 +109,7 @@ def insert(db: sqlite3.Connection, space: bytes, entries: Sequence[Entry]) -> li
 
 
 def touch(db: sqlite3.Connection, space: bytes, used: Sequence[tuple[bytes, int]]) -> None:
-    """Store the access times of pages, where they are later than the stored ones."""
+    """Store the access times of pages, if they are later than the stored ones."""
     for part in _parts(used, _TOUCH_VARIABLES):
         hashes = [page_hash for page_hash, _ in part]
         query = (
@@ -121,7 +121,7 @@ def touch(db: sqlite3.Connection, space: bytes, used: Sequence[tuple[bytes, int]
 
 
 def used_ns(db: sqlite3.Connection, space: bytes, hashes: Sequence[str]) -> dict[str, int]:
-    """Return the access times of the pages that are there."""
+    """Return the access times of those pages that are stored."""
     found: dict[str, int] = {}
     for part in _parts([bytes.fromhex(page_hash) for page_hash in hashes], 1):
         query = (
@@ -140,10 +140,10 @@ def remove(db: sqlite3.Connection, space: bytes, hashes: Sequence[bytes]) -> Non
 
 
 def end_reservations(db: sqlite3.Connection, space: bytes, places: Sequence[Place]) -> None:
-    """End reservations. The caller frees the slots, or gives them to pages.
+    """End reservations. The caller frees the slots or gives them to pages.
 
     Raises:
-        StorageUnavailable: A reservation is missing: this index is not the one that made it.
+        StorageUnavailable: A reservation is missing, so it was not made in this index.
     """
     ended = 0
     for part in _parts(places, 2):
@@ -167,9 +167,10 @@ def free(db: sqlite3.Connection, space: bytes, slots: Sequence[int]) -> None:
 
 
 def drop(db: sqlite3.Connection, space: bytes, *, keep_pages: bool) -> int | None:
-    """Remove all rows of a key space, and return the number of its pages.
+    """Remove all rows of a key space. Return the number of its pages.
 
-    Return None, with nothing changed, while a writer has slots there, or with `keep_pages` pages are.
+    If a writer has slots there, or with `keep_pages` if there are pages, change nothing and return
+    None.
     """
     reserved, pages = (
         db.execute(f"SELECT count(*) FROM {table} WHERE space = ?", (space,)).fetchone()[0]  # noqa: S608 - constants
@@ -189,7 +190,7 @@ def used_nbytes(db: sqlite3.Connection) -> int:
 
 
 def collect_dead(db: sqlite3.Connection, layout: Layout, writer: Writer) -> bool:
-    """Free the slots that dead writers had reserved; return True when there were any."""
+    """Free the slots that dead writers had reserved. Return True if there were any."""
     reserved = db.execute("SELECT space, slot, stamp FROM reserved").fetchall()
     latest = dict.fromkeys(tokens(layout.writers), 0)
     for _, _, stamp in reserved:
@@ -208,7 +209,7 @@ def collect_dead(db: sqlite3.Connection, layout: Layout, writer: Writer) -> bool
 
 
 def _parts(items: Sequence[_T], variables: int) -> Iterator[Sequence[_T]]:
-    """Yield the items in lists for one statement each, which has `variables` for an item."""
+    """Yield the items in lists, one for each statement. A statement has `variables` for an item."""
     step = _MOST_VARIABLES // variables
     return (items[start : start + step] for start in range(0, len(items), step))
 
@@ -219,7 +220,7 @@ def _marks(values: Sequence[object]) -> str:
 
 
 def _insert_rows(db: sqlite3.Connection, statement: str, rows: Sequence[tuple[object, ...]]) -> int:
-    """Run an INSERT with its rows, and return the number of rows that were added."""
+    """Run an INSERT with its rows. Return how many rows were added."""
     added = 0
     for part in _parts(rows, len(rows[0]) if rows else 1):
         values = ",".join([f"({_marks(part[0])})"] * len(part))
@@ -228,7 +229,7 @@ def _insert_rows(db: sqlite3.Connection, statement: str, rows: Sequence[tuple[ob
 
 
 class Reservation:
-    """The reservation of slots for one set, in one transaction."""
+    """Reserves slots for one set, in one transaction."""
 
     def __init__(
         self,
@@ -248,7 +249,7 @@ class Reservation:
         self.evicted = 0
 
     def reserve(self, count: int) -> list[Place]:
-        """Reserve `count` slots, or as many as there can be."""
+        """Reserve `count` slots, or as many as possible."""
         db, space = self._db, self._space
         register(db, self._files)
         count = self._evict_for(count)
@@ -271,7 +272,7 @@ class Reservation:
         return places
 
     def _evict_for(self, count: int) -> int:
-        """Evict pages for `count` more slots; return the number of slots that fit then."""
+        """Evict pages for `count` more slots. Return how many slots fit now."""
         wanted_nbytes = count * self._slot_nbytes
         if self._limits.to_evict(used_nbytes(self._db), wanted_nbytes):
             collect_dead(self._db, self._layout, self._writer)
@@ -282,12 +283,15 @@ class Reservation:
         return count if most is None else min(count, most)
 
     def _most_slots(self) -> int | None:
-        """Return the number of slots that the capacity leaves; None when there is no capacity."""
+        """Return the number of slots that the capacity leaves, or None if there is no capacity."""
         free_nbytes = self._limits.free_nbytes(used_nbytes(self._db))
         return None if free_nbytes is None else free_nbytes // self._slot_nbytes
 
     def _evict(self, nbytes: int, most: int, *, own: bool = False) -> int:
-        """Remove the least recently used pages until `nbytes` are free; return the number of pages."""
+        """Remove the least recently used pages until `nbytes` are free.
+
+        Return how many were removed.
+        """
         evicted = 0
         while nbytes > 0 and evicted < most:
             victims: dict[bytes, list[tuple[bytes, int]]] = {}
