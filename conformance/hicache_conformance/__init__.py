@@ -1,4 +1,4 @@
-"""The conformance kit: the rules of the storage contract as tests of a backend, and their tools.
+"""The conformance kit: it tests a backend against the rules of the storage contract.
 
     from hicache_conformance import StorageConformance
 
@@ -8,8 +8,8 @@
         def config(self, scratch):
             return {"path": str(scratch.path)}
 
-Names are imported when they are first used, because the pytest plugin is loaded in every pytest run of
-an environment that has this package.
+The names below are imported when they are first used, because pytest loads the plugin in every run
+of an environment that has this package.
 """
 
 from __future__ import annotations

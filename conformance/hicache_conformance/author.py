@@ -1,4 +1,4 @@
-"""The author's entry: every check of the kit as a pytest test of the author's own class."""
+"""What a backend's author uses: every check of the kit as a pytest test of the author's own class."""
 
 from __future__ import annotations
 
@@ -28,15 +28,17 @@ _SKIPPED = {Outcome.NOT_DECLARED, Outcome.NOT_VERIFIED, Outcome.UNKNOWN}
 
 
 class StorageConformance(Subject):
-    """The base of an author's test class: set `storage_class`, define `config(self, scratch)`.
+    """The base of your test class: set `storage_class` and define `config(self, scratch)`.
 
-    One instance serves one test, so a back door may use what `config` was given before it. Fixtures and
-    `setup_method` of the class work as in any other.
+    Each test has its own instance, so a back door may use what `config` received before. Fixtures
+    and `setup_method` of the class work as in any other test class.
     """
 
     __test__ = False
     waivers: ClassVar[str | None] = None
-    """The path of a `waivers.toml`, relative to the file of the class. Its rules may be overridden."""
+    """The path of a `waivers.toml`, relative to the class's file. You may override tests of its
+    rules.
+    """
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -56,17 +58,17 @@ class StorageConformance(Subject):
 
 
 def description_of(cls: type[StorageConformance]) -> StoreDescription | None:
-    """Return the words of the store about itself, which it was asked for when a check had passed."""
+    """Return what the store says about itself. It was asked when a check had passed."""
     return _DESCRIPTIONS.get(cls)
 
 
 def name_of_test(check: Check) -> str:
-    """Return the name of the test of a check: `test_kv_002_what_was_set_is_read_back`."""
+    """Return the name of the test for a check, such as `test_kv_002_what_was_set_is_read_back`."""
     return f"test_{check.rule.id.replace('-', '_').lower()}_{check.run.__name__}"
 
 
 def check_overrides(cls: type[StorageConformance]) -> None:
-    """Raise unless every test of the kit is there as the kit made it, or is waived.
+    """Raise unless every test of the kit is as the kit made it, or waived.
 
     Raises:
         ConfigError: The message names the tests.
@@ -96,7 +98,7 @@ def _is_ours(found: Any, check: Check) -> bool:
 
 
 def _test_of(check: Check) -> Callable[..., None]:
-    """Return a test function for one class. Marks that pytest puts on it stay with that class."""
+    """Return a test function for one class. Marks that pytest puts on it affect only that class."""
 
     def test(self: StorageConformance, request: pytest.FixtureRequest) -> None:
         options = RunOptions(
@@ -104,7 +106,7 @@ def _test_of(check: Check) -> Callable[..., None]:
         )
         try:
             record = run_check(lambda: copy.copy(self), check, options)
-        except BaseException as error:  # such as the end of the test's time: the rule is not kept
+        except BaseException as error:  # such as the end of the test's time: the rule is broken
             record = unfinished_record(check, str(error))
             request.node.user_properties.append((CHECK_PROPERTY, record.model_dump_json()))
             raise

@@ -1,9 +1,10 @@
-"""The pytest plugin: options, the guard over the kit's tests, and the verdict at the end of a run.
+"""The pytest plugin: it adds options, protects the kit's tests, and prints the verdict after a run.
 
-The plugin is loaded in every pytest run of an environment that has the kit, so that it imports nothing
-but pytest and the standard library until a test of the kit is collected. A verdict needs one process
-that has run all tests of a class. Under pytest-xdist each worker judges the classes that it has run, and
-the process that prints the summary shows their verdicts. `--dist loadscope` keeps a class in one worker.
+pytest loads the plugin in every run of an environment that has the kit. So it imports only pytest
+and the standard library until a test of the kit is collected. A verdict needs one process that has
+run all tests of a class. Under pytest-xdist each worker judges the classes that it has run, and the
+process that prints the summary shows their verdicts. `--dist loadscope` keeps a class in one
+worker.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from hicache_conformance.report.record import Record
 
 _VERDICTS = "hicache-verdicts"
-"""The key of what a worker of pytest-xdist hands over."""
+"""The key under which a worker of pytest-xdist sends its verdicts."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,10 +51,10 @@ class _Conformance:
         self.config = config
         self.started_s = time.time()
         self.classes: dict[str, type[StorageConformance]] = {}
-        """By the node id of the class, as is everything here."""
+        """By the node id of the class, like everything here."""
         self.checks: dict[str, list[str]] = {}
         self.ran: set[str] = set()
-        """The node ids of the tests that this process has begun."""
+        """The node ids of the tests that this process has started."""
         self.verdicts: list[_Verdict] = []
 
     @pytest.hookimpl(tryfirst=True)
@@ -67,7 +68,7 @@ class _Conformance:
             items[:] = [item for item in items if item not in left_out]
 
     def _meets(self, item: pytest.Item) -> bool:
-        """Return True for a test of the kit. Raise for one whose verdict would not be the kit's."""
+        """Return True for a test of the kit. Raise if its verdict would not be the kit's."""
         if _check_of(item) is None:
             return False
         assert isinstance(item, pytest.Function)
@@ -114,12 +115,12 @@ class _Conformance:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take the verdicts of a worker of pytest-xdist. One that crashed has none."""
+        """Take the verdicts of a worker of pytest-xdist. A worker that crashed has none."""
         output: dict[str, Any] = getattr(node, "workeroutput", {})
         self.take(output.get(_VERDICTS, []))
 
     def take(self, verdicts: list[dict[str, Any]]) -> None:
-        """Show the verdicts of another process, too, as `dataclasses.asdict` has made them."""
+        """Show also the verdicts of another process, in the form of `dataclasses.asdict`."""
         self.verdicts += [_Verdict(**one) for one in verdicts]
 
     def _judge(self, cls: type[StorageConformance], name: str, chosen: set[str]) -> None:
@@ -133,7 +134,7 @@ class _Conformance:
         )
 
     def _write(self, record: Record, name: str) -> None:
-        """Write the report of a test class, where the command line has a directory."""
+        """Write the report of a test class if the command line names a directory."""
         directory: str | None = self.config.option.hicache_report
         if not directory:
             return
@@ -183,7 +184,7 @@ class _Conformance:
         return make_record(facts, rules, records, cls.known_violations())
 
     def _arguments(self) -> list[str]:
-        """Return what the user has typed. A worker of pytest-xdist is told by the one who reads it."""
+        """Return what the user has typed. A worker of pytest-xdist receives it from the main process."""
         worker_input: dict[str, Any] | None = getattr(self.config, "workerinput", None)
         typed: list[str] = sys.argv if worker_input is None else worker_input["mainargv"]
         return typed[1:]
@@ -200,11 +201,11 @@ class _Conformance:
 
 @dataclasses.dataclass
 class _Verdict:
-    """A line of the summary for a test class: plain data, because workers send it."""
+    """A line of the summary for a test class, as plain data, because workers send it."""
 
     storage: str
     test_class: str
-    """Several may be of one storage."""
+    """Several classes may test one storage."""
     line: str
     more: list[str]
     fails: bool
@@ -216,7 +217,7 @@ class _Verdict:
 
 
 def _check_of(item: pytest.Item) -> Any:
-    """Return the check that an item runs, or None for a test that is not the kit's."""
+    """Return the check that an item runs, or None if the test is not the kit's."""
     return getattr(getattr(item, "function", None), "hicache_check", None)
 
 

@@ -1,6 +1,7 @@
 """The rules of the storage contract as data, for tests, reports, messages and docs.
 
-Numbers are stable. A rule is added or retired; it never gets another number or another meaning.
+The numbers are stable. A rule may be added or retired, but never gets another number or another
+meaning.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ FAMILIES = {
 
 
 class Level(enum.StrEnum):
-    """The weight of a rule."""
+    """How much a rule weighs."""
 
     CORE = "core"
-    """A rule for every store. A run in which no core rule ran decides nothing."""
+    """A rule for every store. If no core rule ran, the run decides nothing."""
     EXTENDED = "extended"
-    """A rule about a capability, or one whose test needs more than the interface. It binds as well."""
+    """A rule about a capability, or one whose test needs more than the interface. It binds too."""
     PROVISIONAL = "provisional"
-    """A rule on trial: it is shown, and counts in the verdict only with `--strict`."""
+    """A rule on trial: reports show it, but it counts in the verdict only with `--strict`."""
 
 
 class Need(enum.StrEnum):
-    """A claim that a rule is about, or a means of its test."""
+    """A claim that a rule is about, or something that its test needs."""
 
     DURABLE = "durability >= CRASH"
     SHARED = "shared"
@@ -66,7 +67,7 @@ CLAIMS = frozenset(
         Need.REVOCABLE,
     }
 )
-"""The needs that a store declares; without them a rule is `not_declared`. The others are back doors."""
+"""The needs that a store declares. Without them a rule is `not_declared`. All others are back doors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +77,9 @@ class Rule:
     id: str
     title: str
     statement: str
-    """The words of the contract."""
+    """The rule as the contract states it."""
     consequence: str
-    """The harm to the users of a store that breaks the rule."""
+    """What happens to users of a store that breaks the rule."""
     level: Level = Level.CORE
     needs: tuple[Need, ...] = ()
     since: str = "1.0"
@@ -418,10 +419,10 @@ RULES: dict[str, Rule] = {
 
 
 def selected(patterns: Sequence[str] = (), spec: str = SPEC) -> list[Rule]:
-    """Return the rules of version `spec` that any of `patterns` ("KV-1*") names, or all.
+    """Return the rules of version `spec` that match any of `patterns` ("KV-1*"), or all rules.
 
     Raises:
-        ConfigError: A pattern names no rule, or this kit does not have the version.
+        ConfigError: A pattern matches no rule, or this kit does not have the version.
     """
     known = {rule.since for rule in RULES.values()} | {SPEC}
     if spec not in known:

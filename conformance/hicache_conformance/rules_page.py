@@ -1,4 +1,4 @@
-"""`docs/rules.md`, generated from the rules, the checks and the mutants."""
+"""`docs/rules.md`, which is generated from the rules, the checks and the mutants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The package that `hicache-conformance new NAME` writes: a right, simple store with its kit test."""
+"""The package that `hicache-conformance new NAME` writes: a simple, correct store with its kit test."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ def write_package(name: str, parent: Path) -> Path:
     """Write the package `hicache-NAME` into `parent` and return its directory.
 
     Raises:
-        ConfigError: The name is no name for a backend, or the directory exists.
+        ConfigError: A backend can't have this name, or the directory exists.
     """
     _check_name(name)
     directory = parent / f"hicache-{name}"

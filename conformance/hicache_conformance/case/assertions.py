@@ -1,4 +1,4 @@
-"""The assertions about a store's answers. Its claims decide if a page may be missing."""
+"""The assertions about a store's answers. The store's claims decide whether a page may be missing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Forgot(Violation):
-    """A missing page that the store may forget, but forgot only in this situation."""
+    """A page is missing. The store may forget pages, but did so only in this situation."""
 
 
 class Assertions(abc.ABC):
@@ -43,11 +43,11 @@ class Assertions(abc.ABC):
 
     @abc.abstractmethod
     def refuses(self, nbytes: int) -> bool:
-        """Return True if the store refuses pages of this size, or so many, without a cause."""
+        """Return True if the store refuses pages of this size, or this many pages, for no reason."""
 
     @abc.abstractmethod
     def forgets(self, probe: Probe) -> bool:
-        """Return True if the store forgets pages without a cause."""
+        """Return True if the store forgets pages for no reason."""
 
     @property
     def keeps(self) -> bool:
@@ -66,7 +66,7 @@ class Assertions(abc.ABC):
         """Set pages. Every verdict must be True.
 
         Raises:
-            NotVerified: The store refuses such pages without a cause.
+            NotVerified: The store refuses pages of this kind for no reason.
         """
         answers = probe.set(space, pages, **options)
         refused = [page_hash for page_hash, ok in zip(pages, answers, strict=True) if not ok]
@@ -89,8 +89,9 @@ class Assertions(abc.ABC):
     ) -> int:
         """Read every page, compare it with the contents that it may have, and return the number of hits.
 
-        A hit must be one of the contents. A miss is a violation where the store keeps pages until they
-        are deleted. Where it may forget, a miss is a violation if it forgets only here (`Forgot`).
+        A hit must have one of the contents. A miss is a violation if the store keeps pages until
+        they are deleted. If it may forget pages, a miss is a violation only if it forgets just here
+        (`Forgot`).
         """
         found = probe.get(space, list(pages), segments=segments)
         hits = 0
@@ -109,9 +110,9 @@ class Assertions(abc.ABC):
         return hits
 
     def must_miss(self, probe: Probe, space: KeySpace, hashes: Sequence[str], why: str) -> None:
-        """Assert that exists and get are False; `why` is the reason, as in "was deleted".
+        """Assert that exists and get return False; `why` is the reason, as in "was deleted".
 
-        Without hashes there is no call, because only KV-201 is about an empty batch.
+        Without hashes it makes no call, because only KV-201 is about an empty batch.
         """
         if not hashes:
             return
@@ -150,7 +151,7 @@ class Assertions(abc.ABC):
         data: bytes,
         allowed: Sequence[bytes],
     ) -> Violation:
-        """Return the violation for a hit with bytes that are not allowed."""
+        """Return the violation for a hit with bytes that the page may not have."""
         return probe.violation(
             "batch_get is True with bytes that were never set under this hash",
             expected=f"the {space.stored_nbytes} bytes that were set, or a miss",
@@ -167,7 +168,7 @@ class Assertions(abc.ABC):
     def missed(
         self, probe: Probe, space: KeySpace, page_hash: str, operation: str = "batch_get"
     ) -> None:
-        """Raise for a missing page whose set returned True, unless the store may forget it."""
+        """Raise because a page is missing whose set returned True, unless the store may forget it."""
         if not self.keeps and self.forgets(probe):
             return
         kind = Violation if self.keeps else Forgot
@@ -179,7 +180,7 @@ class Assertions(abc.ABC):
         )
 
     def refused(self, space: KeySpace, violation: Violation) -> Exception:
-        """Return the error for a set that returned False: the violation, or NotVerified."""
+        """Return the error for a set that returned False: a violation, or NotVerified."""
         if not self.refuses(space.stored_nbytes):
             return violation
         return NotVerified(

@@ -1,4 +1,4 @@
-"""The resources of one check: fresh storages, key spaces and pages, and the assertions about them."""
+"""What one check uses: fresh storages, key spaces and pages, and the assertions about them."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ if TYPE_CHECKING:
 __all__ = ["Case", "Forgot"]
 
 _MOST_REFUSAL_PROBES = 8
-"""The maximum number of probes per check that find a store willing to take pages."""
+"""How many probes a check makes at most to find out if a store is willing to accept pages."""
 
 
 _NESTING = ("s", "s")
-"""The folders between the directory of a case and its scratches, for stores that follow `..`."""
+"""Folders around a case's scratch space. A store that follows `..` can't reach another case."""
 
 
 LEFT_IN_STORE = "left in the store"
-"""The name of the evidence about pages of a check that could not be removed."""
+"""The name of the evidence about a check's pages that could not be removed."""
 
 
 class Case(Assertions):
-    """One run of one check. It is used once, and closes and removes all that it made.
+    """One run of one check. Use it once; it closes and removes all that it made.
 
-    The seed determines `space`, `hashes` and `contents`, except for a token that keeps runs on one
-    deployed store apart.
+    The seed determines `space`, `hashes` and `contents`, except for a token, which keeps runs on
+    one deployed store apart.
     """
 
     def __init__(self, subject: Subject, *, seed: str = "0", quick: bool = False) -> None:
@@ -66,7 +66,7 @@ class Case(Assertions):
         self.random = random.Random(seed)
         self.trace = Trace()
         self.evidence: dict[str, str] = {}
-        """Counts and figures of the check for the report, for information."""
+        """Counts and figures of the check, shown in the report."""
         self.changed_fields: dict[str, Any] = {}
         """The fields of the config that `reconfigure` has changed."""
         self._began_s = time.monotonic()
@@ -102,14 +102,14 @@ class Case(Assertions):
         return self._config
 
     def reconfigure(self, **fields: Any) -> None:
-        """Change fields of the config for the storages that are opened from now on."""
+        """Change fields of the config for storages that are opened from now on."""
         self.changed_fields |= fields
         self._config = {**self.config, **fields}
         self._claims = None
 
     @property
     def elapsed_s(self) -> float:
-        """The seconds since the check began."""
+        """How many seconds have passed since the check began."""
         return time.monotonic() - self._began_s
 
     def new_scratch(self) -> Scratch:
@@ -119,11 +119,11 @@ class Case(Assertions):
         return Scratch(path, f"hc{secrets.token_hex(6)}")
 
     def at_end(self, callback: Callable[[], object]) -> None:
-        """Call `callback` after the check, before the present resources are closed and removed."""
+        """Call `callback` after the check, before what is now open is closed and removed."""
         self._stack.callback(callback)
 
     def open(self, config: Mapping[str, Any] | None = None, *, label: str = "") -> Probe:
-        """Open a handle on this case's store, or on that of `config`. The case closes it."""
+        """Open a handle on this case's store, or on the store of `config`. The case closes it."""
         storage = self.open_storage(config)
         self._opened += 1
         name = label or ("store" if self._opened == 1 else f"store{self._opened}")
@@ -142,7 +142,7 @@ class Case(Assertions):
         return Probe(storage, self.trace, "looker", alive=self.alive, absent=self.absent)
 
     def open_storage(self, config: Mapping[str, Any] | None = None) -> HiCacheStorage:
-        """Open a storage without a probe, for checks of calls that the contract lets fail.
+        """Open a storage without a probe, for checks of calls that the contract allows to fail.
 
         Raises:
             NotVerified: A store that claims not to be shared can't be opened beside an open handle.
@@ -165,7 +165,7 @@ class Case(Assertions):
     def look_again(self) -> None:
         """Assert at the end of a check that refused pages are still absent.
 
-        A handle that was closed, or whose server has gone, is left out.
+        Handles that are closed, or whose server has gone, are left out.
         """
         for probe in self._probes:
             with suppress(ServerGone, StorageClosed):
@@ -197,7 +197,7 @@ class Case(Assertions):
             return False
 
     def _make_directory(self) -> Path:
-        """Make the directory of all scratches. A finalizer removes it after a hang."""
+        """Make the directory of all scratches. If the check hangs, a finalizer removes it."""
         made = Path(tempfile.mkdtemp(prefix="hicache-conformance-"))
         self._stack.callback(weakref.finalize(self, remove_tree, made))
         room = made.joinpath(*_NESTING)
@@ -205,7 +205,7 @@ class Case(Assertions):
         return room
 
     def _remove_pages(self) -> None:
-        """Remove the pages from a store that outlives the check. Note the rest in `evidence`."""
+        """Remove the pages from a store that outlives the check. Note in `evidence` which ones stay."""
         left = [
             remaining
             for config in self._outliving_configs()
@@ -215,12 +215,12 @@ class Case(Assertions):
             self.evidence[LEFT_IN_STORE] = "; ".join(left)
 
     def give_up(self) -> None:
-        """Note in `evidence` that the pages stay, because the check does not end."""
+        """Note in `evidence` that the pages stay because the check does not end."""
         if self._outliving_configs():
             self.evidence[LEFT_IN_STORE] = f"pages of {self.scratch.prefix}: it did not end"
 
     def _outliving_configs(self) -> list[Mapping[str, Any]]:
-        """Return the configs of the stores that outlive the check, with their pages."""
+        """Return the configs of the stores that outlive the check, and so do their pages."""
         if self._server_has_gone or self._config is None:
             return []
         opened = [self._config, *self._opened_configs]
@@ -228,19 +228,19 @@ class Case(Assertions):
         return [config for config in unique if str(self._directory) not in str(config)]
 
     def _remaining(self, config: Mapping[str, Any]) -> str:
-        """Remove the pages from one store. Return a text about those that are left, or nothing."""
+        """Remove the pages from one store. Return a text about pages that are left, or ""."""
         token = self.scratch.prefix
         try:
             with self.subject.storage_class.from_config(config) as storage:
                 return remove_pages(storage, self.trace.stored, token)
         except Exception as error:  # noqa: BLE001 - opening may raise any error
             if config != self._config:
-                return ""  # an address of the check's own has gone with it
+                return ""  # this store had an address of the check's own, which has gone
             return f"pages of {token}: {type(error).__name__}: {error}"[:300]
 
     @contextmanager
     def server(self) -> Generator[Server, None, None]:
-        """Run a server of this case's own. The context is entered before the first `open`."""
+        """Run a server of this case's own. Enter the context before the first `open`."""
         assert self._config is None, "the config is of a server that runs"
         with self.subject.server() as server:
             try:
@@ -253,7 +253,7 @@ class Case(Assertions):
 
     @property
     def claims(self) -> Capabilities:
-        """The claims of an instance, which may be narrower than its class's."""
+        """The claims of an instance, which may be narrower than the claims of its class."""
         if self._claims is None:
             storage = self.subject.storage_class.from_config(self.config)
             self._claims = storage.capabilities
@@ -263,7 +263,7 @@ class Case(Assertions):
     _claims: Capabilities | None = None
 
     def require(self, *needs: Need) -> None:
-        """End the check where the store lacks a claim, or its author a back door, that it needs."""
+        """End the check if the store lacks a claim that it needs, or the author a back door."""
         for need in sorted(needs, key=lambda one: one in CLAIMS):  # a claim needs an open store
             if not self._has(need):
                 kind = _CLAIM_WORDS.get(need)
@@ -290,7 +290,7 @@ class Case(Assertions):
         return self.subject.absent
 
     def require_present(self, operation: str) -> None:
-        """End the check where the store lacks the operation."""
+        """End the check if the store lacks the operation."""
         require_present(operation, self.absent)
 
     # --- identities and bytes ----------------------------------------------------------------------
@@ -310,13 +310,13 @@ class Case(Assertions):
         )
 
     def hashes(self, count: int) -> list[str]:
-        """Return page hashes that this case has not had before."""
+        """Return page hashes that are new in this case."""
         return [hashlib.sha256(self.random.randbytes(16)).hexdigest() for _ in range(count)]
 
     def contents(
         self, space: KeySpace, hashes: Sequence[str], version: int = 0
     ) -> dict[str, bytes]:
-        """Return the bytes of pages. Every cell has its page, its version and its offset."""
+        """Return the bytes of pages. Every cell encodes its page, its version and its offset."""
         return {
             page_hash: content(space.id, page_hash, space.stored_nbytes, version)
             for page_hash in hashes
@@ -325,7 +325,7 @@ class Case(Assertions):
     # --- retention baseline ------------------------------------------------------------------------
 
     def refuses(self, nbytes: int) -> bool:
-        """Return True if the store refuses pages of this size, or so many, without a cause."""
+        """Return True if the store refuses pages of this size, or this many pages, for no reason."""
         with self._lock:
             if nbytes not in self._refused and self._refusal_probes < _MOST_REFUSAL_PROBES:
                 if retention_baseline.refuses(self, nbytes):
@@ -335,13 +335,13 @@ class Case(Assertions):
             return nbytes in self._refused
 
     def forgets(self, probe: Probe) -> bool:
-        """Return True if the store forgets pages without a cause. The result is kept."""
+        """Return True if the store forgets pages for no reason. The result is cached."""
         self._forgetful = self._forgetful or retention_baseline.forgets(self, probe)
         return self._forgetful
 
 
 def _close(storage: HiCacheStorage) -> None:
-    """Close a storage after a check. Its errors are left to the checks of close."""
+    """Close a storage after a check. Ignore its errors, because the checks of close find them."""
     with suppress(Exception):
         storage.close()
 

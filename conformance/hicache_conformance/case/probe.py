@@ -1,4 +1,4 @@
-"""A probe of a storage: it records every call, guards its memory and checks the type of its answer."""
+"""A probe of a storage: it records every call, guards memory and checks the type of every answer."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ T = TypeVar("T")
 
 _MOST_LISTED = 200_000
 _OFFERS = 6
-"""The number of sets of a page in a store that refuses some now and then."""
+"""How often a page is set if the store refuses some sets now and then."""
 
 
 class ServerGone(Exception):
-    """An error: the store stopped answering in a test that did not touch its server."""
+    """The store stopped answering in a test that did not touch its server. An error, not a violation."""
 
 
 class Probe:
-    """A storage, and the memory for its pages. Batches are split by `max_batch`, as the SDK does.
+    """A storage, and the memory for its pages. It splits batches by `max_batch`, as the SDK does.
 
-    The methods without `batch_` take and return bytes. An answer of a wrong type, an exception where the
-    contract has none, and a byte written outside a page are violations in every check.
+    The methods without `batch_` take and return bytes. In every check, an answer of a wrong type,
+    an exception that the contract does not allow, and a byte written outside a page are violations.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class Probe:
         self.label = label
         self._alive = alive
         self._reluctant = reluctant
-        """Return True if the store refuses pages of this size now and then. They are set again."""
+        """Returns True if the store refuses pages of this size now and then. They are set again."""
         self.absent = absent
         """The operations that the store may refuse: `Subject.absent`."""
         self._alone = alone
-        """True if the trace has every set of a page, so that no other process can have stored it."""
+        """True if the trace has every set of a page, because no other process can have stored it."""
         self._refused: list[tuple[KeySpace, list[str]]] = []
 
     @property
@@ -85,7 +85,7 @@ class Probe:
     def set_items(
         self, space: KeySpace, items: Sequence[tuple[str, bytes]], *, segments: int = 1
     ) -> list[bool]:
-        """Store items among which a hash may occur twice."""
+        """Store items in which a hash may occur twice."""
         answers: list[bool] = []
         for part in self._parts(items):
             hashes, data = [h for h, _ in part], [d for _, d in part]
@@ -103,7 +103,7 @@ class Probe:
     def get(
         self, space: KeySpace, hashes: Sequence[str], *, segments: int = 1
     ) -> list[bytes | None]:
-        """Return the bytes of each page, None for a miss."""
+        """Return the bytes of each page, or None for a miss."""
         found: list[bytes | None] = []
         for part in self._parts(hashes):
             memory = self.memory(space, len(part), segments)
@@ -122,13 +122,13 @@ class Probe:
         return answers
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        """Look up pages in one call, with the caller's own sequence."""
+        """Look up pages in one call, and pass the caller's own sequence."""
         return self._answers(
             "batch_exists", space, hashes, lambda: self.storage.batch_exists(space, hashes)
         )
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        """Delete pages in one call, with the caller's own sequence."""
+        """Delete pages in one call, and pass the caller's own sequence."""
         answers = self._answers(
             "batch_delete", space, hashes, lambda: self.storage.batch_delete(space, hashes)
         )
@@ -138,7 +138,7 @@ class Probe:
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
-        """Set pages of the caller in one call, and again those that a reluctant store refused."""
+        """Set the caller's pages in one call. If a reluctant store refuses some, set them again."""
         answers = self._set_once(space, hashes, pages)
         for _ in range(_OFFERS - 1):
             refused = [place for place, taken in enumerate(answers) if not taken]
@@ -157,7 +157,7 @@ class Probe:
         return self._set_once(space, list(contents), memory.pages)
 
     def look_again(self) -> None:
-        """Assert that every refused page that nobody has set since is still absent."""
+        """Assert that every refused page is still absent, unless somebody has set it since."""
         for space, hashes in self._refused:
             for part in self._parts(hashes):
                 self._must_not_show(space, part, 0)
@@ -177,15 +177,15 @@ class Probe:
         return answers
 
     def _follow_up(self, space: KeySpace, refused: Sequence[str]) -> None:
-        """Assert KV-006 for a set that returned False, in every check."""
+        """Assert KV-006 in every check after a set returned False."""
         tested = self._must_not_show(space, refused, 1)
         self.trace.withdrawn(space, tested)
         self._refused.append((space, tested))
 
     def _must_not_show(self, space: KeySpace, refused: Sequence[str], offers: int) -> list[str]:
-        """Raise if a page is there whose every set was refused. Return the pages that were tested.
+        """Raise if a page is there although all its sets were refused. Return the tested pages.
 
-        A page that another set may have stored is not tested.
+        It does not test a page that another set may have stored.
         """
         tested = self.trace.offered_times(space, refused, offers)
         if not tested:
@@ -205,7 +205,7 @@ class Probe:
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
-        """Get into pages of the caller in one call."""
+        """Get into the caller's pages in one call."""
         return self._answers(
             "batch_get", space, hashes, lambda: self.storage.batch_get(space, hashes, pages)
         )
@@ -230,7 +230,7 @@ class Probe:
         return [self._page_info(info) for info in infos]
 
     def scanning(self, space: KeySpace) -> Generator[PageInfo, None, None]:
-        """Yield the pages of a listing one by one, for a caller that acts between two of them."""
+        """Yield the pages of a listing one by one, for a caller that acts between two steps."""
         for info in self._stepped("scan", space, lambda: self.storage.scan(space)):
             yield self._page_info(info)
 
@@ -253,7 +253,7 @@ class Probe:
         self._called("close", None, [], self.storage.close)
 
     def memory(self, space: KeySpace, count: int, segments: int = 1) -> PageMemory:
-        """Return memory for pages of `space`, as the SDK would hand it to this storage."""
+        """Return memory for pages of `space`, as the SDK would pass it to this storage."""
         claims = self.storage.capabilities
         return PageMemory(
             count,
@@ -265,11 +265,11 @@ class Probe:
     def violation(
         self, message: str, *, expected: str = "", got: str = "", sequence: Sequence[str] = ()
     ) -> Violation:
-        """Return a violation. It has the last calls where no shorter sequence is given."""
+        """Return a violation. Without a shorter sequence it has the last calls."""
         return Violation(message, expected, got, tuple(sequence or self.trace.sequence()))
 
     def _parts(self, items: Sequence[T]) -> list[Sequence[T]]:
-        """Return `items` in the batches that the SDK would make. No items are one empty batch."""
+        """Return `items` in the batches that the SDK would make. No items give one empty batch."""
         step = self.max_batch
         return [items[start : start + step] for start in range(0, max(len(items), 1), step)]
 
@@ -341,7 +341,7 @@ class Probe:
         try:
             while item := self._called(step, space, [], lambda: next(found, None)):
                 yield item
-        finally:  # this thread began it, and may hold its lock
+        finally:  # this thread began the listing, and may hold its lock
             if isinstance(found, GeneratorType):
                 found.close()
 
@@ -354,7 +354,7 @@ class Probe:
 
 
 def require_present(operation: str, absent: Mapping[str, str]) -> None:
-    """End a check that needs an operation which the store lacks.
+    """End a check that needs an operation if the store lacks it.
 
     Raises:
         NotVerified: The operation is in `Subject.absent`.
@@ -365,7 +365,7 @@ def require_present(operation: str, absent: Mapping[str, str]) -> None:
 
 
 def _all(listing: Iterator[T]) -> list[T]:
-    """Return a whole listing, or the start of one that does not end."""
+    """Return a whole listing, or the start of a listing that does not end."""
     return list(islice(listing, _MOST_LISTED))
 
 
@@ -377,7 +377,7 @@ def _or_refusal(call: Callable[[], T]) -> T | UnsupportedOperation:
 
 
 def space_text(space: KeySpace) -> str:
-    """Return a key space in a few characters: its pool, its page size and the start of its id."""
+    """Describe a key space in a few characters: its pool, its page size and the start of its id."""
     return f"{space.pool}/{space.stored_nbytes}B/{space.id[:6]}"
 
 

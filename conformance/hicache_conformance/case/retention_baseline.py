@@ -1,6 +1,6 @@
-"""The retention baseline: if a store forgets or refuses pages without a cause.
+"""The retention baseline: whether a store forgets or refuses pages for no reason.
 
-It is measured with pages of the kit's own, so that a check can tell the baseline from a fault that shows
+The kit measures it with pages of its own. So a check can tell the baseline from a fault that shows
 only in the situation of the check.
 """
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from hicache_storage.storage import Capabilities, HiCacheStorage
 
 TENANT = "forgetfulness"
-"""The tenant of the key spaces of these pages."""
+"""The tenant of the key spaces with these pages."""
 _CHANCES = 48
-"""The number of pages that are set and read in search of a store that forgets one in ten."""
+"""How many pages are set and read to find a store that forgets one in ten."""
 _REFUSAL_CHANCES = 12
 _MOST_LOOKED_UP = 3000
 _IN_USE = 16
-"""The number of pages that are looked up again and again."""
+"""How many pages are looked up again and again."""
 _LONGEST_WAIT_S = 3.0
 _LOOKUP = 256
 
 
 class RunningCase(Protocol):
-    """The part of a `Case` that a baseline needs."""
+    """The part of a `Case` that a baseline uses."""
 
     subject: Subject
     trace: Trace
@@ -53,10 +53,10 @@ class RunningCase(Protocol):
 
 
 def forgets(case: RunningCase, probe: Probe) -> bool:
-    """Return True if the store forgets pages that it may forget, without a cause.
+    """Return True if the store forgets pages for no reason.
 
-    As many pages as the check has set are set and read one by one, because the store may be full. Where
-    it may forget at any time, chance, lookups and age are tried as well.
+    The baseline sets and reads as many pages as the check has set, because the store may be full.
+    If the store may forget at any time, the baseline also tries chance, lookups and age.
     """
     pages = _Pages(case, probe)
     try:
@@ -87,7 +87,7 @@ def refuses(case: RunningCase, nbytes: int) -> bool:
 
 
 class _Pages:
-    """Pages beside those of a check, on the same store or on another."""
+    """The baseline's own pages, on the store of the check or on another."""
 
     def __init__(self, case: RunningCase, probe: Probe) -> None:
         self._case = case
@@ -98,7 +98,7 @@ class _Pages:
         self._set: list[tuple[KeySpace, str, bytes]] = []
 
     def set(self, nbytes: int, *, brief: bool = False) -> bool:
-        """Set one more page. `brief` deletes it at once."""
+        """Set one more page. With `brief`, delete it at once."""
         case = self._case
         if nbytes not in self._spaces:
             self._spaces[nbytes] = case.space(nbytes, tenant=TENANT)
@@ -113,7 +113,7 @@ class _Pages:
         return taken
 
     def delete(self) -> None:
-        """Delete all of them, where the store deletes."""
+        """Delete all of them if the store can delete."""
         if "batch_delete" in self._probe.absent:
             self._set.clear()
             return
@@ -124,7 +124,7 @@ class _Pages:
     def lost_for_room(self) -> bool:
         sizes = self._case.trace.footprint
         done = 0
-        while done < len(sizes):  # a small store shows early
+        while done < len(sizes):  # a small store shows early that it is full
             step = sizes[done : max(16, 4 * done)]
             for nbytes in step:
                 self.set(nbytes)
@@ -143,7 +143,7 @@ class _Pages:
         return False
 
     def lost_by_use(self) -> bool:
-        """Return True if a page goes after as many lookups as the check has made."""
+        """Return True if a page disappears after as many lookups as the check has made."""
         self.delete()
         nbytes = self._smallest()
         for _ in self._case.trace.footprint[:_IN_USE]:

@@ -1,4 +1,4 @@
-"""The trace of a check: its calls as they happen, and the shortest sequence that shows a failure."""
+"""The trace of a check: it records calls, and gives the shortest sequence that shows a failure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Call:
         return any(word in self.line or word in self.pages for word in words)
 
     def text(self, words: Sequence[str]) -> str:
-        """Return the call in a line. A large batch is cut to the pages among `words`."""
+        """Return the call in one line. For a large batch, show only the pages among `words`."""
         places = [place for place, page in enumerate(self.pages) if page in words]
         if len(self.pages) <= _SHOWN_PAGES:
             return f"{self.line}({', '.join(self.pages)}) -> {_short(self.answer)}"
@@ -61,16 +61,16 @@ class Trace:
         self._calls: list[_Call] = []
         self._running: dict[int, _Call] = {}
         self.footprint: list[int] = []
-        """The bytes of every page whose set returned True, in order."""
+        """How many bytes every page has whose set returned True, in order."""
         self.stored: defaultdict[KeySpace, set[str]] = defaultdict(set)
         """Every page whose set returned True. They are removed from a store that outlives the check."""
         self._undeleted: set[tuple[str, str]] = set()
         """The space ids and hashes of pages whose last delete returned False."""
         self._offers: Counter[tuple[str, str]] = Counter()
-        """The number of sets that may have stored a page, by space id and page hash."""
+        """How many sets may have stored a page, by space id and page hash."""
 
     def began(self, line: str, hashes: Sequence[str] = ()) -> int:
-        """Record the begin of a call: its line, and its pages. Return the number that ends it."""
+        """Record the start of a call: its line and its pages. Return the number for `ended`."""
         call = _Call(line, tuple(page_hash[:_NAME_DIGITS] for page_hash in hashes))
         with self._lock:
             number = len(self._calls)
@@ -98,19 +98,19 @@ class Trace:
             return (space.id, page_hash) in self._undeleted
 
     def offered(self, space: KeySpace, hashes: Sequence[str]) -> None:
-        """Record the begin of a set of these pages."""
+        """Record the start of a set of these pages."""
         with self._lock:
             self._offers.update((space.id, page_hash) for page_hash in hashes)
 
     def withdrawn(self, space: KeySpace, hashes: Sequence[str]) -> None:
-        """Record that a set of these pages was refused and has stored nothing."""
+        """Record that a set of these pages was refused and stored nothing."""
         with self._lock:
             self._offers.subtract((space.id, page_hash) for page_hash in hashes)
 
     def offered_times(self, space: KeySpace, hashes: Sequence[str], times: int) -> list[str]:
         """Return the pages that exactly `times` sets can have stored."""
         with self._lock:
-            elsewhere = self.stored[space]  # it has sets of other processes as well
+            elsewhere = self.stored[space]  # this includes the sets of other processes
             return [
                 one
                 for one in hashes
@@ -119,21 +119,21 @@ class Trace:
 
     @property
     def pages_named(self) -> int:
-        """The number of pages in all calls. A page counts once for each call."""
+        """How many pages all calls have. A page counts once for each call."""
         with self._lock:
             return sum(len(call.pages) for call in self._calls)
 
     def longest_s(self) -> float:
-        """Return the seconds since the oldest running call began."""
+        """Return how many seconds ago the oldest running call began."""
         with self._lock:
             starts = [call.began_s for call in self._running.values()]
         return time.monotonic() - min(starts) if starts else 0.0
 
     def sequence(self, *mentioned: str) -> list[str]:
-        """Return the last calls, or the last of those that mention any of the words.
+        """Return the last calls, or the last calls that mention any of the words.
 
-        A word is part of a line, or the first 8 digits of a page hash. A clear removes pages without
-        naming them, so that every clear since the first of these calls is shown as well.
+        A word is part of a line, or the first 8 digits of a page hash. A clear removes pages
+        without naming them, so every clear since the first of these calls is shown too.
         """
         with self._lock:
             calls: list[_Call] = []

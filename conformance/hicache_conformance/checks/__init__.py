@@ -1,4 +1,4 @@
-"""The registry of checks. Each check is a function of a `Case` that states one fact of a rule."""
+"""The registry of checks. A check is a function that takes a `Case` and tests one fact of a rule."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ class Check:
     rule: Rule
     run: Callable[[Case], None]
     needs: tuple[Need, ...]
-    """The needs beyond those of the rule."""
+    """What this check needs in addition to the needs of its rule."""
     quick: bool
-    """A flag: `--quick` runs this check."""
+    """True if `--quick` runs this check."""
     stochastic: bool
-    """A flag: a pass only means "not caught in this many tries"."""
+    """True if a pass only means "not caught in this many tries"."""
 
     @property
     def name(self) -> str:
@@ -83,7 +83,7 @@ class Check:
 
     @property
     def title(self) -> str:
-        """The fact: the first paragraph of the docstring."""
+        """The fact that the check tests: the first paragraph of its docstring."""
         return " ".join((self.run.__doc__ or self.run.__name__).split("\n\n")[0].split())
 
 
@@ -93,7 +93,7 @@ _CHECKS: dict[str, Check] = {}
 def check(
     rule_id: str, *needs: Need, quick: bool = True, stochastic: bool = False
 ) -> Callable[[Callable[[Case], None]], Callable[[Case], None]]:
-    """Register a function as a check of rule `rule_id`. Its docstring states the fact, in a sentence."""
+    """Register a function as a check of rule `rule_id`. Its docstring states the fact in a sentence."""
 
     def register(run: Callable[[Case], None]) -> Callable[[Case], None]:
         new = Check(RULES[rule_id], run, needs, quick, stochastic)

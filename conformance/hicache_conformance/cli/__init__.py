@@ -1,7 +1,7 @@
 """`hicache-conformance`: test a store, or the kit itself. Each verb has a module.
 
-Exit codes: 0 conformant, 1 failed, 2 partial, 3 inconclusive. Wrong input is 3 as well, with one line on
-stderr.
+Exit codes: 0 conformant, 1 failed, 2 partial, 3 inconclusive. Wrong input exits with 3 too, and
+prints one line on stderr.
 """
 
 from __future__ import annotations
@@ -26,5 +26,5 @@ _HICACHE_CONFORMANCE = Program(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb and return its exit code. `--help` leaves with SystemExit, as argparse does."""
+    """Run one verb and return its exit code. `--help` raises SystemExit, as in argparse."""
     return _HICACHE_CONFORMANCE.main(sys.argv[1:] if argv is None else argv)

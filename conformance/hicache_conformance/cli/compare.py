@@ -1,4 +1,4 @@
-"""`hicache-conformance compare A.json B.json`: the changes between two runs."""
+"""`hicache-conformance compare A.json B.json`: show what changed between two runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compare two runs. Return 1 where anything became worse."""
+    """Compare two runs. Return 1 if anything became worse."""
     from hicache_conformance.report.compare import compare, print_comparison  # noqa: PLC0415
     from hicache_conformance.report.record import Record  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""`hicache-conformance matrix A.json B.json ...`: the outcome of each rule on several stores."""
+"""`hicache-conformance matrix A.json B.json ...`: show the outcome of each rule on several stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hicache-conformance rules`: the rules, as the docs page has them."""
+"""`hicache-conformance rules`: print the rules as on the docs page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SUMMARY = "Print the rules in Markdown: docs/rules.md is this output."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add nothing: the verb has no flags."""
+    """Add no flags: the verb has none."""
 
 
 def run(arguments: argparse.Namespace) -> int:  # noqa: ARG001 - every verb has the same signature

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _MOST_PROCESSES = 4
 _CHECKS_A_PROCESS = 12
-"""The number of checks for which a process is worth its start, which takes as long as some checks."""
+"""So many checks are worth a process, because its start takes as long as some checks."""
 _MOST_LEFT_SHOWN = 5
 SUMMARY = "Test a store by the rules of the storage contract (default verb)."
 
@@ -141,7 +141,7 @@ def _outcomes(
 
 
 def _process_count(choice: config.StorageChoice, claims: Capabilities | None, checks: int) -> int:
-    """Return the number of checks that run at once: several where each has a store of its own."""
+    """Return how many checks run at once: several, if each has a store of its own."""
     if not _is_own(choice, claims):
         return 1
     worth_it = -(-checks // _CHECKS_A_PROCESS)
@@ -149,9 +149,9 @@ def _process_count(choice: config.StorageChoice, claims: Capabilities | None, ch
 
 
 def _is_own(choice: config.StorageChoice, claims: Capabilities | None) -> bool:
-    """Return True where each check has a store of its own, which goes with the check.
+    """Return True if each check has a store of its own, which disappears after the check.
 
-    A check has one if the config has a directory for each test, or if pages live in one process only.
+    This is so if the config has a directory for each test, or if pages live in one process only.
     """
     from hicache_storage.storage import Durability  # noqa: PLC0415 - `--help` is quick
 
@@ -160,7 +160,7 @@ def _is_own(choice: config.StorageChoice, claims: Capabilities | None) -> bool:
 
 
 def _left_behind(record: Record, *, own_store: bool) -> Iterator[str]:
-    """Yield lines about the pages that the run has left in a store that outlives it.
+    """Yield lines about pages that the run has left in a store that outlives it.
 
     They come from the finished record, whose texts hold no secret of the config.
     """
@@ -180,7 +180,7 @@ def _left_behind(record: Record, *, own_store: bool) -> Iterator[str]:
 
 
 def _store_name(backend: str, storage_class: type[HiCacheStorage]) -> str:
-    """Return the name of the store in the report. `dynamic` names no store, but its class does."""
+    """Return the name of the store in the report. `dynamic` names no store, so use its class."""
     return storage_class.__name__ if backend == "dynamic" else backend
 
 

@@ -1,4 +1,4 @@
-"""`hicache-conformance selftest`: the kit on wrong and right stores, and the kill matrix."""
+"""`hicache-conformance selftest`: run the kit on wrong and right stores, and make the kill matrix."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Return 1 where a wrong store survives, a right one fails, or a check has no wrong store."""
+    """Return 1 if a wrong store survives, a right store fails, or a check has no wrong store."""
     from rich.console import Console  # noqa: PLC0415 - `--help` is quick
 
     from hicache_conformance.run.runner import RunOptions  # noqa: PLC0415

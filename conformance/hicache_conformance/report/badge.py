@@ -21,7 +21,7 @@ _COLOURS = {
 
 
 def badge_json(record: Record) -> str:
-    """Return the badge. It has the gaps of the verdict, and the number of checks if some did not run."""
+    """Return the badge. It shows the gaps of the verdict, and how many checks ran if some did not."""
     run = record.run
     parts = ["quick"] * run.quick
     parts += ["some rules only"] * bool(run.selection)

@@ -1,4 +1,4 @@
-"""The differences between two runs, and the changes for the worse."""
+"""What changed between two runs, and what became worse."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
 
 
 class Direction(enum.StrEnum):
-    """The direction of a change, for the users of the store."""
+    """Whether a change is better or worse for the users of the store."""
 
     WORSE = "worse"
     BETTER = "better"
     CHANGED = "changed"
-    """A change that is neither: a claim was made or withdrawn, or another reason leaves a rule open."""
+    """Neither: a claim was made or withdrawn, or a rule is open for another reason than before."""
     APPEARED = "appeared"
     VANISHED = "vanished"
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of one rule, of one capability, or of the verdict."""
+    """A change of one rule, one capability, or the verdict."""
 
     name: str
     title: str
     before: str
-    """The former state; empty where there was none."""
+    """The old state; empty if there was none."""
     after: str
-    """The new state; empty where there is none."""
+    """The new state; empty if there is none."""
     direction: Direction
     checks: tuple[str, ...] = ()
     """The checks of a rule that changed in the same direction."""
@@ -51,7 +51,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The comparison of two runs, the older one first."""
+    """The comparison of an older run with a newer one."""
 
     verdict: Change | None
     rules: tuple[Change, ...]
@@ -59,7 +59,7 @@ class Comparison:
     same_seed: bool
     same_spec: bool
     notes: tuple[str, ...]
-    """The reasons why the two runs can't be compared one to one, a sentence each."""
+    """Why the two runs can't be compared one to one, in a sentence each."""
 
     @property
     def regressed(self) -> bool:
@@ -91,7 +91,7 @@ _CAPABILITIES = ("refuted", "not_verified", "partly", "verified")
 def compare(a: Record, b: Record) -> Comparison:
     """Return the changes from run `a` to run `b`.
 
-    Where one of them ran some checks only, the comparison is about the checks that both ran.
+    If one of them ran only some checks, only the checks that both ran are compared.
     """
     notes = _notes(a, b)
     ran = [{check.name for rule in one.rules for check in rule.checks} for one in (a, b)]
@@ -118,7 +118,7 @@ def compare(a: Record, b: Record) -> Comparison:
 
 
 def _narrowed(record: Record, checks: Collection[str], differ: Collection[str]) -> Record:
-    """Return the record as if only `checks` had run. Of the rules in `differ` others had run, too."""
+    """Return the record as if only `checks` had run. For the rules in `differ`, other checks ran too."""
     rules = [
         _narrowed_rule(rule, checks)
         for rule in record.rules
@@ -143,7 +143,7 @@ def _narrowed_rule(rule: RuleRecord, checks: Collection[str]) -> RuleRecord:
 
 
 def _unjudged(claim: CapabilityRecord, differ: Collection[str]) -> CapabilityRecord:
-    """Return the claim without its outcome, if not all checks of its rules are compared."""
+    """Return the claim without its outcome, unless all checks of its rules are compared."""
     if not set(claim.rules) & set(differ):
         return claim
     return claim.model_copy(update={"outcome": "not_verified", "note": ""})
@@ -156,7 +156,7 @@ def _direction(step: int) -> Direction:
 
 
 def _step(before: Outcome, after: Outcome) -> int:
-    """Return the size of an improvement. 0: it is only different."""
+    """Return how much an outcome improved. 0 means that it is only different."""
     if Outcome.NOT_DECLARED not in (before, after):
         return _GRADES[after] - _GRADES[before]
     return (before in _BELOW_KEPT) - (after in _BELOW_KEPT)
@@ -177,7 +177,7 @@ def _rule_changes(a: Record, b: Record) -> list[Change]:
 
 
 def _rule_change(before: RuleRecord, after: RuleRecord) -> list[Change]:
-    """Yield at most one change. Where the outcome is the same, the checks decide."""
+    """Yield at most one change. If the outcome is the same, the checks decide."""
     outcomes = {check.name: check.outcome for check in before.checks}
     steps = {
         check.name: _step(outcomes[check.name], check.outcome)
@@ -275,7 +275,7 @@ def _check_lines(change: Change) -> list[str]:
 
 
 def print_comparison(comparison: Comparison, console: Console | None = None) -> None:
-    """Print the changes, or that there are none."""
+    """Print the changes, or say that there are none."""
     found = tables(comparison)
     end = "Something became worse." if comparison.regressed else "Nothing became worse."
     notes = [Text(printable(note)) for note in comparison.notes]

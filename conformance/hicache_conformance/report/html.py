@@ -41,11 +41,11 @@ const open = () => {
 addEventListener("hashchange", open);
 open();
 """
-"""The script that opens the rule that a link leads to."""
+"""A script that opens a rule when a link leads to it."""
 
 
 def html_report(record: Record) -> str:
-    """Return the whole page. It loads nothing, and its policy forbids a browser to load anything."""
+    """Return the whole page. It loads nothing, and its policy forbids browsers to load anything."""
     sections = [part for part in _sections(record) if part is not None]
     digest = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
     name = printable(record.subject.name)
@@ -84,7 +84,7 @@ def _section(name: str, title: str, *children: Child, intro: str = "") -> Elemen
 def _table_section(
     name: str, intro: str, heads: tuple[str, ...], rows: list[tuple[Child, ...]]
 ) -> Element | None:
-    """Return a section that is a table, or None if it would have no row."""
+    """Return a section with a table, or None if the table would have no row."""
     return (
         _section(name, name.capitalize(), table(heads, rows, name), intro=intro) if rows else None
     )
@@ -120,7 +120,7 @@ def _hero(record: Record) -> Element:
 
 
 def _tally(record: Record) -> list[Element]:
-    """Return the number of rules with each outcome, as a bar and in words."""
+    """Return how many rules have each outcome, as a bar and in words."""
     count = record.counts()
     used = [one for one in SHOWN_ORDER if count[one]]
     if not used:
@@ -228,7 +228,7 @@ def _capabilities(record: Record) -> Element | None:
 
 
 def _rule_links(record: Record, rules: tuple[str, ...]) -> Element | None:
-    """Yield the rules about a claim. A rule that did not run has no link."""
+    """Yield links to the rules about a claim. A rule that did not run gets no link."""
     if not rules:
         return None
     shown = {rule.id for rule in record.rules}

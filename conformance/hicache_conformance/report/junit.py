@@ -1,4 +1,4 @@
-"""`junit.xml`, for tools that show test results: a suite for each family, a case for each check."""
+"""`junit.xml`, for tools that show test results: a suite for each family, a test case for each check."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hicache_conformance.report.record import CheckRecord, Record, RuleRecord
 
 _TAGS = {Outcome.FAILED: "failure", Outcome.ERROR: "error"}
-"""The outcomes that are failures. The others that are not passed are `skipped`, as in the verdict."""
+"""These outcomes are failures. All others except passed are `skipped`, as in the verdict."""
 
 
 def junit_xml(record: Record) -> str:

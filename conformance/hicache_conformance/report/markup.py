@@ -1,4 +1,4 @@
-"""Elements of the page: sentences with code in them, and symbols."""
+"""Elements of the HTML page: sentences with code in them, and symbols."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def sentence(text: str) -> list[Child]:
 
 
 def icon(name: str) -> ET.Element:
-    """Return a symbol of the page. The text beside it has its meaning."""
+    """Return a symbol. The text beside it says what it means."""
     use = element("use", href=f"#icon-{name}")
     return element("svg", use, class_="icon", aria_hidden="true", focusable="false")

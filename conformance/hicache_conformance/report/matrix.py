@@ -1,4 +1,4 @@
-"""Several stores side by side: a rule a row, a store a column, as a table of Markdown."""
+"""Several stores side by side in a Markdown table: one row per rule, one column per store."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _WORDS = {
 
 
 def matrix(records: Sequence[Summary]) -> str:
-    """Return a table with version, verdict and the outcome of each rule of several runs.
+    """Return a table with the version, the verdict and the outcome of each rule for several runs.
 
-    A cell has the number of checks that passed beside the word, if not all of those that ran did.
+    If not all checks that ran passed, the cell also has the number of those that passed.
     """
     rows = [
         ["", "rule", *(_cell(record.store.name) for record in records)],

@@ -1,4 +1,4 @@
-"""The rules of the page: by family, each with its evidence folded, the failed ones open."""
+"""The rules on the HTML page, by family. The evidence of each is folded, unless the rule failed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rules_section(record: Record) -> Element:
 
 
 def pill(outcome: str) -> Element:
-    """Return an outcome as a word on its colour."""
+    """Return an outcome as a word on its color."""
     return element("span", label(outcome), class_=f"pill o-{outcome}")
 
 
@@ -163,7 +163,7 @@ def _step(line: str) -> Element:
 
 
 def _reproduction(record: Record, rule: RuleRecord) -> Element | None:
-    """Yield the command that reproduces the outcome, where one is known."""
+    """Yield the command that reproduces the outcome, if one is known."""
     command = reproduction(record, rule)
     if not command or rule.outcome not in (*MUST_ACT, Outcome.WAIVED):
         return None

@@ -1,7 +1,7 @@
 """The record of one run. Every other form of the report is made from it.
 
-Its JSON has a version, `schema_version`. A reader accepts its own version and older ones. Fields are
-added, and never get another meaning.
+Its JSON has a version, `schema_version`. A reader accepts its own version and older ones. Fields
+may be added, but never change their meaning.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ SCHEMA_VERSION = 2
 
 
 class RecordError(HiCacheError, ValueError):
-    """A file is no record of a run, or one of a newer kit."""
+    """A file is not a record of a run, or it comes from a newer kit."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a file of JSON, or an empty one for another value.
+    """Return the object in a JSON file, or an empty one if the value is not an object.
 
     Raises:
         RecordError: The file cannot be read.
@@ -52,13 +52,13 @@ class CheckRecord(_Part):
     """The fact, as a sentence."""
     outcome: Outcome
     message: str = ""
-    """The defect, or the means that were missing; empty where the check passed."""
+    """The defect, or what was missing to test the fact; empty if the check passed."""
     expected: str = ""
     got: str = ""
     sequence: tuple[str, ...] = ()
-    """The shortest sequence of calls that shows it."""
+    """The shortest sequence of calls that shows the defect."""
     evidence: dict[str, str] = Field(default_factory=dict[str, str])
-    """Counts and measures of the check, for information."""
+    """Counts and measures of the check."""
     elapsed_s: float = 0.0
     stochastic: bool = False
     """True if a pass only means "not caught in this many tries"."""
@@ -83,7 +83,7 @@ class RuleRecord(_Part):
     since: str
     needs: tuple[str, ...] = ()
     consequence: str = ""
-    """The harm to a user of a store that breaks the rule."""
+    """What happens to a user of a store that breaks the rule."""
     outcome: Outcome
     checks: tuple[CheckRecord, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ class CapabilityRecord(_Part):
     claimed: str
     outcome: Literal["verified", "partly", "refuted", "not_verified"]
     note: str = ""
-    """The words on what was verified, where that is not the whole claim."""
+    """What was verified, if that is not the whole claim."""
     rules: tuple[str, ...] = ()
 
 
@@ -109,16 +109,16 @@ class SubjectRecord(_Part):
     target: str
     """`module:Class`."""
     version: str = ""
-    """The version of its distribution, where that is known."""
+    """The version of its distribution, if known."""
     facts: dict[str, str] = Field(default_factory=dict[str, str])
-    """The store's words about itself by topic, such as server and eviction policy."""
+    """What the store says about itself by topic, such as server and eviction policy."""
     config: dict[str, Any] = Field(default_factory=dict[str, Any])
     """The config without its secrets."""
     capabilities: tuple[CapabilityRecord, ...] = ()
 
 
 class RunRecord(_Part):
-    """The options and the surroundings of the run."""
+    """The options of the run, and the machine that it ran on."""
 
     started_at: datetime
     elapsed_s: float
@@ -126,15 +126,15 @@ class RunRecord(_Part):
     quick: bool
     strict: bool
     selection: tuple[str, ...] = ()
-    """The patterns of `--rules`; empty where there are none."""
+    """The patterns of `--rules`; empty if there are none."""
     ran: int = 0
     """The number of checks that ran."""
     left_out: int = 0
-    """The number of checks of the rules' version that did not run, whatever chose the others."""
+    """How many checks of the rules' version did not run, for whatever reason."""
     spec: str
-    """Version of the rules."""
+    """The version of the rules."""
     kit: str
-    """Version of the distribution that holds the kit."""
+    """The version of the distribution that holds the kit."""
     command: str = ""
     """The command that repeats the run."""
     python: str = ""
@@ -149,17 +149,17 @@ class Record(_Part):
     run: RunRecord
     verdict: Verdict
     reasons: tuple[str, ...] = ()
-    """The reasons for a verdict other than `conformant`, a sentence each."""
+    """Why the verdict is not `conformant`, in a sentence each."""
     rules: tuple[RuleRecord, ...]
 
     @property
     def is_whole(self) -> bool:
         """True if every check of the rules' version ran."""
         run = self.run
-        return not (run.left_out or run.selection or run.quick)  # the last two in older records
+        return not (run.left_out or run.selection or run.quick)  # older records lack the last two
 
     def counts(self) -> Counter[Outcome]:
-        """Return the number of rules with each outcome."""
+        """Return how many rules have each outcome."""
         return Counter(rule.outcome for rule in self.rules)
 
     def to_json(self) -> str:
@@ -170,7 +170,7 @@ class Record(_Part):
         """Return the record in a `result.json`.
 
         Raises:
-            RecordError: The file cannot be read, is no record, or is of a newer kit.
+            RecordError: The file can't be read, is not a record, or is from a newer kit.
         """
         fields = read_json(path)
         version = fields.get("schema_version")

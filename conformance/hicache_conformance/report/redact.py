@@ -1,7 +1,7 @@
-"""The removal of secrets from a report, by their names and by their values.
+"""Removes secrets from a report, by their names and by their values.
 
-A value that the config has under a secret's name is removed from every text: a client may quote it in an
-error, a shell in a command line, a URL in percent-encoding.
+If the config has a value under a secret's name, it is removed from every text, because a client may
+quote it in an error, a shell in a command line, or a URL in percent-encoding.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Plain = Mapping[Any, Any] | list[Any] | str | float | bool | None
 HIDDEN = "***"
 
 _SHORTEST = 4
-"""The length of the shortest value that is removed from texts. Shorter ones are part of words."""
+"""Values shorter than this are not removed from texts, because they are part of words."""
 _HARMLESS = {"true", "false", "none", "null"}
 _SHOWN_NBYTES = 32
 
@@ -34,17 +34,17 @@ _STRONG = re.compile(
     r"passw(or)?d|passphrase|requirepass|secret|credential"
     r"|(access|api|account|private|signing|encryption)key|connectionstring"
 )
-"""Names, without separators, whose values are secret."""
+"""Names without separators whose values are secret."""
 _WEAK = {
     "auth", "authentication", "authorization", "bearer", "cookie", "jwt", "pass", "pwd", "sas",
     "session", "sig", "signature", "token", "tokens",
 }  # fmt: skip
-"""Words of a name whose texts are secret. Numbers are not: `page_tokens`, `session_ttl_s`."""
+"""Texts under a name with one of these words are secret. Numbers are not: `session_ttl_s`."""
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[A-Z]")
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
 _USERINFO = re.compile(r"""(?<=://)([^/?#\s'":@]*):(?!\d*[/?#])((?:(?![a-zA-Z]+://)[^\s'"])+)@""")
-"""User and password of a URL, also with a `/` or `@` that is not encoded. A port is no password."""
+"""User and password of a URL, also with a `/` or `@` that is not encoded. A port is not a password."""
 _ASSIGNED = re.compile(r"([\w.-]+)=([^&;\s'\"]+)")
 """An assignment in a query or a connection string."""
 _QUOTED = re.compile(r"""(["'])([\w.-]+)\1\s*:\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)')""")
@@ -52,7 +52,7 @@ _QUOTED = re.compile(r"""(["'])([\w.-]+)\1\s*:\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'
 
 
 class Redactor:
-    """The remover of one config's secrets. `of` makes it."""
+    """Removes the secrets of one config. Make it with `of`."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         forms = {form for secret in secrets for form in _forms(secret)}
@@ -61,7 +61,7 @@ class Redactor:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
-        """Return the redactor of the secrets in `config`. Others are found by their names only."""
+        """Return a redactor for the secrets in `config`. It finds other secrets by their names only."""
         return cls(
             secret
             for secret in _secrets(config, secret=False)
@@ -79,9 +79,9 @@ class Redactor:
         return self._shown(value, name="")
 
     def record(self, record: Record) -> Record:
-        """Return `record` without the secrets that a store or a command line put there.
+        """Return `record` without secrets that a store or a command line put there.
 
-        The words of the kit itself stay, because a password may be the word `passed`.
+        The kit's own words stay, because a password may be the word `passed`.
         """
         rules = (
             rule.model_copy(update={"checks": tuple(map(self._check, rule.checks))})
@@ -157,7 +157,7 @@ def _plain(value: Any) -> _Plain:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Return the fields of a model or a data class, and None for other values."""
+    """Return the fields of a model or a data class, or None for other values."""
     if isinstance(value, BaseModel):
         return {name: getattr(value, name) for name in type(value).model_fields}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -186,7 +186,7 @@ def _is_secret(name: str, value: Any) -> bool:
 
 
 def _secrets(value: Any, *, secret: bool, name: str = "") -> Iterator[str]:
-    """Yield every secret text below `value`, and every text where `secret` is set."""
+    """Yield every secret text inside `value`, or every text if `secret` is set."""
     if isinstance(value, (SecretStr, SecretBytes, Secret)):
         held = cast("Any", value).get_secret_value()
         yield from _secrets(held, secret=True, name=name)
@@ -207,7 +207,7 @@ def _secrets(value: Any, *, secret: bool, name: str = "") -> Iterator[str]:
 
 
 def _embedded(text: str) -> Iterator[str]:
-    """Yield the secrets in a URL or a connection string, as they are written and decoded."""
+    """Yield the secrets in a URL or a connection string, both as written and decoded."""
     found = [match[2] for match in _USERINFO.finditer(text)]
     found += [match[2] for match in _ASSIGNED.finditer(text) if _is_secret(match[1], match[2])]
     for secret in found:
@@ -216,7 +216,7 @@ def _embedded(text: str) -> Iterator[str]:
 
 
 def _forms(secret: str) -> set[str]:
-    """Return the forms of a secret in plain text, a URL, JSON, Python and a shell."""
+    """Return a secret as it looks in plain text, a URL, JSON, Python and a shell."""
     quoted = {quote(secret, safe=""), quote(secret), quote_plus(secret)}
     lower = {re.sub("%..", lambda found: found[0].lower(), form) for form in quoted}
     escaped = {

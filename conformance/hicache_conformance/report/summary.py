@@ -1,7 +1,7 @@
 """The short form of a record: the outcome of each rule, and the names of the failed checks.
 
-`docs/field` keeps records in this form, of about a line a rule. `python -m
-hicache_conformance.report.summary result.json` prints one.
+`docs/field` keeps records in this form, with about one line per rule. `python -m
+hicache_conformance.report.summary result.json` prints it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Part(BaseModel):
 
 
 class StoreSummary(_Part):
-    """The judged store."""
+    """The store that was judged."""
 
     name: str
     target: str
@@ -38,21 +38,21 @@ class StoreSummary(_Part):
 
 
 class RunSummary(_Part):
-    """The circumstances of the run."""
+    """When and how the run was made."""
 
     started_at: datetime
     elapsed_s: float
     spec: str
-    """Version of the rules."""
+    """The version of the rules."""
     kit: str
-    """Version of the distribution that holds the kit."""
+    """The version of the distribution that holds the kit."""
     python: str
     platform: str
     command: str
 
 
 class RuleSummary(_Part):
-    """One rule, with the number of its checks by outcome."""
+    """One rule, with its number of checks by outcome."""
 
     id: str
     title: str
@@ -130,7 +130,7 @@ def _counted(outcomes: Iterable[Outcome]) -> dict[Outcome, int]:
 
 
 def _json(value: Any, depth: int, indent: str = "") -> str:
-    """Return JSON whose outermost `depth` levels have a line for each item."""
+    """Return JSON in which each item of the outermost `depth` levels has a line."""
     if not depth or not isinstance(value, (dict, list)) or not value:
         return json.dumps(value, ensure_ascii=False)
     inner = f"{indent}  "

@@ -1,4 +1,4 @@
-"""A run on the terminal: its progress and its result."""
+"""Shows a run on the terminal, its progress and its result."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def print_summary(record: Record, console: Console | None = None) -> None:
 
 
 def show(console: Console | None, *parts: RenderableType) -> None:
-    """Print without the blanks that rich fills lines with where a file is written."""
+    """Print without the blanks with which rich fills up lines in a file."""
     out = console or Console(highlight=False)
     if out.is_terminal:
         out.print(*parts, sep="\n")
@@ -120,7 +120,7 @@ def _family_table(record: Record) -> Table:
 
 
 def _not_verified(record: Record) -> Iterator[Text]:
-    """Yield a line for each reason, because many rules lack the same back door."""
+    """Yield one line for each reason, because many rules lack the same back door."""
     by_reason: dict[str, list[str]] = {}
     for rule in record.rules:
         for check in rule.checks:
@@ -175,7 +175,7 @@ def _field(name: str, text: str) -> Table:
 
 
 class Progress:
-    """The progress of a run: a live line on a terminal, elsewhere a plain line after each family.
+    """Shows the progress of a run: a live line on a terminal, elsewhere a plain line after each family.
 
     with Progress(total=len(checks)) as progress:
         progress.advance(record)

@@ -1,4 +1,4 @@
-"""The sentences about a record, which every form of the report shares."""
+"""The sentences about a record that all forms of the report share."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ _BACK_DOOR = re.compile(r"back door `([^`]+)`")
 
 
 def label(outcome: str) -> str:
-    """Return an outcome in words: `not verified`."""
+    """Return an outcome in words, such as `not verified`."""
     return outcome.replace("_", " ")
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: `1 rule`, `3 rules`."""
+    """Return a number with its noun, such as `1 rule` or `3 rules`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
@@ -67,7 +67,7 @@ def families(rules: Sequence[RuleRecord]) -> dict[str, list[RuleRecord]]:
 
 
 def tally(outcomes: Mapping[Outcome, int]) -> str:
-    """Return the outcomes in words: `31 passed, 2 failed`."""
+    """Return the outcomes in words, such as `31 passed, 2 failed`."""
     return ", ".join(f"{outcomes[one]} {label(one)}" for one in SHOWN_ORDER if outcomes.get(one))
 
 
@@ -77,13 +77,13 @@ def is_on_trial(rule: RuleRecord, record: Record) -> bool:
 
 
 def weighed(check: CheckRecord, rule: RuleRecord) -> Outcome:
-    """Return the outcome of a check as it counts. A waiver that holds turns a failure into `waived`."""
+    """Return the outcome of a check as it counts. A valid waiver turns a failure into `waived`."""
     waived = rule.outcome is Outcome.WAIVED and check.outcome is Outcome.FAILED
     return Outcome.WAIVED if waived else check.outcome
 
 
 def verdict_words(verdict: Verdict, outcomes: Mapping[Outcome, int]) -> str:
-    """Return a verdict that hides no gap: `conformant, 2 rules tried in part, 1 rule not tried`."""
+    """Return the verdict with its gaps: `conformant, 2 rules tried in part, 1 rule not tried`."""
     gaps = [
         f"{counted(outcomes[one], 'rule')} {words}"
         for one, words in _NOT_WHOLE.items()
@@ -93,7 +93,7 @@ def verdict_words(verdict: Verdict, outcomes: Mapping[Outcome, int]) -> str:
 
 
 def headline(record: Record) -> str:
-    """Return the verdict as the words after the name of the store."""
+    """Return the verdict in the words that follow the name of the store."""
     match record.verdict:
         case Verdict.CONFORMANT if any(record.counts()[one] for one in _NOT_WHOLE):
             return "is conformant, as far as it was tried"
@@ -110,13 +110,13 @@ def headline(record: Record) -> str:
 
 
 def tone(record: Record) -> str:
-    """Return the verdict whose colour the report has. Green is for a verdict without a gap."""
+    """Return the verdict that gives the report its color. Green stands for a verdict without a gap."""
     whole = verdict_words(record.verdict, record.counts()) == record.verdict.value
     return record.verdict.value if whole else Verdict.PARTIAL.value
 
 
 def meaning(record: Record) -> str:
-    """Return the meaning of the verdict, in a sentence."""
+    """Return what the verdict means, in a sentence."""
     count = Counter(rule.outcome for rule in record.rules if not is_on_trial(rule, record))
     part = count[Outcome.PARTLY]
     judged = sum(count.values()) - count[Outcome.NOT_DECLARED] - count[Outcome.NOT_VERIFIED]
@@ -163,7 +163,7 @@ def _meaning_of_partial(count: Mapping[Outcome, int], judged: int, rest: str) ->
 
 
 def limits(record: Record) -> list[str]:
-    """Return the limits of the verdict: checks that did not run, and those that pass by luck."""
+    """Return what the verdict does not cover: checks that did not run, or may pass by luck."""
     run = record.run
     notes: list[str] = []
     if run.selection:
@@ -186,7 +186,7 @@ def limits(record: Record) -> list[str]:
 
 
 def _left_out_words(record: Record) -> str:
-    """Return the number of checks that did not run, and the rules of the record that lack some."""
+    """Return how many checks did not run, and which rules of the record lack some."""
     rules = [rule.id for rule in record.rules if rule.left_out]
     elsewhere = record.run.left_out - sum(len(rule.left_out) for rule in record.rules)
     places = [f"of {', '.join(rules)}"] if rules else []
@@ -196,7 +196,7 @@ def _left_out_words(record: Record) -> str:
 
 
 def remedies(rule: RuleRecord) -> list[str]:
-    """Return the advice for the checks of a rule that could not run."""
+    """Return advice for the checks of a rule that could not run."""
     missing = [one.message for one in rule.checks if one.outcome is Outcome.NOT_VERIFIED]
     doors = [door for message in missing for door in _BACK_DOOR.findall(message)]
     needs = dict.fromkeys([*doors, *(() if doors else rule.needs)])
@@ -204,10 +204,10 @@ def remedies(rule: RuleRecord) -> list[str]:
 
 
 def reproduction(record: Record, rule: RuleRecord) -> str:
-    """Return the command that runs this rule alone again. It is empty where none is known."""
+    """Return the command that runs this rule alone again, or "" if none is known."""
     try:
         words = shlex.split(record.run.command)
-    except ValueError:  # the removal of a secret took a quote with it
+    except ValueError:  # the removal of a secret also removed a quote
         return record.run.command
     if not words:
         return ""
@@ -219,7 +219,7 @@ def reproduction(record: Record, rule: RuleRecord) -> str:
 
 
 def _without(words: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """Return a command line without the flags and their values."""
+    """Return a command line without these flags and their values."""
     kept: list[str] = []
     left = iter(words)
     for word in left:

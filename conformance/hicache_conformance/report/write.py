@@ -1,4 +1,4 @@
-"""The files of a report: each is there whole, or as it was before."""
+"""Writes the files of a report. Each is there whole, or as it was before."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FORMS = {
 
 
 def write_report(record: Record, directory: Path) -> list[Path]:
-    """Write every form of `record` into `directory`, which is made where it is missing.
+    """Write every form of `record` into `directory`, and create it if it is missing.
 
     Raises:
         ConfigError: The directory can't be written.

@@ -1,4 +1,4 @@
-"""The attribution of an exception that no check expected: to the store, or to the kit."""
+"""Decides whether the store or the kit caused an exception that no check expected."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 _KIT = Path(__file__).parents[1]
 _STORES = _KIT / "selftest"
-"""The stores that are part of the kit and are tested by it."""
+"""These stores are part of the kit, and the kit tests them."""
 
 
 def blamed(error: BaseException, storage_class: type[HiCacheStorage] | None) -> Violation | None:
-    """Return the violation of a store that raised `error` in a call, or None if it did not."""
+    """Return the violation if the store raised `error` in a call, or None if it did not."""
     if storage_class is None or isinstance(error, ServerGone) or not isinstance(error, Exception):
         return None
     frames = traceback.extract_tb(error.__traceback__)
@@ -48,5 +48,5 @@ def _files_of(storage_class: type) -> set[str]:
         try:
             found.add(inspect.getfile(one))
         except (TypeError, OSError):
-            continue  # a built-in class
+            continue  # the class is built in
     return found

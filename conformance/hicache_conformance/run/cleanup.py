@@ -1,4 +1,4 @@
-"""Removal of the pages that a check stored in a store that outlives the check."""
+"""Removes the pages that a check stored in a store that outlives it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def remove_pages(
 ) -> str:
     """Remove the pages in `stored`, and every page of the key spaces that carry `token`.
 
-    A page of a child process, or of a call that failed half-way, is in no list of the check. A store
-    that lists its key spaces is therefore searched for them. A key space without the token may be in
-    use by another run, so that only the check's own pages are removed from it.
+    The check has no list of the pages of a child process, or of a call that failed half-way. So if
+    a store lists its key spaces, they are searched for these pages. Another run may use a key space
+    without the token, so only the check's own pages are removed from it.
 
     Returns:
-        A text about the pages that could not be removed. It is empty where none is left.
+        A text about the pages that could not be removed, or "" if none is left.
     """
     spaces = {space: sorted(hashes) for space, hashes in stored.items()}
     problems: list[str] = []

@@ -1,4 +1,4 @@
-"""The words of an open store about itself, for the report."""
+"""What an open store says about itself, for the report."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _LIMIT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class StoreDescription:
-    """The words of an open store about itself."""
+    """What an open store says about itself."""
 
     claims: Capabilities
     facts: dict[str, str]
     """Facts by topic, such as the version of its server: `HiCacheStorage.diagnose`."""
     config: dict[str, Any] = field(default_factory=dict[str, Any])
-    """The config that it was opened with, with names for the directory and the token of the test."""
+    """The config that it was opened with. Names stand for the directory and the token of the test."""
 
 
 def describe_subject(subject: Subject) -> StoreDescription:
-    """Open a store as a test would, and return its words about itself. Every error is the store's."""
+    """Open a store as a test would, and return what it says about itself. Every error is the store's."""
     with Case(subject) as case:
         storage = case.open_storage()
         config = _named(case.config, str(case.scratch.path), case.scratch.prefix)
@@ -38,11 +38,11 @@ def describe_subject(subject: Subject) -> StoreDescription:
 
 
 def described_in_time(subject: Subject) -> StoreDescription | None:
-    """Return the description of a store, or None if it can't be had, or not soon."""
+    """Return the description of a store, or None if it fails or takes too long."""
     found: list[StoreDescription] = []
 
     def run() -> None:
-        with suppress(Exception):  # the checks judge it
+        with suppress(Exception):  # the checks judge this
             found.append(describe_subject(subject))
 
     thread = threading.Thread(target=run, name="description", daemon=True)
@@ -52,16 +52,16 @@ def described_in_time(subject: Subject) -> StoreDescription | None:
 
 
 def facts_of(storage: HiCacheStorage) -> dict[str, str]:
-    """Return the facts of each topic, those of several servers together."""
+    """Return the facts of each topic, and join those of several servers."""
     facts: dict[str, list[str]] = {}
-    with suppress(Exception):  # a fact that the store can't tell is left out
+    with suppress(Exception):  # a fact that the store can't give is left out
         for one in storage.diagnose():
             facts.setdefault(one.topic, []).append(one.fact)
     return {topic: "; ".join(dict.fromkeys(told)) for topic, told in facts.items()}
 
 
 def _named(value: Any, path: str, prefix: str) -> Any:
-    """Return a config with `{scratch}` and `{prefix}` for the names that only one test had."""
+    """Return a config with `{scratch}` and `{prefix}` in place of the names of one test."""
     if isinstance(value, str):
         return value.replace(path, "{scratch}").replace(prefix, "{prefix}")
     if isinstance(value, dict):

@@ -1,7 +1,6 @@
-"""Checks in processes of their own, so that a store that crashes the interpreter costs one check.
+"""Runs checks in processes of their own, so that a store that crashes the interpreter costs one check.
 
-A check that kills its process, or hangs in it, fails for that reason. The next check runs in a new
-process.
+If a check kills its process, or hangs in it, the check fails. The next check runs in a new process.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ def run_isolated(
     *,
     processes: int = 1,
 ) -> Iterator[CheckRecord]:
-    """Yield the record of each check on the deployed store `name`, in order, as each is done.
+    """Yield the record of each check on the deployed store `name`, in order, as soon as it is done.
 
-    Use several processes only where every test has a store of its own. In a store that tests share, the
-    pages of one test take the room of another.
+    Use several processes only if every test has a store of its own. In a shared store, the pages of
+    one test take the room of another.
     """
     limit_s = options.check_limit_s + _GRACE_S
 
@@ -58,7 +57,7 @@ def run_isolated(
 
 
 class CheckProcess:
-    """A process that runs an actor, and is replaced when `renew` is called. For one thread."""
+    """A process that runs an actor, and is replaced when `renew` is called. One thread may use it."""
 
     def __init__(self, actor: Callable[..., None], *arguments: Any) -> None:
         self._actor, self._arguments = actor, arguments
@@ -94,7 +93,7 @@ def map_in_processes(
     items: Sequence[T],
     processes: int,
 ) -> Iterator[R]:
-    """Yield the result of `work` for each item, in order, as each is done."""
+    """Yield the result of `work` for each item, in order, as soon as it is done."""
     of_thread = threading.local()
     with ExitStack() as stack:
         pool = ThreadPoolExecutor(processes, "check-process")
@@ -120,7 +119,7 @@ def worker(actor: Callable[..., None], *arguments: Any) -> Generator[Child, None
 
 
 def describe_store(name: str, config: Mapping[str, Any]) -> tuple[StoreDescription | None, str]:
-    """Return the words of the store, or None and the reason why it could not be opened."""
+    """Return what the store says about itself, or None and the reason why it could not be opened."""
     with worker(_send_description, name, dict(config)) as process:
         try:
             reply: StoreDescription | str = process.receive()
@@ -132,7 +131,7 @@ def describe_store(name: str, config: Mapping[str, Any]) -> tuple[StoreDescripti
 
 
 def _send_description(link: Link, name: str, config: dict[str, Any]) -> None:
-    """Open a store as a test would, and send what it says of itself (the actor of a process)."""
+    """Open a store as a test would, and send what it says about itself (the actor of a process)."""
     _, make_subject = deployed_store(name, config)
     try:
         link.send(describe_subject(make_subject()))

@@ -1,4 +1,4 @@
-"""The operator's entry: a deployed store, chosen as on an engine's command line."""
+"""What an operator uses: a deployed store, chosen as on an engine's command line."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def deployed_store(
 
 
 def filled(template: Any, scratch: Scratch) -> Any:
-    """Return `template` with `{scratch}` and `{prefix}` replaced in every string, nested ones too."""
+    """Return `template` with `{scratch}` and `{prefix}` replaced in all strings, nested ones too."""
     if isinstance(template, str):
         return template.replace("{scratch}", str(scratch.path)).replace("{prefix}", scratch.prefix)
     if isinstance(template, dict):

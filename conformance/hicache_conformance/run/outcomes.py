@@ -1,6 +1,6 @@
-"""The outcomes of a check, a rule and a run, and the exceptions by which a check reports them.
+"""The outcomes of a check, a rule and a run, and the exceptions with which a check reports them.
 
-A check returns when its fact holds. Otherwise it raises one of these:
+A check returns if its fact holds. Otherwise it raises one of these:
 
     Violation      the store breaks the rule                            -> failed
     NotDeclared    the store does not claim what the rule is about      -> not_declared
@@ -28,14 +28,14 @@ class Outcome(enum.StrEnum):
     UNKNOWN = "unknown"
     WAIVED = "waived"
     PARTLY = "partly"
-    """Of a rule alone: what was tried of it holds, and some of its checks did not run, or could not."""
+    """For a rule only: what was tested holds, but some of its checks did not run, or could not."""
     PASSED = "passed"
     NOT_VERIFIED = "not_verified"
     NOT_DECLARED = "not_declared"
 
 
 _BY_WEIGHT = tuple(Outcome)
-"""The outcomes, from the one that decides to the one that counts least."""
+"""The outcomes, beginning with the one that outweighs all others."""
 
 
 class Verdict(enum.StrEnum):
@@ -64,9 +64,9 @@ _EXIT_CODES = {
 
 
 def combined(outcomes: Collection[Outcome], *, is_whole: bool = True) -> Outcome:
-    """Return the outcome of a rule: the weightiest of its checks, NOT_VERIFIED where it has none.
+    """Return the outcome of a rule: that of the check that weighs most, or NOT_VERIFIED without checks.
 
-    A rule is passed only if each of its checks ran (`is_whole`), and none lacked the means to.
+    A rule is passed only if each of its checks ran (`is_whole`), and none lacked what it needs.
     """
     found = next((one for one in _BY_WEIGHT if one in outcomes), Outcome.NOT_VERIFIED)
     if found is Outcome.PASSED and not (is_whole and Outcome.NOT_VERIFIED not in outcomes):
@@ -102,7 +102,7 @@ class NotDeclared(Exception):
 
 
 class NotVerified(Exception):
-    """The store makes the claim, but the means to test it is missing. The message names the means."""
+    """The store makes the claim, but the kit lacks something to test it. The message says what."""
 
 
 class Unknown(Exception):

@@ -1,4 +1,4 @@
-"""The run of one check on one store: in a thread of its own, with a time limit, to one outcome."""
+"""Runs one check on one store, in a thread of its own and with a time limit, to one outcome."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class RunOptions:
     seed: int = 0
     quick: bool = False
     call_limit_s: float = 60.0
-    """The limit for one call of the store. A call that takes longer hangs."""
+    """How long one call of the store may take. A call that takes longer hangs."""
     check_limit_s: float = 300.0
-    """The limit for a check whose calls all return. A check that takes longer is `unknown`."""
+    """How long a check may take whose calls all return. A check that takes longer is `unknown`."""
 
 
 def run_check(
     make_subject: Callable[[], Subject], check: Check, options: RunOptions
 ) -> CheckRecord:
-    """Run one check and return its record. Nothing but KeyboardInterrupt is raised.
+    """Run one check and return its record. Raise nothing except KeyboardInterrupt.
 
-    A store that may forget has several tries: a page that it forgets by design is not always forgotten.
+    A store that may forget pages gets several tries, because a page may be missing by design.
     """
     began_s = time.monotonic()
     with few_warnings():
@@ -62,7 +62,7 @@ def unfinished_record(check: Check, reason: str) -> CheckRecord:
 def _watched(
     make_subject: Callable[[], Subject], check: Check, options: RunOptions, attempt: int
 ) -> tuple[Case | None, BaseException | None]:
-    """Run it in a daemon thread, so that a store that hangs blocks only that thread."""
+    """Run the check in a daemon thread, so that a store that hangs blocks only that thread."""
     run = _Run(make_subject, check, options, f"{options.seed}/{check.name}/{attempt}")
     thread = threading.Thread(target=run, name=f"check {check.name}", daemon=True)
     thread.start()
@@ -83,7 +83,7 @@ def _watched(
 
 
 class _Run:
-    """The body of the thread. The watcher reads `case` and `error`."""
+    """The body of the thread. The watching thread reads `case` and `error`."""
 
     def __init__(
         self, make_subject: Callable[[], Subject], check: Check, options: RunOptions, seed: str
@@ -115,7 +115,7 @@ def _hang(case: Case, thread: threading.Thread, limit_s: float) -> Violation:
 
 
 def _where(thread: threading.Thread) -> str:
-    """Return the innermost line that a thread is at."""
+    """Return the innermost line that a thread has reached."""
     frame = sys._current_frames().get(thread.ident or 0)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - there is no public way
     if frame is None:
         return ""
@@ -166,7 +166,7 @@ def _record(
 
 
 def _error_text(error: BaseException) -> str:
-    """Return the kind, the text and the origin of an error that is no verdict."""
+    """Return the type, the text and the origin of an error that is not a verdict."""
     frames = traceback.extract_tb(error.__traceback__)
     at = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{at}"

@@ -31,15 +31,15 @@ class Scratch:
 
 
 class Server(Protocol):
-    """A real server that the rules about faults may stop. Data may or may not survive `stop`."""
+    """A real server that checks of faults may stop. Its data need not survive `stop`."""
 
     def stop(self) -> None: ...
     def start(self) -> None:
-        """Start it again on the same address, and return when it answers."""
+        """Start the server again on the same address, and return when it answers."""
         ...
 
     def pause(self) -> None:
-        """Let it accept connections and answer nothing (SIGSTOP)."""
+        """Let the server accept connections but answer nothing (SIGSTOP)."""
         ...
 
     def resume(self) -> None: ...
@@ -51,12 +51,14 @@ class Subject:
     storage_class: ClassVar[type[HiCacheStorage]]
 
     absent: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """The operations that a store which was not written for the interface lacks, in whole or in part.
-    Each has a text on what is missing: `{"batch_delete": "it deletes no single page"}`.
+    """The operations that the store lacks, in whole or in part, because it was not written for the
+    interface. Each has a text that says what is missing: `{"batch_delete": "it deletes no single
+    page"}`.
 
-    Where the store refuses one with UnsupportedOperation, the check that called it is `not_verified`,
-    with this text. `page_store` stands for the layer over a storage that finds flipped bits. A store
-    without this layer has to find them itself. The verdict on such a store is `partial` at best.
+    If the store refuses one of them with UnsupportedOperation, the check that called it is
+    `not_verified`, with this text. `page_store` stands for the layer over a storage that finds
+    flipped bits. A store without this layer must find them itself. The verdict on a store that
+    lacks operations is `partial` at best.
     """
 
     def config(self, scratch: Scratch) -> Mapping[str, Any]:
@@ -68,34 +70,36 @@ class Subject:
         raise _missing("peek", space, page_hash)
 
     def tamper(self, space: KeySpace, page_hash: str, data: bytes | None) -> None:
-        """Make `data`, of any length, the page, without the store; None removes it (a back door)."""
+        """Replace a page by `data` of any length, without the store; None removes it (a back door)."""
         raise _missing("tamper", space, page_hash, data)
 
     def server(self) -> AbstractContextManager[Server]:
-        """Return a real server of the test's own, for the checks that stop and pause one (a back door).
+        """Return a real server of the test's own, for checks that stop and pause it (a back door).
 
-        In these checks `config` is called inside of it, and names this server. In all other checks
-        `config` is called without it, and names a store that exists anyway. A store without a server
-        leaves this method out.
+        In these checks the kit calls `config` inside the server's context, and `config` must name
+        this server. In all other checks it calls `config` without the context, and `config` must
+        name a store that exists anyway. Leave this method out if your store has no server.
         """
         raise _missing("server")
 
     def small_config(self, scratch: Scratch, capacity_nbytes: int) -> Mapping[str, Any]:
         """Return the config of a store that about `capacity_nbytes` of pages fill (a back door).
 
-        Only for stores whose config has no `capacity_nbytes`, which the kit sets by itself.
+        Define it only if your store's config has no `capacity_nbytes`, which the kit sets by
+        itself.
         """
         raise _missing("small_config", scratch, capacity_nbytes)
 
     def stall(self) -> AbstractContextManager[None]:
-        """Return a context in which another process holds what a call has to wait for (a back door).
+        """Return a context in which another process holds what a call must wait for (a back door).
 
-        An example is the lock of the store. The context is entered while a handle is open.
+        For example, that is the lock of the store. The kit enters the context while a handle is
+        open.
         """
         raise _missing("stall")
 
     def offers(self, back_door: str) -> bool:
-        """Return True if a subclass opened the back door of this name."""
+        """Return True if a subclass opened the back door with this name."""
         return getattr(type(self), back_door) is not getattr(Subject, back_door)
 
 
@@ -105,7 +109,7 @@ def _missing(back_door: str, *_: object) -> NotVerified:
 
 @dataclass(frozen=True, slots=True)
 class ClassReference:
-    """A class by name, for another process."""
+    """A class by name, for use in another process."""
 
     module: str
     name: str
@@ -114,7 +118,7 @@ class ClassReference:
 
     @classmethod
     def of(cls, target: type) -> Self:
-        """Return the reference to a class at the top of a module.
+        """Return the reference to a class at the top level of a module.
 
         Raises:
             NotVerified: The class was made inside a function, where another process can't find it.

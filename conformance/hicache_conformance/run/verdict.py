@@ -1,4 +1,4 @@
-"""The verdict on a store, from the outcomes of its checks."""
+"""Derives the verdict on a store from the outcomes of its checks."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ _EVIDENCE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """The facts of a run beside the outcomes of its checks."""
+    """What a verdict needs besides the outcomes of the checks."""
 
     name: str
     storage_class: type[HiCacheStorage]
     claims: Capabilities | None
-    """None where no storage could be opened."""
+    """None if no storage could be opened."""
     absent: Mapping[str, str] = field(default_factory=dict[str, str])
     """The operations that the store was not written for: `Subject.absent`."""
     store_facts: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The store's words about itself, by topic."""
+    """What the store says about itself, by topic."""
     problem: str = ""
-    """The reason why none could be opened."""
+    """Why no storage could be opened."""
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     started_at: dt.datetime
     elapsed_s: float
@@ -75,7 +75,7 @@ class RunFacts:
     spec: str = SPEC
     command: str = ""
     expected: Collection[str] | None = None
-    """The names of the checks of a whole run. Without them: all checks of the rules of `spec`."""
+    """The names of the checks of a whole run. None: all checks of the rules of `spec`."""
 
 
 def make_record(
@@ -111,7 +111,7 @@ def make_record(
 
 
 def _left_out(facts: RunFacts, ran: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """Return the names of the checks of a whole run that did not run, by rule."""
+    """Return the checks of a whole run that did not run, by rule."""
     expected = facts.expected
     if expected is None:
         rules = selected((), facts.spec)
@@ -176,11 +176,11 @@ _HINTS = {
     "KV-403": ". A store that serves a truncated object as a hit would have passed: see `tamper` in the"
     " author's guide"
 }
-"""The words after the warning that a rule was not tested."""
+"""Text after the warning that a rule was not tested."""
 
 
 def _untested(records: Sequence[RuleRecord]) -> Iterator[str]:
-    """Yield a warning for each rule that could not be tested as a whole. A good verdict hides none."""
+    """Yield a warning for each rule that was not tested in full, even with a good verdict."""
     for one in records:
         why = [check.message for check in one.checks if check.outcome is Outcome.NOT_VERIFIED]
         if not why:
@@ -217,7 +217,7 @@ def _subject(facts: RunFacts, records: Sequence[RuleRecord]) -> SubjectRecord:
 
 
 _NO_POWER_CUT = "crash verified, power not testable here"
-"""What the death of processes shows of a claim about the loss of power."""
+"""Shown if a store claims to survive a power loss, because tests can only kill processes."""
 _VERIFIED = {Outcome.PASSED, Outcome.NOT_DECLARED}
 
 
@@ -254,7 +254,7 @@ def _run(facts: RunFacts, ran: int, left_out: int) -> RunRecord:
 
 
 def _version_of(target: type) -> str:
-    """Return the version of the distribution that has the class, or the `__version__` of its package."""
+    """Return the version of the class's distribution, or the `__version__` of its package."""
     presented = getattr(target, "distribution", "")
     if presented:
         return f"{presented} {metadata.version(presented)}"

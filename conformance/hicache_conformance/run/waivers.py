@@ -1,4 +1,4 @@
-"""Waivers: known violations, each with a reason, a link and an end.
+"""Waivers: known violations, each with a reason, a link and an end date.
 
     [[waiver]]
     rule = "KV-005"
@@ -6,8 +6,8 @@
     link = "https://example.org/issues/12"
     until = 2027-03-31
 
-A waived rule still runs. A waiver that is no longer needed is an error, because it would hide the next
-violation.
+A waived rule still runs. A waiver that is no longer needed is an error, because it would hide the
+next violation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Waiver(BaseModel):
     reason: str = Field(min_length=1)
     link: str = Field(pattern="^https?://")
     until: dt.date
-    """The last day on which it holds."""
+    """The last day on which the waiver holds."""
 
     @field_validator("rule")
     @classmethod

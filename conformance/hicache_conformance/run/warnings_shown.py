@@ -1,4 +1,4 @@
-"""The warnings of a store under test: a few of each kind, where thousands would hide the verdict."""
+"""Shows a few warnings of each kind from a store, because thousands would hide the verdict."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHOWN: Counter[type[Warning]] = Counter()
 
 @contextmanager
 def few_warnings() -> Generator[None, None, None]:
-    """Show each place that warns once, and up to five places of a kind in the life of this process."""
+    """Show each place that warns once, and at most five places per kind of warning in this process."""
     before = warnings.showwarning
 
     def show(  # noqa: PLR0917 - the signature of `warnings.showwarning`

@@ -1,1 +1,1 @@
-"""Situations of a store that the checks of several rules share."""
+"""Situations that the checks of several rules bring a store into."""

@@ -1,4 +1,4 @@
-"""Calls that the contract lets fail: the result of each, its duration, and whether it returned."""
+"""Calls that the contract allows to fail: what each returned, after what time, if at all."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Attempt:
     error: BaseException | None = None
     elapsed_s: float = 0.0
     delayed_s: float = 0.0
-    """The part of it in which the machine ran something else."""
+    """How much of that time the machine ran something else."""
 
     @property
     def own_s(self) -> float:
-        """The time that the call itself took: a slow machine is no fault of the store."""
+        """How long the call itself took: a slow machine is not the store's fault."""
         return self.elapsed_s - self.delayed_s
 
     @property
@@ -49,14 +49,14 @@ class Attempt:
 
     @property
     def text(self) -> str:
-        """The result of the call, in a line."""
+        """The result of the call, in one line."""
         if self.error is None:
             return _shortened(repr(self.answer), 100)
         return f"raised {error_text(self.error)}"
 
     @property
     def failed_by_contract(self) -> bool:
-        """A flag: the call raised what a store raises that does not answer."""
+        """True if the call raised an error that the contract has for a store that does not answer."""
         return isinstance(self.error, (StorageUnavailable, StorageTimeout))
 
 
@@ -123,7 +123,7 @@ def call_at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
 
 
 class Caller:
-    """The calls of a storage that may fail, over bytes. No call is waited for longer than `limit_s`."""
+    """Makes calls to a storage, over bytes, that may fail. It waits for none longer than `limit_s`."""
 
     def __init__(self, probe: Probe, space: KeySpace, limit_s: float) -> None:
         self.probe = probe
@@ -184,7 +184,7 @@ class Caller:
 
 
 def error_text(error: BaseException) -> str:
-    """Return the kind and the message of an exception, in a line."""
+    """Return the type and the message of an exception, in one line."""
     return _shortened(f"{type(error).__name__}: {' '.join(str(error).split())}", 300)
 
 

@@ -1,4 +1,4 @@
-"""Batches with absent pages and with pages that occur twice, compared with the stored pages."""
+"""Compares batches, in which pages are absent or occur twice, with the pages that were stored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def calls(store: Probe, space: KeySpace) -> dict[str, Call]:
-    """Return the four calls over hashes and pages, each of them one batch."""
+    """Return the four calls with these hashes and pages, each as one batch."""
     return {
         "batch_exists": lambda hashes, _: store.batch_exists(space, hashes),
         "batch_get": lambda hashes, pages: store.batch_get(space, hashes, pages),
@@ -32,7 +32,7 @@ def must_answer(
     hashes: Sequence[str],
     pages: Mapping[str, bytes | Sequence[bytes]],
 ) -> None:
-    """Check get and exists of `hashes`: those in `pages` are hits with one of the given contents."""
+    """Check get and exists of `hashes`: a page in `pages` is a hit with one of its contents."""
     found = store.get(space, hashes)
     seen = store.exists(space, hashes)
     for place, (page_hash, data, there) in enumerate(zip(hashes, found, seen, strict=True)):

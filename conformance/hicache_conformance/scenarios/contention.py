@@ -1,4 +1,4 @@
-"""Pages that threads write in several versions at once, as large as makes torn pages likely."""
+"""Pages that threads write in several versions at once, so large that torn pages are likely."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SMALL_NBYTES = 1024
 def large_pages(
     case: Case, store: Probe, *, count: int, versions: int, most_nbytes: int = 8 << 20
 ) -> tuple[KeySpace, dict[str, list[bytes]]]:
-    """Return versions of pages as large as the store takes, so that writing one takes a while.
+    """Return versions of the largest pages that the store accepts, so that writing one takes a while.
 
     The first version of each page has been set.
     """
@@ -43,7 +43,7 @@ def run_contended(
 ) -> None:
     """Run all bodies at once, again and again for a while.
 
-    A page that is set repeatedly counts once in the footprint of the check.
+    If a page is set repeatedly, it counts once in the footprint of the check.
     """
     given = len(case.trace.footprint)
     calls = run_at_once(bodies, turns=turns, limit_s=0.7 if case.quick else 2.0)
@@ -58,7 +58,7 @@ def must_be_intact(
     allowed: Mapping[str, Sequence[bytes]],
     found: Sequence[bytes | None],
 ) -> int:
-    """Raise where a found page is none of those allowed. Return the number of found pages."""
+    """Raise if a found page has contents that are not allowed. Return how many pages were found."""
     for (page_hash, contents), data in zip(allowed.items(), found, strict=True):
         if data is not None and data not in contents:
             raise case.wrong_bytes(store, space, page_hash, data, contents)

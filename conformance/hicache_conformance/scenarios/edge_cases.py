@@ -1,4 +1,4 @@
-"""Edge cases of stores: bytes that look like other data, similar hashes, odd numbers."""
+"""Edge cases for stores: bytes that look like other data, similar hashes, odd numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BATCH_SIZES = (
     *(1, 2, 3, 5, 8, 9, 10, 11, 16, 17, 32, 33, 64, 65, 100, 101, 128, 129, 200, 256, 257),
     *(512, 1000, 1024),
 )
-"""Sizes around the numbers at which batches are cut: whole pieces, and one page more."""
+"""Sizes around those at which stores split batches: whole pieces, and one page more."""
 _MOST_SEGMENTS = 512
 _EQUAL_CHECKSUMS = (
     "32c3c1de684896929855599feb5a6a672d51a3fbabebde8b170a420bb71d86c3",
@@ -32,12 +32,12 @@ FEW_PAGE_SIZES = (1, 2, 3, 7, 64, 127, 513, 1000, 4096, 4097, 65537)
 
 
 def batch_sizes(limit: int) -> list[int]:
-    """Return the batch sizes to try, up to `limit` and with `limit` itself."""
+    """Return the batch sizes to try, up to `limit` and including `limit`."""
     return [size for size in _BATCH_SIZES if size < limit] + [limit]
 
 
 def deceptive_bytes(nbytes: int, rng: random.Random) -> dict[str, bytes]:
-    """Return pages of `nbytes` that code between caller and store may misread, by a description."""
+    """Return pages of `nbytes` that code between caller and store may misread, by their description."""
     random_bytes = rng.randbytes(nbytes)
     half = random_bytes[: nbytes // 2]
     starts = {
@@ -72,7 +72,7 @@ def _not_zero(value: int) -> int:
 
 
 def nearly_equal(nbytes: int, rng: random.Random) -> list[bytes]:
-    """Return pages that differ from the first one in one byte, in their order, or in one bit."""
+    """Return pages that differ from the first one in one byte, in the order of bytes, or in one bit."""
     base = rng.randbytes(nbytes)
     places = {0, 1, nbytes // 4, nbytes // 2, 3 * nbytes // 4, nbytes - 2, nbytes - 1}
     changed = [
@@ -123,7 +123,7 @@ def _one_digit_changed(page_hash: str, step: int) -> list[str]:
 def segmentations(
     nbytes: int, alignment: int, rng: random.Random, most: int = _MOST_SEGMENTS
 ) -> dict[str, Sequence[int]]:
-    """Return lengths of a page's segments, by a description. Cuts are multiples of `alignment`."""
+    """Return lengths of a page's segments, by their description. Cuts are multiples of `alignment`."""
     fibonacci = takewhile(lambda place: place < nbytes, accumulate(_fibonacci(), initial=0))
     places: Mapping[str, Sequence[int]] = {
         "1 segment": (),

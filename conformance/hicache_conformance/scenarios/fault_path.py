@@ -1,4 +1,4 @@
-"""The path from a store to its server, with a proxy in front of each address of the config."""
+"""The path from a store to its server, with a proxy in front of each address in the config."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
     from hicache_storage.storage import HiCacheStorage
 
 TIMEOUT_S = 1.0
-"""The value of `timeout_s`, where the store has that field."""
+"""The value for `timeout_s` if the store has that field."""
 GRACE_S = 1.75
-"""The time that a call may take beyond its timeout: the contract's second, and a busy machine's."""
+"""How long a call may take beyond its timeout: the contract's second, and more on a busy machine."""
 RECOVERY_LIMIT_S = 12.0
-"""The longest time that a store may have a breaker open, or be late on a busy machine."""
+"""How long a store may keep a breaker open, or be late on a busy machine."""
 _HANGS_AFTER_S = 4.0
-"""The time that a late call is waited for before it counts as hanging."""
+"""How long to wait for a late call before it counts as hanging."""
 _DEFAULT_TIMEOUT_S = 30.0
 _LONGEST_TIMEOUT_S = 15.0
 _MAX_WIDTH = 8
 _CONNECT_WAIT_S = 0.2
-"""The time after which a connection to this machine itself is waiting in a queue."""
+"""If connecting to this machine takes longer than this, the connection waits in a queue."""
 _ABSENT = "0" * 64
 _PROBE_CALLS = 4
-"""The number of calls that show whether a store uses its proxies: one alone may meet a heartbeat."""
+"""So many calls show whether a store uses its proxies: a heartbeat may disguise a single one."""
 LEAST_NBYTES = len(_ABSENT) // 2
-"""The fewest bytes of a call: it names a page, at least in binary."""
+"""The fewest bytes that a call sends: it names a page, at least in binary."""
 
 
 @dataclass
@@ -56,12 +56,12 @@ class FaultPath:
 
     @property
     def limit_s(self) -> float:
-        """The longest time of a call."""
+        """How long a call may take."""
         return self.timeout_s + GRACE_S
 
     @property
     def width(self) -> int:
-        """The number of simultaneous calls that use every connection of the store."""
+        """How many simultaneous calls use every connection of the store."""
         return min(self.case.claims.parallelism, _MAX_WIDTH)
 
     def on_all(self, fault: Callable[[FaultProxy], object]) -> None:
@@ -70,11 +70,11 @@ class FaultPath:
             fault(proxy)
 
     def bytes_moved(self) -> int:
-        """Return the number of bytes through all proxies, in both directions."""
+        """Return how many bytes have passed all proxies, in both directions."""
         return sum(proxy.bytes_up + proxy.bytes_down for proxy in self.proxies)
 
     def caller(self, label: str = "store") -> Caller:
-        """Return the calls of a new handle that has opened the key space."""
+        """Return a caller on a new handle that has opened the key space."""
         opened: list[HiCacheStorage] = []
         _retry(lambda: opened.append(self.case.open_storage(self.config)))
         caller = self.caller_of(opened[0], label)
@@ -82,12 +82,12 @@ class FaultPath:
         return caller
 
     def caller_of(self, storage: HiCacheStorage, label: str = "store") -> Caller:
-        """Return the calls of a handle that has not opened the key space."""
+        """Return a caller on a handle that has not opened the key space."""
         probe = Probe(storage, self.case.trace, label, absent=self.case.absent)
         return Caller(probe, self.space, self.limit_s + _HANGS_AFTER_S)
 
     def stored_pages(self, caller: Caller, count: int) -> dict[str, bytes]:
-        """Store pages and return them. `caller` has not seen them where another handle can set them."""
+        """Store pages and return them. If another handle can set them, `caller` has not seen them."""
         pages = self.case.contents(self.space, self.case.hashes(count))
         writer = self.caller("writer") if self.case.claims.shared else caller
         for page_hash, data in pages.items():
@@ -105,7 +105,7 @@ class FaultPath:
         return attempt.answer
 
     def open_and_call(self, caller: Caller) -> Attempt:
-        """Open one more handle and make a call, since a lazy store connects only then."""
+        """Open one more handle and make a call, because a lazy store connects only then."""
 
         def call() -> list[bool]:
             with self.case.subject.storage_class.from_config(self.config) as storage:
@@ -127,7 +127,7 @@ def foreign_exception(attempt: Attempt, sequence: Sequence[str]) -> Violation:
 
 
 def must_not_be_foreign(path: FaultPath, attempt: Attempt) -> None:
-    """Raise `Violation` where a call raised an exception that the contract does not allow."""
+    """Raise `Violation` if a call raised an exception that the contract does not allow."""
     if attempt.error is not None and not attempt.failed_by_contract:
         raise foreign_exception(attempt, path.case.trace.sequence(attempt.operation))
 
@@ -135,10 +135,10 @@ def must_not_be_foreign(path: FaultPath, attempt: Attempt) -> None:
 def must_end_in_time(
     path: FaultPath, attempt: Attempt, why: str, *, claim: str = "", hint: str = ""
 ) -> None:
-    """Raise `Violation` where a call took too long or raised a foreign exception.
+    """Raise `Violation` if a call took too long or raised a foreign exception.
 
-    `why` completes the message "took too long when". `claim` begins the message, and `hint` completes
-    what was expected.
+    `why` completes the message "took too long when". `claim` begins the message, and `hint`
+    completes what was expected.
     """
     must_not_be_foreign(path, attempt)
     if attempt.own_s > path.limit_s:
@@ -154,8 +154,7 @@ def must_end_in_time(
 def open_fault_path(
     case: Case, page_nbytes: int = 64 << 10, *, short_timeout: bool = True
 ) -> Generator[FaultPath, None, None]:
-    """Open the case's store behind proxies that pass everything. `short_timeout` sets a short
-    `timeout_s`.
+    """Open the case's store behind proxies that pass everything, by default with a short `timeout_s`.
 
     Raises:
         NotDeclared: The store has no server.
@@ -192,7 +191,7 @@ def open_direct_path(
 
 
 def without_server(config: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the config with an address where nobody listens, or None where it names no address."""
+    """Return the config with an address where nobody listens, or None if it names no address."""
     endpoints = endpoints_in(config)
     if not endpoints:
         return None
@@ -203,7 +202,7 @@ def without_server(config: dict[str, Any]) -> dict[str, Any] | None:
 
 @contextmanager
 def full_listener() -> Generator[tuple[str, int], None, None]:
-    """Yield an address where connecting neither succeeds nor fails: the listener's queue is full.
+    """Yield an address where connecting neither succeeds nor fails, because the queue is full.
 
     Raises:
         NotVerified: This system accepts more connections than the queue holds.
@@ -231,7 +230,7 @@ def _proxy(endpoint: Endpoint) -> FaultProxy:
 
 
 def _with_short_timeout(case: Case, config: dict[str, Any]) -> tuple[dict[str, Any], float]:
-    """Return the config with a short `timeout_s`, and the timeout of its calls."""
+    """Return the config with a short `timeout_s`, and the timeout that its calls have."""
     short = {**config, "timeout_s": TIMEOUT_S}
     try:
         case.subject.storage_class.from_config(short).close()
@@ -247,7 +246,7 @@ def _with_short_timeout(case: Case, config: dict[str, Any]) -> tuple[dict[str, A
 
 
 def _must_use_proxies(path: FaultPath) -> None:
-    """Raise `NotVerified` where the bytes of calls do not pass the proxies.
+    """Raise `NotVerified` if the bytes of calls do not pass the proxies.
 
     The bytes of pages may take another path: some stores ask a server where a page is and fetch it
     elsewhere.

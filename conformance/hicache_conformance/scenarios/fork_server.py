@@ -1,8 +1,8 @@
-"""A server that forks the processes which checks kill while they write, and the actors of these.
+"""Quickly forks processes that checks kill while they write. Their actors are here too.
 
-`ForkServer` starts one interpreter, which forks once for every process. That interpreter has loaded
-the storage class, so that no process loads the class again. No store is open in the interpreter, and
-no thread of the class's module runs there, so a fork is as clean as a fresh interpreter, and quicker.
+`ForkServer` starts one interpreter, which forks once for every process. It has already loaded the
+storage class, so no process loads the class again. No store is open in this interpreter, and no
+thread of the class's module runs there. So a fork is as clean as a fresh interpreter, and quicker.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 HELD = "held"
-"""The message of `write_half` when the store is half way through a page."""
+"""What `write_half` sends when the store is half way through a page."""
 _REAP = "reap"
 _END_LIMIT_S = 10.0
 _POLL_S = 0.001
@@ -46,7 +46,7 @@ class _ForkRequest:
 
 @dataclass(frozen=True, slots=True)
 class _ChildExit:
-    """The exit of a process, with its code (negative for a signal). It is not reaped yet."""
+    """A process ended with this code (negative for a signal). It is not reaped yet."""
 
     code: int
 
@@ -63,7 +63,7 @@ class ForkServer:
         case.at_end(self.end)
 
     def spawn(self, actor: Callable[..., None], *arguments: Any) -> ForkedChild:
-        """Fork a process that runs `actor(link, *arguments)`. The process before it is killed."""
+        """Fork a process that runs `actor(link, *arguments)`, and kill the process before it."""
         if self._latest is not None:
             self._latest.kill()
         self._server.send(_ForkRequest(actor, arguments))
@@ -137,7 +137,7 @@ class ForkedChild:
             os.kill(self._pid, signal.SIGCONT)
 
     def remaining_messages(self) -> list[Any]:
-        """Return all messages until the process has died."""
+        """Return all messages that the process sends until it dies."""
         messages: list[Any] = []
         with suppress(EOFError):
             while True:
@@ -156,9 +156,9 @@ def _await_stop(pid: int) -> None:
 
 
 def _serve_forks_of_class(link: Link) -> None:
-    """Load the storage class, report whether forks are of use, and serve them.
+    """Load the storage class, report whether its processes can be forked, and fork them.
 
-    They are of no use where loading the class has started threads, which a forked process lacks.
+    They can't be forked if loading the class has started threads, which a forked process lacks.
     """
     threads = _thread_count()
     assert link.reference is not None
@@ -169,7 +169,7 @@ def _serve_forks_of_class(link: Link) -> None:
 
 def _serve_forks(link: Link) -> None:
     """Fork a process for each request, and report its exit."""
-    # Newer Pythons warn of the other thread, which sleeps.
+    # Newer Pythons warn about the other thread, which sleeps.
     warnings.simplefilter("ignore", DeprecationWarning)
     own = os.getpid()
     while True:
@@ -182,7 +182,7 @@ def _serve_forks(link: Link) -> None:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         link.send(_ChildExit(_exit_code(pid)))
         while link.receive() != _REAP:
-            pass  # The message was for the process that has exited.
+            pass  # The message was for the process that has ended.
         os.waitpid(pid, 0)
         link.send(_REAP)
 
@@ -192,7 +192,7 @@ def _thread_count() -> int:
 
 
 def _exit_code(pid: int) -> int:
-    """Return the exit code of a zombie, and leave the zombie."""
+    """Return the exit code of a zombie, without reaping it."""
     status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert status is not None
     return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
@@ -204,7 +204,7 @@ def _exit_code(pid: int) -> int:
 def write_until_the_limit(
     link: Link, space: KeySpace, pages: Mapping[str, bytes], file_nbytes: int
 ) -> None:
-    """Set pages. The kernel kills this process in the write that makes a file longer than a limit."""
+    """Set pages. The kernel kills this process when a write makes a file longer than a limit."""
     probe = link.open(alone=False)
     probe.open_space(space)
     _limit_files(file_nbytes)
@@ -218,9 +218,9 @@ def open_within_the_limit(
     pages: Mapping[str, bytes],
     file_nbytes: int,
 ) -> None:
-    """Open the store of `config` and set pages, with the limit in force before the opening."""
+    """Open the store of `config` and set pages. The limit applies before the store is opened."""
     assert link.reference is not None
-    link.reference.load()  # The limit is not for the files of an import.
+    link.reference.load()  # The limit must not hit the files of an import.
     sys.dont_write_bytecode = True
     link.config = config
     _limit_files(file_nbytes)
@@ -257,7 +257,7 @@ def read_half(link: Link, space: KeySpace, hashes: Sequence[str]) -> None:
 
 
 def scan_half(link: Link, space: KeySpace) -> None:
-    """List pages, and report the arrival of the first."""
+    """List pages, and report when the first one arrives."""
     probe = link.open(alone=False)
     probe.open_space(space)
     listing = probe.scanning(space)
@@ -269,7 +269,7 @@ def scan_half(link: Link, space: KeySpace) -> None:
 def write_forever(
     link: Link, space: KeySpace, pages: Mapping[str, Sequence[bytes]], batch_pages: int
 ) -> None:
-    """Set all pages again and again in new versions. Report the accepted pages batch by batch."""
+    """Set all pages again and again in new versions. Report the accepted pages after each batch."""
     probe = link.open(alone=False)
     probe.open_space(space)
     hashes = list(pages)
@@ -282,7 +282,7 @@ def write_forever(
 
 
 def write_in_a_loop(link: Link, space: KeySpace, pages: Mapping[str, bytes]) -> None:
-    """Set the same pages again and again with little else, so that a stop meets a set."""
+    """Set the same pages again and again and do little else, so that a stop hits a set."""
     probe = link.open(alone=False)
     probe.open_space(space)
     memory = probe.memory(space, len(pages)).filled_with(list(pages.values()))
@@ -292,7 +292,7 @@ def write_in_a_loop(link: Link, space: KeySpace, pages: Mapping[str, bytes]) -> 
 
 
 class _LinkGate(Gate):
-    """A gate that reports to the parent that it was reached, and waits for its answer."""
+    """A gate that reports to the parent when a call reaches it, and waits for the answer."""
 
     def __init__(self, link: Link) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""A process that forks while a store is open in it, and the handle on both sides of the fork.
+"""A process forks while a store is open in it, and both sides use the handle.
 
-The kit starts a process for this. A fork of the test's process would have dead threads of pytest
-and of other stores in it.
+The kit starts a process for this. If the test's process forked, the child would have dead threads
+of pytest and of other stores.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ CALL_LIMIT_S = 15.0
 _ANSWER_LIMIT_S = 60.0
 _ROUNDS = 12
 _ROUNDS_LIMIT_S = 8.0
-"""The time after which a slow store has fewer rounds: many calls in time are no hang."""
+"""After this time a slow store has fewer rounds: many calls that are in time are not a hang."""
 _ROUND_PAGES = 3
 
 
 class ClosesFirst(enum.Enum):
-    """The side that closes first, while the other one continues."""
+    """Which side closes first, while the other one continues."""
 
     CHILD = "the forked child"
     PARENT = "its parent"
-    """The child is killed in the end, so the pages that it set are never closed by it."""
+    """The child is killed in the end, so it never closes the pages that it set."""
 
 
 @dataclass(slots=True)
 class Report:
-    """The results of one side of the fork."""
+    """What one side of the fork reports."""
 
     problem: str = ""
-    """A description of the fault, or ""."""
+    """What went wrong, or ""."""
     refusals: int = 0
     calls: int = 0
     taken: dict[str, bytes] = field(default_factory=dict[str, bytes])
@@ -114,7 +114,7 @@ class _HandleUser:
                 raise NotVerified(f"the store takes no page before the fork: {attempt.text}")
 
     def use(self, limit_s: float) -> None:
-        """Set, read and look up pages for `limit_s`, and some rounds at least, up to the first fault."""
+        """Set, read and look up pages for `limit_s`, at least some rounds, up to the first fault."""
         began_s = time.monotonic()
         elapsed_s, turn = 0.0, 0
         while not self.report.problem and (
@@ -130,7 +130,7 @@ class _HandleUser:
         self.report.problem = self.report.problem or self._foreign_error(self.caller.close())
 
     def _problems(self) -> Iterator[str]:
-        """Yield the faults of one round."""
+        """Yield what goes wrong in one round."""
         fresh = self._fresh()
         for page_hash, data in fresh.items():
             attempt = self.caller.set({page_hash: data})
@@ -153,7 +153,7 @@ class _HandleUser:
                 del self.report.taken[page_hash]
 
     def _foreign_error(self, attempt: Attempt) -> str:
-        """Return the exception of a call where it is no refusal, or ""."""
+        """Return the exception of a call if it is not a refusal, or ""."""
         self.report.calls += 1
         if attempt.error is None:
             return ""
@@ -188,7 +188,7 @@ class _ForkedUser:
         child_end.close()
 
     def send(self, limit_s: float) -> None:
-        """Request that the child uses the handle for `limit_s`."""
+        """Ask the child to use the handle for `limit_s`."""
         with suppress(BrokenPipeError):
             self._connection.send(limit_s)
 
@@ -214,7 +214,7 @@ class _ForkedUser:
             os.close(descriptor)
 
     def kill(self) -> None:
-        """Send SIGKILL without a message before it: the child would close its handle after one."""
+        """Send SIGKILL, but no message before it: after one the child would close its handle."""
         with suppress(ProcessLookupError, ChildProcessError):
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
@@ -222,7 +222,7 @@ class _ForkedUser:
 
 
 def _run_child(connection: Connection, side: _HandleUser) -> None:
-    """Run the forked child."""
+    """Run the child after the fork."""
     with suppress(EOFError):
         while True:
             limit_s: float = connection.recv()

@@ -1,4 +1,4 @@
-"""A storage as the page store uses it: pages with a header, loaded and saved by verdict."""
+"""A storage used as by the page store: pages have a header, and are loaded and saved with verdicts."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 PAGE_STORE = "page_store"
-"""The name in `Subject.absent` of a store that is used without the frames of the page store."""
+"""The name in `Subject.absent` for a store that is used without the frames of the page store."""
 _TIMEOUT_S = 60.0
-# The checks damage pages on purpose, so the terminal shows no warnings of them.
+# The checks damage pages on purpose, so the terminal shows no warnings about them.
 logging.getLogger("hicache_storage.page_store").addHandler(logging.NullHandler())
 
 
@@ -54,7 +54,7 @@ class FramedStore:
         self._store = PageStore(probe.storage, PageStoreSettings(timeout_s=_TIMEOUT_S))
         self._store.open_space(space)
         self.stored_space = replace(space, frame_nbytes=self._store.frame_nbytes)
-        """The key space with the frame, as the storage knows it."""
+        """The key space with the frame, as the storage sees it."""
 
     def save(self, payloads: Mapping[str, bytes]) -> dict[str, bytes]:
         """Save pages, none of which may be refused. Return the stored bytes of each."""
@@ -74,7 +74,7 @@ class FramedStore:
         return dict(zip(payloads, stored, strict=True))
 
     def load(self, payloads: Mapping[str, bytes]) -> dict[str, Verdict]:
-        """Return the verdict on each page. Raise where an OK page does not hold its payload."""
+        """Return the verdict on each page. Raise if an OK page does not hold its payload."""
         pages = self._pages(len(payloads))
         verdicts = dict(zip(payloads, self._run("load", list(payloads), pages), strict=True))
         for (page_hash, payload), page in zip(payloads.items(), pages, strict=True):
@@ -84,7 +84,7 @@ class FramedStore:
         return verdicts
 
     def corrupt_count(self) -> int:
-        """Return the number of loaded pages that the page store has counted as damaged."""
+        """Return how many loaded pages the page store has counted as damaged."""
         counters = self._store.stats()
         wrong = (Verdict.CORRUPT, Verdict.WRONG_KEY, Verdict.WRONG_SIZE)
         return sum(counters.get(pages_counter("load", verdict), 0) for verdict in wrong)

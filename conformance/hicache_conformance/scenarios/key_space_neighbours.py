@@ -1,4 +1,4 @@
-"""Key spaces that a store might confuse: one field apart, equal when joined, oddly named."""
+"""Key spaces that a store might confuse: one field apart, equal when joined, or oddly named."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Neighbour:
     """The name of the field, such as `dtype` or `shard.heads`."""
     space: KeySpace
     difference: str
-    """A description with both values."""
+    """A description that shows both values."""
 
 
 def rich_space(space: KeySpace) -> KeySpace:
@@ -80,7 +80,7 @@ def neighbours(space: KeySpace, *, quick: bool = False) -> list[Neighbour]:
 
 
 def colliding_fields(space: KeySpace) -> Iterator[tuple[str, KeySpace, KeySpace]]:
-    """Yield pairs that are equal where fields are swapped, joined or summed up, with a description."""
+    """Yield pairs, described, that are equal once fields are swapped, joined or summed up."""
     whole = space.stored_nbytes
     part = whole // 4
     plain: tuple[tuple[str, Fields, Fields], ...] = (
@@ -120,10 +120,10 @@ def colliding_fields(space: KeySpace) -> Iterator[tuple[str, KeySpace, KeySpace]
 
 
 def equal_when_joined(space: KeySpace, separator: str, token: str) -> dict[str, KeySpace]:
-    """Return key spaces that are equal where `separator` joins the text fields, in any order.
+    """Return key spaces that are equal once `separator` joins the text fields, in any order.
 
-    Every text field is `token`. The field that names a key space is two tokens with the separator
-    between.
+    One text field of each is two tokens with the separator between them, and gives the key space
+    its name here. All others are `token`.
     """
     texts: Fields = dict.fromkeys(_TEXTS, token)
     twice: Fields = dict.fromkeys(_TEXTS, f"{token}{separator}{token}")
@@ -131,7 +131,7 @@ def equal_when_joined(space: KeySpace, separator: str, token: str) -> dict[str, 
 
 
 def odd_texts(space: KeySpace, *, quick: bool = False) -> Iterator[tuple[str, KeySpace]]:
-    """Yield key spaces with odd values of their text fields other than the model, with a description."""
+    """Yield key spaces with odd values of a text field other than the model, each with a description."""
     values = ["a/b", "a-b", "A-b", "..", "a b", "a_b", "x" * 300, "x" * 299 + "y"]
     values += [unicodedata.normalize(form, "é") for form in ("NFC", "NFD")]
     for name in _TEXTS[1:]:
@@ -141,9 +141,9 @@ def odd_texts(space: KeySpace, *, quick: bool = False) -> Iterator[tuple[str, Ke
 
 
 def similar_ids(space: KeySpace, digits: int) -> Iterator[tuple[str, KeySpace, KeySpace]]:
-    """Yield a pair whose ids begin with the same few digits and a pair whose ids end so.
+    """Yield a pair whose ids begin with the same few digits, and a pair whose ids end with the same.
 
-    Each pair has a description. None of the key spaces is `space` itself, nor equal to it.
+    Each pair has a description. None of the key spaces is `space` itself, or equal to it.
     """
     ways = {"begin": slice(digits), "end": slice(-digits, None)}
     seen: dict[str, dict[str, KeySpace]] = {description: {} for description in ways}
@@ -159,7 +159,7 @@ def similar_ids(space: KeySpace, digits: int) -> Iterator[tuple[str, KeySpace, K
 
 
 def known_similar_ids() -> Iterator[tuple[str, KeySpace, KeySpace]]:
-    """Yield such pairs with twelve equal digits. They are the same in every run."""
+    """Yield pairs of this kind with twelve equal digits. They are the same in every run."""
     space = KeySpace(
         model="conformance/look-alike",
         dtype="bfloat16",
@@ -176,7 +176,7 @@ def known_similar_ids() -> Iterator[tuple[str, KeySpace, KeySpace]]:
 def odd_names(token: str, elsewhere: str, *, quick: bool = False) -> list[str]:
     """Return model names that stores mishandle or confuse. Most of them begin with `token`.
 
-    Some are paths for stores that use names as paths: up by two directories at most, or
+    Some are paths, for stores that use names as paths. They go up by two directories at most, or to
     `elsewhere`, which is absolute. With `quick`, there are one or two of each kind.
     """
     long = f"{token}/" + "x" * 300

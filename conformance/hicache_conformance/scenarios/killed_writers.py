@@ -1,4 +1,4 @@
-"""A store after the death of a process that wrote to it: reopened, and compared with its pages."""
+"""A store after a process that wrote to it was killed: reopen it, and compare it with its pages."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 _LEASE_LIMIT_S = 15.0
-"""The longest time that a leased lock may outlive its dead owner."""
+"""How long a leased lock may outlive its dead owner."""
 _POLL_S = 0.05
 
 
 def require_outlived(case: Case) -> None:
-    """End the check where no process can see what a dead process has left."""
+    """End the check if no process can see what a dead process has left."""
     if case.claims.shared or case.claims.durability >= Durability.CRASH:
         return
     space = case.space(fitting(case, 64), tenant="outlived")
@@ -40,7 +40,7 @@ def require_outlived(case: Case) -> None:
 
 
 def require_files(case: Case) -> None:
-    """End the check where the store keeps nothing in files under the test's directory."""
+    """End the check if the store keeps nothing in files under the test's directory."""
     if str(case.scratch.path) not in str(case.config):
         raise no_files(case)
     store, space = case.open(), case.space(fitting(case, 64), tenant="files")
@@ -77,7 +77,7 @@ class KilledWriterScenario:
         self._outlives_writer = self._stays_open or outlives_process(case)
 
     def pages_to_write(self, versions: int) -> dict[str, list[bytes]]:
-        """Return a fresh page with its possible contents. All but the last of them have been set."""
+        """Return a fresh page with its possible contents. All contents but the last have been set."""
         hashes = self.case.hashes(1)
         contents = [self.case.contents(self.space, hashes, number) for number in range(versions)]
         if versions > 1:
@@ -89,7 +89,7 @@ class KilledWriterScenario:
         return {page_hash: [each[page_hash] for each in contents] for page_hash in hashes}
 
     def verify(self, pages: Mapping[str, Sequence[bytes]]) -> None:
-        """Check the pages after their writer was killed, and set them again."""
+        """Check the pages after their writer was killed, then set them again."""
         with must_keep_answering(self.case):
             self._verify(pages)
 
@@ -107,7 +107,7 @@ class KilledWriterScenario:
 
 
 def reopen(case: Case, config: Mapping[str, object] | None = None) -> Probe:
-    """Open a new handle. Repeat while the locks of a dead process may keep the store from opening."""
+    """Open a new handle. Repeat as long as the locks of a dead process may prevent that."""
     until_s = time.monotonic() + _LEASE_LIMIT_S
     while True:
         number = case.trace.began("from_config() after the kill")
@@ -130,7 +130,7 @@ def reopen(case: Case, config: Mapping[str, object] | None = None) -> Probe:
 
 @contextmanager
 def must_keep_answering(case: Case) -> Generator[None, None, None]:
-    """Raise `Violation` where a store without a server stops answering after a kill."""
+    """Raise `Violation` if a store without a server stops answering after a kill."""
     try:
         yield
     except ServerGone as error:
@@ -147,12 +147,12 @@ def must_keep_answering(case: Case) -> Generator[None, None, None]:
 def must_be_intact_or_absent(
     case: Case, store: Probe, space: KeySpace, pages: Mapping[str, Sequence[bytes]]
 ) -> None:
-    """Raise where a hit is none of the given contents."""
+    """Raise if a hit has none of the given contents."""
     must_be_intact(case, store, space, pages, store.get(space, list(pages)))
 
 
 def kill_lengths(case: Case, space: KeySpace) -> list[int]:
-    """Return file lengths at which to kill a writer, from the end of a file that is appended to."""
+    """Return file lengths at which to kill a writer. If a file is appended to, count from its end."""
     nbytes = space.stored_nbytes
     near = [1, nbytes // 2, nbytes - 1, nbytes]
     if not case.quick:
@@ -165,9 +165,7 @@ def kill_lengths(case: Case, space: KeySpace) -> list[int]:
 def must_accept(
     case: Case, store: Probe, space: KeySpace, pages: Mapping[str, Sequence[bytes]]
 ) -> None:
-    """Set the last of the contents of each page, and read one back. A dead owner's lock may delay
-    this.
-    """
+    """Set the last contents of each page, and read them back. A dead owner's lock may delay this."""
     latest = {page_hash: contents[-1] for page_hash, contents in pages.items()}
     until_s = time.monotonic() + _LEASE_LIMIT_S
     while not all(store.set(space, latest)):

@@ -1,7 +1,7 @@
 """Actors that open, use and close a store in a process of their own, and report what it leaves.
 
-In a busy process, other parts leave threads and descriptors as well. In a fresh process, only the
-store does.
+In a busy process, other parts leave threads and descriptors too. In a fresh process, only the store
+does.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ _CLOSE_LIMIT_S = 20.0
 _ANSWER_LIMIT_S = 240.0
 _USERS = 3
 _WARM_UP_ROUNDS = 2
-"""The rounds before the count: libraries keep a descriptor or an event loop of their first use."""
+"""Rounds before the count: when first used, libraries keep a descriptor or an event loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """The remains of rounds of open, use and close. A store that leaks leaves something each round."""
+    """What rounds of open, use and close leave. A store that leaks leaves something each round."""
 
     rounds: int
     left: list[str]
     """The threads, descriptors and processes."""
     uncollected: int
-    """The number of closed storages that something still refers to."""
+    """How many closed storages something still refers to."""
 
 
 def run_in_process(case: Case, actor: Callable[..., None], *arguments: Any) -> Any:
     """Run `actor` in a process of its own and return its result.
 
-    Where no other process can import the class, the actor runs in this process.
+    If no other process can import the class, the actor runs in this process.
     """
     try:
         child = case.child(actor, *arguments)
@@ -85,7 +85,7 @@ def receive_result(child: Child) -> Any:
 
 
 class _LocalLink(Link):
-    """A link of an actor that runs in this process."""
+    """A link for an actor that runs in this process."""
 
     def __init__(self, case: Case) -> None:
         self._parent_end, child_end = Pipe()
@@ -112,12 +112,12 @@ def _run_locally(case: Case, actor: Callable[..., None], *arguments: Any) -> Any
 
 
 def small_space(case: Case) -> KeySpace:
-    """Return a key space of pages that any store has room for."""
+    """Return a key space of pages that fit into any store."""
     return case.space(min(4096, case.claims.max_page_nbytes or 4096))
 
 
 def use(probe: Probe, space: KeySpace, pages: int = 3, *, tag: str = "") -> None:
-    """Call every method of daily use, with pages that are gone afterwards."""
+    """Call every method of daily use, with pages that are deleted afterwards."""
     hashes = [f"{number:08x}{os.getpid():024x}{_digits(tag):032x}" for number in range(pages)]
     probe.open_space(space)
     probe.set(space, {one: random.Random(one).randbytes(space.stored_nbytes) for one in hashes})
@@ -132,7 +132,7 @@ def use(probe: Probe, space: KeySpace, pages: int = 3, *, tag: str = "") -> None
 
 
 def leftovers(link: Link, space: KeySpace, temporary: str | None) -> None:
-    """Actor: send the remains of a storage that several threads used, and of one that was not used."""
+    """Actor: send what is left of a storage that several threads used, and of one that was not used."""
     if temporary is not None and not isinstance(link, _LocalLink):
         tempfile.tempdir = os.environ["TMPDIR"] = temporary
     with ThreadPoolExecutor(_USERS) as users:
@@ -150,7 +150,7 @@ def leftovers(link: Link, space: KeySpace, temporary: str | None) -> None:
 
 
 def growth(link: Link, space: KeySpace, rounds: int) -> None:
-    """Actor: send what `rounds` rounds leave, or twice as many rounds where they leave something."""
+    """Actor: send what `rounds` rounds leave. If they leave something, make twice as many."""
     for _ in range(_WARM_UP_ROUNDS):
         _round(link, space)
     earlier = ProcessResources.current()
@@ -165,7 +165,7 @@ def growth(link: Link, space: KeySpace, rounds: int) -> None:
 
 
 def failures(link: Link, wrong_configs: Sequence[dict[str, Any]], rounds: int) -> None:
-    """Actor: send the remains of `rounds` attempts to open the store with each wrong config."""
+    """Actor: send what `rounds` attempts to open the store with each wrong config leave."""
     for config in wrong_configs:
         _fail_to_open(link, config)
     earlier = ProcessResources.current()
@@ -176,7 +176,7 @@ def failures(link: Link, wrong_configs: Sequence[dict[str, Any]], rounds: int) -
 
 
 def failing_calls(link: Link, space: KeySpace, rounds: int) -> None:
-    """Actor: send the remains of `rounds` calls that fail between two messages of the parent."""
+    """Actor: send what `rounds` calls leave that fail between two messages of the parent."""
     probe = link.open()
     use(probe, space)
     use(probe, space)
@@ -215,7 +215,7 @@ def _round(link: Link, space: KeySpace, pages: int = 3) -> HiCacheStorage:
 
 
 def _use_from_threads(link: Link, space: KeySpace, users: ThreadPoolExecutor) -> Probe:
-    """Use the store from threads that live on, so that what it keeps for each thread is seen."""
+    """Use the store from threads that live on, so that what it keeps for each thread shows."""
     probe = link.open()
     met = threading.Barrier(_USERS)
 

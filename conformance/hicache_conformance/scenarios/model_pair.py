@@ -1,4 +1,4 @@
-"""A store and a dict that receive the same calls and must agree."""
+"""A store and a dict that receive the same calls, and must agree."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 PAGES = 5
 SPACES = {"kv": 100, "draft": 33, "swa": 100}
-"""Three small pools: two with pages of one size, and one of another size."""
+"""Three small pools: two with pages of the same size, and one with another size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call. Numbers stand for handles, key spaces and pages."""
+    """One call. Its handles, key spaces and pages are numbers."""
 
     kind: str
     """The name: `set`, `get`, `exists`, `delete`, `open`, `clear`, `scan`, `reopen` or `agree`."""
@@ -33,14 +33,14 @@ class Step:
 
 
 class ModelPair:
-    """A store and a dict. A disagreement raises `Violation` with the steps so far.
+    """A store and a dict. If they disagree, `Violation` is raised with the steps so far.
 
-    A read may return a version that was set since the last delete: one, or one of several where a
-    present page was set again.
+    A read may return a version that was set since the last delete. If a present page was set again,
+    several versions are possible.
     """
 
     def __init__(self, case: Case, name: str, config: Mapping[str, Any] | None = None) -> None:
-        """Open the handles. `config` is that of another store than the case's."""
+        """Open the handles. A given `config` is that of another store than the case's."""
         self.case = case
         self._config = config
         self.steps: list[Step] = []
@@ -67,7 +67,7 @@ class ModelPair:
 
     @staticmethod
     def outlives_handle(case: Case) -> bool:
-        """Return whether pages are there after a handle was closed and opened again."""
+        """Return whether pages are still there after a handle was closed and opened again."""
         return case.claims.durability >= Durability.CRASH
 
     @property
@@ -75,12 +75,12 @@ class ModelPair:
         return len(self._handles)
 
     def apply(self, step: Step) -> None:
-        """Apply a step to both."""
+        """Apply a step to the store and the dict."""
         self.steps.append(step)
         self._lines.append(f"{len(self.steps)}. {self._text(step)}")
         try:
             self._kinds[step.kind](step)
-        except Violation as violation:  # A violation of a single call has no sequence yet.
+        except Violation as violation:  # The violation of a single call has no sequence yet.
             violation.sequence = self._lines
             raise
 
@@ -158,7 +158,7 @@ class ModelPair:
         self._handles[step.handle] = self._opened(step.handle)
 
     def _agree(self, _: Step) -> None:
-        """Read everything through every handle. The other key spaces were never used."""
+        """Read everything through every handle. Key spaces that no step used are left out."""
         touched = sorted({step.space for step in self.steps})
         for handle in range(self.handles):
             for space in touched:
@@ -175,7 +175,7 @@ class ModelPair:
         return handle
 
     def _space(self, step: Step) -> KeySpace:
-        return replace(self._spaces[step.space])  # The copy is equal, and never the same object.
+        return replace(self._spaces[step.space])  # The copy is equal, but never the same object.
 
     def _data(self, space: int, page: int, version: int) -> bytes:
         page_hash = self._hashes[page]

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from hicache_storage.storage import Capabilities, PageInfo
 
 _FORWARDED = (StorageTimeout, StorageUnavailable, UnsupportedOperation)
-"""The errors that are raised here as in the other process."""
+"""The errors that are raised here just as in the other process."""
 _ANSWER_LIMIT_S = 120.0
-"""A limit longer than that of the store's calls, so that the check's own limit finds a hang first."""
+"""Longer than the limit of the store's calls, so that the check's own limit finds a hang first."""
 
 
 class RemoteError(Exception):
-    """Another exception of the store in the other process, by name."""
+    """The store in the other process raised another exception, whose name is in the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class _Call:
     nbytes: int = 0
     """The length of each page to get."""
     is_last: bool = False
-    """A flag: the process kills itself after it has sent the answer."""
+    """True: the process kills itself after it has sent the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class _Answer:
 
 
 class ProcessChannel(Protocol):
-    """The parent's side of a process, as `Child` and `ForkedChild` are."""
+    """The parent's side of a process, which `Child` and `ForkedChild` provide."""
 
     def send(self, value: Any) -> None: ...
     def receive(self, limit_s: float = ...) -> Any: ...
@@ -71,7 +71,7 @@ class RemoteStorage(HiCacheStorage):
     def __init__(self, child: ProcessChannel, claims: Capabilities) -> None:
         self._child = child
         self.is_killed_after_next_call = False
-        """A flag: SIGKILL hits the child right after its next answer."""
+        """True: the child is killed (SIGKILL) right after its next answer."""
         vars(self)["capabilities"] = claims
 
     @classmethod

@@ -40,9 +40,9 @@ _BATCH = st.lists(_PAGE, min_size=1, max_size=4, unique=True)
 
 
 class SequenceSearch:
-    """A search for a sequence of calls after which the store and the dict disagree.
+    """Searches for a sequence of calls after which the store and the dict disagree.
 
-    It ends after `limit_s`. A sequence that was found may take as much time again to be shortened.
+    It stops after `limit_s`. Shortening the sequence that it found may take as long again.
     """
 
     def __init__(self, case: Case, limit_s: float) -> None:
@@ -57,8 +57,8 @@ class SequenceSearch:
         """Try `sequences` sequences.
 
         Raises:
-            Violation: A sequence leads to a disagreement. The shortest one that was found is
-                told.
+            Violation: A sequence leads to a disagreement. The message has the shortest one that was
+                found.
             NotVerified: The store does not implement one of the calls.
         """
 
@@ -81,7 +81,7 @@ class SequenceSearch:
             raise self._shortened(*self._found)
 
     def new_pair(self) -> ModelPair | None:
-        """Return a fresh pair, or None where the time is up or a sequence was found."""
+        """Return a fresh pair, or None if the time is up or a sequence was found."""
         if self._is_over() or self._found is not None:
             return None
         self.sequences += 1
@@ -99,7 +99,7 @@ class SequenceSearch:
         return time.monotonic() > self._until_s
 
     def _shortened(self, violation: Violation, steps: list[Step]) -> Violation:
-        """Leave out and reduce steps while the disagreement remains.
+        """Leave out and reduce steps as long as the disagreement remains.
 
         Each try has a store of its own, so that other sequences have left nothing in it.
         """
@@ -119,7 +119,7 @@ class SequenceSearch:
         return violation
 
     def _reductions(self, steps: Sequence[Step], place: int) -> Iterator[list[Step]]:
-        """Yield the steps without the one at `place`, and with a smaller one in its place."""
+        """Yield the steps without the one at `place`, and with smaller ones in its place."""
         before, step, after = steps[:place], steps[place], steps[place + 1 :]
         yield [*before, *after]
         for smaller in self._smaller(step):
@@ -135,7 +135,7 @@ class SequenceSearch:
                 yield Step(kind, handle, space, tuple(range(PAGES)))
 
     def _fresh_config(self) -> dict[str, Any]:
-        """Return the config of an empty store, where the config of a test names one of its own."""
+        """Return the config of an empty store, if each test's config names a store of its own."""
         case = self.case
         fresh = copy.copy(case.subject).config(case.new_scratch())
         return {**fresh, **case.changed_fields}
@@ -156,9 +156,10 @@ class SequenceSearch:
 
 
 class _Machine(RuleBasedStateMachine):
-    """A state machine with a rule for each kind of step. Each sequence has a random choice of the rules.
+    """A state machine with a rule for each kind of step. Each sequence uses some rules, at random.
 
-    Each sequence has a random number of key spaces and of pages too. With few of them, more calls meet.
+    Each sequence also has a random number of key spaces and pages. If there are few, calls hit the
+    same pages more often.
     """
 
     def __init__(self, search: SequenceSearch) -> None:
@@ -281,4 +282,4 @@ def _hypothesis_home(path: Path) -> Generator[None, None, None]:
 
 
 def _mute(_: object) -> None:
-    """Discard a report of Hypothesis: the check reports the violation."""
+    """Discard a report of Hypothesis, because the check reports the violation."""

@@ -1,4 +1,4 @@
-"""Open stores, stored pages and time budgets for checks, and notes on their violations."""
+"""What checks begin with: open stores, stored pages, time budgets, and notes on violations."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _SOME = 6
 
 
 def fitting(case: Case, nbytes: int) -> int:
-    """Return `nbytes`, or the most that the store takes in one page."""
+    """Return `nbytes`, or the largest page that the store accepts if that is less."""
     return min(nbytes, case.claims.max_page_nbytes or nbytes)
 
 
 def open_store(case: Case, nbytes: int = 1024, **changes: Any) -> tuple[Probe, KeySpace]:
-    """Return a new handle and a key space that is open in it.
+    """Return a new handle, with a key space that is open in it.
 
-    The pages have `nbytes`, or the most that the store takes. `changes` are fields of the key space.
+    The pages have `nbytes`, or as many as the store accepts. `changes` are fields of the key space.
     """
     store, space = case.open(), case.space(fitting(case, nbytes), **changes)
     store.open_space(space)
@@ -42,10 +42,10 @@ def open_store(case: Case, nbytes: int = 1024, **changes: Any) -> tuple[Probe, K
 def store_many(
     case: Case, store: Probe, space: KeySpace, count: int, *, limit_s: float = 20.0
 ) -> dict[str, bytes]:
-    """Store up to `count` fresh pages, fewer in a slow store. Their number goes to the evidence.
+    """Store up to `count` fresh pages, or fewer in a slow store. Note the number in the evidence.
 
     Raises:
-        NotVerified: The store has no room for so many pages, or refuses pages without a reason, so
+        NotVerified: The store has no room for so many pages, or refuses pages for no reason, so
             that the accepted ones show nothing.
     """
     until_s = time.monotonic() + limit_s
@@ -58,7 +58,7 @@ def store_many(
 
 @contextmanager
 def note(description: str) -> Generator[None, None, None]:
-    """Add to a violation a fact that its message can't contain."""
+    """Add a fact to a violation that its message can't contain."""
     try:
         yield
     except Violation as violation:
@@ -67,10 +67,10 @@ def note(description: str) -> Generator[None, None, None]:
 
 
 def no_files(case: Case) -> NotDeclared | NotVerified:
-    """Return the end of a check of files for a store that has written none in the test's directory.
+    """Return the exception that ends a check of files if the store wrote none in the test's directory.
 
-    A store behind a server, or in the memory of a process, has none to write. Any other may have
-    written them elsewhere.
+    A store behind a server, or in the memory of a process, writes no files. Any other store may
+    have written them elsewhere.
     """
     if str(case.scratch.path) in str(case.config):
         return NotVerified("the store writes no files in the directory that it was given")
@@ -82,14 +82,14 @@ def no_files(case: Case) -> NotDeclared | NotVerified:
 def no_server(
     case: Case, missing: str = "the config names no address of a server"
 ) -> NotDeclared | NotVerified:
-    """Return the end of a check of connections for a store whose config has no address."""
+    """Return the exception that ends a check of connections if the config has no address."""
     if str(case.scratch.path) in str(case.config) or _is_in_memory(case):
         return NotDeclared("the store has no server: its pages are in files or in memory")
     return NotVerified(missing)
 
 
 def nothing_refused(case: Case) -> NotDeclared | NotVerified:
-    """Return the end of a check of refused pages for a store that has refused none."""
+    """Return the exception that ends a check of refused pages if the store refused none."""
     if case.keeps:
         return NotVerified("no set was refused: the store was not filled")
     return NotDeclared("no set was refused: the store makes room by itself when it is full")
@@ -100,13 +100,13 @@ def _is_in_memory(case: Case) -> bool:
 
 
 def open_and_set(case: Case, store: Probe, space: KeySpace, *hashes: str) -> None:
-    """Open a key space and set pages of these hashes in it."""
+    """Open a key space and set pages with these hashes in it."""
     store.open_space(space)
     case.must_set(store, space, case.contents(space, hashes))
 
 
 def another_handle(case: Case, store: Probe) -> Probe:
-    """Return a second handle on a shared store, or reopen a store that is durable only.
+    """Return a second handle on a shared store. Reopen a store that is durable but not shared.
 
     Raises:
         NotDeclared: The store claims that no other handle sees its pages.
@@ -134,7 +134,7 @@ class TimeBudget:
         self._cost_s = 0.0
 
     def allows(self, count: int) -> bool:
-        """Return whether `count` pages end in time at the cost of the last ones."""
+        """Return whether `count` pages can be done in time, at the cost of the last ones."""
         return time.monotonic() + count * self._cost_s < self._until_s
 
     @contextmanager
@@ -145,5 +145,5 @@ class TimeBudget:
         self._cost_s = (time.monotonic() - began_s) / count
 
     def shortened(self, items: Sequence[T]) -> Sequence[T]:
-        """Return `items`, or some from all over them where the time is too short for all."""
+        """Return `items`. If the time is too short for all, return some, spread over all of them."""
         return items if self.allows(len(items)) else items[:: -(-len(items) // _SOME)]

@@ -1,4 +1,4 @@
-"""Stores made small, so that a check fills them quickly."""
+"""Makes stores small, so that a check can fill them quickly."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 _FIELDS = ("capacity_nbytes", "max_nbytes", "map_nbytes", "size_nbytes", "capacity", "map_size")
-"""Names of a capacity in configs. The first, the contract's, is tried where the config has none."""
+"""Names of a capacity in configs. If a config has none of them, the first, the contract's, is tried."""
 _PAGE_NBYTES = 64 << 10
 _PAGES = 16
-"""The number of pages that have room in the small store."""
+"""How many pages fit into the small store."""
 _MIN_CAPACITY_NBYTES = 256 << 10
 _LARGEST_NBYTES = 16 << 20
-"""The largest capacity of a store that is not made smaller."""
+"""A store with at most this capacity is not made smaller."""
 _MAX_CALLS = 64
-"""The most calls for filling a store: a remote store makes few calls a second."""
+"""How many calls may fill a store, because a remote store makes few calls a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class SmallStore:
-    """An empty store of a small capacity."""
+    """An empty store with a small capacity."""
 
     case: Case
     probe: Probe
@@ -39,7 +39,7 @@ class SmallStore:
 
     @property
     def pages(self) -> int:
-        """The number of pages that fit, where nothing else takes room."""
+        """How many pages fit if nothing else takes room."""
         return self.capacity_nbytes // self.space.stored_nbytes
 
     def fill(self) -> tuple[dict[str, bytes], dict[str, bytes]]:
@@ -56,7 +56,7 @@ class SmallStore:
         return taken, refused
 
     def must_accept(self, present: dict[str, bytes]) -> None:
-        """Set pages that the store has, which needs no room."""
+        """Set pages that the store already has, which needs no room."""
         answers = self.probe.set(self.space, present)
         if not all(answers):
             raise self.probe.violation(
@@ -66,7 +66,7 @@ class SmallStore:
             )
 
     def must_not_exceed_capacity(self, taken: dict[str, bytes], refused: dict[str, bytes]) -> None:
-        """Raise where the store has accepted more than its capacity allows."""
+        """Raise if the store has accepted more than its capacity allows."""
         nbytes = len(taken) * self.space.stored_nbytes
         if not refused and nbytes > 2 * self.capacity_nbytes:
             raise self.probe.violation(
@@ -76,7 +76,7 @@ class SmallStore:
             )
 
     def require_kept(self) -> None:
-        """End the check where a full store may make room by itself."""
+        """End the check if a full store may make room by itself."""
         if not self.case.keeps:
             raise NotDeclared(
                 "retention is below UNTIL_DELETED: a full store may make room by itself"
@@ -85,7 +85,7 @@ class SmallStore:
     def must_have_room_again(
         self, first: Sized, again: Sized, why: str, sequence: Sequence[str] = ()
     ) -> None:
-        """Raise where the store took fewer pages than at `first`. `why` completes "a store that"."""
+        """Raise if the store accepted fewer pages than at `first`. `why` completes "a store that"."""
         if len(again) < 0.9 * len(first) - 1:
             raise self.probe.violation(
                 f"a store that {why} has lost room",
@@ -96,11 +96,10 @@ class SmallStore:
 
 
 def small_store(case: Case, page_nbytes: int = _PAGE_NBYTES) -> SmallStore:
-    """Return an empty store that is full soon, with an open key space.
+    """Return an empty store that is soon full, with an open key space.
 
     Raises:
-        NotVerified: The store is not small and could not be made so. The message gives the
-            reason.
+        NotVerified: The store is not small and could not be made so. The message says why.
     """
     page_nbytes = min(page_nbytes, case.claims.max_page_nbytes or page_nbytes)
     capacity_nbytes = make_small(case, max(_MIN_CAPACITY_NBYTES, _PAGES * page_nbytes))
@@ -114,8 +113,7 @@ def make_small(case: Case, capacity_nbytes: int) -> int:
     """Reduce the capacity of the stores that are opened from now on. Return the capacity.
 
     Raises:
-        NotVerified: The store is not small and could not be made so. The message gives the
-            reason.
+        NotVerified: The store is not small and could not be made so. The message says why.
     """
     own_nbytes = _capacity_nbytes(case)
     if own_nbytes is not None and own_nbytes <= _LARGEST_NBYTES:
@@ -153,9 +151,9 @@ def _small_fields(case: Case, capacity_nbytes: int) -> dict[str, Any]:
 
 
 def _is_own(case: Case) -> bool:
-    """Return whether no pages but the test's can be in the store.
+    """Return whether only the test's pages can be in the store.
 
-    A prefix may name a store, or only names in a store which others fill as well.
+    A prefix may name a whole store, or only names in a store that others fill too.
     """
     dies_with_process = not case.claims.shared and case.claims.durability < Durability.CRASH
     named = str(case.config)

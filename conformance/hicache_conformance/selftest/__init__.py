@@ -1,1 +1,1 @@
-"""The kit tested on stores whose verdict is known."""
+"""Tests of the kit on stores whose verdict is known."""

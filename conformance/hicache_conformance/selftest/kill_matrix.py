@@ -1,4 +1,4 @@
-"""The kill matrix: every mutant against every check of its rules, as the page docs/kill-matrix.md."""
+"""The kill matrix in docs/kill-matrix.md: every mutant against every check of its rules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hicache_conformance.run.runner import RunOptions
 
 Kills = dict[str, frozenset[str]]
-"""The names of the mutants that each check catches, by the full name of the check."""
+"""By the full name of each check, the names of the mutants that it catches."""
 
 _HEAD = """# The kill matrix
 
@@ -38,7 +38,7 @@ mutants that no other check catches.
 
 
 def kill_matrix(options: RunOptions, processes: int | None = None) -> Iterator[Finding]:
-    """Yield a finding for every mutant and every check of its rules, once each."""
+    """Yield one finding for every mutant and every check of its rules."""
     jobs = [Job(_all_findings, mutant.name) for mutant in all_mutants()]
     for found in run_jobs(jobs, options, processes):
         yield from found
@@ -72,7 +72,7 @@ def kill_matrix_page(kills: Mapping[str, frozenset[str]]) -> str:
 
 
 def read_kill_matrix(page: str) -> Kills:
-    """Return the pairs of check and mutant that a page shows."""
+    """Return the pairs of check and mutant that a kill-matrix page shows."""
     kills: Kills = {}
     for section in re.split(r"(?m)^## ", page)[1:]:
         rule_id = section.split(" ", 1)[0]

@@ -1,6 +1,7 @@
-"""The kit tested on stores whose verdict is known: mutants must be caught, right stores must pass.
+"""Tests of the kit itself: each mutant must be caught, and each right store must pass.
 
-A check that fails no wrong store proves nothing, and one that fails a right store is worse than none.
+A check that fails no wrong store proves nothing, and one that fails a right store is worse than
+none.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from hicache_conformance.tools.processes.child import Link
 
 CALL_LIMIT_S = 10.0
-"""The time after which a call of a mutant hangs. The right stores answer in far less."""
+"""If a call of a mutant takes this long, it hangs. The right stores answer in far less."""
 _LIMIT_S = 900.0
 _TRIES = 3
 _RENEWED_AFTER = 25
@@ -40,9 +41,9 @@ class Finding:
 
     store: str
     fault: str
-    """The defect of the store; empty for a right one."""
+    """The defect of the store; empty for a right store."""
     check: str
-    """The full name of the check; a rule, or "all", for a right store."""
+    """For a mutant, the full name of the check; for a right store, a rule or "all"."""
     as_expected: bool
     message: str
 
@@ -52,8 +53,8 @@ def findings(
 ) -> Iterator[Finding]:
     """Yield the findings of every right store on all checks, and of every mutant on its own checks.
 
-    A mutant that survives beside others is tried once more alone: threads race differently on a machine
-    that is not busy.
+    If a mutant survives while others run, it is tried once more alone, because threads race
+    differently on a machine that is not busy.
     """
     jobs: list[Job] = []
     if rights:
@@ -77,7 +78,7 @@ def survivors(found: Sequence[Finding]) -> list[Finding]:
 
 
 def checks_without_mutants() -> list[str]:
-    """Return the names of the checks that no mutant is there for."""
+    """Return the names of the checks for which there is no mutant."""
     covered = {check for mutant in all_mutants() for check in mutant.checks}
     return [check.name for check in all_checks() if check.name not in covered]
 
@@ -87,7 +88,7 @@ def checks_without_mutants() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The work on one store, for one process."""
+    """The work on one store, done by one process."""
 
     work: Callable[[str, RunOptions], list[Finding]]
     store: str = ""
@@ -98,8 +99,8 @@ def run_jobs(
 ) -> Iterator[list[Finding]]:
     """Yield the findings of each job, in order.
 
-    Several processes share the work, more than there are processors: most of it is waiting. A process
-    is renewed after a mutant that hung, because the mutant may have left threads that hang.
+    Several processes share the work, more than there are processors, because most of it is waiting.
+    After a mutant that hung, the process is replaced, because its threads may still hang.
     """
     done: Counter[CheckProcess] = Counter()
 
@@ -145,7 +146,7 @@ def _mutant_findings(name: str, options: RunOptions) -> list[Finding]:
 
 
 def killed(mutant: Mutant, check: Check, options: RunOptions) -> Finding:
-    """Return the finding of one check on one mutant. Threads that race have a few tries."""
+    """Return the finding of one check on one mutant. If threads race, the check has a few tries."""
     last = ""
     for attempt in range(_TRIES):
         record = run_check(
@@ -166,12 +167,12 @@ def _says(mutant: Mutant, record: CheckRecord) -> bool:
 
 
 def selected_checks(options: RunOptions) -> list[Check]:
-    """Return the checks that a run with these options has."""
+    """Return the checks that run with these options."""
     return [check for check in all_checks() if check.quick or not options.quick]
 
 
 def subject_for(mutant: Mutant) -> type[Subject]:
-    """Return the subject of a mutant: its own, or that of the store that it derives from."""
+    """Return the subject of a mutant: its own, or the subject of the store that it derives from."""
     return mutant.subject or subject_of(mutant.storage_class)
 
 
@@ -196,7 +197,7 @@ def _false_alarm(store: str, record: CheckRecord) -> Finding:
 
 
 def _outcome_findings(_: str, options: RunOptions) -> list[Finding]:
-    """Return a finding for each rule whose outcome on a store is known."""
+    """Return a finding for each rule whose outcome on a store is known in advance."""
     found: list[Finding] = []
     for subject, rule_id, outcome in must_come_to():
         checks = [check for check in all_checks() if check.rule.id == rule_id]

@@ -1,1 +1,1 @@
-"""Tools of the checks: page contents, proxies, processes, observation. None of them knows a rule."""
+"""Tools for the checks: page contents, proxies, processes, observation. None depends on a rule."""

@@ -1,4 +1,4 @@
-"""KV-009: a store with room accepts pages, and counts the pages that it refuses."""
+"""KV-009: a store accepts pages while it has room, and counts the pages that it refuses."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 _SETS = 1000
 _PAGE_NBYTES = 1024
 _BATCHES = (1, 1, 1, 7, 40)
-"""The numbers of pages of successive calls: alone, and in batches of several sizes."""
+"""How many pages successive calls set: one alone, then batches of several sizes."""
 _MOST_AT_ONCE = 100
-"""The number of pages after which all are deleted, so that the store stays as good as empty."""
+"""After this many pages all are deleted, so that the store stays almost empty."""
 _LEAST_REFUSED = 8
 
 
 @check("KV-009")
 def an_empty_store_refuses_no_page(case: Case) -> None:
-    """Of 1,000 sets into an idle, empty store none is refused, unless retention is BEST_EFFORT."""
+    """An idle, empty store accepts each of 1,000 sets, unless its retention is BEST_EFFORT."""
     store = case.open()
     space = case.space(_page_nbytes(case, store))
     store.open_space(space)
@@ -58,7 +58,7 @@ def an_empty_store_refuses_no_page(case: Case) -> None:
 
 @check("KV-009")
 def what_is_refused_is_counted(case: Case) -> None:
-    """Pages that a full store refuses are counted in `stats()`, under a name that says why."""
+    """A full store counts the pages that it refuses in `stats()`, under a name that says why."""
     small = small_store(case)
     small.fill()
     probe, space = small.probe, small.space
@@ -68,7 +68,7 @@ def what_is_refused_is_counted(case: Case) -> None:
     if len(refused) < _LEAST_REFUSED:
         raise nothing_refused(case)
     after = dict(probe.storage.stats().counters)
-    # The probe has looked the refused pages up, too. A counter of misses is no count of refusals.
+    # The probe has looked up the refused pages too, so a counter of misses does not count refusals.
     for page_hash in refused:
         probe.exists(space, [page_hash])
         probe.get(space, [page_hash])
@@ -84,14 +84,14 @@ def what_is_refused_is_counted(case: Case) -> None:
 
 
 def _page_nbytes(case: Case, store: Probe) -> int:
-    """Return a page size at which the simultaneous pages have plenty of room."""
+    """Return a page size at which all pages that are stored at once have plenty of room."""
     capacity_nbytes = store.storage.stats().capacity_nbytes
     most = capacity_nbytes // (4 * _MOST_AT_ONCE) if capacity_nbytes else _PAGE_NBYTES
     return fitting(case, max(1, min(_PAGE_NBYTES, most)))
 
 
 def _batches(max_batch: int) -> Iterator[int]:
-    """Yield the numbers of pages of the calls, 1,000 in all."""
+    """Yield how many pages each call sets, 1,000 in all."""
     left = _SETS
     while left:
         for count in _BATCHES:

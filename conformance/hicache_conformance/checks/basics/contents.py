@@ -1,4 +1,4 @@
-"""KV-003: a hit is exactly the bytes that were set under this hash, in this key space."""
+"""KV-003: a hit returns exactly the bytes that were set under this hash, in this key space."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @check("KV-003")
 def any_bytes_are_read_back(case: Case) -> None:
-    """Pages are bytes: zeros, text, line ends and file headers come back as they were set."""
+    """Pages may hold any bytes: zeros, text, line ends and file headers come back as they were set."""
     store = case.open()
     for nbytes in (8, 600, 2000):
         space = case.space(fitting(case, nbytes))
@@ -33,7 +33,7 @@ def any_bytes_are_read_back(case: Case) -> None:
 
 @check("KV-003")
 def pages_that_are_nearly_equal_are_apart(case: Case) -> None:
-    """Pages that differ in one byte, or in the order of their bytes, keep their own."""
+    """Pages that differ in one byte, or in the order of their bytes, each keep their own bytes."""
     store = case.open()
     for nbytes in (40, 1000, 3000):
         space = case.space(fitting(case, nbytes))
@@ -48,7 +48,7 @@ def pages_that_are_nearly_equal_are_apart(case: Case) -> None:
 
 @check("KV-003")
 def hashes_that_are_alike_are_apart(case: Case) -> None:
-    """Page hashes that share digits, a number or a start are different pages."""
+    """Hashes that share digits, a number or a start belong to different pages."""
     store, space = open_store(case, 64)
     budget = TimeBudget()
     for description, similar in similar_hashes(case.random).items():
@@ -68,7 +68,7 @@ def hashes_that_are_alike_are_apart(case: Case) -> None:
 
 @check("KV-003")
 def a_page_of_another_size_is_no_hit(case: Case) -> None:
-    """A longer or a shorter page under the same hash, in another key space, is a miss."""
+    """A page that is set in one key space is a miss in another whose pages are longer or shorter."""
     store = case.open()
     nbytes = fitting(case, 2000) // 2
     sizes = [size for size in (nbytes, nbytes + 1, nbytes - 1, 2 * nbytes, 1) if size > 0]
@@ -94,7 +94,7 @@ def _size(space: KeySpace) -> str:
 
 @check("KV-003")
 def sizes_under_one_hash_are_apart(case: Case) -> None:
-    """Key spaces of other page sizes keep their own bytes under the same hashes."""
+    """Key spaces with different page sizes each keep their own bytes under the same hashes."""
     store = case.open()
     nbytes = fitting(case, 2048) // 2
     spaces = [case.space(size) for size in dict.fromkeys((nbytes or 1, 2 * nbytes or 1, 1))]
@@ -108,7 +108,7 @@ def sizes_under_one_hash_are_apart(case: Case) -> None:
 
 @check("KV-003")
 def a_page_reads_the_same_every_time(case: Case) -> None:
-    """Reading other pages, larger ones and absent ones in between changes nothing."""
+    """A page reads the same every time, whatever pages are read or missed in between."""
     store = case.open()
     small, large = (case.space(fitting(case, nbytes)) for nbytes in (700, 6000))
     for space in (small, large):

@@ -1,4 +1,4 @@
-"""KV-006: a set that returned False never shows, after any later call."""
+"""KV-006: a page whose set returned False never shows, whatever is called later."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 _PAGE_NBYTES = 32 << 10
 _CAPACITY_NBYTES = 256 << 10
 _OFFERED_NBYTES = 2 << 20
-"""The number of bytes offered to a store without a capacity field, which may refuse some of them."""
+"""How many bytes are offered to a store without a capacity field, which may refuse some of them."""
 _MOST_PAGES = 512
 _BATCHES = 8
 _SETTLED_AFTER_S = 0.5
-"""The time after which most background work of a set has ended."""
+"""After this time, most background work of a set has ended."""
 _ANSWER_LIMIT_S = 120.0
 _WHY = "was refused: batch_set returned False"
 
 
 @check("KV-006")
 def a_page_that_has_no_room_never_shows(case: Case) -> None:
-    """A page that a full store refused is not there: not at once, nor later, nor when there is room."""
+    """A page that a full store refused is not there: not at once, not later, not when there is room."""
     store, space = _open_small_store(case)
     taken: dict[str, bytes] = {}
     refused: list[str] = []
@@ -60,7 +60,7 @@ def a_page_that_has_no_room_never_shows(case: Case) -> None:
 
 @check("KV-006")
 def bytes_that_have_no_room_never_show(case: Case) -> None:
-    """A present page keeps its bytes, or goes, when a set with other bytes was refused."""
+    """If a full store refuses new bytes for a present page, the page keeps its old bytes or goes."""
     store, space = _open_small_store(case)
     hashes = case.hashes(min(2 * _CAPACITY_NBYTES // space.stored_nbytes, _MOST_PAGES))
     old, new = (case.contents(space, hashes, version) for version in (0, 1))
@@ -82,7 +82,7 @@ def bytes_that_have_no_room_never_show(case: Case) -> None:
 
 @check("KV-006", quick=False)
 def a_page_that_the_file_system_refused_never_shows(case: Case) -> None:
-    """A page whose file could not be written is not there, nor when files can be written again."""
+    """A page whose file could not be written never shows, not even when files can be written again."""
     space = case.space(fitting(case, _PAGE_NBYTES))
     if not _writes_files(case, space):
         raise no_files(case)
@@ -114,7 +114,7 @@ def _set_on_a_full_disk(link: Link, space: KeySpace, hashes: list[str]) -> None:
     refused: list[str] = []
     for (page_hash, data), limit in zip(pages.items(), (0, nbytes // 2, nbytes - 1), strict=True):
         with file_size_limit(limit):
-            attempt = caller.set({page_hash: data})  # Another rule judges its exceptions.
+            attempt = caller.set({page_hash: data})  # Another rule judges exceptions.
         refused += [page_hash] if attempt.answer == [False] else []
     for _ in range(2):
         found = store.exists(space, refused)
@@ -136,7 +136,7 @@ def _set_on_a_full_disk(link: Link, space: KeySpace, hashes: list[str]) -> None:
 def _must_stay_out(
     case: Case, store: Probe, space: KeySpace, taken: dict[str, bytes], refused: list[str]
 ) -> None:
-    """Make room, set others, wait and reopen. No refused page may show."""
+    """Make room, set other pages, wait and reopen the store. No refused page may show."""
     to_delete = list(taken)[: len(taken) // 2 + 1]
     store.delete(space, to_delete)
     case.must_miss(store, space, refused, f"{_WHY}, before others were deleted")
@@ -156,9 +156,9 @@ def _must_stay_out(
 
 
 def _open_small_store(case: Case) -> tuple[Probe, KeySpace]:
-    """Open a store that is full soon, where its config allows that, and a key space."""
+    """Open a key space in a store that is soon full, if its config has a field for that."""
     room_nbytes = _MOST_PAGES // 2 * fitting(case, _PAGE_NBYTES)
-    with suppress(NotVerified):  # A store that stays large may refuse pages, too.
+    with suppress(NotVerified):  # A store that stays large may refuse pages too.
         make_small(case, min(_CAPACITY_NBYTES, room_nbytes))
     store, space = open_store(case, _PAGE_NBYTES)
     return store, space
@@ -170,7 +170,7 @@ def _writes_files(case: Case, space: KeySpace) -> bool:
     with note("nothing limits it yet"):
         store.open_space(space)
         case.stored(store, space, 1)
-    store.close()  # A store that is not shared may allow one handle at a time.
+    store.close()  # A store that is not shared may allow only one handle at a time.
     return _nbytes_under(case.scratch.path) - before >= space.stored_nbytes
 
 

@@ -22,7 +22,7 @@ _SETTLED_AFTER_S = 0.3
 
 @check("KV-007")
 def a_deleted_page_is_gone(case: Case) -> None:
-    """After its delete a page is neither found nor read, and all others are."""
+    """After a delete, exists and get no longer find the page, and still find all others."""
     store, space = open_store(case, 768)
     for places in ((0,), (4,), (2,), (0, 2, 4), (1, 2), (0, 1, 2, 3, 4)):
         pages = case.stored(store, space, 5)
@@ -36,7 +36,7 @@ def a_deleted_page_is_gone(case: Case) -> None:
 
 @check("KV-007")
 def deleting_an_absent_page_is_true(case: Case) -> None:
-    """Deleting a page that is not there returns True: it is gone."""
+    """A delete of a page that is not there returns True, because the page is gone."""
     store, space = open_store(case, 768)
     _must_delete(store, space, case.hashes(1))
     _must_delete(store, space, case.hashes(3))
@@ -51,7 +51,7 @@ def deleting_an_absent_page_is_true(case: Case) -> None:
 
 @check("KV-007")
 def a_deleted_page_can_be_set_again(case: Case) -> None:
-    """Set, delete and set in turn: the last one counts, with its own bytes."""
+    """After set, delete and set, the page is there with the bytes of the last set."""
     store, space = open_store(case, 768)
     hashes = case.hashes(3)
     for version in range(3 if case.quick else 6):
@@ -76,7 +76,7 @@ def one_delete_is_enough(case: Case) -> None:
 
 @check("KV-007")
 def a_page_with_the_same_bytes_stays(case: Case) -> None:
-    """Deleting one of several pages that hold the same bytes leaves the others."""
+    """If several pages hold the same bytes, deleting one leaves the others."""
     store, space = open_store(case, 768)
     data = case.random.randbytes(space.stored_nbytes)
     pages = dict.fromkeys(case.hashes(3), data)
@@ -92,7 +92,7 @@ def a_page_with_the_same_bytes_stays(case: Case) -> None:
 
 @check("KV-007")
 def deleting_spares_hashes_that_are_alike(case: Case) -> None:
-    """Deleting a page leaves those whose hashes share its digits."""
+    """Deleting a page leaves pages whose hashes share digits with its hash."""
     store, space = open_store(case, 64)
     budget = TimeBudget()
     for description, similar in similar_hashes(case.random).items():
@@ -111,7 +111,7 @@ def deleting_spares_hashes_that_are_alike(case: Case) -> None:
 
 @check("KV-007")
 def what_is_done_later_brings_no_deleted_page_back(case: Case) -> None:
-    """Sets of other pages, more deletes and another `open_space` bring nothing back."""
+    """A deleted page stays gone after sets of other pages, more deletes and another `open_space`."""
     store, space = open_store(case, 768)
     pages = case.stored(store, space, 6)
     deleted = list(pages)[1::2]
@@ -129,7 +129,7 @@ def what_is_done_later_brings_no_deleted_page_back(case: Case) -> None:
 
 @check("KV-007")
 def a_page_deleted_twice_leaves_room_for_one(case: Case) -> None:
-    """Pages that are set after others were deleted twice have places of their own."""
+    """After pages were deleted twice, each newly set page has a place of its own."""
     store, space = open_store(case, 768)
     kept = case.stored(store, space, 2)
     for twice in (False, True):
@@ -147,7 +147,7 @@ def a_page_deleted_twice_leaves_room_for_one(case: Case) -> None:
 
 @check("KV-007")
 def deleting_many_spares_the_rest(case: Case) -> None:
-    """After many deletes, in batches and one by one, what is left is as it was."""
+    """After many deletes, in batches and one by one, the remaining pages have not changed."""
     store, space = open_store(case, 100)
     pages = case.stored(store, space, 8)
     budget = TimeBudget(1.0)
@@ -172,7 +172,7 @@ def deleting_many_spares_the_rest(case: Case) -> None:
 
 @check("KV-007")
 def sets_and_deletes_take_effect_in_order(case: Case) -> None:
-    """Of sets and deletes in quick succession the last one counts, now and a moment later."""
+    """If sets and deletes of a page follow quickly, the last one counts, now and a moment later."""
     store, space = open_store(case, 768)
     dead, alive, both = case.hashes(3), case.hashes(3), case.hashes(3)
     old, new = (case.contents(space, both, version) for version in (0, 1))
@@ -188,7 +188,7 @@ def sets_and_deletes_take_effect_in_order(case: Case) -> None:
         _must_delete(store, space, [page_hash])
         case.must_set(store, space, {page_hash: new[page_hash]})
     for wait_s in (0.0, _SETTLED_AFTER_S / 4, _SETTLED_AFTER_S):
-        time.sleep(wait_s)  # The store may work in the background.
+        time.sleep(wait_s)  # The store may still work in the background.
         case.must_miss(store, space, dead, "was deleted right after it was set")
         with note("it was set right after it was deleted"):
             case.must_hold(store, space, pages)
@@ -196,7 +196,7 @@ def sets_and_deletes_take_effect_in_order(case: Case) -> None:
 
 @check("KV-007")
 def another_handle_sees_no_deleted_page(case: Case) -> None:
-    """A page that was deleted is gone for the next handle as well."""
+    """A page that was deleted is also gone for the next handle."""
     store, space = open_store(case, 768)
     pages = case.stored(store, space, 4)
     deleted = list(pages)[::2]
@@ -212,7 +212,7 @@ def another_handle_sees_no_deleted_page(case: Case) -> None:
 
 @check("KV-007")
 def a_delete_through_another_handle_counts(case: Case) -> None:
-    """A page that another handle deletes is gone here too, though it was just read here."""
+    """If one handle deletes a page, it is gone for another that has just read it."""
     if not case.claims.shared:
         raise NotDeclared("the store does not claim shared")
     store, space = open_store(case, 768)

@@ -1,4 +1,4 @@
-"""KV-001, KV-002, KV-004, KV-005: pages are there if, and only if, they were set."""
+"""KV-001, KV-002, KV-004, KV-005: a page is there if, and only if, it was set."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _TOUCHED = "a page that was not in the batch was written into"
 
 @check("KV-001")
 def a_fresh_key_space_is_empty(case: Case) -> None:
-    """Nothing is found in a key space that was never written to."""
+    """A key space that was never written to has no pages."""
     store, space = open_store(case)
     hashes = [*case.hashes(20), "0" * 64, "f" * 64, "0" * 32, "f" * 128]
     case.must_miss(store, space, hashes, "was never set: its key space is fresh")
@@ -48,7 +48,7 @@ def a_fresh_key_space_is_empty(case: Case) -> None:
 
 @check("KV-001")
 def a_new_key_space_of_a_used_store_is_empty(case: Case) -> None:
-    """Pages of the same hashes in other key spaces do not show in a new one."""
+    """A new key space does not show pages that other key spaces hold under the same hashes."""
     store, used = open_store(case)
     pages = case.stored(store, used, 8)
     for turn, space in enumerate((replace(used, revision="2"), case.space(1, pool="draft"))):
@@ -61,7 +61,7 @@ def a_new_key_space_of_a_used_store_is_empty(case: Case) -> None:
 
 @check("KV-001")
 def a_new_key_space_takes_over_nothing(case: Case) -> None:
-    """A key space that is opened after another of its page size was emptied has none of its pages."""
+    """After a key space was emptied, a new one with the same page size has none of its pages."""
     store, used = open_store(case)
     for revision in ("2", "3") if case.claims.enumerable else ("2",):
         pages = case.stored(store, used, 8)
@@ -77,7 +77,7 @@ def a_new_key_space_takes_over_nothing(case: Case) -> None:
 
 @check("KV-001")
 def asking_for_a_page_does_not_make_it(case: Case) -> None:
-    """Pages that were looked up, read and deleted in vain are still not there."""
+    """Pages that were looked up, read and deleted, but never set, are still not there."""
     store, space = open_store(case)
     hashes = case.hashes(6)
     for _ in range(2):
@@ -91,7 +91,7 @@ def asking_for_a_page_does_not_make_it(case: Case) -> None:
 
 @check("KV-001")
 def looking_into_a_key_space_does_not_make_it(case: Case) -> None:
-    """Reads of a key space that was not opened miss, and make nothing that `spaces()` lists."""
+    """Reads of a key space that was not opened miss, and do not make `spaces()` list it."""
     store, used = open_store(case)
     pages = case.stored(store, used, 2)
     strange = replace(used, tenant="never opened")
@@ -116,7 +116,7 @@ def looking_into_a_key_space_does_not_make_it(case: Case) -> None:
 
 @check("KV-002")
 def what_was_set_is_there(case: Case) -> None:
-    """A page whose set returned True exists and is read, one by one and in any batch."""
+    """After a set returned True, exists and get find the page, alone and in any batch."""
     store, space = open_store(case)
     for count in (1, 2, 5, 12):
         pages = case.stored(store, space, count)
@@ -128,7 +128,7 @@ def what_was_set_is_there(case: Case) -> None:
 
 @check("KV-002")
 def a_page_shows_after_misses(case: Case) -> None:
-    """A page that was looked for in vain is there as soon as it is set."""
+    """A page that was missed before is there as soon as it is set."""
     store, space = open_store(case)
     for _ in range(3):
         pages = case.contents(space, case.hashes(4))
@@ -142,7 +142,7 @@ def a_page_shows_after_misses(case: Case) -> None:
 
 @check("KV-002")
 def a_page_stays_while_others_come_and_go(case: Case) -> None:
-    """Sets, deletes and misses of other pages, and other key spaces, take nothing away."""
+    """A page stays there while other pages are set, deleted and missed, and other key spaces used."""
     store, space = open_store(case)
     other = case.space(fitting(case, 100), pool="draft")
     pages = case.stored(store, space, 3)
@@ -165,7 +165,7 @@ def a_page_stays_while_others_come_and_go(case: Case) -> None:
 
 @check("KV-002")
 def opening_a_key_space_again_keeps_its_pages(case: Case) -> None:
-    """`open_space` of a key space that is in use changes nothing."""
+    """Calling `open_space` again for a key space in use changes nothing."""
     store, space = open_store(case)
     pages: dict[str, bytes] = {}
     for _ in range(3):
@@ -178,7 +178,7 @@ def opening_a_key_space_again_keeps_its_pages(case: Case) -> None:
 
 @check("KV-002")
 def equal_key_spaces_are_one(case: Case) -> None:
-    """A key space that was made anew, or read from its manifest, holds the same pages."""
+    """If a key space is built again, or read from its manifest, it holds the same pages."""
     store, space = open_store(case)
     pages = case.stored(store, space, 3)
     read_back = KeySpace.from_manifest(json.loads(json.dumps(space.manifest())))
@@ -193,7 +193,7 @@ def equal_key_spaces_are_one(case: Case) -> None:
 
 @check("KV-002")
 def any_length_of_page_hash_works(case: Case) -> None:
-    """Page hashes of 16 to 64 bytes, which is 32 to 128 digits, work."""
+    """Page hashes from 16 to 64 bytes (32 to 128 digits) work."""
     store, space = open_store(case)
     hashes = [case.random.randbytes(length // 2).hex() for length in _HASH_LENGTHS]
     for page_hash in hashes:
@@ -207,7 +207,7 @@ def any_length_of_page_hash_works(case: Case) -> None:
 
 @check("KV-002")
 def pages_in_read_only_memory_can_be_stored(case: Case) -> None:
-    """A page to store may lie in memory that nobody can write to."""
+    """A page can be set from read-only memory."""
     store, space = open_store(case)
     pages = case.contents(space, case.hashes(3))
     for page_hash, data in pages.items():
@@ -224,7 +224,7 @@ def pages_in_read_only_memory_can_be_stored(case: Case) -> None:
 
 @check("KV-002")
 def many_pages_are_all_there(case: Case) -> None:
-    """However many pages have been set since, the first are there as well."""
+    """The first pages are still there, however many have been set since."""
     store, space = open_store(case, 48)
     pages = case.stored(store, space, 8)
     budget = TimeBudget()
@@ -239,7 +239,7 @@ def many_pages_are_all_there(case: Case) -> None:
 
 @check("KV-002")
 def pages_outlive_an_orderly_close(case: Case) -> None:
-    """A page that was set before close is there for the next handle, if pages outlive their handle."""
+    """If pages outlive their handle, a page that was set before close is there for the next handle."""
     if case.claims.durability < Durability.CRASH:
         raise NotDeclared("the store does not claim durability CRASH or more")
     store, space = open_store(case)
@@ -264,7 +264,7 @@ def pages_outlive_an_orderly_close(case: Case) -> None:
 
 @check("KV-004")
 def a_miss_is_false(case: Case) -> None:
-    """Pages that were never set are False, however many there are and whatever else is there."""
+    """Pages that were never set are misses, however many there are and whatever else is stored."""
     store, space = open_store(case)
     case.stored(store, space, 20)
     budget = TimeBudget()
@@ -278,7 +278,7 @@ def a_miss_is_false(case: Case) -> None:
 
 @check("KV-004")
 def a_miss_is_false_for_every_reason(case: Case) -> None:
-    """Pages deleted, cleared or set only elsewhere are misses like those never set."""
+    """Pages that were deleted, cleared or set only elsewhere are misses, like pages never set."""
     store, space = open_store(case)
     other = case.space(fitting(case, 512), pool="draft")
     store.open_space(other)
@@ -297,7 +297,7 @@ def a_miss_is_false_for_every_reason(case: Case) -> None:
 
 @check("KV-004")
 def a_batch_writes_into_its_own_pages_only(case: Case) -> None:
-    """Hits and misses write nothing into the memory between and beside the pages of the batch."""
+    """A get writes only into the pages of its batch, not into the memory between and beside them."""
     store, space = open_store(case, 1000)
     pages = case.stored(store, space, 6)
     there, absent = list(pages), case.hashes(6)
@@ -310,7 +310,7 @@ def a_batch_writes_into_its_own_pages_only(case: Case) -> None:
 def _must_leave_other_pages(
     store: Probe, space: KeySpace, hashes: Sequence[str], segments: int
 ) -> None:
-    """Read into every second page of some memory. The other pages must not change."""
+    """Read into every second page of a piece of memory. The pages in between must not change."""
     memory = store.memory(space, 2 * len(hashes) + 1, segments)
     given, between = memory.pages[1::2], memory.pages[::2]
     untouched = between[0].tobytes()
@@ -331,7 +331,7 @@ def _must_leave_other_pages(
 
 @check("KV-005")
 def a_present_page_can_be_set_again(case: Case) -> None:
-    """Setting pages that are there returns True and leaves them readable."""
+    """Setting a page that is there returns True, and the page stays readable."""
     store, space = open_store(case)
     pages = case.stored(store, space, 4)
     for count in (1, 4, 2, 4):
@@ -343,7 +343,7 @@ def a_present_page_can_be_set_again(case: Case) -> None:
 
 @check("KV-005")
 def other_bytes_leave_a_page_whole(case: Case) -> None:
-    """A page set again with other bytes is wholly the old or wholly the new one; others stay."""
+    """A page that is set again holds all old or all new bytes, and other pages do not change."""
     store = case.open()
     for nbytes in (3, 1000, 9000, 300_001):
         space = case.space(fitting(case, nbytes))
@@ -364,7 +364,7 @@ def other_bytes_leave_a_page_whole(case: Case) -> None:
 
 @check("KV-005")
 def another_handle_can_set_a_page_again(case: Case) -> None:
-    """A page that another handle has set can be set again, and stays whole."""
+    """One handle can set a page again that another handle has set, and the page stays whole."""
     store, space = open_store(case)
     pages = case.stored(store, space, 3)
     again = another_handle(case, store)
@@ -378,7 +378,7 @@ def another_handle_can_set_a_page_again(case: Case) -> None:
 
 
 def _must_list(case: Case, store: Probe, space: KeySpace, hashes: Sequence[str]) -> None:
-    """Raise where the store lists other pages than these. A store without listings passes."""
+    """Raise if the store lists other pages than these. A store without listings passes."""
     listed = [info.page_hash for info in store.scan(space)] if case.claims.enumerable else hashes
     if sorted(listed) != sorted(hashes):
         raise store.violation(

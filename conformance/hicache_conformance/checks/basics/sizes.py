@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 _ALWAYS_TAKEN_NBYTES = 4096
-"""The largest page that no store may refuse for want of room while it accepts a larger one."""
+"""A store that accepts a larger page must not refuse pages up to this size for want of room."""
 _LARGE_PAGE_SIZES = (
     (1 << 18) + 1,
     1 << 20,
@@ -33,12 +33,12 @@ _LARGE_PAGE_SIZES = (
 )
 _LARGE_IN_QUICK_NBYTES = 4 << 20
 _BATCH_NBYTES = 32 << 20
-"""The most bytes of a batch of more than two pages, since small stores are right too."""
+"""A batch of more than two pages has at most this many bytes, because a store may be small."""
 
 
 @check("KV-008")
 def every_size_of_page_works(case: Case) -> None:
-    """Pages of 1 byte and more, of odd and of even sizes, are kept."""
+    """Pages of every size from 1 byte on, odd or even, are kept."""
     limit = case.claims.max_page_nbytes or PAGE_SIZES[-1]
     sizes = FEW_PAGE_SIZES if case.quick else PAGE_SIZES
     _must_keep_sizes(case, [nbytes for nbytes in sizes if nbytes <= limit], 3)
@@ -46,7 +46,7 @@ def every_size_of_page_works(case: Case) -> None:
 
 @check("KV-008")
 def large_pages_work(case: Case) -> None:
-    """Pages of up to 64 MiB are kept, or refused because there is no room for any as large."""
+    """Pages of up to 64 MiB are kept, or refused only if the store has no room for that size."""
     most = _LARGE_IN_QUICK_NBYTES if case.quick else _LARGE_PAGE_SIZES[-1]
     limit = min(most, case.claims.max_page_nbytes or most)
     _must_keep_sizes(case, sorted({limit, *(n for n in _LARGE_PAGE_SIZES if n < limit)}), 1)
@@ -54,7 +54,7 @@ def large_pages_work(case: Case) -> None:
 
 @check("KV-008")
 def sizes_coexist_in_one_store(case: Case) -> None:
-    """Key spaces of different page sizes, used in turn, keep pages of their own size."""
+    """Key spaces with different page sizes, used in turn, each keep their own pages."""
     store = case.open()
     sizes = dict.fromkeys(fitting(case, nbytes) for nbytes in (512, 4096, 1, 513, 7000, 33))
     spaces = [case.space(nbytes) for nbytes in sizes]
@@ -70,7 +70,7 @@ def sizes_coexist_in_one_store(case: Case) -> None:
 
 @check("KV-008")
 def a_frame_is_a_part_of_the_page(case: Case) -> None:
-    """A key space with a frame keeps all `stored_nbytes`: frame and payload."""
+    """A key space with a frame keeps all `stored_nbytes`, both frame and payload."""
     store = case.open()
     limit_nbytes = fitting(case, 5000)
     for frame_nbytes, page_nbytes in ((64, 4000), (4096, 512), (1, 1), (333, 1000)):
@@ -90,7 +90,7 @@ def a_frame_is_a_part_of_the_page(case: Case) -> None:
 
 @check("KV-008")
 def any_segmentation_is_read_back_in_any_other(case: Case) -> None:
-    """Pages that were set in 1 to 512 segments are read into 1 to 512 others."""
+    """Pages that were set in 1 to 512 segments can be read into 1 to 512 other segments."""
     store, space = _scattered(case, 4099)
     alignment = case.claims.alignment
     cuts = segmentations(space.stored_nbytes, alignment, case.random)
@@ -111,7 +111,7 @@ def any_segmentation_is_read_back_in_any_other(case: Case) -> None:
 
 @check("KV-008")
 def batches_of_many_segments_work(case: Case) -> None:
-    """A batch of pages that each have 512 segments is set and read whole."""
+    """A batch whose pages each have 512 segments is set and read whole."""
     store, space = _scattered(case, 6000)
     pages = case.contents(space, case.hashes(max(2, min(8, _BATCH_NBYTES // space.stored_nbytes))))
     lengths = list(segmentations(space.stored_nbytes, case.claims.alignment, case.random).values())
@@ -123,7 +123,7 @@ def batches_of_many_segments_work(case: Case) -> None:
 
 @check("KV-008")
 def segments_may_lie_in_any_order(case: Case) -> None:
-    """The order of a page's segments counts, not that of their addresses."""
+    """A page's bytes follow the order of its segments, wherever those lie in memory."""
     store, space = _scattered(case, 4000)
     lengths = segmentations(space.stored_nbytes, case.claims.alignment, case.random)
     pages = case.contents(space, case.hashes(2 * len(lengths)))
@@ -153,7 +153,7 @@ def _shuffled(case: Case, page: Page) -> Page:
 
 
 def _must_keep_sizes(case: Case, sizes: Sequence[int], count: int) -> None:
-    """Set, read and delete pages of each size. A refusal is right only above every accepted size."""
+    """Set, read and delete pages of each size. Only sizes above every accepted one may be refused."""
     store = case.open()
     refused: list[int] = []
     largest = 0
@@ -180,7 +180,7 @@ def _must_keep_sizes(case: Case, sizes: Sequence[int], count: int) -> None:
 
 
 def _scattered(case: Case, nbytes: int) -> tuple[Probe, KeySpace]:
-    """Open a store that takes pages in segments, and a key space."""
+    """Open a key space in a store that takes pages in segments."""
     store = case.open()
     if not store.storage.capabilities.scatter_gather:
         raise NotDeclared("the store claims to take no pages in segments")

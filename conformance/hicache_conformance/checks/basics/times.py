@@ -1,4 +1,4 @@
-"""KV-010: when a page was written and used, by which `hicache gc` decides."""
+"""KV-010: when a page was written and last used. `hicache gc` decides by these times."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 _CLOCKS_S = 86_400.0
-"""The clocks of a store and of this machine may differ by a day. A wrong unit differs by more."""
+"""The clock of a store may differ from this machine's by a day. A wrong unit differs by more."""
 _GRAIN_S = 2.0
-"""The coarsest clock that is waited for."""
+"""The checks wait for clocks whose steps are at most this long."""
 _POLL_S = 0.01
 
 
 @check("KV-010")
 def times_follow_the_hashes(case: Case) -> None:
-    """Each hash has its own times, in the order of the hashes, and an absent page has none."""
+    """`page_times` answers each hash in order with its own times, and an absent page with none."""
     store, space = open_store(case)
     first, second = case.stored(store, space, 2)
     alone = {one: _times(store, space, [one])[0] for one in (first, second)}
@@ -45,7 +45,7 @@ def times_follow_the_hashes(case: Case) -> None:
 
 @check("KV-010")
 def a_page_just_set_was_written_just_now(case: Case) -> None:
-    """The times of a new page are about now, and it was not used before it was written."""
+    """A page that was just set has times of about now, and was not used before it was written."""
     store, space = open_store(case)
     pages = case.stored(store, space, 2)
     case.must_hold(store, space, pages)
@@ -70,7 +70,7 @@ def a_page_just_set_was_written_just_now(case: Case) -> None:
 
 @check("KV-010")
 def a_get_is_a_use_and_asking_is_none(case: Case) -> None:
-    """The time of the last use moves on with a get, and only with the page that was got."""
+    """A get moves the time of the last use, but only of its own page. Asking for times does not."""
     store, space = open_store(case)
     pages = case.stored(store, space, 2)
     got, other = pages
@@ -101,7 +101,7 @@ def a_get_is_a_use_and_asking_is_none(case: Case) -> None:
 def _pass_time(
     store: Probe, space: KeySpace, hashes: Sequence[str], before: Sequence[PageTimes]
 ) -> None:
-    """Ask for times until a use could be told from the last one. The answers must not change."""
+    """Ask for times until a new use would differ from the last. The answers must not change."""
     until_s = time.monotonic() + _GRAIN_S + before[0].used_within_s
     while time.monotonic() < until_s:
         time.sleep(_POLL_S)
@@ -117,12 +117,12 @@ def _pass_time(
 
 
 def _is_fine(times: Sequence[PageTimes]) -> bool:
-    """Return True if the store's clock shows parts of a second."""
+    """Return True if the store's clock shows fractions of a second."""
     return any(one.used_at_s is not None and one.used_at_s % 1 for one in times)
 
 
 def _times(store: Probe, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
-    """Return the answer of `page_times`, whose form is right."""
+    """Return the answer of `page_times`, after checking its form."""
     answer: object = store.attempt(
         "page_times", space, hashes, lambda: store.storage.page_times(space, hashes)
     )

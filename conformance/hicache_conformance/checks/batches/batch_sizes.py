@@ -18,12 +18,12 @@ _LOOKED_UP = 10_000
 _LARGEST_SET = 1025
 _LARGEST_SET_QUICK = 129
 _LIMIT_S = 6.0
-"""The time after which a slow store is asked for less."""
+"""If a batch takes longer than this, the store is slow and gets smaller ones."""
 
 
 @check("KV-204")
 def ten_thousand_pages_are_looked_up(case: Case) -> None:
-    """Of 10,000 hashes in one call, exists finds those that are there, wherever they stand."""
+    """Exists finds all present pages among 10,000 hashes in one call, at any place."""
     store, space = open_store(case, 24)
     pages = case.stored(store, space, 24)
     budget = TimeBudget(_LIMIT_S)
@@ -41,7 +41,7 @@ def ten_thousand_pages_are_looked_up(case: Case) -> None:
 
 @check("KV-204", quick=False)
 def batches_of_every_size_are_set(case: Case) -> None:
-    """Every page of a set is stored, in batches around the numbers at which they are cut."""
+    """A set stores every page of its batch, at sizes around those where stores split batches."""
     store, space = open_store(case, 24)
     budget = TimeBudget(_LIMIT_S)
     for count in batch_sizes(min(_largest(case), store.max_batch)):
@@ -54,7 +54,7 @@ def batches_of_every_size_are_set(case: Case) -> None:
 
 @check("KV-204")
 def batches_of_every_size_are_read(case: Case) -> None:
-    """Every page of a get is read, in batches around the numbers at which they are cut."""
+    """A get reads every page of its batch, at sizes around those where stores split batches."""
     store, space = open_store(case, 24)
     pages: dict[str, bytes] = {}
     budget = TimeBudget(_LIMIT_S)
@@ -63,7 +63,7 @@ def batches_of_every_size_are_read(case: Case) -> None:
             break
         case.evidence["largest batch read"] = str(count)
         with note(f"in batches of {count} pages"), budget.measured(count):
-            # The sets are small batches, since this check is about gets.
+            # The sets are small batches, because this check is about gets.
             while len(pages) < count:
                 pages.update(case.stored(store, space, min(8, count - len(pages))))
             must_answer(case, store, space, case.random.sample(list(pages), count), pages)
@@ -71,7 +71,7 @@ def batches_of_every_size_are_read(case: Case) -> None:
 
 @check("KV-204")
 def a_batch_of_many_bytes_is_set_and_read(case: Case) -> None:
-    """A batch of pages of 1 MiB each is set and read like a batch of small ones."""
+    """A batch of pages of 1 MiB each is set and read like a batch of small pages."""
     store, space = open_store(case, 1 << 20)
     budget = TimeBudget(_LIMIT_S)
     for count in (2, 6, 18) if case.quick else (2, 6, 18, 40, 72):
@@ -89,7 +89,7 @@ def a_batch_of_many_bytes_is_set_and_read(case: Case) -> None:
 
 
 def _must_take_no_more(store: Probe, space: KeySpace, pages: dict[str, bytes]) -> None:
-    """Raise where pages that were refused in a batch are accepted one by one."""
+    """Raise if the store accepts pages one by one that it refused in a batch."""
     if all(store.set(space, {page_hash: data}) == [True] for page_hash, data in pages.items()):
         raise store.violation(
             f"batch_set refuses a batch of {len(pages)} pages, and takes each of them alone",

@@ -1,4 +1,4 @@
-"""KV-205: pages are borrowed for the call only."""
+"""KV-205: a store borrows pages for the call only."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 _SIZES = (64, 5000, 300_000)
 _LARGE_NBYTES = 1 << 20
 _WATCHED_S = 0.4
-"""The time for which memory is watched after a call. Most work of other threads has ended by then."""
+"""How long memory is watched after a call. Most work of other threads has ended by then."""
 _FREED_WITHIN_S = 5.0
 _CALL_LIMIT_S = 60.0
 
 
 @check("KV-205")
 def memory_may_be_reused_after_a_set(case: Case) -> None:
-    """A store does not store what the caller puts into a page's memory after `batch_set` returned."""
+    """After `batch_set` returned, a store does not store what the caller then writes into the memory."""
     store = case.open()
     written: dict[KeySpace, dict[str, bytes]] = {}
     for nbytes in _SIZES:
@@ -59,7 +59,7 @@ def memory_may_be_reused_after_a_set(case: Case) -> None:
 
 @check("KV-205")
 def memory_may_be_reused_after_a_get(case: Case) -> None:
-    """A read does not return what the caller puts into a page's memory after `batch_get` returned."""
+    """After `batch_get` returned, no read returns what the caller then writes into the memory."""
     store = case.open()
     for nbytes in _SIZES:
         space = case.space(fitting(case, nbytes))
@@ -77,7 +77,7 @@ def memory_may_be_reused_after_a_get(case: Case) -> None:
 
 @check("KV-205")
 def no_call_keeps_its_pages(case: Case) -> None:
-    """When a call has returned, nothing of the store refers to the memory of its pages."""
+    """After a call returned, the store keeps no reference to the memory of its pages."""
     store, space = open_store(case, 5000)
     kept: dict[str, weakref.ref[object]] = {}
     pages = case.contents(space, case.hashes(4))
@@ -87,7 +87,7 @@ def no_call_keeps_its_pages(case: Case) -> None:
         kept[f"batch_get of {page_hash[:8]}"] = _given_to_get(store, space, page_hash)
 
     def is_free() -> bool:
-        store.exists(space, list(pages))  # A call may release what the last one kept.
+        store.exists(space, list(pages))  # A call may release what the call before it kept.
         gc.collect()
         return not any(memory() is not None for memory in kept.values())
 
@@ -102,7 +102,7 @@ def no_call_keeps_its_pages(case: Case) -> None:
 
 @check("KV-205")
 def nothing_is_written_after_a_get(case: Case) -> None:
-    """When `batch_get` has returned, hits, misses and mixtures, no byte of its pages changes."""
+    """After `batch_get` returned, no byte of its pages changes, neither of hits nor of misses."""
     store = case.open()
     watched: list[PageMemory] = []
     for nbytes in _SIZES:
@@ -122,7 +122,7 @@ def nothing_is_written_after_a_get(case: Case) -> None:
 
 @check("KV-205")
 def nothing_is_written_after_a_get_that_raised(case: Case) -> None:
-    """When `batch_get` has raised, no byte of its pages changes: all its work has ended.
+    """After `batch_get` raised, no byte of its pages changes, because all its work has ended.
 
     The call fails at a page that can't be written to.
     """
@@ -148,7 +148,7 @@ def nothing_is_written_after_a_get_that_raised(case: Case) -> None:
 
 @check("KV-205")
 def nothing_is_written_after_a_get_that_timed_out(case: Case) -> None:
-    """A reply that comes when `batch_get` has given up is not written into its pages any more."""
+    """If a reply comes after `batch_get` gave up, the store does not write it into the pages."""
     with open_fault_path(case) as path:
         caller = path.caller()
         pages = path.stored_pages(caller, 4)
@@ -166,7 +166,7 @@ def nothing_is_written_after_a_get_that_timed_out(case: Case) -> None:
 
 @check("KV-205")
 def nothing_is_stored_after_a_set_that_timed_out(case: Case) -> None:
-    """A store does not store what the caller puts into a page's memory when `batch_set` has given up."""
+    """After `batch_set` gave up, a store does not store what the caller then writes into the memory."""
     with open_fault_path(case) as path:
         caller = path.caller()
         path.stored_pages(caller, 1)
@@ -190,7 +190,7 @@ def nothing_is_stored_after_a_set_that_timed_out(case: Case) -> None:
 def _set_from(
     store: Probe, space: KeySpace, pages: dict[str, bytes], segments: int
 ) -> PageMemory | None:
-    """Set pages and return their memory, or None where the store has no room for them."""
+    """Set pages and return their memory, or None if the store has no room for them."""
     memory = store.memory(space, len(pages), segments).filled_with(list(pages.values()))
     hashes = list(pages)
     verdicts: list[bool] = []
@@ -215,7 +215,7 @@ def _given_to_get(store: Probe, space: KeySpace, page_hash: str) -> weakref.ref[
 
 
 def _must_stay_unwritten(store: Probe, watched: Sequence[PageMemory], when: str) -> None:
-    """Watch memory that was overwritten after a call. Nobody else may write into it."""
+    """Overwrite memory after a call and watch it. Nobody else may write into it."""
     until_s = time.monotonic() + _WATCHED_S
     while True:
         ended = time.monotonic() > until_s

@@ -1,4 +1,4 @@
-"""KV-206: the digests that a store hands over with the pages that it read."""
+"""KV-206: the digests that a store returns for the pages that it read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SKIPS = (0, 1, 256)
 
 @check("KV-206")
 def a_digest_is_that_of_the_bytes(case: Case) -> None:
-    """Each digest is xxh3-64 of the page's own bytes behind `digest_skip`, in pages of any segments."""
+    """Each digest is the xxh3-64 of the page's bytes after the first `digest_skip`, in any segments."""
     store, space = open_store(case)
     hashes = list(case.stored(store, space, min(_PAGES, store.max_batch)))
     digests = 0

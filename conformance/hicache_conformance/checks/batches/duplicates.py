@@ -1,4 +1,4 @@
-"""KV-203: a hash that occurs more than once in a batch has an answer at each place."""
+"""KV-203: if a hash occurs twice in a batch, each place has its answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @check("KV-203")
 def duplicates_are_each_read(case: Case) -> None:
-    """Each place of a hash that occurs twice has its verdict, and its bytes."""
+    """If a hash occurs twice in a get, each place has its verdict and its bytes."""
     store, space = _open_for_batches(case)
     pages = case.stored(store, space, 3)
     a, b, c = pages
@@ -38,7 +38,7 @@ def duplicates_are_each_read(case: Case) -> None:
 
 @check("KV-203")
 def duplicates_are_each_set(case: Case) -> None:
-    """A set in which a page occurs twice is True for both, and stores it and the others."""
+    """If a page occurs twice in a set, both verdicts are True, and it and the others are stored."""
     store, space = _open_for_batches(case)
     for order in ("aa", "aba", "aabc", "bacaab", "aaaaaaaaa", "abcabc"):
         names = dict(zip("abc", case.hashes(3), strict=True))
@@ -51,7 +51,7 @@ def duplicates_are_each_set(case: Case) -> None:
 
 @check("KV-203")
 def duplicates_with_other_bytes_leave_a_whole_page(case: Case) -> None:
-    """A set in which a page occurs twice, with other bytes, leaves one of them, whole."""
+    """If a page occurs twice in a set, with different bytes, one of the two is stored whole."""
     store, space = _open_for_batches(case)
     a, b = case.hashes(2)
     for _ in range(2):
@@ -63,7 +63,7 @@ def duplicates_with_other_bytes_leave_a_whole_page(case: Case) -> None:
 
 @check("KV-203")
 def duplicates_are_each_deleted(case: Case) -> None:
-    """A delete in which a page occurs twice is True for both, and leaves other pages."""
+    """If a page occurs twice in a delete, both verdicts are True, and other pages stay."""
     store, space = _open_for_batches(case)
     for order in ("aa", "aba", "baab"):
         pages = case.stored(store, space, 3)

@@ -1,4 +1,4 @@
-"""KV-204: round trips grow with the number of batches, not with that of pages. They are counted."""
+"""KV-204: the kit counts round trips, which grow with the batches and not with their pages."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 _PAGE_NBYTES = 64
 _MAX_BATCH = 256
-"""The largest batch that is tried: larger ones show no more."""
+"""The largest batch that is tried, because larger ones show nothing new."""
 _FREE = 8
-"""The round trips that a batch may add: several servers, an index, a pool that grows."""
+"""How many round trips a batch may add: for several servers, an index, or a growing pool."""
 _BATCHES = 16
 _FREE_A_BATCH = 2
 _PAGES_A_TRIP = 16
-"""The pages of one round trip: replies may come in parts, and requests may be split."""
+"""How many pages one round trip carries: replies may come in parts, and requests may be split."""
 
 
 @check("KV-204")
@@ -71,7 +71,7 @@ def _exists(path: FaultPath, probe: Probe, count: int) -> None:
 
 
 def _turns(path: FaultPath, probe: Probe, counts: tuple[int, int]) -> dict[str, tuple[int, int]]:
-    """Return the round trips of each operation for these numbers of pages, the fewest of three tries."""
+    """Return each operation's round trips for these numbers of pages, the fewest of three tries."""
     found: dict[str, list[int]] = {}
     for count in counts:
         tries = [_turns_once(path, probe, count) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""KV-201, KV-202: one verdict a page, in order, and independent of the other pages."""
+"""KV-201, KV-202: each page has one verdict, in order, whatever the other pages are."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COUNTS = (1, 2, 3, 8, 17, 33)
 
 @check("KV-201")
 def an_empty_batch_gives_an_empty_list(case: Case) -> None:
-    """No hashes, no verdicts: `[]`, in an empty key space and in one that holds pages."""
+    """A call without hashes returns `[]`, in an empty key space and in one that holds pages."""
     store, space = open_store(case, 96)
     pages: dict[str, bytes] = {}
     for _ in range(2):
@@ -36,7 +36,7 @@ def an_empty_batch_gives_an_empty_list(case: Case) -> None:
 
 @check("KV-201")
 def a_batch_gives_one_bool_a_page(case: Case) -> None:
-    """Every call gives a list of bool as long as its hashes: hits, misses and a mixture."""
+    """Every call returns a list of bools as long as its hashes, for hits, misses and mixtures."""
     store, space = open_store(case, 96)
     budget = TimeBudget()
     for count in _COUNTS:
@@ -56,7 +56,7 @@ def a_batch_gives_one_bool_a_page(case: Case) -> None:
 
 @check("KV-201")
 def verdicts_are_in_the_order_of_the_hashes(case: Case) -> None:
-    """The verdict at a place is that of the hash at this place, in whatever order they come."""
+    """Each verdict stands at the place of its hash, in whatever order the hashes come."""
     store, space = open_store(case, 96)
     pages = case.stored(store, space, 9)
     orders = [[*pages, *case.hashes(9)] for _ in range(3)]
@@ -69,7 +69,7 @@ def verdicts_are_in_the_order_of_the_hashes(case: Case) -> None:
 
 @check("KV-201")
 def hashes_may_come_as_a_tuple(case: Case) -> None:
-    """Hashes and pages may be any sequence: a tuple does as well as a list."""
+    """Hashes and pages may come in any sequence, such as a tuple."""
     store, space = open_store(case, 96)
     pages = case.contents(space, case.hashes(min(3, store.max_batch)))
     memory = store.memory(space, len(pages)).filled_with(list(pages.values()))
@@ -86,7 +86,7 @@ def hashes_may_come_as_a_tuple(case: Case) -> None:
 
 @check("KV-201")
 def the_callers_lists_are_left_alone(case: Case) -> None:
-    """A call changes neither the list of hashes nor the list of pages that it is given."""
+    """A call does not change the lists of hashes and pages that it receives."""
     store, space = open_store(case, 96)
     pages = case.contents(space, case.hashes(min(5, store.max_batch)))
     for operation, call in calls(store, space).items():
@@ -104,7 +104,7 @@ def the_callers_lists_are_left_alone(case: Case) -> None:
 
 @check("KV-201")
 def the_answer_is_the_callers(case: Case) -> None:
-    """A caller that changes a list of verdicts has no effect on the next answer."""
+    """If a caller changes a returned list of verdicts, later answers do not change."""
     store, space = open_store(case, 96)
     pages = case.stored(store, space, 2)
     hashes = [*pages, *case.hashes(1)]
@@ -126,7 +126,7 @@ def the_answer_is_the_callers(case: Case) -> None:
 
 @check("KV-202")
 def a_missing_page_changes_no_other(case: Case) -> None:
-    """Missing pages anywhere in a batch leave the others found and read as they were set."""
+    """If pages of a batch are missing, the others are still found and read as they were set."""
     store, space = open_store(case, 96)
     for count in (2, 3, 9, 16):
         pages = case.stored(store, space, count)
@@ -140,7 +140,7 @@ def a_missing_page_changes_no_other(case: Case) -> None:
 
 @check("KV-202")
 def each_page_of_a_batch_has_its_own_bytes(case: Case) -> None:
-    """Pages set in one batch are read one by one, and the other way round, in any order."""
+    """Pages that are set in one batch can be read one by one, and the other way round, in any order."""
     store, space = open_store(case, 96)
     for count in (2, 3, 20):
         together = case.stored(store, space, count)
@@ -157,7 +157,7 @@ def each_page_of_a_batch_has_its_own_bytes(case: Case) -> None:
 
 @check("KV-202")
 def a_present_page_in_a_set_changes_no_other(case: Case) -> None:
-    """A set that contains present pages stores the others with their own bytes."""
+    """If some pages of a set are present, the others are stored with their own bytes."""
     store, space = open_store(case, 96)
     for count in (2, 3, 8):
         for places in _places(count):
@@ -171,7 +171,7 @@ def a_present_page_in_a_set_changes_no_other(case: Case) -> None:
 
 @check("KV-202", quick=False)
 def an_absent_page_in_a_delete_changes_no_other(case: Case) -> None:
-    """A delete that contains absent pages deletes its other pages, and no more."""
+    """If some pages of a delete are absent, the others are deleted, and nothing else."""
     store, space = open_store(case, 96)
     for count in (2, 3, 8):
         for places in _places(count):
@@ -188,7 +188,7 @@ def an_absent_page_in_a_delete_changes_no_other(case: Case) -> None:
 
 @check("KV-202", Need.TAMPER)
 def a_damaged_page_changes_no_other(case: Case) -> None:
-    """A page that was cut, or removed, behind the store's back changes no other of its batch."""
+    """If a page was cut or removed behind the store's back, the others of its batch do not change."""
     store, space = open_store(case, 96)
     for place in (0, 2, 4):
         for description in ("cut in half", "removed"):
@@ -211,7 +211,7 @@ def _must_read_all_but(
 
 
 def _places(count: int) -> list[tuple[int, ...]]:
-    """Return places of a batch: the first, the last, a middle one, most and all of them."""
+    """Return places of a batch: the first, the last, a middle one, most of them and all of them."""
     every = tuple(range(count))
     chosen = [(0,), (count - 1,), (count // 2,), every[::2], every[1:], every[:-1], every]
     return list(dict.fromkeys(chosen))

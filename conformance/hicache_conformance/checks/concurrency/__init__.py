@@ -1,1 +1,1 @@
-"""KV-501 to KV-504: threads, processes and calls at the same time."""
+"""KV-501 to KV-504: threads, processes and simultaneous calls."""

@@ -1,6 +1,6 @@
-"""KV-501, KV-503: calls that are held half way through a page while others run.
+"""KV-501, KV-503: the kit holds a call half way through a page while others run.
 
-The checks choose the interleavings. A store may let the other call wait for the held one.
+So the checks choose the interleavings. A store may let the other call wait for the held one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _PAGE_NBYTES = 12_288
 _HOLD_BEFORE = (7, 0, 4)
-"""The segments, of eight, in front of which calls are held."""
+"""A call is held before one of these segments, of eight."""
 _MOST_PUSHED_NBYTES = 8 << 20
 _MOST_PUSHED_PAGES = 2000
 _PUSH_LIMIT_S = 3.0
@@ -34,7 +34,7 @@ _PUSH_LIMIT_S = 3.0
 
 @check("KV-501")
 def a_get_while_the_page_is_set_is_a_miss_or_whole(case: Case) -> None:
-    """While a set of a page is half way, gets of it are misses or the whole page."""
+    """While a set is half way through a page, a get of this page is a miss or the whole page."""
     for store, other, space, point in _hold_points(case):
         for versions in (1, 2):
             page_hash, contents = _versions(case, store, space, versions)
@@ -53,7 +53,7 @@ def a_get_while_the_page_is_set_is_a_miss_or_whole(case: Case) -> None:
 
 @check("KV-501")
 def a_set_while_the_page_is_got_leaves_the_get_whole(case: Case) -> None:
-    """While a get is half way through a page, a set of new bytes does not mix into it."""
+    """While a get is half way through a page, a set of new bytes does not mix into what it reads."""
     for store, other, space, point in _hold_points(case):
         page_hash, contents = _versions(case, store, space, 2)
         with Threads(point.wait_limit) as threads:
@@ -66,7 +66,7 @@ def a_set_while_the_page_is_got_leaves_the_get_whole(case: Case) -> None:
 
 @check("KV-501")
 def two_sets_of_one_page_leave_one_of_them(case: Case) -> None:
-    """While a set of a page is half way, another one of it does not mix with it."""
+    """If a set of a page is half way and another set of it runs, one of the two is stored whole."""
     for store, other, space, point in _hold_points(case):
         (page_hash,) = case.hashes(1)
         contents = [case.contents(space, [page_hash], version)[page_hash] for version in range(2)]
@@ -81,7 +81,7 @@ def two_sets_of_one_page_leave_one_of_them(case: Case) -> None:
 
 @check("KV-501")
 def calls_about_different_pages_do_not_meet(case: Case) -> None:
-    """While a get and a set are half way through their pages, others have pages of their own."""
+    """While a get and a set are half way, calls about other pages do not mix with theirs."""
     for store, other, space, point in _hold_points(case):
         pages = case.contents(space, case.hashes(4))
         got, set_late, got_later, set_later = pages
@@ -105,7 +105,7 @@ def calls_about_different_pages_do_not_meet(case: Case) -> None:
 
 @check("KV-501")
 def a_delete_while_the_page_is_set_leaves_all_or_nothing(case: Case) -> None:
-    """While a set of a page is half way, a delete of it leaves it absent or whole, and settable."""
+    """While a set is half way, a delete leaves its page absent or whole, and it can be set again."""
     for store, other, space, point in _hold_points(case):
         page_hash, contents = _versions(case, store, space, 2)
         with Threads(point.wait_limit) as threads:
@@ -120,7 +120,7 @@ def a_delete_while_the_page_is_set_leaves_all_or_nothing(case: Case) -> None:
 
 @check("KV-501", Need.ENUMERABLE)
 def listings_and_clear_while_a_page_is_set_show_no_half_page(case: Case) -> None:
-    """While a set is half way, scan lists whole pages only, and clear does not tear the page."""
+    """While a set is half way, scan lists only whole pages, and clear leaves none torn."""
     for store, other, space, point in _hold_points(case):
         kept = case.stored(store, space, 1)
         late = case.contents(space, case.hashes(1))
@@ -149,7 +149,7 @@ def listings_and_clear_while_a_page_is_set_show_no_half_page(case: Case) -> None
 
 @check("KV-503")
 def a_page_deleted_between_exists_and_get_is_a_miss(case: Case) -> None:
-    """A page that was deleted after exists said True is a miss, and no other page is."""
+    """If a page is deleted after exists returned True, get misses it and still reads the others."""
     store, space = open_store(case, _PAGE_NBYTES)
     other = case.open() if case.claims.shared else store
     other.open_space(space)
@@ -168,7 +168,7 @@ def a_page_deleted_between_exists_and_get_is_a_miss(case: Case) -> None:
 
 @check("KV-503")
 def a_page_deleted_while_it_is_got_is_whole_or_a_miss(case: Case) -> None:
-    """A get is the right bytes or a miss when its page is deleted and others take its room meanwhile."""
+    """If a page is deleted during a get and others take its room, the get is right bytes or a miss."""
     for store, other, space, point in _hold_points(case):
         pages = case.stored(store, space, 1)
         (page_hash,) = pages
@@ -182,7 +182,7 @@ def a_page_deleted_while_it_is_got_is_whole_or_a_miss(case: Case) -> None:
 
 @check("KV-503")
 def a_page_deleted_while_its_batch_is_got_is_a_miss(case: Case) -> None:
-    """A get of a batch is not disturbed by a page that is deleted when half of the batch is done."""
+    """If one page of a get is deleted when half of its batch is done, the get stays right."""
     if case.claims.max_batch == 1:
         raise NotDeclared("the store takes one page a call")
     for store, other, space, point in _hold_points(case):
@@ -198,7 +198,7 @@ def a_page_deleted_while_its_batch_is_got_is_a_miss(case: Case) -> None:
 
 @check("KV-503")
 def a_page_evicted_while_it_is_got_is_whole_or_a_miss(case: Case) -> None:
-    """A get is the right bytes or a miss when its page is evicted meanwhile."""
+    """If a page is evicted during a get, the get is the right bytes or a miss."""
     if case.keeps:
         case.evidence["evicted"] = "never: pages stay until they are deleted"
         return
@@ -210,26 +210,26 @@ def a_page_evicted_while_it_is_got_is_whole_or_a_miss(case: Case) -> None:
             held = held_get(threads, store, space, [page_hash], before=point.before)
             moved = threading.Event()
             pushing = threads.attempt(_push_out, case, other, space, page_hash, moved)
-            if moved.is_set():  # The set does not wait for the get.
+            if moved.is_set():  # The set did not wait for the get.
                 pushing.wait(_PUSH_LIMIT_S)
             found = held.release()
             evicted += pushing.result()
         must_be_intact(case, store, space, {page_hash: list(pages.values())}, found)
         if not evicted:
-            break  # The store has room for more pages than can be tried.
+            break  # The store has more room than the check can fill.
     case.evidence["evicted"] = f"{evicted} times"
 
 
 def _push_out(
     case: Case, store: Probe, space: KeySpace, page_hash: str, moved: threading.Event
 ) -> bool:
-    """Set other pages until this one is evicted. Return False where the store has room for very many."""
+    """Set other pages until this one is evicted. Return False if the store has too much room."""
     until_s = time.monotonic() + _PUSH_LIMIT_S
     most = min(_MOST_PUSHED_PAGES, max(16, _MOST_PUSHED_NBYTES // space.stored_nbytes))
     for pushed in range(1, most):
         store.set(space, case.contents(space, case.hashes(1)))
         moved.set()
-        # A lookup may count as a use, so lookups are rare.
+        # A lookup may count as a use, so the check makes few of them.
         is_looked_at = pushed % 8 == 0 and pushed & (pushed - 1) == 0
         if is_looked_at and store.exists(space, [page_hash]) == [False]:
             return True
@@ -243,14 +243,14 @@ def _push_out(
 
 @dataclass(frozen=True, slots=True)
 class _HoldPoint:
-    """The segment in front of which a call is held, and the limit of calls that may wait for it."""
+    """A segment before which a call is held, and how long another call may wait for it."""
 
     before: int
     wait_limit: WaitLimit
 
 
 def _hold_points(case: Case) -> Iterator[tuple[Probe, Probe, KeySpace, _HoldPoint]]:
-    """Yield the store, the handle of the other calls, a key space, and where to hold a call."""
+    """Yield the store, the handle for the other calls, a key space, and where to hold a call."""
     store, space = open_store(case, _PAGE_NBYTES)
     other, wait_limit = store, WaitLimit()
     numbers = _HOLD_BEFORE if case.claims.scatter_gather and not case.quick else _HOLD_BEFORE[:1]
@@ -262,7 +262,7 @@ def _hold_points(case: Case) -> Iterator[tuple[Probe, Probe, KeySpace, _HoldPoin
 
 
 def _versions(case: Case, store: Probe, space: KeySpace, count: int) -> tuple[str, list[bytes]]:
-    """Return a fresh page with its possible contents. All but the last of them have been set."""
+    """Return a fresh page with its possible contents. All contents but the last have been set."""
     hashes = case.hashes(1)
     pages = [case.contents(space, hashes, version) for version in range(count)]
     for each in pages[:-1]:

@@ -1,4 +1,4 @@
-"""KV-501: some order of the calls explains the answers that threads get about one page."""
+"""KV-501: some order of the calls explains every answer that threads get about one page."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 _THREADS = 4
 _CALLS = 70
-"""The calls of each thread about two pages, so that a history has fewer than 200 calls."""
+"""How many calls each thread makes about two pages, so that a history has fewer than 200 calls."""
 _LIMIT_S = 5.0
 _KINDS: tuple[Kind, ...] = ("get", "get", "get", "set", "set", "exists", "delete")
 
 
 @check("KV-501", stochastic=True)
 def the_answers_about_a_page_fit_one_order(case: Case) -> None:
-    """The answers that threads get about a page could have come from one call after the other."""
+    """The answers that threads get about a page are possible if the calls ran one after the other."""
     if not case.keeps:
         raise NotDeclared(
             "a page may vanish at any time: no order of calls need explain its answers"
@@ -94,8 +94,9 @@ class _Page:
             call.record_answer(store.delete(self._space, [self.page_hash])[0])
 
     def must_be_explained(self) -> bool:
-        """Raise where no order of the calls explains all answers. Return whether that is undecided."""
-        # The last of simultaneous sets may win, also where a present page is never overwritten.
+        """Raise if no order of the calls explains all answers. Return True if that stays open."""
+        # The last of several simultaneous sets may win, even if the store never overwrites a
+        # present page.
         found = explain(self._history.operations())
         if isinstance(found, Counterexample):
             raise Violation(
@@ -108,7 +109,7 @@ class _Page:
 
 
 def _own_random(case: Case) -> random.Random:
-    """Return the random choices of one thread, which do not depend on the other threads."""
+    """Return a random generator for one thread that does not depend on the other threads."""
     return random.Random(case.random.random())
 
 

@@ -1,4 +1,4 @@
-"""KV-504: calls that proceed while others are held."""
+"""KV-504: some calls proceed while others are held."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NOTHING = f"nothing for {_PROCEED_LIMIT_S:.0f} s"
 
 @check("KV-504")
 def calls_proceed_while_others_are_held(case: Case) -> None:
-    """As many calls as `parallelism` proceed: all but one may be held half way through a page."""
+    """`parallelism` calls proceed at once: while all but one are held half way, the last one ends."""
     store, space = open_store(case, 1024)
     kinds = [("get", "get"), ("set", "set"), ("set", "get"), ("get", "set")]
     for slow, quick in kinds[: 2 if case.quick else None]:
@@ -38,7 +38,7 @@ def calls_proceed_while_others_are_held(case: Case) -> None:
 
 @check("KV-504")
 def a_call_proceeds_while_another_gets_no_answer(case: Case) -> None:
-    """A call is answered while the server does not answer another one."""
+    """If the server leaves one call without an answer, other calls are still answered."""
     endpoints = endpoints_in(case.config)
     if not endpoints:
         raise no_server(case)
@@ -49,7 +49,7 @@ def a_call_proceeds_while_another_gets_no_answer(case: Case) -> None:
         pages = list(case.stored(store, space, 2))
         caller = Caller(store, space, _CALL_LIMIT_S)
         proxy.silence_one()
-        # This get may fail, since its server does not answer.
+        # This get may fail, because its server does not answer.
         slow = threads.start(caller.get, pages[:1])
         if not wait_until(lambda: slow.done or proxy.held > 0, _PROCEED_LIMIT_S) or slow.done:
             raise NotVerified("calls do not go by way of the address in the config")
@@ -62,7 +62,7 @@ def a_call_proceeds_while_another_gets_no_answer(case: Case) -> None:
 
 
 def _must_proceed(case: Case, store: Probe, space: KeySpace, slow: str, quick: str) -> None:
-    """Hold one call fewer than the declared `parallelism`, and make one more."""
+    """Hold one call fewer than the declared `parallelism`, then make one more, which must proceed."""
     count = min(case.claims.parallelism - 1, _MOST_HELD)
     pages = case.contents(space, case.hashes(count + 1))
     if "get" in (slow, quick):

@@ -1,4 +1,4 @@
-"""KV-502: several processes on one store."""
+"""KV-502: several processes use one store."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _STORM_S = 1.5
 
 @check("KV-502")
 def a_page_set_elsewhere_is_seen_at_once(case: Case) -> None:
-    """A page that another process or handle sets is there, also for a caller that has just missed it."""
+    """A page that another process or handle sets is there at once, even after a miss."""
     for description, writer, reader, space in _pairs(case):
         for count in (1, 3):
             pages = case.contents(space, case.hashes(count))
@@ -45,9 +45,7 @@ def a_page_set_elsewhere_is_seen_at_once(case: Case) -> None:
 
 @check("KV-502")
 def a_page_deleted_elsewhere_is_gone_at_once(case: Case) -> None:
-    """A page that another process or handle deletes is gone, also for one that has just read or set
-    it.
-    """
+    """A page that another process or handle deletes is gone at once, even after a read or a set."""
     for description, writer, reader, space in _pairs(case):
         pages = case.stored(writer, space, 2)
         pages |= case.stored(reader, space, 2)
@@ -60,7 +58,7 @@ def a_page_deleted_elsewhere_is_gone_at_once(case: Case) -> None:
 
 @check("KV-502", quick=False)
 def a_page_deleted_elsewhere_can_be_set_again(case: Case) -> None:
-    """A page that was set here and deleted elsewhere is there when it is set here once more."""
+    """After a page was set here and deleted elsewhere, it can be set here again."""
     for description, deleter, setter, space in _pairs(case):
         pages = case.stored(setter, space, 3)
         deleter.get(space, list(pages))
@@ -74,7 +72,7 @@ def a_page_deleted_elsewhere_can_be_set_again(case: Case) -> None:
 
 @check("KV-502", Need.ENUMERABLE, quick=False)
 def listings_show_what_others_set(case: Case) -> None:
-    """Key spaces and pages that another process adds, removes or clears are listed so by all."""
+    """If a process adds, removes or clears key spaces and pages, all processes list the change."""
     here, there = case.open(label="here"), open_remote(case, "another process")
     for one, other in ((here, there), (there, here)):
         space = case.space(fitting(case, 512), tenant=one.label)
@@ -98,7 +96,7 @@ def listings_show_what_others_set(case: Case) -> None:
 
 @check("KV-502")
 def a_set_half_way_in_another_process_mixes_with_nothing(case: Case) -> None:
-    """While a set is half way in another process, pages set here, and that page, come out whole."""
+    """While a set is half way in another process, its page and pages set here come out whole."""
     store, space = open_store(case, 8192)
     hashes = case.hashes(4)
     versions = [case.contents(space, hashes, version) for version in range(2)]
@@ -184,14 +182,14 @@ def _must_list(case: Case, store: Probe, space: KeySpace, hashes: Sequence[str])
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """The results of one process."""
+    """What one process reports."""
 
     turns: int = 0
     was_taken: bool = False
-    """A flag: its last sets returned True."""
+    """True if its last sets returned True."""
     hits: int = 0
     wrong: dict[str, bytes] = field(default_factory=dict[str, bytes])
-    """Bytes of pages that belong to none of the versions."""
+    """The bytes of pages that match none of the versions."""
 
 
 def _receive_report(

@@ -1,4 +1,4 @@
-"""KV-501, KV-503: many threads on one storage, as fast as possible."""
+"""KV-501, KV-503: many threads use one storage as fast as possible."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _LARGE_NBYTES = 1 << 20
 _NEW_SPACES = 300
 _FILLED_SPACES = 16
 _LEFT_SPACES = 30
-"""The number of new key spaces in a store that outlives the check and would keep them."""
+"""How many new key spaces to make in a store that outlives the check and keeps them."""
 
 
 @check("KV-501", stochastic=True)
 def readers_see_no_torn_page_while_others_write_it(case: Case) -> None:
-    """Gets of pages that are set in one version after another are whole pages of one version."""
+    """While writers set a page in one version after another, readers get one version, whole."""
     store = case.open()
     space, pages = large_pages(case, store, count=2, versions=3)
     run_contended(
@@ -44,7 +44,7 @@ def readers_see_no_torn_page_while_others_write_it(case: Case) -> None:
 
 @check("KV-503", stochastic=True)
 def pages_that_come_and_go_are_whole_or_misses(case: Case) -> None:
-    """Gets of pages that others delete, and set anew, are whole pages or misses."""
+    """While other threads delete and set pages, a get of them is a whole page or a miss."""
     store = case.open()
     other = case.open() if case.claims.shared else store
     for most_nbytes in (_LARGE_NBYTES, _SMALL_NBYTES):
@@ -58,7 +58,7 @@ def pages_that_come_and_go_are_whole_or_misses(case: Case) -> None:
 
 @check("KV-503", stochastic=True)
 def pages_evicted_under_readers_are_whole_or_misses(case: Case) -> None:
-    """Gets of pages that others push out of a full store are whole pages or misses."""
+    """While other threads push pages out of a full store, a get of them is a whole page or a miss."""
     if case.keeps:
         raise NotDeclared("pages stay until they are deleted")
     store, space = open_store(case, 4096)
@@ -79,7 +79,7 @@ def pages_evicted_under_readers_are_whole_or_misses(case: Case) -> None:
 
 @check("KV-501", stochastic=True)
 def threads_with_pages_of_their_own_keep_them(case: Case) -> None:
-    """Pages that one thread sets, reads and deletes are not changed by threads with other pages."""
+    """Pages of one thread do not change when other threads set, read and delete other pages."""
     store, space = open_store(case, _SMALL_NBYTES)
     own = [case.contents(space, case.hashes(6)) for _ in range(4)]
 
@@ -103,7 +103,7 @@ def threads_with_pages_of_their_own_keep_them(case: Case) -> None:
 
 @check("KV-501", stochastic=True)
 def all_methods_at_once_raise_nothing(case: Case) -> None:
-    """Sets, gets, deletes, listings, clears and new key spaces at once: no exception, no half page."""
+    """Sets, gets, deletes, listings, clears and new key spaces at once raise nothing, tear no page."""
     store, space = open_store(case, _SMALL_NBYTES)
     contents = case.contents(space, case.hashes(8))
     pages = {page_hash: [data] for page_hash, data in contents.items()}
@@ -148,7 +148,7 @@ def all_methods_at_once_raise_nothing(case: Case) -> None:
 def _set_one(
     store: Probe, space: KeySpace, pages: Mapping[str, Sequence[bytes]], step: int, turn: int
 ) -> None:
-    """Set one page in the next version. A store that keeps the first version deletes it before."""
+    """Set one page in the next version, after a delete if the store keeps the first version."""
     page_hash = list(pages)[(turn + step) % len(pages)]
     if not store.storage.capabilities.overwrites:
         store.delete(space, [page_hash])

@@ -1,4 +1,4 @@
-"""KV-901, KV-902: declared capabilities are true, and others are refused."""
+"""KV-901, KV-902: what a store declares is true, and it refuses what it does not declare."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _READS = 40
 
 @check("KV-901")
 def claims_are_a_record_of_sound_values(case: Case) -> None:
-    """A class and its instances each declare one `Capabilities`, with values that mean something."""
+    """A class and its instances each declare one `Capabilities`, with valid values."""
     store = case.open()
     for owner, claims in _owners(store):
         if not isinstance(claims, Capabilities):
@@ -46,7 +46,7 @@ def claims_are_a_record_of_sound_values(case: Case) -> None:
 
 @check("KV-901")
 def an_instance_claims_no_more_than_its_class(case: Case) -> None:
-    """An instance may narrow the claims of its class, never widen them."""
+    """An instance may narrow the claims of its class, but never widen them."""
     store = case.open()
     widest, narrow = type(store.storage).capabilities, store.storage.capabilities
     wider = [
@@ -76,7 +76,7 @@ def an_instance_claims_no_more_than_its_class(case: Case) -> None:
 
 @check("KV-901")
 def claims_stay_the_same(case: Case) -> None:
-    """The claims of a storage don't change while it is used, nor from one opening to the next."""
+    """The claims of a storage don't change while it is used, or when it is opened again."""
     store = case.open()
     first = store.storage.capabilities
     space = case.space(fitting(case, 64))
@@ -84,7 +84,7 @@ def claims_stay_the_same(case: Case) -> None:
     pages = case.stored(store, space, 2)
     case.must_hold(store, space, pages)
     used = store.storage.capabilities
-    if not first.shared:  # The store may allow one handle at a time.
+    if not first.shared:  # The store may allow only one handle at a time.
         store.close()
     for when, claims in (
         ("after a few calls", used),
@@ -105,7 +105,7 @@ def claims_stay_the_same(case: Case) -> None:
 
 @check("KV-901", quick=False)
 def what_is_kept_until_deleted_is_kept(case: Case) -> None:
-    """A store that claims UNTIL_DELETED has every page that it took, however many came after."""
+    """A store that claims UNTIL_DELETED keeps every page that it accepted, however many follow."""
     if not case.keeps:
         raise NotDeclared("the store does not claim retention UNTIL_DELETED")
     store = case.open()
@@ -123,7 +123,7 @@ def what_is_kept_until_deleted_is_kept(case: Case) -> None:
 
 @check("KV-901")
 def what_is_kept_until_pressure_is_kept_without_any(case: Case) -> None:
-    """A store that claims UNTIL_PRESSURE has the only page that was set, however often it is read."""
+    """A store that claims UNTIL_PRESSURE keeps the only page that was set, however often it is read."""
     if case.claims.retention is not Retention.UNTIL_PRESSURE:
         raise NotDeclared("the store does not claim retention UNTIL_PRESSURE")
     store, space = open_store(case, 64)
@@ -140,7 +140,7 @@ def what_is_kept_until_pressure_is_kept_without_any(case: Case) -> None:
 
 @check("KV-901", Need.DURABLE)
 def what_is_durable_survives_reopening(case: Case) -> None:
-    """Pages of a store that claims CRASH or more are there when it was closed and opened again."""
+    """A store that claims CRASH or more still has its pages after it was closed and opened again."""
     store = case.open()
     spaces = [case.space(fitting(case, 512)), case.space(fitting(case, 100), pool="draft")]
     for space in spaces:
@@ -160,7 +160,7 @@ def what_is_durable_survives_reopening(case: Case) -> None:
 
 @check("KV-901", Need.SHARED)
 def what_is_shared_is_seen_by_another_handle(case: Case) -> None:
-    """Another handle on a shared store sees what was set and deleted since it looked last."""
+    """A handle on a shared store sees what others have set and deleted since it last looked."""
     store, other = case.open(), case.open(label="other")
     space = case.space(fitting(case, 300))
     for one in (store, other):
@@ -178,7 +178,7 @@ def what_is_shared_is_seen_by_another_handle(case: Case) -> None:
 
 @check("KV-901", Need.ENUMERABLE)
 def what_is_enumerable_is_listed_and_cleared(case: Case) -> None:
-    """A store that claims to be enumerable lists a page, lists its key space, and clears it."""
+    """A store that claims to be enumerable can list a page, list its key space, and clear it."""
     store, space = open_store(case, 64)
     pages = case.stored(store, space, 3)
     with note("the store claims to be enumerable"):
@@ -196,7 +196,7 @@ def what_is_enumerable_is_listed_and_cleared(case: Case) -> None:
 
 @check("KV-901")
 def without_overwrites_the_first_bytes_stay(case: Case) -> None:
-    """A store that claims not to overwrite keeps a present page's first bytes, and says True."""
+    """A store that claims not to overwrite returns True for a present page and keeps its first bytes."""
     if case.claims.overwrites:
         raise NotDeclared("the store claims that it may overwrite")
     store, space = open_store(case, 700)
@@ -224,7 +224,7 @@ def without_overwrites_the_first_bytes_stay(case: Case) -> None:
 
 @check("KV-901")
 def pages_in_segments_are_taken(case: Case) -> None:
-    """A store that claims scatter/gather stores and fills pages of several segments."""
+    """A store that claims scatter/gather stores and fills pages that have several segments."""
     if not case.claims.scatter_gather:
         raise NotDeclared("the store does not claim scatter_gather")
     store, space = open_store(case, 4001)
@@ -239,7 +239,7 @@ def pages_in_segments_are_taken(case: Case) -> None:
 
 @check("KV-902")
 def a_store_that_does_not_list_says_so(case: Case) -> None:
-    """`scan` and `spaces` raise UnsupportedOperation where `enumerable` is not claimed."""
+    """If a store does not claim `enumerable`, its `scan` and `spaces` raise UnsupportedOperation."""
     store, space, _ = _unlisted(case)
     for operation, call in (
         ("scan", lambda: list(store.storage.scan(space))),
@@ -256,7 +256,7 @@ def a_store_that_does_not_list_says_so(case: Case) -> None:
 
 @check("KV-902")
 def a_store_that_does_not_list_clears_all_or_nothing(case: Case) -> None:
-    """`clear` is refused and removes nothing, or removes it all, where `enumerable` is not claimed."""
+    """If a store does not claim `enumerable`, `clear` raises and removes nothing, or removes all."""
     store, space, pages = _unlisted(case)
     answer = store.attempt("clear", space, [], lambda: store.storage.clear(space))
     if isinstance(answer, UnsupportedOperation):
@@ -273,7 +273,7 @@ def a_store_that_does_not_list_clears_all_or_nothing(case: Case) -> None:
 
 
 def _unlisted(case: Case) -> tuple[Probe, KeySpace, dict[str, bytes]]:
-    """Open a store that is not enumerable, and store a few pages."""
+    """Open a store that is not enumerable, and set a few pages."""
     if case.claims.enumerable:
         raise NotDeclared("the store claims to be enumerable: there is nothing to refuse")
     store, space = open_store(case, 64)
@@ -289,7 +289,7 @@ def _owners(store: Probe) -> list[tuple[str, object]]:
 
 
 def _soundness(claims: Capabilities) -> dict[str, bool]:
-    """Return for each field whether it has a value of its type, in its range."""
+    """Return for each field whether its value has the right type and range."""
     orders: dict[str, type] = {"retention": Retention, "durability": Durability}
     flags = ("shared", "enumerable", "overwrites", "scatter_gather", "bounded", "revocable")
     limits = ("max_batch", "max_page_nbytes")

@@ -1,4 +1,4 @@
-"""KV-903: limits hold, and one past a limit is refused without side effects."""
+"""KV-903: a call at a limit works, and a call one past it is refused without side effects."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LONGEST_BATCH = 20_000
 
 @check("KV-903")
 def a_page_of_the_largest_size_is_taken(case: Case) -> None:
-    """A page of `max_page_nbytes`, with or without a frame, is opened, set and read back."""
+    """A page of `max_page_nbytes`, with or without a frame, can be opened, set and read back."""
     limit = _page_limit(case)
     tried = _LARGEST_TRIED_QUICK_NBYTES if case.quick else _LARGEST_TRIED_NBYTES
     store = case.open()
@@ -44,7 +44,7 @@ def a_page_of_the_largest_size_is_taken(case: Case) -> None:
 
 @check("KV-903")
 def a_page_one_byte_too_large_is_refused(case: Case) -> None:
-    """`open_space` refuses pages of `max_page_nbytes` + 1, frames counted in, and goes on as before."""
+    """`open_space` refuses pages of `max_page_nbytes` + 1, frame included, and the store works on."""
     limit = _page_limit(case)
     store = case.open()
     space = case.space(min(limit, 64))
@@ -71,7 +71,7 @@ def a_page_one_byte_too_large_is_refused(case: Case) -> None:
 
 @check("KV-903")
 def a_batch_of_the_limit_is_taken(case: Case) -> None:
-    """A batch of `max_batch` pages is set, found, read and deleted in one call each."""
+    """A batch of `max_batch` pages can be set, found, read and deleted in one call each."""
     store, space, hashes = _batch(case, 0)
     pages = case.contents(space, hashes)
     case.must_set(store, space, pages)
@@ -153,7 +153,7 @@ def _page_limit(case: Case) -> int:
 
 
 def _batch(case: Case, beyond: int) -> tuple[Probe, KeySpace, list[str]]:
-    """Open a key space. Return as many hashes as `max_batch` and `beyond`."""
+    """Open a key space. Return `max_batch` + `beyond` hashes."""
     limit = case.claims.max_batch
     if limit is None:
         raise NotDeclared("the store claims no max_batch")
@@ -164,7 +164,7 @@ def _batch(case: Case, beyond: int) -> tuple[Probe, KeySpace, list[str]]:
 
 
 def _must_lack_room(case: Case, store: Probe, space: KeySpace) -> None:
-    """Raise where a smaller page is accepted: then the limit was refused, not a page without room."""
+    """Raise if a smaller page is accepted: then the store had room, and refused the limit itself."""
     smaller = case.space(space.page_nbytes - 1, frame_nbytes=space.frame_nbytes)
     store.open_space(smaller)
     if store.set(smaller, case.contents(smaller, case.hashes(1))) == [True]:
@@ -183,7 +183,7 @@ def _whole(
     hashes: Sequence[str],
     call: Callable[[], Any],
 ) -> list[bool] | None:
-    """Return the verdicts of a batch that is too long, or None where it was refused."""
+    """Return the verdicts of a batch that is too long, or None if it was refused."""
     answer: Any = store.attempt(operation, space, hashes, call)
     if isinstance(answer, UnsupportedOperation):
         return None

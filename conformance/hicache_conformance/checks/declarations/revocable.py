@@ -1,4 +1,4 @@
-"""KV-901: a call of a revocable store touches no byte of a page after its memory was revoked."""
+"""KV-901: once the memory of a page was revoked, a call of a revocable store no longer touches it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CLAIM = "revocable is declared, and "
 
 @check("KV-901", Need.REVOCABLE)
 def a_page_that_was_revoked_is_neither_read_nor_stored(case: Case) -> None:
-    """A page that was revoked before the call is no hit, keeps its bytes, and is not stored."""
+    """A page that was revoked before the call is a miss, keeps its bytes, and is not stored."""
     store = case.open()
     space = case.space(fitting(case, _HELD_NBYTES))
     store.open_space(space)
@@ -58,7 +58,7 @@ def a_page_that_was_revoked_is_neither_read_nor_stored(case: Case) -> None:
 
 @check("KV-901", Need.REVOCABLE)
 def a_get_writes_nothing_after_the_revoke(case: Case) -> None:
-    """When pages are revoked while `batch_get` runs, no byte of them changes afterwards."""
+    """If pages are revoked while `batch_get` runs, none of their bytes changes afterwards."""
     store = case.open()
     space = case.space(fitting(case, _HELD_NBYTES))
     store.open_space(space)
@@ -74,7 +74,7 @@ def a_get_writes_nothing_after_the_revoke(case: Case) -> None:
 
 @check("KV-901", Need.REVOCABLE)
 def a_set_reads_nothing_after_the_revoke(case: Case) -> None:
-    """When pages are revoked while `batch_set` runs, each is stored with its bytes before, or not."""
+    """If pages are revoked while `batch_set` runs, each is stored as it was before, or not at all."""
     store = case.open()
     space = case.space(fitting(case, _HELD_NBYTES))
     store.open_space(space)
@@ -98,7 +98,7 @@ def _revoked() -> AtomicRevocable:
 
 
 def _large(case: Case, store: Probe) -> tuple[KeySpace, Mapping[str, bytes]]:
-    """Store pages of which a call takes a while. Return those for which the store has room."""
+    """Store pages that are so large that a call takes a while. Return those that the store accepted."""
     space = case.space(fitting(case, _LARGE_NBYTES), tenant="large")
     store.open_space(space)
     pages = case.contents(space, case.hashes(min(_LARGE_PAGES, store.max_batch)))
@@ -107,7 +107,7 @@ def _large(case: Case, store: Probe) -> tuple[KeySpace, Mapping[str, bytes]]:
 
 
 def _revoke_in_a_held_call(memory: PageMemory, call: Callable[[Sequence[Page]], object]) -> None:
-    """Revoke all pages while the call is held in the first one, and give them to their next user."""
+    """Hold a call in its first page, revoke all pages, and overwrite them as their next user would."""
     revocable = AtomicRevocable()
     for page in memory.pages:
         page.revocable = revocable
@@ -119,7 +119,7 @@ def _revoke_in_a_held_call(memory: PageMemory, call: Callable[[Sequence[Page]], 
     with Threads() as threads:
         held: HeldCall[None] = threads.hold(run, memory.pages[0])
         revoking = threads.start(revocable.revoke)
-        if not revoking.wait(_REVOKED_WITHIN_S):  # the call is held within an access
+        if not revoking.wait(_REVOKED_WITHIN_S):  # The call is held inside an access.
             threads.open_gates()
         revoking.result()
         overwrite(memory.pages)
@@ -132,7 +132,7 @@ def _revoked_at_some_time(
     pages: Mapping[str, bytes],
     call: Callable[[Sequence[Page]], object],
 ) -> Generator[PageMemory, None, None]:
-    """Make calls, and revoke the pages of each at another time. Yield their memory after each call."""
+    """Make calls, and revoke each one's pages a little later. Yield their memory after each call."""
     contents = list(pages.values())
     began_s = time.monotonic()
     call(store.memory(space, len(pages)).filled_with(contents).pages)
@@ -147,13 +147,13 @@ def _revoked_at_some_time(
             task = threads.start(_answered, partial(call, memory.pages))
             time.sleep(took_s * attempt / _ATTEMPTS)
             revocable.revoke()
-            overwrite(memory.pages[::-1])  # a call goes from the first page to the last
+            overwrite(memory.pages[::-1])  # A call goes from the first page to the last.
             task.result()
         yield memory
 
 
 def _answered(call: Callable[[], object]) -> None:
-    """Make a call whose pages are revoked meanwhile. It may fail."""
+    """Make a call whose pages are revoked while it runs. It may fail."""
     with suppress(HiCacheError):
         call()
 

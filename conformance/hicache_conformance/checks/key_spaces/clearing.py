@@ -1,4 +1,4 @@
-"""KV-103: clear removes its own key space, and nothing else."""
+"""KV-103: clear removes the pages of its own key space, and nothing else."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def clear_removes_every_page(case: Case) -> None:
 
 @check("KV-103")
 def clear_counts_the_pages_that_it_removed(case: Case) -> None:
-    """Clear returns how many pages it removed: each once, and none that were deleted before."""
+    """Clear returns the number of pages that it removed, each once, without those deleted before."""
     store, space = open_store(case, 64)
     _must_count(case, store, space, 0, "no page was set")
     pages = case.stored(store, space, 9)
@@ -63,7 +63,7 @@ def clear_counts_the_pages_that_it_removed(case: Case) -> None:
 
 @check("KV-103")
 def a_cleared_space_starts_anew(case: Case) -> None:
-    """A page that is set after clear is there, with the new bytes, and can be cleared again."""
+    """After clear, a page can be set with new bytes, is there, and can be cleared again."""
     store, space = open_store(case, 200)
     hashes = case.hashes(5)
     for version in range(3):
@@ -79,7 +79,7 @@ def a_cleared_space_starts_anew(case: Case) -> None:
 
 @check("KV-103")
 def clear_spares_neighbours(case: Case) -> None:
-    """Clearing a key space leaves those that differ from it in one field."""
+    """Clearing a key space leaves all others that differ from it in one field."""
     store = case.open()
     whole = fitting(case, 256)
     base = rich_space(case.space(whole - whole // 4, frame_nbytes=whole // 4))
@@ -89,7 +89,7 @@ def clear_spares_neighbours(case: Case) -> None:
 
 @check("KV-103")
 def clear_spares_look_alikes(case: Case) -> None:
-    """Clearing a key space leaves those whose id, or model, begins with its own, or matches it."""
+    """Clear leaves key spaces whose id or model begins with its own, or matches it as a pattern."""
     store = case.open()
     space = case.space(fitting(case, 64))
     for description, one, other in similar_ids(space, 4):
@@ -106,7 +106,7 @@ def clear_spares_look_alikes(case: Case) -> None:
 
 @check("KV-103")
 def clear_spares_another_stores_pages(case: Case) -> None:
-    """Clearing a key space leaves the same key space of a store with another config."""
+    """Clearing a key space leaves the same key space in a store with another config."""
     own, others = case.config, dict(case.subject.config(case.new_scratch()))
     if own == others:
         raise NotDeclared("every store of this test has the same config")
@@ -125,7 +125,7 @@ def clear_spares_another_stores_pages(case: Case) -> None:
 
 @check("KV-103")
 def clear_spares_other_programs_files(case: Case) -> None:
-    """Clearing leaves files that are not the store's: in its directory, and next to it."""
+    """Clear leaves files that are not the store's, both in its directory and next to it."""
     outer = case.new_scratch()
     inner = Scratch(outer.path / "caches" / "store", outer.prefix)
     inner.path.mkdir(parents=True)
@@ -153,7 +153,7 @@ def clear_spares_other_programs_files(case: Case) -> None:
 
 @check("KV-103", Need.SHARED)
 def clear_reaches_other_handles(case: Case) -> None:
-    """A page that one handle cleared is gone for another handle, which had read it before."""
+    """After one handle cleared, the page is gone for another handle that had read it before."""
     store, other = case.open(), case.open(label="other")
     space = case.space(fitting(case, 128))
     for one in (store, other):
@@ -169,7 +169,7 @@ def clear_reaches_other_handles(case: Case) -> None:
 
 @check("KV-103")
 def another_handle_clears_what_the_first_set(case: Case) -> None:
-    """A handle clears, and counts, pages that it did not set itself."""
+    """A handle clears, and counts, pages that another handle has set."""
     store, space = open_store(case, 128)
     pages = case.stored(store, space, 5)
     again = another_handle(case, store)
@@ -180,7 +180,7 @@ def another_handle_clears_what_the_first_set(case: Case) -> None:
 
 @check("KV-103")
 def what_was_cleared_stays_cleared(case: Case) -> None:
-    """After reopening, cleared pages are still gone, and those that were set later are there."""
+    """After reopening, cleared pages are still gone, and pages that were set later are there."""
     store, space = open_store(case, 128)
     deleted = case.stored(store, space, 4)
     store.clear(space)
@@ -192,7 +192,7 @@ def what_was_cleared_stays_cleared(case: Case) -> None:
 
 
 def _must_count(case: Case, store: Probe, space: KeySpace, pages: int, why: str) -> None:
-    """Clear a key space. Raise where the answer is not the number of pages, less those forgotten."""
+    """Clear a key space. Raise unless it returns the number of pages, or fewer if pages may be lost."""
     _must_have_counted(case, store, store.clear(space), pages, why)
 
 
@@ -209,7 +209,7 @@ def _must_have_counted(case: Case, store: Probe, answer: int, pages: int, why: s
 def _must_leave(
     case: Case, store: Probe, cleared: KeySpace, others: Mapping[str, KeySpace]
 ) -> None:
-    """Clear one key space. The page of the same hash must stay in the other ones."""
+    """Clear one key space. The page with the same hash must stay in the others."""
     (page_hash,) = case.hashes(1)
     for space in (cleared, *others.values()):
         open_and_set(case, store, space, page_hash)
@@ -221,7 +221,7 @@ def _must_leave(
 
 
 def _foreign_files(root: Path, page_hash: str) -> dict[Path, bytes]:
-    """Write files of other programs in and around a directory, one of them with a page's name."""
+    """Write files of other programs in and around a directory. One of them has the name of a page."""
     parent = root.parent
     paths = (
         root / "README.md",

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from hicache_storage.storage import PageInfo
 
 _CALL_LIMIT_S = 10.0
-"""The time that a call may wait for a listing that its reader has paused."""
+"""How long a call may wait for a listing that its reader has paused."""
 
 
 @check("KV-104")
 def scan_lists_every_page_once_with_its_size(case: Case) -> None:
-    """Scan lists each page once, with the bytes that are stored of it, frame included."""
+    """Scan lists each page once, with the number of bytes stored for it, frame included."""
     store = case.open()
     for count, nbytes, frame_nbytes in ((0, 64, 0), (1, 1, 0), (2, 333, 0), (37, 192, 64)):
         whole = fitting(case, nbytes + frame_nbytes)
@@ -41,7 +41,7 @@ def scan_lists_every_page_once_with_its_size(case: Case) -> None:
 
 @check("KV-104")
 def scan_lists_hashes_of_every_length(case: Case) -> None:
-    """Page hashes of 16 to 64 bytes are listed as they were set."""
+    """Scan lists page hashes of 16 to 64 bytes as they were set."""
     store, space = open_store(case, 64)
     digits = "".join(case.hashes(2))
     hashes = [digits[:length] for length in (32, 34, 40, 64, 66, 96, 126, 128)]
@@ -51,7 +51,7 @@ def scan_lists_hashes_of_every_length(case: Case) -> None:
 
 @check("KV-104")
 def scan_follows_every_change(case: Case) -> None:
-    """Scan lists what was set last: nothing deleted, nothing twice, nothing of another key space."""
+    """Scan follows every change: it lists no deleted page, no page twice and no other key space's."""
     store = case.open()
     space = case.space(fitting(case, 100))
     others = [
@@ -84,7 +84,7 @@ def scan_follows_every_change(case: Case) -> None:
 
 @check("KV-104", quick=False)
 def long_listings_are_complete(case: Case) -> None:
-    """A listing of more than a thousand pages has all of them, once each."""
+    """A listing of more than a thousand pages has each of them once."""
     store, space = open_store(case, 64)
     pages = store_many(case, store, space, 1030 if case.quick else 2060, limit_s=5)
     must_list(case, store, space, pages)
@@ -92,7 +92,7 @@ def long_listings_are_complete(case: Case) -> None:
 
 @check("KV-104", quick=False)
 def ten_thousand_pages_are_listed_while_others_write(case: Case) -> None:
-    """In a store of 10,000 pages every one is listed once, while other pages come and go."""
+    """In a store of 10,000 pages, scan lists each page once while other pages come and go."""
     store, space = open_store(case, 64)
     pages = store_many(case, store, space, 10_000)
     churned = case.hashes(40)
@@ -119,7 +119,7 @@ def ten_thousand_pages_are_listed_while_others_write(case: Case) -> None:
 
 @check("KV-104")
 def a_paused_listing_blocks_nobody(case: Case) -> None:
-    """While the reader of a scan pauses, other threads set, get, delete and scan."""
+    """While the reader of a scan pauses, other threads can set, get, delete and scan."""
     store, space = open_store(case, 64)
     pages = case.stored(store, space, 20)
     (new,) = case.hashes(1)
@@ -146,7 +146,7 @@ def a_paused_listing_blocks_nobody(case: Case) -> None:
 
 @check("KV-104")
 def a_listing_bears_deletes_by_its_reader(case: Case) -> None:
-    """A reader that deletes each page of a scan, while it lists, meets all of them."""
+    """If a reader deletes each page that a scan gives it, the scan still gives all pages."""
     store, space = open_store(case, 64)
     pages = store_many(case, store, space, 150 if case.quick else 1100, limit_s=5)
     infos: list[PageInfo] = []
@@ -160,7 +160,7 @@ def a_listing_bears_deletes_by_its_reader(case: Case) -> None:
 
 @check("KV-104")
 def a_listing_bears_changes_half_way(case: Case) -> None:
-    """Pages that are there from a scan's first step to its last are listed, whatever else changes."""
+    """Scan lists the pages that are there from its first step to its last, whatever else changes."""
     store, space = open_store(case, 64)
     count = 150 if case.quick else 1100
     pages = list(store_many(case, store, space, count, limit_s=5))
@@ -180,7 +180,7 @@ def a_listing_bears_changes_half_way(case: Case) -> None:
 
 @check("KV-104")
 def a_paused_listing_pins_no_room(case: Case) -> None:
-    """While the reader of a scan pauses, a small store goes on giving back the room of deleted pages."""
+    """While the reader of a scan pauses, a small store can reuse the room of deleted pages."""
     small = small_store(case)
     small.require_kept()
     store, space = small.probe, small.space
@@ -204,7 +204,7 @@ def a_paused_listing_pins_no_room(case: Case) -> None:
 
 @check("KV-104")
 def two_listings_at_once_are_each_complete(case: Case) -> None:
-    """Two scans that take turns each list every page; one that is given up disturbs nobody."""
+    """Two scans that take turns each list every page, and giving one up does not disturb the other."""
     store = case.open()
     space, other = case.space(fitting(case, 64)), case.space(fitting(case, 64), pool="draft")
     for one in (space, other):
@@ -221,7 +221,7 @@ def two_listings_at_once_are_each_complete(case: Case) -> None:
 
 @check("KV-104")
 def a_page_that_is_being_set_is_listed_as_itself_or_not(case: Case) -> None:
-    """While a page is being set, scan shows no temporary name, and no part of a page."""
+    """While a page is being set, scan shows no temporary name and no part of a page."""
     store, space = open_store(case, 1024)
     pages = case.stored(store, space, 3)
     (late,) = case.hashes(1)
@@ -241,7 +241,7 @@ def must_list(
     *,
     others: Collection[str] = (),
 ) -> None:
-    """Scan. Each of `pages` must be listed once, and others only if they are in `others`."""
+    """Scan. Each of `pages` must be listed once, and nothing else but `others`."""
     _must_agree(case, store, space, store.scan(space), pages, others=others)
 
 
@@ -279,7 +279,7 @@ def _must_agree(
 
 
 def none_of(store: Probe, message: str, found: Collection[str]) -> None:
-    """Raise `message` where `found`, which holds wrong entries, is not empty."""
+    """Raise `message` unless `found`, which holds wrong entries, is empty."""
     if found:
         first = min(found)
         raise store.violation(

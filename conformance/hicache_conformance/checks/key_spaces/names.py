@@ -1,4 +1,4 @@
-"""KV-105: models with any names at all."""
+"""KV-105: a model may have any name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @check("KV-105", quick=False)
 def every_model_name_works(case: Case) -> None:
-    """Pages of a model are kept, for any name."""
+    """A store keeps the pages of a model, whatever its name is."""
     store = case.open()
     for space in _named_spaces(case):
         with note(f"model {space.model[:40]!r}, {len(space.model)} characters"):
@@ -31,7 +31,7 @@ def every_model_name_works(case: Case) -> None:
 
 @check("KV-105")
 def no_model_name_aliases_another(case: Case) -> None:
-    """Models whose names are easily mapped to one never see each other's pages."""
+    """Models with names that a store could easily mix up never see each other's pages."""
     store = case.open()
     spaces = _named_spaces(case)
     (page_hash,) = case.hashes(1)
@@ -47,7 +47,7 @@ def no_model_name_aliases_another(case: Case) -> None:
 
 @check("KV-105", quick=False)
 def model_names_survive_reopening(case: Case) -> None:
-    """Another handle finds each model's pages, and lists its key space with the name unchanged."""
+    """Another handle finds each model's pages, and lists its key space with the same name."""
     store = case.open()
     spaces = _named_spaces(case)
     (page_hash,) = case.hashes(1)
@@ -69,7 +69,7 @@ def model_names_survive_reopening(case: Case) -> None:
 
 @check("KV-105")
 def a_model_name_leads_to_no_other_directory(case: Case) -> None:
-    """No model name makes the store write outside its own directory."""
+    """Whatever the model's name, the store writes only inside its own directory."""
     outer = case.new_scratch()
     inner = Scratch(outer.path / "a" / "b" / "store", outer.prefix)
     inner.path.mkdir(parents=True)
@@ -101,7 +101,7 @@ def _named_spaces(case: Case) -> list[KeySpace]:
 
 
 def _is_path(name: str) -> bool:
-    """Return whether a file system may understand the name as a path to somewhere else."""
+    """Return True if a file system could understand the name as a path to somewhere else."""
     return ".." in name or name[0] in "/~."
 
 
@@ -110,7 +110,7 @@ def _name_text(name: str) -> str:
 
 
 def _nearest(space: KeySpace, listed: Collection[KeySpace]) -> str:
-    """Describe the key spaces that are listed instead of this one."""
+    """Describe the key spaces that are listed in place of this one."""
     same = [one.model for one in listed if replace(one, model=space.model) == space]
     return f"{len(listed)} key spaces; models {', '.join(map(_name_text, sorted(same)[:3]))}, ..."
 

@@ -1,4 +1,4 @@
-"""KV-103: a clear that can't be finished raises. A clear that returns has removed every page."""
+"""KV-103: if clear can't be finished, it raises. If it returns, it has removed every page."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 _PAGES = 600
 _PAGES_QUICK = 150
 _SHARES = (0.0, 0.1, 0.4, 0.7, 0.95)
-"""The shares of the bytes of a whole clear after which its connection is cut."""
+"""The connection is cut after these shares of the bytes that a whole clear moves."""
 _LIMIT_S = 30.0
 _TURNS = 3
 
 
 @check("KV-103", Need.ENUMERABLE)
 def a_clear_that_is_cut_short_says_so(case: Case) -> None:
-    """A clear whose connection breaks raises, or has removed every page all the same."""
+    """If its connection breaks, clear raises, or has removed every page all the same."""
     with open_fault_path(case, 64, short_timeout=False) as path:
         caller = path.caller()
         pages = case.contents(path.space, case.hashes(_PAGES_QUICK if case.quick else _PAGES))
@@ -95,7 +95,7 @@ def _moved(path: FaultPath, direction: str) -> int:
 
 @check("KV-103", Need.ENUMERABLE)
 def a_clear_without_descriptors_says_so(case: Case) -> None:
-    """A clear for which no descriptor is left raises, or has removed every page all the same."""
+    """If no descriptor is left, clear raises, or has removed every page all the same."""
     space = case.space(fitting(case, 64))
     pages = case.contents(space, case.hashes(20))
     result, error, left = receive_result(case.child(_clear_without_descriptors, space, pages))
@@ -109,7 +109,7 @@ def a_clear_without_descriptors_says_so(case: Case) -> None:
 
 
 def _clear_without_descriptors(link: Link, space: KeySpace, pages: dict[str, bytes]) -> None:
-    """Actor: send the answer of clear, whether it raised, and the number of pages that are left."""
+    """Actor: send the answer of clear, whether it raised, and how many pages are left."""
     probe = link.open()
     use(probe, space)
     probe.set(space, pages)
@@ -125,7 +125,7 @@ def _clear_without_descriptors(link: Link, space: KeySpace, pages: dict[str, byt
 
 @check("KV-103", Need.ENUMERABLE)
 def clear_gives_its_room_back(case: Case) -> None:
-    """After a clear a full store takes as many pages as at first, again and again."""
+    """After a clear, a full store accepts as many pages as at first, again and again."""
     small = small_store(case)
     small.require_kept()
     first, _ = small.fill()

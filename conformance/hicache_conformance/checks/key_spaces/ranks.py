@@ -1,4 +1,4 @@
-"""KV-106: ranks with different bytes share nothing, and ranks with the same bytes share all."""
+"""KV-106: ranks with different bytes share no page, and ranks with the same bytes share every page."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _SHARDS = (
     *(Shard(layers=(0, 32), context=(rank, 2)) for rank in range(2)),
     Shard(layers=(0, 8), heads=(8, 16)),
 )
-"""The ranks of four ways to cut one model into quarters, and one with layers and heads swapped."""
+"""The ranks of four ways to cut one model into quarters, and a rank with layers and heads swapped."""
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "TP_RANK", "PP_RANK", "CUDA_VISIBLE_DEVICES", "HOSTNAME")
 
 
 @check("KV-106")
 def ranks_of_a_sharded_pool_share_nothing(case: Case) -> None:
-    """Ranks with different heads, layers or context each keep their own bytes of one hash."""
+    """Ranks with different heads, layers or context each keep their own bytes under one hash."""
     store = case.open()
     ranks = [case.space(fitting(case, 512), shard=shard) for shard in _SHARDS]
     hashes = case.hashes(2)
@@ -51,7 +51,7 @@ def ranks_of_a_sharded_pool_share_nothing(case: Case) -> None:
 
 @check("KV-106", Need.SHARED)
 def ranks_with_handles_of_their_own_share_nothing(case: Case) -> None:
-    """Ranks that have a handle each on a shared store keep their own bytes of one hash."""
+    """Ranks that each have a handle on a shared store keep their own bytes under one hash."""
     hashes = case.hashes(2)
     ranks = [(case.open(), case.space(fitting(case, 512), shard=one)) for one in _SHARDS[:6]]
     for store, rank in ranks:
@@ -66,7 +66,7 @@ def ranks_with_handles_of_their_own_share_nothing(case: Case) -> None:
 
 @check("KV-106")
 def ranks_of_a_sharded_draft_share_nothing(case: Case) -> None:
-    """Ranks with a sharded draft pool keep bytes of their own, where the target's pool is replicated."""
+    """Ranks of a sharded draft pool each keep their own bytes, even if the target is replicated."""
     store = case.open()
     target = _replicated(case)
     hashes = case.hashes(2)
@@ -93,7 +93,7 @@ def ranks_of_a_sharded_draft_share_nothing(case: Case) -> None:
 
 @check("KV-106")
 def a_replicated_pool_is_one_for_equal_key_spaces(case: Case) -> None:
-    """Ranks that make equal key spaces of a replicated pool each find what the others set."""
+    """Ranks that build equal key spaces of a replicated pool each find what the others set."""
     store = case.open()
     space = _replicated(case)
     held: dict[str, bytes] = {}
@@ -108,7 +108,7 @@ def a_replicated_pool_is_one_for_equal_key_spaces(case: Case) -> None:
 
 @check("KV-106", Need.SHARED)
 def a_replicated_pool_is_one_for_all_handles(case: Case) -> None:
-    """Ranks that have a handle each on a shared store find what the others set in a replicated pool."""
+    """Ranks that each have a handle on a shared store find what others set in a replicated pool."""
     space = _replicated(case)
     ranks = [(case.open(label=f"rank{rank}"), _equal_space(space)) for rank in range(4)]
     for store, own in ranks:
@@ -125,9 +125,7 @@ def a_replicated_pool_is_one_for_all_handles(case: Case) -> None:
 
 @check("KV-106", Need.SHARED)
 def a_replicated_pool_is_one_for_all_processes(case: Case) -> None:
-    """Ranks that are processes of different environments find what the others set in a replicated
-    pool.
-    """
+    """Ranks in processes with different environments find what others set in a replicated pool."""
     space = _replicated(case)
     store = case.open()
     store.open_space(space)
@@ -160,7 +158,7 @@ def _rank_actor(
     hashes: Sequence[str],
     own: dict[str, bytes],
 ) -> None:
-    """Actor: send what another rank finds of `hashes`, after setting `own`."""
+    """Actor: set `own`, then send what this rank finds of `hashes`, which others set."""
     os.environ.update(dict.fromkeys(_RANK_VARIABLES, str(rank)))
     store = link.open()
     space = KeySpace.from_manifest(manifest)
@@ -176,7 +174,7 @@ def _replicated(case: Case) -> KeySpace:
 
 
 def _equal_space(space: KeySpace) -> KeySpace:
-    """Return an equal key space that shares no object with `space`."""
+    """Return a key space that equals `space` and shares no object with it."""
     return KeySpace.from_manifest(json.loads(json.dumps(space.manifest())))
 
 

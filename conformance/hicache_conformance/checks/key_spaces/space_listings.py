@@ -1,4 +1,4 @@
-"""KV-104: spaces lists exactly the key spaces that exist, and listings outlast handles."""
+"""KV-104: spaces lists exactly the key spaces that exist, and another handle lists the same."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _MANY_SPACES = 1050
 _OPENING_S = 8.0
 _MOST_SPACES = 100_000
 _KITS_OWN_TENANTS = ("alive", retention_baseline.TENANT)
-"""The tenants of the key spaces that a `Case` opens for itself."""
+"""The tenants of the key spaces that a `Case` opens for its own use."""
 
 
 @check("KV-104")
 def another_handle_lists_the_same(case: Case) -> None:
-    """Another handle lists the pages, and the key spaces, that the first one left."""
+    """Another handle lists the pages and key spaces that the first one left."""
     store = case.open()
     spaces = _varied_spaces(case)
     hashes = case.hashes(3)
@@ -48,7 +48,7 @@ def another_handle_lists_the_same(case: Case) -> None:
 
 @check("KV-104", Need.DURABLE)
 def listings_survive_closing(case: Case) -> None:
-    """Reopened when all handles were closed, a durable store lists its key spaces and pages."""
+    """If all handles of a durable store are closed, the next one lists its key spaces and pages."""
     store = case.open()
     spaces = _varied_spaces(case)[:4]
     hashes = case.hashes(3)
@@ -64,7 +64,7 @@ def listings_survive_closing(case: Case) -> None:
 
 @check("KV-104")
 def every_key_space_is_listed_once(case: Case) -> None:
-    """`spaces()` lists each key space that holds pages once, with every field, and invents none."""
+    """`spaces()` lists each key space that holds pages once, with every field, and no others."""
     store = case.open()
     spaces = _varied_spaces(case)
     (page_hash,) = case.hashes(1)
@@ -76,7 +76,7 @@ def every_key_space_is_listed_once(case: Case) -> None:
 
 @check("KV-104", quick=False)
 def many_key_spaces_are_listed(case: Case) -> None:
-    """Of more than a thousand key spaces each keeps its page, and is listed once."""
+    """Each of more than a thousand key spaces keeps its page and is listed once."""
     store = case.open()
     many = _MANY_SPACES // 10 if case.quick else _MANY_SPACES
     until_s = time.monotonic() + _OPENING_S
@@ -94,7 +94,7 @@ def many_key_spaces_are_listed(case: Case) -> None:
 
 @check("KV-104")
 def key_spaces_are_listed_while_others_open(case: Case) -> None:
-    """A listing of key spaces is complete although more of them are opened, and filled, meanwhile."""
+    """A listing of key spaces is complete even if more of them are opened and filled meanwhile."""
     store = case.open()
     first = [case.space(fitting(case, 64), revision=f"first{number}") for number in range(12)]
     later = [replace(space, tenant="later") for space in first]
@@ -115,7 +115,7 @@ def key_spaces_are_listed_while_others_open(case: Case) -> None:
 
 @check("KV-104")
 def a_cleared_key_space_is_listed_again(case: Case) -> None:
-    """A key space that was cleared, or emptied, is listed when it holds pages again."""
+    """After a key space was cleared or emptied, it is listed again as soon as it holds pages."""
     store = case.open()
     spaces = _varied_spaces(case)[:3]
     (page_hash,) = case.hashes(1)
@@ -129,7 +129,7 @@ def a_cleared_key_space_is_listed_again(case: Case) -> None:
 
 
 def must_list_spaces(case: Case, store: Probe, spaces: Sequence[KeySpace], page_hash: str) -> None:
-    """Raise where one of `spaces`, which hold this page, is not listed once, or another is listed."""
+    """Raise unless each of `spaces`, which hold this page, is listed once, and nothing else."""
     _must_agree_on_spaces(case, store, store.spaces(), spaces, page_hash)
 
 
@@ -157,13 +157,13 @@ def _must_agree_on_spaces(
 
 
 def _is_ours(case: Case, space: KeySpace) -> bool:
-    """Return whether a listed key space can only come from this check, even with a wrong field."""
+    """Return True if a listed key space can only come from this check, even with a wrong field."""
     token = case.scratch.prefix[:-1]
     return token in space.model.lower() and space.tenant not in _KITS_OWN_TENANTS
 
 
 def _varied_spaces(case: Case) -> list[KeySpace]:
-    """Return key spaces that differ in every field, with letters that are not ASCII."""
+    """Return key spaces that differ in every field, with letters outside ASCII."""
     whole = fitting(case, 96)
     base = rich_space(case.space(whole - whole // 4, frame_nbytes=whole // 4))
     name = f"{base.model}/模型 é"

@@ -32,7 +32,7 @@ _SEPARATORS = ("", "-", "/", "_", ":", "@", "|", ".", ",")
 
 @check("KV-101")
 def a_page_is_not_seen_from_a_neighbour(case: Case) -> None:
-    """A page that was set in one key space is a miss in every other that differs in one field."""
+    """A page that was set in one key space is a miss in all others that differ in one field."""
     store = case.open()
     base, others = _neighbourhood(case)
     store.open_space(base)
@@ -46,7 +46,7 @@ def a_page_is_not_seen_from_a_neighbour(case: Case) -> None:
 
 @check("KV-101")
 def each_neighbour_keeps_bytes_of_its_own(case: Case) -> None:
-    """Under one hash, key spaces that differ in one field keep different bytes."""
+    """Key spaces that differ in one field keep different bytes under one hash."""
     store = case.open()
     base, others = _neighbourhood(case)
     store.open_space(base)
@@ -62,7 +62,7 @@ def each_neighbour_keeps_bytes_of_its_own(case: Case) -> None:
 
 @check("KV-101")
 def a_delete_spares_the_neighbours(case: Case) -> None:
-    """Deleting a page in one key space leaves those of its hash in others."""
+    """Deleting a page in one key space leaves pages with the same hash in others."""
     store = case.open()
     base, others = _neighbourhood(case)
     store.open_space(base)
@@ -76,7 +76,7 @@ def a_delete_spares_the_neighbours(case: Case) -> None:
 
 @check("KV-101")
 def fields_do_not_run_together(case: Case) -> None:
-    """Key spaces whose fields are equal when they are swapped, joined or summed up are apart."""
+    """Key spaces stay apart even if their fields are equal once swapped, joined or summed up."""
     store = case.open()
     for description, one, other in colliding_fields(_base_space(case)):
         if max(one.stored_nbytes, other.stored_nbytes) <= fitting(case, 256):
@@ -86,7 +86,7 @@ def fields_do_not_run_together(case: Case) -> None:
 
 @check("KV-101")
 def texts_do_not_run_together(case: Case) -> None:
-    """Key spaces whose text fields are equal when they are joined are apart, whatever joins them."""
+    """Key spaces stay apart even if their texts are equal once joined with any separator."""
     store = case.open()
     base = case.space(fitting(case, 64))
     for separator in _SEPARATORS[:3] if case.quick else _SEPARATORS:
@@ -97,7 +97,7 @@ def texts_do_not_run_together(case: Case) -> None:
 
 @check("KV-101")
 def texts_may_be_odd(case: Case) -> None:
-    """Slashes, dots, spaces, capitals, accents and 300 characters in a text field make a difference."""
+    """Key spaces stay apart if texts differ in slashes, dots, spaces, case, accents or a long tail."""
     store = case.open()
     (page_hash,) = case.hashes(1)
     odd = list(odd_texts(case.space(fitting(case, 64)), quick=case.quick))
@@ -113,9 +113,9 @@ def texts_may_be_odd(case: Case) -> None:
 
 @check("KV-101")
 def ids_that_are_alike_are_not_equal(case: Case) -> None:
-    """Key spaces whose ids begin, or end, with the same digits are apart."""
+    """Key spaces stay apart if their ids begin or end with the same digits."""
     store = case.open()
-    # The key spaces are the same in every run, so the hash keeps runs on one store apart.
+    # These key spaces are the same in every run, so the hash keeps runs on one store apart.
     page_hash = hashlib.sha256(case.scratch.prefix.encode()).hexdigest()
     for description, one, other in known_similar_ids():
         if one.stored_nbytes <= fitting(case, one.stored_nbytes):
@@ -144,7 +144,7 @@ def another_handle_keeps_neighbours_apart(case: Case) -> None:
 def _must_be_apart(
     case: Case, store: Probe, spaces: Sequence[KeySpace], page_hash: str = ""
 ) -> None:
-    """Raise where a page of one shows in another. Each key space keeps its own page."""
+    """Raise if a page of one key space shows in another. Each must keep its own page."""
     page_hash = page_hash or case.hashes(1)[0]
     for space in spaces:
         store.open_space(space)
@@ -175,12 +175,12 @@ _POOLS = {
     "mamba": 5003,
     "swa": 2048,
 }
-"""The page sizes of one model's pools: larger and smaller than the target's, and one equal to it."""
+"""The page sizes of one model's pools: larger than the target's, smaller, and one that is equal."""
 
 
 @check("KV-102")
 def pools_of_one_hash_coexist(case: Case) -> None:
-    """Every pool of a model keeps its own page of a hash, whichever was opened and set first."""
+    """Every pool of a model keeps its own page under one hash, whichever was opened and set first."""
     for order in (list(_POOLS), list(reversed(_POOLS))):
         store = case.open(case.subject.config(case.new_scratch()))
         pools = [_pool(case, name) for name in order]
@@ -193,7 +193,7 @@ def pools_of_one_hash_coexist(case: Case) -> None:
 
 @check("KV-102")
 def a_pool_without_the_page_has_a_miss(case: Case) -> None:
-    """A page of the target is no page of the draft, and the other way round."""
+    """A page of the target is not a page of the draft, and the other way round."""
     store = case.open()
     pools = [_pool(case, name) for name in _POOLS]
     for pool in pools:
@@ -208,7 +208,7 @@ def a_pool_without_the_page_has_a_miss(case: Case) -> None:
 
 @check("KV-102")
 def what_is_done_to_the_draft_leaves_the_target(case: Case) -> None:
-    """Setting a draft page again, or deleting it, changes nothing about the target's page."""
+    """Setting a draft page again, or deleting it, does not change the target's page."""
     store = case.open()
     target, draft = _pool(case, "kv"), _pool(case, "draft")
     for one, other in ((target, draft), (draft, target)):

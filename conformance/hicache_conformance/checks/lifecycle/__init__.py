@@ -1,1 +1,1 @@
-"""KV-301 to KV-308: opening, looking, closing, configs, networks, processes and limits of the system."""
+"""KV-301 to KV-308: opening, looking, closing, configs, networks, processes and system limits."""

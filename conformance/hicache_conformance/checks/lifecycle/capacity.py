@@ -1,4 +1,4 @@
-"""KV-307: a store that is full by its own count refuses or evicts pages, and still works."""
+"""KV-307: a store that has reached its own limit refuses or evicts pages, and still works."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PAGES = 16
 
 @check("KV-307")
 def a_full_store_refuses_and_stays_readable(case: Case) -> None:
-    """A full store gives False for what has no room, or evicts; what it keeps stays readable."""
+    """A full store returns False for pages without room, or evicts. Kept pages stay readable."""
     small = small_store(case)
     taken, refused = small.fill()
     case.evidence["pages taken, of those that fit"] = f"{len(taken)} of {small.pages}"
@@ -34,7 +34,7 @@ def a_full_store_refuses_and_stays_readable(case: Case) -> None:
 
 @check("KV-307")
 def a_batch_that_does_not_fit_is_judged_page_by_page(case: Case) -> None:
-    """Of a batch that is larger than the room, each page has a verdict that is true."""
+    """If a batch is larger than the room, each page has a verdict that is true."""
     small = small_store(case)
     count = min(2 * small.pages + 2, small.probe.max_batch)
     offered = case.contents(small.space, case.hashes(count))
@@ -50,13 +50,13 @@ def a_batch_that_does_not_fit_is_judged_page_by_page(case: Case) -> None:
 
 @check("KV-307")
 def deleting_makes_room_again(case: Case) -> None:
-    """After its pages were deleted, a full store takes as many as at first, again and again."""
+    """After its pages were deleted, a full store accepts as many as at first, again and again."""
     small = small_store(case)
     small.require_kept()
     first, _ = small.fill()
     for turn in range(2 if case.quick else 3):
         small.probe.delete(small.space, list(first))
-        small.probe.delete(small.space, list(first))  # A deleted page gives its room back once.
+        small.probe.delete(small.space, list(first))  # Deleting a page frees its room once.
         again, refused = small.fill()
         small.must_not_exceed_capacity(again, refused)
         small.must_have_room_again(first, again, f"was filled and emptied {turn + 1} times")
@@ -66,7 +66,7 @@ def deleting_makes_room_again(case: Case) -> None:
 
 @check("KV-307")
 def setting_a_present_page_takes_no_more_room(case: Case) -> None:
-    """Setting present pages, and pages that are refused, leaves the room as it was."""
+    """Setting present pages, or pages that are refused, does not use up any room."""
     small = small_store(case)
     small.require_kept()
     first, refused = small.fill()
@@ -84,7 +84,7 @@ def setting_a_present_page_takes_no_more_room(case: Case) -> None:
 
 @check("KV-307")
 def a_page_twice_in_a_batch_takes_room_once(case: Case) -> None:
-    """Batches in which each page occurs twice take no more room than their pages, and give it back."""
+    """Batches that name each page twice use no more room than their pages, and give it back."""
     if case.claims.retention is Retention.BEST_EFFORT:
         raise NotDeclared("the store may forget pages at any time, not for want of room alone")
     small = small_store(case)
@@ -95,7 +95,7 @@ def a_page_twice_in_a_batch_takes_room_once(case: Case) -> None:
         small.probe.delete(small.space, [page[0]])
     with note("after as many batches of a page twice as would fill it two times"):
         again = _kept_when_filled(small)
-    # A store that evicts does not keep the same number each time.
+    # A store that evicts does not keep the same number of pages each time.
     if len(again) < len(first) // 2:
         raise small.probe.violation(
             "a store that was given pages twice in a batch has lost room",
@@ -113,7 +113,7 @@ def _kept_when_filled(small: SmallStore) -> dict[str, bytes]:
 
 
 def _must_be_bounded(small: SmallStore, taken: dict[str, bytes]) -> None:
-    """Raise where a store that evicts holds more than it may, or wrong bytes."""
+    """Raise if a store that evicts holds more than it may, or wrong bytes."""
     case, probe, space = small.case, small.probe, small.space
     found = probe.get(space, list(taken))
     for (page_hash, data), read in zip(taken.items(), found, strict=True):

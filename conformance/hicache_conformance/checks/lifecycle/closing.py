@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 _LIMIT_S = 20.0
-"""The limit of close: 10 s in the contract, and more on a busy machine."""
+"""How long close may take: 10 s in the contract, and more on a busy machine."""
 _REFUSAL_LIMIT_S = 10.0
-"""The limit of a call on a closed storage, which has nothing to wait for."""
+"""How long a call on a closed storage may take. It has nothing to wait for."""
 _TURNS_LIMIT_S = 5.0
 _CLOSERS = 4
 _CALLERS = 3
@@ -53,12 +53,12 @@ _WARM_UP_ROUNDS = 10
 _LEAK_NBYTES = 8 << 20
 _ROUND_NBYTES = 1 << 20
 _ROUND_PAGES = 256
-"""The most pages of a round: a small page takes as long as a large one."""
+"""At most so many pages in a round: a small page takes as long as a large one."""
 
 
 @check("KV-301")
 def every_method_after_close_raises_storage_closed(case: Case) -> None:
-    """After close, every method but close raises StorageClosed."""
+    """After close, every method except close raises StorageClosed."""
     probe, space = case.open(), small_space(case)
     probe.open_space(space)
     probe.storage.register_buffer(buffer := bytearray(4096))
@@ -112,7 +112,7 @@ def _must_be_closed(probe: Probe, attempt: Attempt) -> None:
 
 @check("KV-301")
 def closing_twice_is_fine(case: Case) -> None:
-    """A second close does nothing, of a storage that was used and of one that was not."""
+    """A second close does nothing, whether the storage was used or not."""
     for used in (True, False):
         probe = case.open(label="used" if used else "unused")
         if used:
@@ -125,7 +125,7 @@ def closing_twice_is_fine(case: Case) -> None:
 
 @check("KV-301")
 def threads_may_close_at_once(case: Case) -> None:
-    """Several threads may close a storage at once."""
+    """Several threads may close a storage at the same time."""
     for _ in _rounds(3 if case.quick else 8):
         probe, space = case.open(), small_space(case)
         probe.open_space(space)
@@ -137,7 +137,7 @@ def threads_may_close_at_once(case: Case) -> None:
 
 @check("KV-301")
 def closing_ends_the_calls_that_are_running(case: Case) -> None:
-    """A call that runs while the storage is closed is answered rightly, or raises StorageClosed."""
+    """If close runs during a call, the call gives a right answer or raises StorageClosed."""
     for operation in ("batch_get", "batch_set"):
         probe, space = case.open(), small_space(case)
         probe.open_space(space)
@@ -175,7 +175,7 @@ def _must_be_allowed(case: Case, probe: Probe, operation: str, outcome: Any) -> 
 
 @check("KV-301")
 def close_stops_the_calls_of_busy_threads(case: Case) -> None:
-    """Threads that go on calling during close see right pages and misses, then StorageClosed."""
+    """Threads that go on calling during close see right pages or misses, then StorageClosed."""
     for _ in _rounds(2 if case.quick else 5):
         probe, space = case.open(), small_space(case)
         probe.open_space(space)
@@ -214,7 +214,7 @@ def _call_until_closed(
 def _one_call(
     case: Case, probe: Probe, space: KeySpace, pages: dict[str, bytes], turn: int
 ) -> bool:
-    """Read a page, or write it every third time. Return False once the storage is closed."""
+    """Read a page, or set it every third time. Return False once the storage is closed."""
     page_hash, data = list(pages.items())[turn % 2]
     operation = "batch_set" if turn % 3 == 2 else "batch_get"
     memory_of_turn = probe.memory(space, 1).filled_with([data])
@@ -231,7 +231,7 @@ def _one_call(
 
 @check("KV-301")
 def close_leaves_nothing_behind(case: Case) -> None:
-    """Close leaves no thread, socket, descriptor, child process or temporary file."""
+    """Close leaves no thread, socket, descriptor, child process or temporary file behind."""
     temporary = case.new_scratch().path
     used, unused = run_in_process(case, leftovers, small_space(case), str(temporary))
     for left, calls in ((used, "open, use by four threads, close"), (unused, "open, close")):
@@ -254,7 +254,7 @@ def close_leaves_nothing_behind(case: Case) -> None:
 
 @check("KV-302")
 def opening_and_closing_keeps_threads_and_descriptors(case: Case) -> None:
-    """Open, use and close leave no thread, descriptor, child process or storage object each time."""
+    """Opening, using and closing leaves no thread, descriptor, process or object, however often."""
     found: Growth = run_in_process(case, growth, small_space(case), 10 if case.quick else 50)
     grown = len(found.left) >= found.rounds // 2
     if grown or found.uncollected >= found.rounds // 2:
@@ -273,7 +273,7 @@ def opening_and_closing_keeps_threads_and_descriptors(case: Case) -> None:
 
 @check("KV-302", quick=False)
 def openings_that_fail_leave_nothing(case: Case) -> None:
-    """Attempts to open a storage with a wrong config, or without its server, leave nothing."""
+    """If a storage can't be opened, because of its config or its server, nothing is left behind."""
     wrong = [{**case.config, "conformance_no_such_field": 1}]
     elsewhere = without_server(case.config)
     if elsewhere is not None:
@@ -292,7 +292,7 @@ def openings_that_fail_leave_nothing(case: Case) -> None:
 
 @check("KV-302", quick=False)
 def calls_that_fail_leave_nothing(case: Case) -> None:
-    """Calls that fail because the server is away leave no thread, descriptor or process each time."""
+    """Calls that fail because the server is away leave no thread, descriptor or process behind."""
     rounds = 20
     with (
         open_fault_path(case, 64) as path,
@@ -323,7 +323,7 @@ def calls_that_fail_leave_nothing(case: Case) -> None:
 
 @check("KV-302", quick=False)
 def opening_and_closing_keeps_memory(case: Case) -> None:
-    """Resident memory does not grow with rounds of open, use and close."""
+    """Resident memory does not grow when a storage is opened, used and closed again and again."""
     page_nbytes = min(256 << 10, case.claims.max_page_nbytes or 256 << 10)
     space = case.space(page_nbytes)
     pages = min(_ROUND_NBYTES // page_nbytes, _ROUND_PAGES)
@@ -343,7 +343,7 @@ def opening_and_closing_keeps_memory(case: Case) -> None:
 
 
 def _rounds(count: int) -> Iterator[int]:
-    """Yield up to `count` numbers, fewer for a store whose close takes long."""
+    """Yield up to `count` numbers, but fewer if the store's close takes long."""
     until_s = time.monotonic() + _TURNS_LIMIT_S
     for turn in range(count):
         if time.monotonic() < until_s:
@@ -351,7 +351,7 @@ def _rounds(count: int) -> Iterator[int]:
 
 
 def _keeps_growing(samples: Sequence[int]) -> bool:
-    """Return whether the growth matters and happens in each half of the time."""
+    """Return True if the growth is large enough to matter and goes on in both halves of the time."""
     fifth = len(samples) // 10
     middle = len(samples) // 2
     first, half, last = (
@@ -369,7 +369,7 @@ def _must_close(probe: Probe) -> None:
 
 
 def _counted(left: Sequence[str]) -> str:
-    """Return the counts, such as "2 threads and 1 descriptor", of lines that begin with a kind."""
+    """Count the lines by the kind that they begin with, such as "2 threads and 1 descriptor"."""
     kinds = ("thread", "descriptor", "child process")
     counts = {kind: sum(line.startswith(kind) for line in left) for kind in kinds}
     description = [f"{count} {kind}{'s' * (count > 1)}" for kind, count in counts.items() if count]

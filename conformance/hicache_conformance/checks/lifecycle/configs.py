@@ -1,4 +1,4 @@
-"""KV-303: a wrong config is refused at once, by the name of the wrong field."""
+"""KV-303: from_config refuses a wrong config at once, and names the wrong field."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NO_VALUE = {"conformance": {"no": ["value", "of", "this", "field"]}}
 
 @check("KV-303")
 def unknown_fields_are_refused_by_name(case: Case) -> None:
-    """A field that the store does not know is a ConfigError that names it, whatever its value."""
+    """An unknown field is a ConfigError that names it, whatever its value."""
     values: tuple[Any, ...] = (1, "text", None, False, {}, [])
     for value in values:
         must_refuse(case, {**case.config, _UNKNOWN: value}, _UNKNOWN, "an unknown field")
@@ -32,7 +32,7 @@ def unknown_fields_are_refused_by_name(case: Case) -> None:
 
 @check("KV-303")
 def misspelt_fields_are_refused_by_name(case: Case) -> None:
-    """A field with two letters swapped is a ConfigError that names it, not a field that is ignored."""
+    """A field with two letters swapped is a ConfigError that names it, and is not ignored."""
     for name in dict.fromkeys([*case.config, _TIMEOUT, "capacity_nbytes"]):
         misspelt = _misspelt(name)
         if misspelt not in case.config:
@@ -42,7 +42,7 @@ def misspelt_fields_are_refused_by_name(case: Case) -> None:
 
 @check("KV-303")
 def values_of_a_wrong_type_are_refused_by_name(case: Case) -> None:
-    """A mapping in place of a text, number or truth value is a ConfigError that names the field."""
+    """A mapping instead of a text, number or truth value is a ConfigError that names the field."""
     plain = {
         name: value
         for name, value in case.config.items()
@@ -60,7 +60,7 @@ def values_of_a_wrong_type_are_refused_by_name(case: Case) -> None:
 
 @check("KV-303")
 def a_timeout_must_be_positive(case: Case) -> None:
-    """`timeout_s` of zero, below zero, or no number is a ConfigError that names it."""
+    """If `timeout_s` is zero, negative or not a number, a ConfigError names it."""
     if not accepts(case, {_TIMEOUT: 5.0}):
         raise NotVerified("the store takes no `timeout_s`, which every store should have")
     for wrong in (0, 0.0, -1, -0.5, "soon", None, [1]):
@@ -70,7 +70,7 @@ def a_timeout_must_be_positive(case: Case) -> None:
 
 @check("KV-303")
 def a_missing_field_is_a_config_error(case: Case) -> None:
-    """Without a field that it needs, the store raises ConfigError, and nothing else."""
+    """If a field that the store needs is missing, from_config raises ConfigError and no other error."""
     for name in case.config:
         rest = {key: value for key, value in case.config.items() if key != name}
         _must_be_config_error(case, rest, f"the field {name!r} missing")
@@ -78,7 +78,7 @@ def a_missing_field_is_a_config_error(case: Case) -> None:
 
 
 def _must_be_config_error(case: Case, config: dict[str, Any], what: str) -> None:
-    """Raise where a wrong config gives another error. Further faults keep the store from opening."""
+    """Raise if a wrong config gives another error. More faults ensure that the store can't open."""
     case.require_present("from_config")
     faults: list[dict[str, Any]] = [{_UNKNOWN: 1}]
     if accepts(case, {_TIMEOUT: 5.0}):
@@ -96,7 +96,7 @@ def _must_be_config_error(case: Case, config: dict[str, Any], what: str) -> None
 
 @check("KV-303")
 def a_config_may_be_any_mapping(case: Case) -> None:
-    """A config that is a Mapping and no dict works."""
+    """A config that is a Mapping but not a dict works."""
     error = refusal(case, MappingProxyType(case.config))
     if error is not None:
         raise Violation(
@@ -109,7 +109,7 @@ def a_config_may_be_any_mapping(case: Case) -> None:
 
 @check("KV-303")
 def a_config_is_left_as_it_was(case: Case) -> None:
-    """from_config, use and close change nothing in the config that they were given."""
+    """from_config, use and close leave the config that they received unchanged."""
     config = copy.deepcopy(case.config)
     with case.subject.storage_class.from_config(config):
         pass
@@ -128,7 +128,7 @@ def a_config_is_left_as_it_was(case: Case) -> None:
 
 
 def refusal(case: Case, config: Mapping[str, Any]) -> Exception | None:
-    """Return the exception of from_config, or None where it opens a storage, which is closed again."""
+    """Return the exception of from_config, or None if it opens a storage, which is then closed."""
     number = case.trace.began(f"from_config({{{', '.join(config)}}})")
     try:
         storage = case.subject.storage_class.from_config(config)
@@ -136,18 +136,18 @@ def refusal(case: Case, config: Mapping[str, Any]) -> Exception | None:
         case.trace.ended(number, f"raised {type(error).__name__}")
         return error
     case.trace.ended(number, "a storage")
-    with suppress(Exception):  # The checks of close judge it.
+    with suppress(Exception):  # The checks of close judge this.
         storage.close()
     return None
 
 
 def accepts(case: Case, more: Mapping[str, Any]) -> bool:
-    """Return whether the case's config with these fields opens a store."""
+    """Return True if the case's config opens a store with these fields."""
     return not isinstance(refusal(case, {**case.config, **more}), ConfigError)
 
 
 def must_refuse(case: Case, config: Mapping[str, Any], name: str, what: str) -> None:
-    """Raise where from_config does not refuse a config by the name of its wrong field `name`."""
+    """Raise unless from_config refuses a config and names its wrong field `name`."""
     case.require_present("from_config")
     error = refusal(case, config)
     if isinstance(error, ConfigError) and name in str(error):
@@ -167,7 +167,7 @@ def must_refuse(case: Case, config: Mapping[str, Any], name: str, what: str) -> 
 
 
 def _misspelt(name: str) -> str:
-    """Return `name` with two different neighbours swapped, from its second letter on."""
+    """Swap the first two different neighboring letters of `name` after its first letter."""
     for at in range(1, len(name) - 1):
         if name[at] != name[at + 1]:
             return f"{name[:at]}{name[at + 1]}{name[at]}{name[at + 2 :]}"

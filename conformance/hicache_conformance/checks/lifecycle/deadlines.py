@@ -1,4 +1,4 @@
-"""KV-304: the limit of a call holds for the whole call, with all its steps and waits."""
+"""KV-304: the time limit of a call covers the whole call, with all its steps and waits."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 _SIGNALLED_EVERY_S = 0.2
 _STEP_SHARE = 0.3
-"""The share of `timeout_s` that each direction takes, so that a round trip is well in time."""
+"""Each direction takes this share of `timeout_s`, so a round trip is well in time."""
 _BATCH = 48
-"""The pages of a call. A call with a step for each takes many times `timeout_s`."""
+"""How many pages a call has. A call with one step for each takes many times `timeout_s`."""
 _LARGE_NBYTES = 1 << 20
-"""A page size at which a stop meets a running write."""
+"""A page this large takes long enough to write that a stop can hit it."""
 _STOPS = 24
 _STOPS_QUICK = 6
 _LONGEST_RUN_S = 0.03
@@ -50,7 +50,7 @@ _LONGEST_RUN_S = 0.03
 
 @check("KV-304")
 def steps_that_are_each_in_time_do_not_add_up(case: Case) -> None:
-    """A call of many steps ends in time where each step takes most of what the whole call may."""
+    """A call of many steps ends in time, even if each step takes most of the time for the whole call."""
     with open_fault_path(case, 4 << 10) as path:
         caller = path.caller()
         count = min(_BATCH, caller.probe.max_batch)
@@ -69,7 +69,7 @@ def steps_that_are_each_in_time_do_not_add_up(case: Case) -> None:
 
 @check("KV-304")
 def a_signal_does_not_prolong_a_call(case: Case) -> None:
-    """A call ends in time though its thread is sent a signal every 0.2 s, with a silent server."""
+    """A call to a silent server ends in time, even if its thread gets a signal every 0.2 s."""
     with open_fault_path(case, 4 << 10) as path:
         pages = path.stored_pages(path.caller(), 1)
         claims = case.subject.storage_class, path.config
@@ -123,7 +123,7 @@ def _call_under_signals(link: Link, space: KeySpace, hashes: list[str], limit_s:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """Do nothing: the signal only interrupts."""
+    """Do nothing, because the signal only has to interrupt."""
 
 
 # --- calls that wait for other processes ---------------------------------------------------------
@@ -131,7 +131,7 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 @check("KV-304", Need.SHARED)
 def a_process_that_stops_in_a_set_holds_nobody_up(case: Case) -> None:
-    """Every call ends in time while another process has stopped half way through a page."""
+    """Every call ends in time while another process is stopped half way through a page."""
     path = open_direct_path(case, dict(case.config))
     caller, calls = _calls(path, _large(case, path.space))
     fork_server = ForkServer(case)
@@ -139,7 +139,7 @@ def a_process_that_stops_in_a_set_holds_nobody_up(case: Case) -> None:
         pages = case.contents(caller.space, case.hashes(1))
         writer = fork_server.spawn(write_half, caller.space, {}, pages, before)
         writer.receive()
-        # The writer is held, or has ended where the store takes a page as a whole.
+        # The writer is held, or has ended if the store takes a page as a whole.
         writer.receive()
         for call in calls:
             _must_end(path, call, "another process has stopped in the middle of a set")
@@ -170,7 +170,7 @@ def a_process_that_is_stopped_holds_nobody_up(case: Case) -> None:
 
 @check("KV-304", Need.STALL)
 def a_call_that_has_to_wait_ends_in_time(case: Case) -> None:
-    """Every call ends in time while somebody holds what it has to wait for, and works afterwards."""
+    """If a call must wait for something that somebody holds, it ends in time, and works afterwards."""
     path = open_direct_path(case, dict(case.config))
     _, calls = _calls(path, path.space)
     with case.subject.stall():
@@ -181,7 +181,7 @@ def a_call_that_has_to_wait_ends_in_time(case: Case) -> None:
 
 
 def _calls(path: FaultPath, space: KeySpace) -> tuple[Caller, list[Callable[[], Attempt]]]:
-    """Return one call of each kind, of a handle that has been in use. They may be repeated."""
+    """Return one call of each kind, on a handle that has been in use. They may be repeated."""
     path.space = space
     caller = path.caller()
     case = path.case
@@ -209,7 +209,7 @@ def _listings(caller: Caller, case: Case) -> list[Callable[[], Attempt]]:
 
 
 def _must_end(path: FaultPath, call: Callable[[], Attempt], why: str) -> None:
-    """Make a call that must end in time. A late call has a second try, since the machine may be busy."""
+    """Make a call that must end in time. A late call has a second try: the machine may be busy."""
     attempt = call()
     if attempt.own_s > path.limit_s:
         attempt = min(attempt, call(), key=lambda one: one.own_s)

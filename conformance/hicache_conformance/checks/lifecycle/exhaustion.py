@@ -1,4 +1,4 @@
-"""KV-307: without free room or descriptors a store refuses calls, and works afterwards."""
+"""KV-307: if disk or descriptors run out, a store refuses calls, and works again afterwards."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ if TYPE_CHECKING:
 _PAGE_NBYTES = 64 << 10
 _LIMIT_S = 30.0
 _TIDY_LIMIT_S = 5.0
-"""The time in which a store may clean up in the background."""
+"""A store may take this long to clean up in the background."""
 _FEW, _MANY = 2, 12
-"""The numbers of refused pages before and after the files are counted."""
+"""How many pages are refused before the files are counted, and how many after."""
 
 
 @check("KV-307", quick=False)
 def a_disk_without_room_refuses_the_page(case: Case) -> None:
-    """When files can't grow, a page is refused, nothing half-written shows, and sets work afterwards.
+    """If files can't grow, a page is refused, nothing half-written shows, and later sets work.
 
-    The disk is full by RLIMIT_FSIZE: writes beyond the limit fail with EFBIG, as with ENOSPC.
+    RLIMIT_FSIZE stands for the full disk: writes beyond the limit fail with EFBIG instead of
+    ENOSPC.
     """
     _must_write_files(case)
     found = _run(case, _write_on_a_full_disk)
@@ -53,7 +54,7 @@ def a_disk_without_room_refuses_the_page(case: Case) -> None:
 
 @check("KV-307", quick=False)
 def refused_pages_leave_no_debris(case: Case) -> None:
-    """Pages that are refused because files can't grow leave no files, and no bytes, behind."""
+    """Pages that are refused because files can't grow leave no files and no bytes behind."""
     _must_write_files(case)
     found = _run(case, _count_debris)
     case.evidence["bytes left by pages that were refused"] = str(found)
@@ -61,7 +62,7 @@ def refused_pages_leave_no_debris(case: Case) -> None:
 
 @check("KV-307", quick=False)
 def without_free_descriptors_nothing_breaks(case: Case) -> None:
-    """When the process has no descriptor left, calls are refused or unavailable, and work afterwards."""
+    """If the process has no descriptor left, calls are refused or unavailable, and work again later."""
     _run(case, _run_out_of_descriptors)
 
 
@@ -71,7 +72,7 @@ def _must_write_files(case: Case) -> None:
     probe.open_space(space)
     if not all(probe.set(space, case.contents(space, case.hashes(1)))):
         raise NotVerified(f"the store takes no page of {space.stored_nbytes} bytes")
-    probe.close()  # A store that is not shared may allow one handle at a time.
+    probe.close()  # A store that is not shared may allow only one handle at a time.
     if sum(files_under(case.scratch.path).values()) - before < space.stored_nbytes:
         raise no_files(case)
 
@@ -81,7 +82,7 @@ def _page_nbytes(case: Case) -> int:
 
 
 def _run(case: Case, actor: Callable[[Link, _Store], None]) -> Any:
-    """Return the result of the actor. Raise `NotVerified` with its reason for none."""
+    """Return the result of the actor. If it has none, raise `NotVerified` with the reason."""
     child = case.child(_with_store, actor, case.space(_page_nbytes(case)), str(case.scratch.path))
     found = receive_result(child)
     if isinstance(found, str):
@@ -92,7 +93,7 @@ def _run(case: Case, actor: Callable[[Link, _Store], None]) -> Any:
 def _with_store(
     link: Link, actor: Callable[[Link, _Store], None], space: KeySpace, directory: str
 ) -> None:
-    """Actor: run `actor` on a store that accepts pages while nothing is short."""
+    """Actor: run `actor` on a store that accepts pages as long as nothing runs out."""
     store = _Store(link, space, directory)
     if store.takes_pages:
         actor(link, store)
@@ -101,7 +102,7 @@ def _with_store(
 
 
 class _Store:
-    """A store in a process of its own, whose system can run short of room or descriptors."""
+    """A store in a process of its own, in which disk or descriptors can run out."""
 
     def __init__(self, link: Link, space: KeySpace, directory: str) -> None:
         self.before = ProcessResources.current()
@@ -118,7 +119,7 @@ class _Store:
         self.writes_files = self.nbytes() - before >= space.stored_nbytes
 
     def contents(self, count: int, space: KeySpace | None = None) -> dict[str, bytes]:
-        """Return pages that this process has not had before."""
+        """Return pages that are new to this process."""
         self._page_count += count
         numbers = range(self._page_count - count, self._page_count)
         hashes = [f"{os.getpid():032x}{number:032x}" for number in numbers]
@@ -126,7 +127,7 @@ class _Store:
         return {one: content(space.id, one, space.stored_nbytes) for one in hashes}
 
     def nbytes(self) -> int:
-        """Return the size of all files in the store's directory."""
+        """Return the size of all files in the store's directory, in bytes."""
         return sum(files_under(self.directory).values())
 
     def violation(
@@ -135,7 +136,7 @@ class _Store:
         return self.probe.violation(message, expected=expected, got=attempt.text if attempt else "")
 
     def must_be_intact(self, pages: Mapping[str, bytes], when: str, *, there: bool) -> None:
-        """Raise where a read gives wrong bytes or a foreign exception, or is a miss with `there`."""
+        """Raise if a read gives wrong bytes, a foreign exception or, if `there`, a miss."""
         for page_hash, data in pages.items():
             found = self.caller.get([page_hash])
             self.must_not_be_foreign(found, when)
@@ -150,7 +151,7 @@ class _Store:
                 )
 
     def must_not_be_foreign(self, attempt: Attempt, when: str) -> None:
-        """Raise where a call raised an exception that the contract does not allow."""
+        """Raise if a call raised an exception that the contract does not allow."""
         if attempt.error is not None and not attempt.failed_by_contract:
             raise self.violation(
                 f"{attempt.operation} raised {type(attempt.error).__name__} {when}",
@@ -159,7 +160,7 @@ class _Store:
             )
 
     def must_work_again(self, pages: Mapping[str, bytes], when: str) -> None:
-        """Raise where sets of these pages do not succeed soon."""
+        """Raise unless sets of these pages soon succeed."""
         last: list[Attempt] = []
 
         def all_are_taken() -> bool:
@@ -173,7 +174,7 @@ class _Store:
 
 
 def _write_on_a_full_disk(link: Link, store: _Store) -> None:
-    """Actor: send the number of sets that did not succeed, at several limits of the size of files."""
+    """Actor: send how many sets did not succeed, at several limits on the size of files."""
     together = min(2, store.probe.max_batch)
     refused = 0
     for limit in _limits(store):
@@ -200,7 +201,7 @@ def _write_on_a_full_disk(link: Link, store: _Store) -> None:
 
 
 def _other_calls(store: _Store, limit: int) -> list[Attempt]:
-    """Make other calls on a full disk: sets of present pages, deletes, a new key space."""
+    """Make other calls on a full disk: set present pages, delete, open a new key space."""
     elsewhere = _elsewhere(store, limit)
     return [
         *(store.caller.set({one: data}) for one, data in store.earlier.items()),
@@ -211,13 +212,13 @@ def _other_calls(store: _Store, limit: int) -> list[Attempt]:
 
 
 def _elsewhere(store: _Store, limit: int) -> Caller:
-    """Return the calls of a key space that is first used on a full disk."""
+    """Return the caller for a key space that is first used on a full disk."""
     tenant = f"{store.space.tenant}-{limit}"
     return Caller(store.probe, replace(store.space, tenant=tenant), _LIMIT_S)
 
 
 def _must_accept_later(store: _Store, limit: int) -> None:
-    """Raise where a key space that was opened on a full disk takes no pages afterwards."""
+    """Raise if a key space that was opened on a full disk accepts no pages afterwards."""
     elsewhere = _elsewhere(store, limit)
     pages = store.contents(1, elsewhere.space)
     attempts = [elsewhere.open_space()]
@@ -242,7 +243,7 @@ def _one_by_one(pages: Mapping[str, bytes]) -> list[dict[str, bytes]]:
 def _must_match_answer(
     store: _Store, answer: list[bool] | None, page: Mapping[str, bytes], when: str
 ) -> None:
-    """Raise where a page contradicts the answer of its set. The answer is None where the set raised."""
+    """Raise if a page contradicts the answer of its set. The answer is None if the set raised."""
     if answer == [False]:
         seen = store.caller.exists(list(page))
         found = store.caller.get(list(page))
@@ -257,7 +258,7 @@ def _must_match_answer(
 
 
 def _count_debris(link: Link, store: _Store) -> None:
-    """Actor: send the number of bytes by which refused pages have made the files grow."""
+    """Actor: send how many bytes refused pages have added to the files."""
     page_nbytes = store.space.stored_nbytes
     with file_size_limit(page_nbytes // 2):
         answers = [store.caller.set(store.contents(1)).answer for _ in range(_FEW)]
@@ -317,7 +318,7 @@ def _run_out_of_descriptors(link: Link, store: _Store) -> None:
 
 
 def _limits(store: _Store) -> list[int]:
-    """Return file sizes that are too small for one more page, in its own or in a common file."""
+    """Return file sizes that are too small for one more page, in a file of its own or a shared one."""
     page = store.space.stored_nbytes
     largest = max(files_under(store.directory).values())
     limits = {0, 1, page // 2, page - 1, largest - 1, largest + page // 2}

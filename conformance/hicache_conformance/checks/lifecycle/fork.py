@@ -1,4 +1,4 @@
-"""KV-306: a child that was forked while the store was open works or is refused. Its parent works on."""
+"""KV-306: after a fork with an open store, the child works or is refused, and the parent works on."""
 
 from __future__ import annotations
 
@@ -24,15 +24,13 @@ _STORM_QUICK_S = 0.2
 
 @check("KV-306")
 def a_forked_child_works_or_is_refused(case: Case) -> None:
-    """A child that was forked from an open storage works beside its parent, or is refused, and
-    closes.
-    """
+    """A child forked while the storage is open works beside its parent or is refused, and can close."""
     _fork(case, ClosesFirst.CHILD)
 
 
 @check("KV-306")
 def a_forked_child_goes_on_when_its_parent_closes(case: Case) -> None:
-    """A page that a forked child has stored is there, also when its parent closed before."""
+    """A page that a forked child has stored is there, even if its parent closed before."""
     _fork(case, ClosesFirst.PARENT)
 
 
@@ -75,7 +73,7 @@ def _fork(case: Case, first: ClosesFirst) -> None:
 
 
 def _must_be_there(case: Case, space: KeySpace, kept: dict[str, bytes], *reports: Report) -> None:
-    """Raise where a store that outlives its processes lacks a page that a side has set.
+    """Raise if a store that outlives its processes lacks a page that one of them has set.
 
     A shared store may still keep a page in the memory of the process that set it.
     """

@@ -1,4 +1,4 @@
-"""KV-308: a store that was opened read-only, and is afterwards what it was."""
+"""KV-308: a store that is opened read-only does not change."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PAGES = 6
 
 @check("KV-308")
 def looking_changes_nothing(case: Case) -> None:
-    """Listing, reading and asking read-only leave pages, times of use and files as they were."""
+    """Listing, reading and asking read-only change no page, no time of use and no file."""
     _require_other_handles(case)
     store, space = open_store(case)
     pages = case.stored(store, space, _PAGES)
@@ -41,7 +41,7 @@ def looking_changes_nothing(case: Case) -> None:
 
 @check("KV-308")
 def asking_for_what_is_not_there_makes_nothing(case: Case) -> None:
-    """A key space that is opened and asked for read-only is not made."""
+    """Opening and asking for a key space read-only does not make it."""
     _require_other_handles(case)
     store, space = open_store(case)
     case.stored(store, space, 1)
@@ -85,7 +85,7 @@ def looking_at_a_full_store_evicts_nothing(case: Case) -> None:
 
 @check("KV-308")
 def damage_stays_for_others_to_see(case: Case) -> None:
-    """An object that was cut is a miss read-only, and lies afterwards as it lay."""
+    """A read-only handle misses an object that was cut, and leaves it unchanged."""
     _require_other_handles(case)
     store, space = open_store(case)
     pages = case.stored(store, space, 2)
@@ -121,7 +121,7 @@ def _full_soon(case: Case) -> SmallStore:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """Everything that a handle tells about some pages, but for their bytes."""
+    """Everything that a handle returns about some pages, except their bytes."""
 
     there: Mapping[str, bool]
     times: Sequence[PageTimes]
@@ -129,7 +129,7 @@ class _Shown:
 
     @classmethod
     def of(cls, store: Probe, space: KeySpace, hashes: Sequence[str]) -> _Shown:
-        """Return what `store` tells. The order of the calls does not matter: none is a use."""
+        """Return what `store` returns. The order of the calls does not matter: none counts as a use."""
         listed = store.scan(space) if store.storage.capabilities.enumerable else []
         return cls(
             dict(zip(hashes, store.exists(space, hashes), strict=True)),
@@ -139,7 +139,7 @@ class _Shown:
 
 
 def _shown(case: Case, space: KeySpace, hashes: Sequence[str]) -> _Shown:
-    """Return what a new handle tells: the last one may have noted its last uses while it closed."""
+    """Return what a new handle returns: the last one may have stored times of use when it closed."""
     store = case.open()
     store.open_space(space)
     shown = _Shown.of(store, space, hashes)
@@ -157,7 +157,7 @@ def _require_other_handles(case: Case) -> None:
 
 @contextmanager
 def _looking(case: Case) -> Generator[Probe, None, None]:
-    """Lend a read-only handle. The files under the test's directory stay as they are."""
+    """Lend a read-only handle, and check that the files under the test's directory do not change."""
     before = file_states(case.scratch.path)
     looker = case.open_read_only()
     yield looker
@@ -177,7 +177,7 @@ def _looking(case: Case) -> Generator[Probe, None, None]:
 
 
 def _look(case: Case, looker: Probe, space: KeySpace, pages: Mapping[str, bytes]) -> None:
-    """Do what a program does that only looks. Every page must be found."""
+    """Make the calls of a program that only looks. Every page must be found."""
     storage, hashes = looker.storage, list(pages)
     looker.open_space(space)
     if storage.capabilities.enumerable:

@@ -1,4 +1,4 @@
-"""KV-304: a store without its server, or with a silent one, raises in time. Nothing hangs."""
+"""KV-304: if its server is away or silent, a store raises in time, and nothing hangs."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from hicache_conformance.scenarios.attempts import Attempt, Caller
 
 _LARGE_NBYTES = 24 << 20
-"""A size beyond the buffers of the kernel and of a proxy."""
+"""More bytes than the buffers of the kernel and of a proxy hold."""
 
 Calls = dict[str, "Callable[[], Attempt]"]
 _FAILURES = (StorageUnavailable, StorageTimeout)
 _CLOSE_LIMIT_S = 12.0
-"""The limit of close: ten seconds, and more on a busy machine."""
+"""How long close may take: ten seconds, and more on a busy machine."""
 
 
 @check("KV-304")
 def a_server_that_refuses_is_unavailable(case: Case) -> None:
-    """Every call raises StorageUnavailable, in time, when the server refuses connections."""
+    """If the server refuses connections, every call raises StorageUnavailable in time."""
     with open_fault_path(case) as path:
         calls = _calls(path, opening=True)
         for attempt in _call_during(path, calls, partial(path.on_all, FaultProxy.refuse)):
@@ -49,7 +49,7 @@ def a_server_that_refuses_is_unavailable(case: Case) -> None:
 
 @check("KV-304")
 def a_silent_server_is_a_timeout(case: Case) -> None:
-    """Every call raises StorageTimeout, in time, when the server accepts and never answers."""
+    """If the server accepts and never answers, every call raises StorageTimeout in time."""
     with open_fault_path(case) as path:
         calls = _calls(path, opening=True)
         for attempt in _call_during(path, calls, partial(path.on_all, FaultProxy.go_silent)):
@@ -59,7 +59,7 @@ def a_silent_server_is_a_timeout(case: Case) -> None:
 
 @check("KV-304", quick=False)
 def no_other_call_hangs_or_raises_what_is_foreign(case: Case) -> None:
-    """Opening a key space, listings, clear, stats and close end in time when the server is silent."""
+    """If the server is silent, opening a key space, listings, clear, stats and close end in time."""
     with open_fault_path(case) as path:
         for why, fault in (
             ("the server never answers", FaultProxy.go_silent),
@@ -78,7 +78,7 @@ def no_other_call_hangs_or_raises_what_is_foreign(case: Case) -> None:
 
 @check("KV-304", quick=False)
 def a_large_set_to_a_silent_server_is_a_timeout(case: Case) -> None:
-    """A page that is larger than what the network holds does not hang on its way to a silent server."""
+    """A set of a page that is larger than what the network buffers ends in time with a silent server."""
     limit = case.claims.max_page_nbytes
     if limit is not None and limit < _LARGE_NBYTES:
         raise NotDeclared(f"the store takes pages of up to {limit} bytes, not {_LARGE_NBYTES}")
@@ -91,7 +91,7 @@ def a_large_set_to_a_silent_server_is_a_timeout(case: Case) -> None:
 
 @check("KV-304", quick=False)
 def a_server_that_does_not_accept_is_an_error_in_time(case: Case) -> None:
-    """`timeout_s` holds for connecting too, where the server neither accepts nor refuses."""
+    """If the server neither accepts nor refuses, connecting ends within `timeout_s` too."""
     with open_fault_path(case) as path, full_listener() as address:
         caller = path.caller()
         nowhere = redirected(path.config, dict.fromkeys(endpoints_in(path.config), address))
@@ -102,7 +102,7 @@ def a_server_that_does_not_accept_is_an_error_in_time(case: Case) -> None:
 
 @check("KV-304", quick=False)
 def a_server_that_drips_is_a_timeout(case: Case) -> None:
-    """`timeout_s` is for the call as a whole: a reply that comes byte by byte does not prolong it."""
+    """`timeout_s` limits the whole call: a reply that drips byte by byte does not prolong it."""
     with open_fault_path(case) as path:
         calls = _calls(path)
         nbytes_per_s = path.space.stored_nbytes / (10 * path.timeout_s)
@@ -117,7 +117,7 @@ def a_server_that_drips_is_a_timeout(case: Case) -> None:
 
 @check("KV-304", quick=False)
 def silence_in_the_middle_of_a_reply_is_an_error(case: Case) -> None:
-    """A reply that stops half way ends the call in time, with an exception or a miss."""
+    """If a reply stops half way, the call ends in time with an exception or a miss."""
     with open_fault_path(case) as path:
         calls = _calls(path)
         before = _bytes_down(path)
@@ -134,7 +134,7 @@ def silence_in_the_middle_of_a_reply_is_an_error(case: Case) -> None:
 
 @check("KV-304", quick=False)
 def calls_that_wait_for_a_connection_are_in_time(case: Case) -> None:
-    """With more calls at once than connections, each still ends in its own time."""
+    """If more calls run than there are connections, each still ends within its own time."""
     with open_fault_path(case) as path:
         caller = path.caller()
         pages = path.stored_pages(caller, 3 * path.width + 1)
@@ -156,7 +156,7 @@ def calls_that_wait_for_a_connection_are_in_time(case: Case) -> None:
 
 @check("KV-304", quick=False)
 def a_reply_cut_short_is_no_hit(case: Case) -> None:
-    """A connection that breaks in a request or a reply is an exception, a miss, or retried."""
+    """If a connection breaks in a request or a reply, the call raises, misses, or tries again."""
     with open_fault_path(case, 8 << 10) as path:
         cuts = list(_cuts(path.space.stored_nbytes))
         caller = path.caller()
@@ -189,7 +189,7 @@ def _must_be_absent(path: FaultPath, caller: Caller) -> None:
 
 @check("KV-304", quick=False)
 def a_set_whose_connection_breaks_tells_the_truth(case: Case) -> None:
-    """A set whose connection breaks is an exception, or a verdict that is true."""
+    """If the connection of a set breaks, the set raises or returns a verdict that is true."""
     with open_fault_path(case, 8 << 10) as path:
         caller = path.caller()
         for nbytes in (0, 1, path.space.stored_nbytes // 2, 2 * path.space.stored_nbytes):
@@ -204,7 +204,7 @@ def a_set_whose_connection_breaks_tells_the_truth(case: Case) -> None:
 
 
 def _must_be_true(path: FaultPath, attempt: Attempt, pages: dict[str, bytes]) -> None:
-    """Raise where the verdict of a set contradicts a read through another handle."""
+    """Raise if the verdict of a set contradicts a read through another handle."""
     case = path.case
     reader = path.caller("reader")
     found = path.answer_of(partial(reader.get, list(pages)))
@@ -248,7 +248,7 @@ def close_does_not_wait_for_a_silent_server(case: Case) -> None:
 
 @check("KV-304", Need.SERVER)
 def a_server_that_stops_is_unavailable(case: Case) -> None:
-    """Every call raises StorageUnavailable when the server has stopped."""
+    """If the server has stopped, every call raises StorageUnavailable."""
     with case.server() as server:
         path = open_direct_path(case, dict(case.config))
         calls = _calls(path, opening=True)
@@ -258,7 +258,7 @@ def a_server_that_stops_is_unavailable(case: Case) -> None:
 
 @check("KV-304", Need.SERVER)
 def a_server_that_is_paused_is_a_timeout(case: Case) -> None:
-    """Every call raises StorageTimeout when the server is paused (SIGSTOP)."""
+    """If the server is paused (SIGSTOP), every call raises StorageTimeout."""
     with case.server() as server:
         path = open_direct_path(case, dict(case.config))
         calls = _calls(path, opening=True)
@@ -291,7 +291,7 @@ def _calls(path: FaultPath, *, opening: bool = False) -> Calls:
 
 
 def _serverless_calls(path: FaultPath) -> Calls:
-    """Return the calls that a store may answer without its server, on a handle each."""
+    """Return the calls that a store may answer without its server, each on a handle of its own."""
     names = ["open_space", "stats", "close"]
     if path.case.claims.enumerable:
         names += ["spaces", "scan", "clear"]
@@ -324,7 +324,7 @@ def _call_during(
     fault: Callable[[], object],
     end: Callable[[], object] | None = None,
 ) -> list[Attempt]:
-    """Make the calls at once during a fault. Late calls have a second try on a busy machine."""
+    """Make all calls at once during a fault. If one is late, try again: the machine may be busy."""
     end = end or partial(path.on_all, FaultProxy.pass_through)
     # Calls on one handle would wait for each other.
     in_turn = not path.case.claims.shared
@@ -364,7 +364,7 @@ def _must_raise(
 
 
 def _cuts(page_nbytes: int) -> Iterator[Callable[[FaultProxy], None]]:
-    """Yield ends of connections before, in and after the bytes of a page."""
+    """Yield ways to end a connection before, in and after the bytes of a page."""
     yield partial(FaultProxy.reset_after, nbytes=0, direction="up")
     for nbytes in (0, 1, 7, page_nbytes // 2, page_nbytes - 1):
         yield partial(FaultProxy.reset_after, nbytes=nbytes, direction="down")

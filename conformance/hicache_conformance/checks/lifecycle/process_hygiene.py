@@ -1,4 +1,4 @@
-"""KV-306: a storage leaves the process, which belongs to an inference server, as it was."""
+"""KV-306: a storage does not change its process, which belongs to an inference server."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 _EXIT_LIMIT_S = 10.0
-"""The limit for the end of an interpreter: a fraction of a second, and more on a busy machine."""
+"""How long an interpreter may take to end: a fraction of a second, and more on a busy machine."""
 
 
 @check("KV-306")
 def it_leaves_the_process_as_it_was(case: Case) -> None:
-    """Opening, using and closing changes no signal handler, hook, stream or setting of the process."""
+    """Open, use and close change no signal handler, hook, stream or setting of the process."""
     child = case.child(_report_changes, small_space(case))
     found: Sequence[str] = receive_result(child)
     if found:
@@ -47,7 +47,7 @@ def it_leaves_the_process_as_it_was(case: Case) -> None:
 
 
 def _report_changes(link: Link, space: KeySpace) -> None:
-    """Actor: send the changes of the process while the storage is open and after close."""
+    """Actor: send what changed in the process while the storage was open, and after close."""
     before, environment = process_state(), dict(os.environ)
     filters: list[Any] = list(warnings.filters)
     probe = link.open()
@@ -63,7 +63,7 @@ def _report_changes(link: Link, space: KeySpace) -> None:
 
 @check("KV-306")
 def any_thread_may_open_use_and_close_it(case: Case) -> None:
-    """A storage can be opened off the main thread, used by another thread, and closed by a third."""
+    """One thread can open a storage off the main thread, a second use it, and a third close it."""
     child = case.child(_in_three_threads, small_space(case))
     step, error = receive_result(child)
     if error:
@@ -76,7 +76,7 @@ def any_thread_may_open_use_and_close_it(case: Case) -> None:
 
 
 def _in_three_threads(link: Link, space: KeySpace) -> None:
-    """Actor: make each step in a thread of its own. All threads live until the end, so no id recurs."""
+    """Actor: make each step in its own thread. All threads live until the end, so no id recurs."""
     opened: list[Probe] = []
 
     def open_it() -> None:
@@ -122,7 +122,7 @@ def it_works_after_spawn_and_lets_the_process_end(case: Case) -> None:
 
 
 def _use_and_close(link: Link, space: KeySpace) -> None:
-    """Actor: send the error of open, use and close, or ""."""
+    """Actor: open, use and close. Send the error, or ""."""
 
     def run() -> None:
         probe = link.open()
@@ -139,7 +139,7 @@ def _use_and_close(link: Link, space: KeySpace) -> None:
 
 @check("KV-306", quick=False)
 def a_store_that_nobody_closed_lets_the_process_end(case: Case) -> None:
-    """A process that opened and used the store, and did not close it, ends by itself."""
+    """A process that used the store and did not close it ends by itself."""
     child = case.child(_use_and_forget, small_space(case))
     receive_result(child)
     _must_end(child, "never closed the store")

@@ -1,4 +1,4 @@
-"""KV-305: when the network or the server is back, the same storage works again and confuses no pages."""
+"""KV-305: once the network or the server is back, the same storage works again and mixes up no pages."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from hicache_conformance.scenarios.attempts import Attempt, Caller
 
 _GOOD_ROUNDS = 2
-"""The number of good rounds in a row, each over every connection, after which all are usable."""
+"""After this many good rounds in a row over every connection, all connections are usable."""
 _CUT_AT_NBYTES = (0, 5, 100, 4000)
 
 
 @check("KV-305")
 def it_works_again_after_a_refusal(case: Case) -> None:
-    """After the server refused connections, the same storage works again."""
+    """The same storage works again after the server refused connections."""
     with open_fault_path(case, 4 << 10) as path:
         caller = path.caller()
         _all_at_once(path, caller)
@@ -45,7 +45,7 @@ def it_works_again_after_a_refusal(case: Case) -> None:
 
 @check("KV-305")
 def it_works_again_after_silence(case: Case) -> None:
-    """After calls on every connection have timed out, the same storage works again."""
+    """The same storage works again after calls on every connection have timed out."""
     with open_fault_path(case, 4 << 10) as path:
         caller = path.caller()
         _all_at_once(path, caller)
@@ -57,7 +57,7 @@ def it_works_again_after_silence(case: Case) -> None:
 
 @check("KV-305", quick=False)
 def it_works_again_after_silence_whose_replies_are_lost(case: Case) -> None:
-    """After calls timed out and their requests and replies were lost, the same storage works again."""
+    """The same storage works again after calls timed out and their requests and replies were lost."""
     with open_fault_path(case, 4 << 10) as path:
         caller = path.caller()
         _all_at_once(path, caller)
@@ -70,7 +70,7 @@ def it_works_again_after_silence_whose_replies_are_lost(case: Case) -> None:
 
 @check("KV-305")
 def it_works_again_after_replies_were_cut_short(case: Case) -> None:
-    """After connections broke in the middle of replies, the same storage works again."""
+    """The same storage works again after connections broke in the middle of replies."""
     with open_fault_path(case, 4 << 10) as path:
         caller = path.caller()
         pages = path.stored_pages(caller, 1)
@@ -87,7 +87,7 @@ def it_works_again_after_replies_were_cut_short(case: Case) -> None:
 
 @check("KV-305")
 def a_late_page_is_not_taken_for_a_later_one(case: Case) -> None:
-    """The reply of a get that timed out, when it comes at last, is no other page's."""
+    """If the reply of a get that timed out comes at last, no other get returns its page."""
     with open_fault_path(case, 4 << 10) as path:
         caller = path.caller()
         pages = path.stored_pages(caller, 2 if case.quick else 4)
@@ -101,7 +101,7 @@ def a_late_page_is_not_taken_for_a_later_one(case: Case) -> None:
 
 @check("KV-305")
 def a_late_verdict_is_not_taken_for_a_later_one(case: Case) -> None:
-    """The verdict of an exists or a set that timed out is not taken for the next exists' verdict."""
+    """If an exists or a set timed out, the next exists does not return its verdict."""
     with open_fault_path(case, 4 << 10) as path:
         caller = path.caller()
         ((page_hash, data),) = path.stored_pages(caller, 1).items()
@@ -128,7 +128,7 @@ def a_late_verdict_is_not_taken_for_a_later_one(case: Case) -> None:
 
 @check("KV-305", Need.SERVER)
 def it_works_again_after_the_server_was_restarted(case: Case) -> None:
-    """After the server was stopped and started, the same storage works again."""
+    """The same storage works again after the server was stopped and started."""
     with case.server() as server:
         path = open_direct_path(case, dict(case.config))
         caller = path.caller()
@@ -144,7 +144,7 @@ def it_works_again_after_the_server_was_restarted(case: Case) -> None:
 
 @check("KV-305", Need.SERVER, quick=False)
 def it_works_again_after_the_server_was_paused(case: Case) -> None:
-    """After the server was paused and resumed, the same storage works again."""
+    """The same storage works again after the server was paused and resumed."""
     with case.server() as server:
         path = open_direct_path(case, dict(case.config))
         caller = path.caller()
@@ -157,7 +157,7 @@ def it_works_again_after_the_server_was_paused(case: Case) -> None:
 
 @check("KV-305", quick=False)
 def what_did_not_open_opens_when_the_server_is_there(case: Case) -> None:
-    """A storage that is opened before its server is there works when it is, or can be opened then."""
+    """A storage opened before its server is there works once the server is, or can be opened then."""
     with open_fault_path(case, 4 << 10) as path:
         path.on_all(FaultProxy.refuse)
         try:
@@ -170,7 +170,7 @@ def what_did_not_open_opens_when_the_server_is_there(case: Case) -> None:
 
 
 def _all_at_once(path: FaultPath, caller: Caller, *, twice: bool = False) -> None:
-    """Make calls of each kind at once, as many as there are connections. They may fail."""
+    """Make calls of each kind at once, one for each connection. They may fail."""
     for _ in range(1 + twice):
         pages = path.case.contents(path.space, path.case.hashes(max(path.width, 3)))
         calls: list[Callable[[], Attempt]] = []
@@ -186,7 +186,7 @@ def _all_at_once(path: FaultPath, caller: Caller, *, twice: bool = False) -> Non
 
 
 def must_work_again(path: FaultPath, caller: Caller, why: str) -> None:
-    """Repeat rounds over every connection until some in a row are good. Raise where none are."""
+    """Repeat rounds over every connection until enough in a row are good. Raise if they never are."""
     until_s = time.monotonic() + RECOVERY_LIMIT_S
     good, last = 0, ""
     while good < _GOOD_ROUNDS:
@@ -207,7 +207,7 @@ def must_work_again(path: FaultPath, caller: Caller, why: str) -> None:
 
 
 def _round(path: FaultPath, caller: Caller, page: Mapping[str, bytes]) -> str:
-    """Set, read, look up and delete one page. Return the fault, or ""."""
+    """Set, read, look up and delete one page. Return what went wrong, or ""."""
     ((page_hash, data),) = page.items()
     steps = (
         (caller.open_space, [None]),

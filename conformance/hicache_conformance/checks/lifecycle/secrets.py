@@ -1,4 +1,4 @@
-"""KV-303: secrets of a config are shown nowhere."""
+"""KV-303: a storage shows the secrets of its config nowhere."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 _CANARY = "canary-7gQ2vX9pLw"
 _MIN_SECRET_CHARS = 6
-"""The shortest secret that is looked for anywhere. A shorter one may occur for other reasons, and is
-looked for in a URL and behind the name of a secret."""
+"""The kit looks everywhere for secrets of at least this length. A shorter one may occur for other
+reasons, so the kit looks for it only in a URL and behind the name of a secret.
+"""
 _SECRET_NAMES = ("password", "secret", "token", "api_key", "secret_key", "secret_access_key")
 _NO_SECRETS = (
     "the config holds no secret, and the store takes none under the names"
@@ -42,7 +43,7 @@ _URL_PASSWORD = re.compile(r"://[^/?#\s@:]*:(?P<password>[^/?#\s@]+)@")
 
 @check("KV-303")
 def unknown_secrets_are_not_repeated(case: Case) -> None:
-    """The ConfigError for an unknown field that holds a secret names the field, not the secret."""
+    """If an unknown field holds a secret, the ConfigError names the field and not the secret."""
     for name in _SECRET_NAMES:
         misspelt = f"{name}_conformance"
         config = {**case.config, misspelt: _CANARY}
@@ -52,7 +53,7 @@ def unknown_secrets_are_not_repeated(case: Case) -> None:
 
 @check("KV-303")
 def wrong_values_are_not_repeated(case: Case) -> None:
-    """The ConfigError for a wrong value of a field that holds a secret does not repeat it."""
+    """If a field that holds a secret has a wrong value, the ConfigError does not repeat it."""
     held = [name for name, value in _texts(case.config) if _may_be_secret(name, value)]
     names = dict.fromkeys([*held, *_accepted_names(case)])
     if not names:
@@ -64,7 +65,7 @@ def wrong_values_are_not_repeated(case: Case) -> None:
 
 @check("KV-303")
 def a_broken_url_is_not_repeated(case: Case) -> None:
-    """A URL with a password, and a port that is none, is a ConfigError that does not repeat it."""
+    """If a URL has a password and an invalid port, the ConfigError does not repeat the password."""
     urls = list(_urls(case.config))
     if not urls:
         raise NotDeclared("the config holds no URL of a server")
@@ -83,7 +84,7 @@ def a_broken_url_is_not_repeated(case: Case) -> None:
 
 @check("KV-303")
 def secrets_are_shown_nowhere(case: Case) -> None:
-    """No secret of the config is in a message, a `repr`, a log record or a print, at any level."""
+    """No message, `repr`, log record or print shows a secret of the config, at any log level."""
     configs = list(_configs_with_secrets(case))
     if not configs:
         raise NotDeclared(_NO_SECRETS)
@@ -104,7 +105,7 @@ def secrets_are_shown_nowhere(case: Case) -> None:
 
 
 def _configs_with_secrets(case: Case) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
-    """Yield configs that open, with the secrets in each by the name of their field."""
+    """Yield configs that open, each with its secrets by field name."""
     own = {name: value for name, value in _texts(case.config) if _may_be_secret(name, value)}
     for name, value in _texts(case.config):
         in_url = _URL_PASSWORD.search(value)
@@ -154,7 +155,7 @@ def _accepted_names(case: Case) -> list[str]:
 
 
 def _urls(config: Mapping[str, Any]) -> Iterator[tuple[str, re.Match[str]]]:
-    """Yield the fields that hold the URL of a server, with its parts."""
+    """Yield the fields that hold the URL of a server, with the parts of the URL."""
     for name, value in _texts(config):
         url = _URL.fullmatch(value)
         if url and endpoints_in({name: value}):
@@ -175,7 +176,7 @@ def _occurs(secret: str, text: str) -> bool:
 
 
 def _pattern(secret: str) -> re.Pattern[str]:
-    """Return what shows a secret. Its last group is the secret."""
+    """Return a pattern that matches text that shows a secret. Its last group is the secret."""
     forms = "|".join(re.escape(one) for one in dict.fromkeys([secret, quote(secret, safe="")]))
     if len(secret) >= _MIN_SECRET_CHARS:
         return re.compile(f"({forms})")

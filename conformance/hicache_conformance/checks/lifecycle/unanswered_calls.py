@@ -1,4 +1,4 @@
-"""KV-304, KV-305: a listing without an answer is not empty, and failed openings work later."""
+"""KV-304, KV-305: a listing without an answer is not empty, and a failed opening works later."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FAULTS: dict[str, Callable[[FaultProxy], object]] = {
 
 @check("KV-304", Need.ENUMERABLE)
 def a_listing_that_never_came_is_no_empty_one(case: Case) -> None:
-    """Scan, spaces and clear raise when the server does not answer: they do not say "nothing"."""
+    """If the server does not answer, scan, spaces and clear raise: they do not say "nothing"."""
     with open_fault_path(case, 64) as path:
         for why, fault in _FAULTS.items():
             for operation in ("scan", "spaces", "clear"):
@@ -67,7 +67,7 @@ def _listed(path: FaultPath, caller: Caller, operation: str) -> Attempt:
 
 @check("KV-305")
 def a_key_space_that_was_opened_in_vain_works_later(case: Case) -> None:
-    """A key space that was opened, or first used, while the server was away works when it is back."""
+    """A key space that was opened or first used while the server was away works once it is back."""
     with open_fault_path(case, 4 << 10) as path:
         first = path.caller()
         for why, fault in _FAULTS.items():

@@ -1,4 +1,4 @@
-"""KV-403, KV-404: pages that were damaged behind the store's back."""
+"""KV-403, KV-404: pages that somebody damaged behind the store's back."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ _REMOVED = "removed"
 
 @check("KV-403")
 def a_damaged_object_is_a_miss(case: Case) -> None:
-    """A page whose object was cut, emptied, extended or removed is a miss, and no other page is."""
+    """If a page's object was cut, emptied, extended or removed, this page is a miss and no other is."""
     _must_be_missed(case, _damages(case))
 
 
 @check("KV-403")
 def an_extended_object_is_a_miss(case: Case) -> None:
-    """A page whose object is longer than the page is a miss: no part of it is known to be meant."""
+    """If a page's object is longer than the page, it is a miss, because no part of it can be trusted."""
     _must_be_missed(case, {description: _DAMAGES[description] for description in _EXTENDED})
 
 
 @check("KV-403")
 def a_removed_object_heals_when_it_is_set_unseen(case: Case) -> None:
-    """A page whose object was removed by somebody else is there again when it was set."""
+    """If somebody removed a page's object, the page is there again after the next set."""
     _must_heal(case, {_REMOVED: _DAMAGES[_REMOVED]}, reads_first=False)
 
 
@@ -77,19 +77,19 @@ def _must_be_missed(case: Case, damages: Mapping[str, Damage]) -> None:
 
 @check("KV-403")
 def a_damaged_object_heals_when_it_is_set_after_a_miss(case: Case) -> None:
-    """A page whose object was damaged is there again, in new handles too, when it was got and set."""
+    """If a page's object was damaged, the page is there after a get and a set, in new handles too."""
     _must_heal(case, _damages(case), reads_first=True)
 
 
 @check("KV-403")
 def a_damaged_object_heals_when_it_is_set_unseen(case: Case) -> None:
-    """A page whose object was damaged is there again when it was set without having been got."""
+    """If a page's object was damaged, the next set restores the page, even without a get before."""
     _must_heal(case, _damages(case), reads_first=False)
 
 
 @check("KV-403", Need.ENUMERABLE)
 def damaged_objects_do_not_break_listings(case: Case) -> None:
-    """A scan lists the other pages, and a clear removes them, although an object was damaged."""
+    """If an object was damaged, a scan still lists the other pages, and a clear removes them."""
     for description, damage in _damages(case).items():
         store, space = open_store(case, _PAGE_NBYTES, tenant=description)
         pages, damaged = _damaged(case, store, space, damage)
@@ -108,7 +108,7 @@ def damaged_objects_do_not_break_listings(case: Case) -> None:
 
 @check("KV-403")
 def the_page_store_heals_a_damaged_object(case: Case) -> None:
-    """A damaged object is a miss for the page store, and the next save heals it."""
+    """If an object was damaged, the page store misses the page, and its next save heals it."""
     space = framed_space(case, _PAGE_NBYTES)
     for description, damage in _damages(case).items():
         store = FramedStore(case, case.open(), space)
@@ -123,7 +123,7 @@ def the_page_store_heals_a_damaged_object(case: Case) -> None:
 
 @check("KV-404")
 def a_flipped_bit_is_a_miss_and_heals(case: Case) -> None:
-    """A page with a flipped bit anywhere is a miss for the page store, and the next save heals it."""
+    """If any bit of a page is flipped, the page store misses the page, and its next save heals it."""
     space = framed_space(case, 1000)
     store = FramedStore(case, case.open(), space)
     nbytes, frame_nbytes = store.stored_space.stored_nbytes, store.stored_space.frame_nbytes
@@ -144,7 +144,7 @@ def a_flipped_bit_is_a_miss_and_heals(case: Case) -> None:
 
 @check("KV-404")
 def a_flipped_bit_is_no_hit_without_the_page_store(case: Case) -> None:
-    """A store that is used without the page store finds a flipped bit itself, and the next set heals."""
+    """Without the page store, a page with a flipped bit is a miss too, and the next set heals it."""
     store, space = open_store(case, _PAGE_NBYTES)
     first = case.stored(store, space, 1)
     _page_at_rest(case, space, first, next(iter(first)))
@@ -166,7 +166,7 @@ def a_flipped_bit_is_no_hit_without_the_page_store(case: Case) -> None:
 
 @check("KV-404")
 def a_flipped_bit_in_what_the_store_adds_does_no_harm(case: Case) -> None:
-    """A flipped bit in what the store puts around a page costs that page at most, till the next save."""
+    """A flipped bit in what the store adds to a page costs at most that page, until its next save."""
     space = framed_space(case, 1000)
     store = FramedStore(case, case.open(), space)
     payloads = case.contents(space, case.hashes(8))
@@ -191,7 +191,7 @@ def _damages(case: Case) -> dict[str, Damage]:
 def _damaged(
     case: Case, store: Probe, space: KeySpace, damage: Damage
 ) -> tuple[dict[str, bytes], str]:
-    """Store three fresh pages and damage the object of one. Return the pages and its hash."""
+    """Store three pages and damage the object of one. Return the pages and the damaged one's hash."""
     pages = case.stored(store, space, 3)
     damaged = list(pages)[1]
     _apply_damage(_own_object(case, space, pages, damaged), damage, pages)
@@ -229,7 +229,7 @@ def _reopened(case: Case, store: Probe, space: KeySpace) -> Probe:
 def _is_cached(
     case: Case, store: Probe, space: KeySpace, pages: Mapping[str, bytes], damaged: str
 ) -> bool:
-    """Read all pages. Return whether the damaged one is a hit, from an undamaged copy in memory."""
+    """Read all pages. Return True if the damaged one is a hit, from an undamaged copy in memory."""
     found = dict(zip(pages, store.get(space, list(pages)), strict=True))
     if found[damaged] not in (None, pages[damaged]):
         raise case.wrong_bytes(store, space, damaged, found[damaged] or b"", [])
@@ -257,7 +257,7 @@ def _must_heal(case: Case, damages: Mapping[str, Damage], *, reads_first: bool) 
             case.must_set(store, space, page)
             case.must_hold(store, space, page)
             store = _reopened(case, store, space)
-            # The handle before had the page in its memory.
+            # The last handle had the page in its memory.
             if store.get(space, [damaged]) == [None]:
                 case.must_set(store, space, page)
                 store = _reopened(case, store, space)
@@ -271,7 +271,7 @@ def _must_heal(case: Case, damages: Mapping[str, Damage], *, reads_first: bool) 
 def _reopen_if_shared_file(
     case: Case, store: FramedStore, space: KeySpace, stored: Mapping[str, bytes]
 ) -> FramedStore:
-    """Reopen a store whose pages share a file: an open handle may have the file in its cache."""
+    """If pages share a file, reopen the store, because an open handle may have cached the file."""
     found = _page_at_rest(case, store.stored_space, stored, next(iter(stored)))
     if not isinstance(found, InSharedFiles):
         return store
@@ -286,7 +286,7 @@ def _missed_by_page_store(
     payloads: Mapping[str, bytes],
     damaged_hashes: set[str],
 ) -> FramedStore:
-    """Load all pages. The damaged ones must be misses, if not in this handle then in a new one."""
+    """Load all pages. The damaged ones must be misses, in this handle or at least in a new one."""
     for attempt in range(2):
         verdicts = store.load(payloads)
         _no_errors(case, verdicts)

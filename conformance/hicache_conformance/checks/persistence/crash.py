@@ -51,7 +51,7 @@ def pages_survive_sigkill_of_their_writer(case: Case) -> None:
 
 @check("KV-401", quick=False)
 def a_page_survives_a_kill_right_after_its_verdict(case: Case) -> None:
-    """A page of any size is there although its writer was killed as soon as the set returned True."""
+    """A page of any size is there even if its writer was killed as soon as the set returned True."""
     fork_server = ForkServer(case)
     for nbytes in (64, 8192) if case.quick else (1, 64, 4097, 8192, 30_000):
         space = case.space(fitting(case, nbytes), tenant=str(nbytes))
@@ -69,7 +69,7 @@ def a_page_survives_a_kill_right_after_its_verdict(case: Case) -> None:
 
 @check("KV-401", quick=False)
 def an_overwritten_page_survives_a_kill(case: Case) -> None:
-    """A page that was overwritten when its writer was killed is there, with the old or the new bytes."""
+    """If a writer was killed while it overwrote a page, the page has its old or its new bytes."""
     space = case.space(fitting(case, 8192))
     writer = _writer(case, ForkServer(case))
     writer.open_space(space)
@@ -85,7 +85,7 @@ def an_overwritten_page_survives_a_kill(case: Case) -> None:
 
 @check("KV-401", quick=False)
 def a_deleted_page_stays_deleted_after_a_kill(case: Case) -> None:
-    """A page is gone although the process that deleted it was killed as soon as that returned True."""
+    """A deleted page stays gone even if its deleter was killed as soon as the delete returned True."""
     space = case.space(fitting(case, 1024))
     fork_server = ForkServer(case)
     kept: dict[str, bytes] = {}
@@ -115,7 +115,7 @@ def a_deleted_page_stays_deleted_after_a_kill(case: Case) -> None:
 
 @check("KV-401", quick=False)
 def a_kill_in_a_set_takes_no_other_page_with_it(case: Case) -> None:
-    """Pages that were there stay there when a process is killed in the middle of setting another one."""
+    """If a process is killed in the middle of a set, the pages that were there before stay."""
     space = case.space(fitting(case, 6000))
     kept: dict[str, bytes] = {}
     fork_server = ForkServer(case)
@@ -143,7 +143,7 @@ def _writer(case: Case, fork_server: ForkServer) -> Probe:
 
 
 def _noted(case: Case, space: KeySpace, pages: dict[str, bytes]) -> dict[str, bytes]:
-    """Record pages that an actor has set, as a probe does. Return them."""
+    """Record pages that an actor has set, as a probe records its own. Return them."""
     case.trace.footprint += [space.stored_nbytes] * len(pages)
     case.trace.stored[space].update(pages)
     return pages
@@ -152,7 +152,7 @@ def _noted(case: Case, space: KeySpace, pages: dict[str, bytes]) -> dict[str, by
 def _must_be_kept(
     case: Case, kept: dict[KeySpace, dict[str, bytes]], others: tuple[Probe, ...] = ()
 ) -> None:
-    """Check the pages through open handles, a new handle, and one more after its close."""
+    """Check the pages through open handles, through a new one, and through another after its close."""
     for space, pages in kept.items():
         for store in others:
             case.must_hold(store, space, pages)

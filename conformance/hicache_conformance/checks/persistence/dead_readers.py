@@ -1,4 +1,4 @@
-"""KV-402: readers that were killed in the middle of a get or a scan keep no room for ever."""
+"""KV-402: a reader that was killed in the middle of a get or a scan does not use up room forever."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _PAGE_NBYTES = 64 << 10
 _PAGES = 6
 _TURNS = 24
-"""The number of pages that one churn sets and deletes."""
+"""How many pages one churn sets and deletes."""
 _CHURNS = 12
 _KILLS = 4
 _KILLS_QUICK = 2
@@ -30,7 +30,7 @@ _POLL_S = 0.1
 
 @check("KV-402", quick=False)
 def killed_readers_leave_nothing_that_grows(case: Case) -> None:
-    """Sets and deletes take no more room from time to time after readers were killed half way."""
+    """After readers were killed half way, sets and deletes do not take more and more room."""
     require_files(case)
     churn = _Churn(case)
     if not churn.settles():
@@ -49,19 +49,19 @@ def killed_readers_leave_nothing_that_grows(case: Case) -> None:
                 f"about {before}, as before {2 * _TURNS} pages were set and deleted",
                 str(after),
             )
-        backdate(case.scratch.path, _MONTH_S)  # Some stores remove old files only.
+        backdate(case.scratch.path, _MONTH_S)  # Some stores remove only files that are old.
         time.sleep(_POLL_S)
         after = churn.usage()
 
 
 class _Churn:
-    """A store in which pages are set and deleted, and the readers of its other pages are killed."""
+    """A store in which pages are set and deleted while readers of its other pages are killed."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
         self.space = case.space(fitting(case, _PAGE_NBYTES))
         self.nbytes = _TURNS * self.space.stored_nbytes
-        """The bytes of the pages that one churn sets."""
+        """How many bytes the pages of one churn have."""
         self._fork_server = ForkServer(case)
         self._store = case.open()
         self._store.open_space(self.space)
@@ -69,7 +69,7 @@ class _Churn:
         self._stays_open = keep_open_if_shared(case, self._store)
 
     def usage(self) -> DirectoryUsage:
-        """Churn once more and return the usage of the directory."""
+        """Churn once more and return how many bytes the directory uses."""
         store = self._handle()
         for turn in range(_TURNS):
             new = self.case.contents(self.space, self.case.hashes(1))
@@ -84,7 +84,7 @@ class _Churn:
         return DirectoryUsage.of(self.case.scratch.path)
 
     def settles(self) -> bool:
-        """Return whether the store stops growing. A store may use new room first, and old room later."""
+        """Return True if the store stops growing. It may use new room first, and old room later."""
         usage = self.usage()
         for _ in range(_CHURNS):
             before, usage = usage, self.usage()
@@ -93,7 +93,7 @@ class _Churn:
         return False
 
     def kill_readers(self, count: int) -> None:
-        """Kill readers in the middle of a get, and of a scan."""
+        """Kill readers in the middle of a get, and in the middle of a scan."""
         for _ in range(count):
             self._fork_server.spawn(read_half, self.space, list(self._pages)).receive()
             if self.case.claims.enumerable:

@@ -1,4 +1,4 @@
-"""KV-402: the remains of a writer that was killed in the middle of a set."""
+"""KV-402: what a writer leaves when it is killed in the middle of a set."""
 
 from __future__ import annotations
 
@@ -52,35 +52,35 @@ _POLL_S = 0.1
 
 @check("KV-402")
 def a_writer_killed_at_a_byte_leaves_the_page_absent_or_whole(case: Case) -> None:
-    """A page is absent or whole, and can be set, after the kernel killed its writer at a byte of it."""
+    """If the kernel kills a writer at a byte of a page, it is absent or whole, and can be set."""
     require_files(case)
     _kill_at_bytes(case, versions=1)
 
 
 @check("KV-402", quick=False)
 def an_overwrite_killed_at_a_byte_leaves_old_or_new_bytes(case: Case) -> None:
-    """A page is whole, old or new, after the kernel killed a writer at a byte of its new bytes."""
+    """If the kernel kills a writer at a byte of an overwrite, the page has old or new bytes."""
     require_files(case)
     _kill_at_bytes(case, versions=2)
 
 
 @check("KV-402")
 def a_writer_killed_half_way_through_a_page_leaves_it_absent_or_whole(case: Case) -> None:
-    """A page is absent or whole, and can be set, after its writer was killed between two segments."""
+    """If a writer is killed between two segments, the page is absent or whole, and can be set."""
     require_outlived(case)
     _kill_between_segments(case, versions=1)
 
 
 @check("KV-402", quick=False)
 def an_overwrite_killed_half_way_leaves_old_or_new_bytes(case: Case) -> None:
-    """A page is whole, old or new, after a writer was killed between two segments of its new bytes."""
+    """If a writer is killed between two segments of an overwrite, the page has old or new bytes."""
     require_outlived(case)
     _kill_between_segments(case, versions=2)
 
 
 @check("KV-402", quick=False)
 def a_writer_killed_while_it_opens_leaves_a_store_that_opens(case: Case) -> None:
-    """A store opens, and takes pages, after a process was killed while it was making the store."""
+    """If a process is killed while it creates a store, the store can be opened, and accepts pages."""
     if str(case.scratch.path) not in str(case.config):
         raise no_files(case)
     fork_server, space = ForkServer(case), case.space(fitting(case, 1024))
@@ -108,7 +108,7 @@ def a_writer_killed_while_it_opens_leaves_a_store_that_opens(case: Case) -> None
 
 @check("KV-402", stochastic=True, quick=False)
 def writers_killed_at_random_leave_pages_absent_or_whole(case: Case) -> None:
-    """Pages are absent or whole after a writer was killed at a random point of a storm of sets."""
+    """If a writer is killed at random among many sets, each page is absent or whole."""
     require_outlived(case)
     space = case.space(fitting(case, _STORM_NBYTES))
     versions = [case.contents(space, case.hashes(6))]
@@ -141,7 +141,7 @@ def writers_killed_at_random_leave_pages_absent_or_whole(case: Case) -> None:
 
 @check("KV-402")
 def a_connection_cut_in_a_set_leaves_the_page_absent_or_whole(case: Case) -> None:
-    """A page is absent or whole for others when the connection is cut after some bytes of its set."""
+    """If a connection is cut after some bytes of a set, the page is absent or whole for others."""
     endpoints = endpoints_in(case.config)
     if not endpoints:
         raise no_server(case)
@@ -169,7 +169,7 @@ def a_connection_cut_in_a_set_leaves_the_page_absent_or_whole(case: Case) -> Non
 
 @check("KV-402", quick=False)
 def killed_writers_leave_nothing_that_grows(case: Case) -> None:
-    """The remains of killed writers do not grow with the number of kills."""
+    """What killed writers leave behind does not grow with the number of kills."""
     require_files(case)
     kills = 2 if case.quick else 3
     scenario = KilledWriterScenario(case, _PAGE_NBYTES)
@@ -200,7 +200,7 @@ def _kill_at_bytes(case: Case, *, versions: int) -> None:
 def _killed_at(
     case: Case, scenario: KilledWriterScenario, pages: Mapping[str, Sequence[bytes]], limit: int
 ) -> bool:
-    """Set pages in a process that dies when a file exceeds `limit`. Return whether it died."""
+    """Set pages in a process that dies when a file exceeds `limit`. Return True if it died."""
     new = {page_hash: contents[-1] for page_hash, contents in pages.items()}
     line = f"process killed at byte {limit} of a file: batch_set"
     number = case.trace.began(line, list(new))
@@ -225,7 +225,7 @@ def _kill_between_segments(case: Case, *, versions: int) -> None:
 def _killed_half_way(
     case: Case, scenario: KilledWriterScenario, pages: Mapping[str, Sequence[bytes]], before: int
 ) -> bool:
-    """Set a page in a process that is killed before a segment. Return whether it came there."""
+    """Set a page in a process that is killed before a segment. Return True if it got there."""
     new = {page_hash: contents[-1] for page_hash, contents in pages.items()}
     line = f"process killed in front of segment {before} of 8: batch_set"
     number = case.trace.began(line, list(new))
@@ -277,15 +277,15 @@ def _must_not_grow(
 def _has_grown(
     case: Case, scenario: KilledWriterScenario, first: DirectoryUsage, kills: int
 ) -> bool:
-    """Return whether each of the `2 * kills` kills since `first` seems to have left something."""
+    """Return True if each of the `2 * kills` kills since `first` seems to have left something."""
     now = DirectoryUsage.of(case.scratch.path)
     nbytes = kills * scenario.space.stored_nbytes // 2
     return now.files - first.files >= 2 * kills or now.nbytes - first.nbytes >= nbytes
 
 
 def _shrinks(case: Case, scenario: KilledWriterScenario, first: DirectoryUsage, kills: int) -> bool:
-    """Return whether the growth since `first` comes from every set, or goes by itself."""
-    backdate(case.scratch.path, _MONTH_S)  # Some stores remove old files only.
+    """Return True if the growth since `first` comes from every set, or disappears by itself."""
+    backdate(case.scratch.path, _MONTH_S)  # Some stores remove only files that are old.
     usages = [_cleaned(case, scenario.space) for _ in range(2 * kills)]
     if usages[-1].nbytes - usages[0].nbytes > (usages[0].nbytes - first.nbytes) // 2:
         return True  # A log grows with every set and is compacted later.
@@ -299,7 +299,7 @@ def _shrinks(case: Case, scenario: KilledWriterScenario, first: DirectoryUsage, 
 
 
 def _cleaned(case: Case, space: KeySpace) -> DirectoryUsage:
-    """Open, use and close the store again. Return the usage of its directory."""
+    """Open, use and close the store again. Return how many bytes its directory uses."""
     store = reopen(case)
     store.open_space(space)
     pages = case.contents(space, case.hashes(1))

@@ -1,8 +1,8 @@
-"""Wrong stores ("mutants"), each one change away from a right one, and the checks that must catch it.
+"""Wrong stores ("mutants"): each changes a right one in one place, and names checks that must catch it.
 
     @caught_by("KV-202:a_missing_page_changes_no_other", says="of a batch of 2 are missing")
     class MovesUpAfterAMiss(DictStore):
-        '''A missing page moves its successors into the memory before theirs.'''
+        '''After a missing page, each page is read into the memory of the page before it.'''
 
 A check that no wrong store fails proves nothing. Every check names at least one mutant here, and
 `hicache-conformance selftest` runs exactly these pairs. docs/kill-matrix.md has all pairs of one rule.
@@ -40,17 +40,17 @@ S = TypeVar("S", bound="type[HiCacheStorage]")
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A wrong store, and the checks that must catch it."""
+    """A wrong store, with the checks that must catch it."""
 
     storage_class: type[HiCacheStorage]
     checks: tuple[str, ...]
     """The full names of the checks, such as `KV-202:a_missing_page_changes_no_other`."""
     says: str = ""
-    """A pattern of the words that the message must have, which then comes with a sequence of calls."""
+    """The message must match this pattern, and then comes with a sequence of calls."""
     subject: type[Subject] | None = None
-    """The config and back doors, where they differ from those of the store that it derives from."""
+    """The config and back doors, if they differ from those of the store that it derives from."""
     seen_in: str = ""
-    """The real systems that have or had this defect; empty where none is known."""
+    """The real systems that have or had this defect; empty if none is known."""
 
     @property
     def name(self) -> str:
@@ -58,12 +58,12 @@ class Mutant:
 
     @property
     def rule_ids(self) -> tuple[str, ...]:
-        """The rules of its checks, each once."""
+        """The rules of its checks, each named once."""
         return tuple(dict.fromkeys(check.partition(":")[0] for check in self.checks))
 
     @property
     def fault(self) -> str:
-        """The defect, in a sentence."""
+        """The defect, in one sentence."""
         return " ".join((self.storage_class.__doc__ or "").split("\n\n")[0].split())
 
 
@@ -91,7 +91,7 @@ def caught_by(
 
 
 def own(make: Callable[[], Any]) -> Any:
-    """Return an attribute that each store has for itself. `make` makes it when it is first used."""
+    """Return an attribute that each store has for itself. `make` creates it when it is first used."""
     return _Own(make)
 
 
@@ -115,5 +115,5 @@ def all_mutants() -> tuple[Mutant, ...]:
 
 
 def mutant_named(name: str) -> Mutant:
-    """Return one mutant by the name of its class."""
+    """Return the mutant whose class has this name."""
     return next(mutant for mutant in all_mutants() if mutant.name == name)

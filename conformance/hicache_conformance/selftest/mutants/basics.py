@@ -1,4 +1,4 @@
-"""Wrong stores: pages that are missing, that should be, or that have other bytes; KV-001 to KV-008."""
+"""Wrong stores that lose pages, invent pages, or return other bytes; KV-001 to KV-008."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class AskingMakesPages(DictStore):
 
 @caught_by("KV-001:a_new_key_space_of_a_used_store_is_empty", says="another key space")
 class HashesOfAllSpaces(DictStore):
-    """Exists knows which hashes were set, and not in which key space."""
+    """Exists remembers which hashes were set, but not in which key space."""
 
     def _has(self, space: KeySpace, page_hash: str) -> bool:
         if super()._has(space, page_hash):
@@ -50,7 +50,7 @@ class HashesOfAllSpaces(DictStore):
 
 @caught_by("KV-001:looking_into_a_key_space_does_not_make_it")
 class SpacesMadeByLooking(DictStore):
-    """A key space of which a page was looked for is there from then on."""
+    """Looking for a page in a key space makes that key space."""
 
     def _has(self, space: KeySpace, page_hash: str) -> bool:
         self._remember(space)
@@ -77,7 +77,7 @@ class DeletingListsPages(DictStore):
 
 @caught_by("KV-002:what_was_set_is_there", says="batch_get is False for a page whose")
 class LosesTheLastPage(DictStore):
-    """The last page of a batch is not stored, and its verdict is True."""
+    """The last page of a batch is not stored, although its verdict is True."""
 
     def _store(
         self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
@@ -89,7 +89,7 @@ class LosesTheLastPage(DictStore):
 
 @caught_by("KV-002:many_pages_are_all_there", says="1100 pages were set in all")
 class RemembersAThousand(DictStore):
-    """The index has room for 1,000 pages; older ones go without a word."""
+    """The index has room for 1,000 pages, and drops older ones silently."""
 
     def _put(self, key: Hashable, stored: Stored) -> None:
         super()._put(key, stored)
@@ -98,7 +98,7 @@ class RemembersAThousand(DictStore):
 
 
 class _RemembersMisses(DictStore):
-    """Has a list of pages that were not found, which set does not change."""
+    """Remembers which pages were not found. A set does not change that."""
 
     _absent: set[Hashable] = own(set)
 
@@ -111,7 +111,7 @@ class _RemembersMisses(DictStore):
 
 @caught_by("KV-002:a_page_shows_after_misses", says="looked for in vain before")
 class RemembersMisses(_RemembersMisses):
-    """A page that exists did not find once stays missing for it: set does not update its memory."""
+    """If exists misses a page once, it always misses it, because a set does not update its memory."""
 
     def _has(self, space: KeySpace, page_hash: str) -> bool:
         return not self._is_known_absent(space, page_hash, super()._has(space, page_hash))
@@ -119,7 +119,7 @@ class RemembersMisses(_RemembersMisses):
 
 @caught_by("KV-002:opening_a_key_space_again_keeps_its_pages", says="open_space was called")
 class OpeningEmpties(DictStore):
-    """Opening a key space makes it anew, and loses the pages that it had."""
+    """`open_space` creates the key space anew, so the pages that it had are lost."""
 
     def open_space(self, space: KeySpace) -> None:
         super().open_space(space)
@@ -129,7 +129,7 @@ class OpeningEmpties(DictStore):
 
 @caught_by("KV-002:equal_key_spaces_are_one", says="equal key spaces")
 class KeySpacesByIdentity(DictStore):
-    """Pages are kept under the object that is the key space, not under what it says."""
+    """Pages are stored under the key space object, so an equal key space does not find them."""
 
     _objects: list[KeySpace] = own(list)
 
@@ -141,7 +141,7 @@ class KeySpacesByIdentity(DictStore):
 
 @caught_by("KV-002:any_length_of_page_hash_works", says="its hash has 32 digits")
 class Sha256Only(DictStore):
-    """Page hashes are taken to have 64 digits; others are refused."""
+    """Only page hashes of 64 digits are accepted; others are refused."""
 
     def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
         return len(page_hash) == 64 and super()._write_whole(space, page_hash, data)
@@ -149,7 +149,7 @@ class Sha256Only(DictStore):
 
 @caught_by("KV-002:pages_in_read_only_memory_can_be_stored", says="TypeError")
 class NeedsWritableMemory(DictStore):
-    """The address of a page to store is found in a way that needs memory which can be written to."""
+    """A set finds the address of a page in a way that fails if the memory is read-only."""
 
     def _taken(self, page: Page) -> bytes:
         views = [(ctypes.c_char * part.nbytes).from_buffer(part) for part in page.segments]
@@ -158,7 +158,7 @@ class NeedsWritableMemory(DictStore):
 
 @caught_by("KV-002:a_page_stays_while_others_come_and_go", says="deleted meanwhile")
 class NotFoundIsTheLast(DictStore):
-    """Deleting an absent page removes the page that was set last (`find` gives -1)."""
+    """Deleting an absent page removes the page that was set last (`find` returns -1)."""
 
     def _removed(self, space: KeySpace, page_hash: str) -> bool:
         key = self._key(space, page_hash)
@@ -175,7 +175,7 @@ class NotFoundIsTheLast(DictStore):
 
 @caught_by("KV-004:a_miss_is_false", says="True for a page that was never set")
 class BloomFilter(DictStore):
-    """Exists asks a filter that is right about what is there, and sometimes wrong about the rest."""
+    """Exists asks a filter that is right about present pages, and sometimes wrong about absent ones."""
 
     def _has(self, space: KeySpace, page_hash: str) -> bool:
         with self._lock:
@@ -185,7 +185,7 @@ class BloomFilter(DictStore):
 
 @caught_by("KV-004:a_miss_is_false_for_every_reason", says="TypeError")
 class StumblesOverTombstones(DictStore):
-    """A deleted page is marked as None, and the next get takes the length of it."""
+    """A delete marks the page as None, and the next get asks for the length of None."""
 
     _tombstones: set[Hashable] = own(set)
 
@@ -209,7 +209,7 @@ class StumblesOverTombstones(DictStore):
 
 @caught_by("KV-005:a_present_page_can_be_set_again", says="there already")
 class RefusesPresentPages(DictStore):
-    """A set of a page that is there returns False: nothing was stored."""
+    """A set of a present page returns False, because nothing was stored."""
 
     def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
         return not super()._has(space, page_hash) and super()._write_whole(space, page_hash, data)
@@ -217,7 +217,7 @@ class RefusesPresentPages(DictStore):
 
 @caught_by("KV-005:other_bytes_leave_a_page_whole", says="up to byte 512")
 class PatchesTheFirstBlock(DictStore):
-    """Of a page that is there only the first 512 bytes are replaced."""
+    """A set of a present page replaces only its first 512 bytes."""
 
     def _put(self, key: Hashable, stored: Stored) -> None:
         old = self._pages.get(key)
@@ -228,7 +228,7 @@ class PatchesTheFirstBlock(DictStore):
 
 @caught_by("KV-005:another_handle_can_set_a_page_again", says="another handle")
 class LeavesOthersPagesAlone(Shelf):
-    """A set of a page that another handle has set returns False: it is not this one's."""
+    """A set of a page that another handle has set returns False, because this handle does not own it."""
 
     _own: set[tuple[KeySpace, str]] = own(set)
 
@@ -244,7 +244,7 @@ class LeavesOthersPagesAlone(Shelf):
 
 @caught_by("KV-003:any_bytes_are_read_back", says="the page holds zeros only")
 class ZerosAreAbsent(DictStore):
-    """A page that holds nothing but zeros is taken for an empty slot."""
+    """A page of zeros is taken for an empty slot."""
 
     def _is_whole(self, space: KeySpace, data: bytes | None) -> bool:
         return super()._is_whole(space, data) and data is not None and any(data)
@@ -256,7 +256,7 @@ class ZerosAreAbsent(DictStore):
 
 
 class _Deduplicated(DictStore):
-    """Keeps equal pages once; what is taken for equal is up to the subclass."""
+    """Stores equal pages once. A subclass decides which pages count as equal."""
 
     _bodies: dict[Hashable, bytes] = own(dict)
 
@@ -270,7 +270,7 @@ class _Deduplicated(DictStore):
 
 @caught_by("KV-003:pages_that_are_nearly_equal_are_apart", says="another page differs")
 class ComparesEnds(_Deduplicated):
-    """Pages are kept once if their lengths and their first and last 64 bytes are equal."""
+    """If pages have equal lengths and equal first and last 64 bytes, only one of them is stored."""
 
     def _print_of(self, data: bytes) -> Hashable:
         return len(data), data[:64], data[-64:]
@@ -278,14 +278,14 @@ class ComparesEnds(_Deduplicated):
 
 @caught_by("KV-003:hashes_that_are_alike_are_apart", says="zeros at the end")
 class HashesPadded(DictStore):
-    """Page hashes are filled up with zeros to 64 bytes."""
+    """Page hashes are padded with zeros to 64 bytes."""
 
     def _key(self, space: KeySpace, page_hash: str) -> Hashable:
         return space.id, bytes.fromhex(page_hash).ljust(64, b"\0")
 
 
 class _SizeBlind(DictStore):
-    """Pages are kept under their hash and model alone, whatever their size."""
+    """Pages are stored under their hash and model alone, whatever their size."""
 
     def _key(self, space: KeySpace, page_hash: str) -> Hashable:
         return space.model, page_hash
@@ -297,7 +297,7 @@ class _SizeBlind(DictStore):
     seen_in="SGLang 0.5.23, file; LMCache 0.5.6, fs",
 )
 class LongerPagesServe(_SizeBlind):
-    """A longer page under the same hash is a hit with its first bytes."""
+    """A longer page under the same hash is a hit, and its first bytes are returned."""
 
     def _is_whole(self, space: KeySpace, data: bytes | None) -> bool:
         return data is not None and len(data) >= space.stored_nbytes
@@ -309,12 +309,12 @@ class LongerPagesServe(_SizeBlind):
 
 @caught_by("KV-003:sizes_under_one_hash_are_apart", says="other page sizes have this hash")
 class OneSizeAtATime(_SizeBlind):
-    """A page of another size under the same hash takes the place of the one that was there."""
+    """A page of another size under the same hash replaces the one that was there."""
 
 
 @caught_by("KV-003:a_page_reads_the_same_every_time", says="never set")
 class ServesItsLastRead(DictStore):
-    """A read that finds nothing gives what is left in the buffer of the read before, of its size."""
+    """A read that finds nothing returns what the last read of the same size left in the buffer."""
 
     _buffer = b""
 
@@ -329,7 +329,7 @@ class ServesItsLastRead(DictStore):
 
 @caught_by("KV-008:every_size_of_page_works", says="pages of 1 bytes")
 class OneByteIsNothing(DictStore):
-    """An object of one byte is a marker, and no page."""
+    """An object of one byte counts as a marker, not as a page."""
 
     def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
         data = super()._read(space, page_hash)
@@ -338,7 +338,7 @@ class OneByteIsNothing(DictStore):
 
 @caught_by("KV-008:large_pages_work", says="pages of 1048577 bytes")
 class LosesMegabytes(DictStore):
-    """Pages of more than 1 MiB are not stored, and the verdict is True (as of some servers)."""
+    """Pages of more than 1 MiB are not stored, although their verdict is True (as with some servers)."""
 
     def _put(self, key: Hashable, stored: Stored) -> None:
         if len(stored.data) <= 1 << 20:
@@ -370,7 +370,7 @@ class SizedByTheFirst(DictStore):
     says="a frame of 64 bytes|was set in 2 segments",
 )
 class ReadsAsItWrote(DictStore):
-    """A page is only found by who asks for it in the segments in which it was set."""
+    """A get finds a page only if it uses the same segments as the set."""
 
     _cuts: dict[bytes, list[int]] = own(dict)
 
@@ -401,7 +401,7 @@ class OneVectorABatch(DictStore):
 
 @caught_by("KV-008:segments_may_lie_in_any_order", says="shifted by 2000 bytes")
 class SortsSegments(DictStore):
-    """Segments are taken in the order of their addresses, to be copied in fewer pieces."""
+    """Segments are copied in the order of their addresses, so that fewer pieces are needed."""
 
     def _taken(self, page: Page) -> bytes:
         order = sorted(zip(page.addresses, page.segments, strict=True), key=lambda pair: pair[0])
@@ -410,7 +410,7 @@ class SortsSegments(DictStore):
 
 @caught_by("KV-004:a_batch_writes_into_its_own_pages_only", says="of 2 segments")
 class ZeroesMissesInOnePiece(DictStore):
-    """After a miss the page is zeroed from its first byte on, as if it were one piece of memory."""
+    """A miss fills the page with zeros from its first byte on, as if its memory were one piece."""
 
     def _filled(self, page: Page, data: bytes | None) -> bool:
         if data is None:
@@ -419,7 +419,7 @@ class ZeroesMissesInOnePiece(DictStore):
 
 
 def _reach(page: Page) -> int:
-    """Bytes from the start of the first segment to where the page's memory ends: no further."""
+    """Return bytes from the start of the first segment to the end of the page's memory, not further."""
     return max(address + nbytes for address, nbytes in page.addresses) - page.addresses[0][0]
 
 
@@ -428,7 +428,7 @@ def _reach(page: Page) -> int:
 
 @caught_by("KV-007:a_deleted_page_can_be_set_again")
 class SecondDeleteStays(DictStore):
-    """A page that was deleted twice never comes back: set, delete, set, delete, set."""
+    """After two deletes a page never comes back: set, delete, set, delete, set."""
 
     _deletes: dict[Hashable, int] = own(dict)
 
@@ -445,7 +445,7 @@ class SecondDeleteStays(DictStore):
 
 @caught_by("KV-002:any_sequence_of_calls_agrees_with_a_dict")
 class SlotFreedTwice(DictStore):
-    """Deleting an absent page frees its old slot again: two later pages share it, and their bytes."""
+    """Deleting an absent page frees its old slot again, so two later pages share it, and its bytes."""
 
     _slots: list[bytes] = own(list)
     _slot_of: dict[Hashable, int] = own(dict)
@@ -471,7 +471,7 @@ class SlotFreedTwice(DictStore):
 
 @caught_by("KV-007:one_delete_is_enough", says="had been set four times")
 class OldVersionReturns(DictStore):
-    """A log of versions: deleting a page that was set twice brings its first bytes back."""
+    """A log keeps all versions: deleting a page that was set twice brings its first bytes back."""
 
     _older: dict[Hashable, list[Stored]] = own(dict)
 
@@ -490,7 +490,7 @@ class OldVersionReturns(DictStore):
 
 @caught_by("KV-002:any_sequence_of_calls_agrees_with_a_dict")
 class ClearsTheLastListing(DictStore):
-    """Clear removes what scan listed last: pages that were set since then stay."""
+    """Clear removes what scan listed last, so pages that were set since then stay."""
 
     _listed: dict[KeySpace, list[PageInfo]] = own(dict)
 
@@ -508,7 +508,7 @@ class ClearsTheLastListing(DictStore):
 
 @caught_by("KV-002:any_sequence_of_calls_agrees_with_a_dict")
 class StaleSecondHandle(Shelf):
-    """A handle remembers for ever that a page was missing when it looked: another one may set it."""
+    """If a handle misses a page once, it always misses it, even after another handle sets it."""
 
     _missing: set[tuple[KeySpace, str]] = own(set)
 
@@ -527,7 +527,7 @@ class StaleSecondHandle(Shelf):
 
 @caught_by("KV-002:pages_outlive_an_orderly_close", says="read by the next handle")
 class ReopenedWithoutTheLast(Shelf):
-    """A page that was set last is in memory until the next set: closing loses it."""
+    """The page that was set last stays in memory until the next set, so close loses it."""
 
     _last: tuple[KeySpace, str, bytes] | None = None
 

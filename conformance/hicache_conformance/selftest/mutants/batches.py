@@ -1,4 +1,4 @@
-"""Wrong stores: what they do to batches and to the memory of pages; KV-202 to KV-206."""
+"""Wrong stores that fail in batches or in the memory of pages; KV-202 to KV-206."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     seen_in="SGLang 0.5.23, hf3fs",
 )
 class MovesUpAfterAMiss(DictStore):
-    """A missing page moves its successors into the memory before theirs."""
+    """After a missing page, each page is read into the memory of the page before it."""
 
     def _contents(self, space: KeySpace, hashes: Sequence[str]) -> list[bytes | None]:
         found = super()._contents(space, hashes)
@@ -48,7 +48,7 @@ class MovesUpAfterAMiss(DictStore):
 
 @caught_by("KV-202:each_page_of_a_batch_has_its_own_bytes", says="bytes of the page")
 class BindsLate(DictStore):
-    """The writers of a batch are made in a loop, and all write the bytes of its last page."""
+    """The writers of a batch are made in a loop, so all write the bytes of its last page."""
 
     def _store(
         self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
@@ -58,7 +58,7 @@ class BindsLate(DictStore):
 
 @caught_by("KV-202:a_present_page_in_a_set_changes_no_other", says="there already")
 class PairsAbsentWithAll(DictStore):
-    """Of a set, the hashes that are absent are paired with the pages from the first one on."""
+    """A set pairs the absent hashes with the pages counted from the first, so the bytes are mixed up."""
 
     def _store(
         self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
@@ -70,7 +70,7 @@ class PairsAbsentWithAll(DictStore):
 
 @caught_by("KV-202:an_absent_page_in_a_delete_changes_no_other", says="not there")
 class DeletesToTheFirstAbsent(DictStore):
-    """A delete ends at the first page that is not there, and is True for all."""
+    """A delete stops at the first absent page, but returns True for all."""
 
     def _remove(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         present = [*super()._present(space, hashes), False]
@@ -80,7 +80,7 @@ class DeletesToTheFirstAbsent(DictStore):
 
 @caught_by("KV-202:a_damaged_page_changes_no_other", says="was cut in half")
 class DamageStopsTheBatch(Shelf):
-    """A file of the wrong length ends the get: all pages after it are False."""
+    """A get stops at a file of the wrong length, so all later pages are False."""
 
     def _contents(self, space: KeySpace, hashes: Sequence[str]) -> list[bytes | None]:
         found = super()._contents(space, hashes)
@@ -96,7 +96,7 @@ class DamageStopsTheBatch(Shelf):
 
 @caught_by("KV-203:duplicates_are_each_read", says="untouched buffer")
 class FillsTheLastOfEqualPages(DictStore):
-    """Of equal hashes in a get only the last page is filled, and the verdict is True for all."""
+    """If a get names a hash several times, only the last page is filled, but all verdicts are True."""
 
     def _filled_last(self, page: Page, data: bytes | None, *, is_last: bool) -> bool:
         return self._filled(page, data) if is_last else data is not None
@@ -115,7 +115,7 @@ class FillsTheLastOfEqualPages(DictStore):
 
 @caught_by("KV-203:duplicates_are_each_set", says="3 of them different")
 class PairsDifferentWithAll(DictStore):
-    """Of a set, the different hashes are paired with the pages from the first one on."""
+    """A set drops repeated hashes but not their pages, so it pairs hashes with the wrong pages."""
 
     def _store(
         self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
@@ -127,7 +127,7 @@ class PairsDifferentWithAll(DictStore):
 
 @caught_by("KV-203:duplicates_with_other_bytes_leave_a_whole_page", says="up to byte 10")
 class MixesEqualHashes(DictStore):
-    """Of equal hashes in a set, each writes a part of the page."""
+    """If a set names a hash twice, each of the two writes a part of the page."""
 
     def _store(
         self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
@@ -141,7 +141,7 @@ class MixesEqualHashes(DictStore):
 
 @caught_by("KV-203:duplicates_are_each_deleted", says=r"\[True, False")
 class DeletesEqualHashesOnce(DictStore):
-    """Of equal hashes in a delete the second is False: it was gone already."""
+    """If a delete names a hash twice, the second verdict is False, because the page is already gone."""
 
     def _remove(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         super()._remove(space, hashes)
@@ -153,7 +153,7 @@ class DeletesEqualHashesOnce(DictStore):
 
 @caught_by("KV-204:batches_of_every_size_are_set", says=r"set in a batch of 100\)")
 class LosesAFullLastPiece(DictStore):
-    """Sets are cut into pieces of 100; a last piece that is full is not written."""
+    """Sets are split into pieces of 100, and a last piece that is full is not written."""
 
     def _store(
         self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
@@ -165,7 +165,7 @@ class LosesAFullLastPiece(DictStore):
 
 @caught_by("KV-204:batches_of_every_size_are_read", says="in batches of")
 class ReadsThe256First(DictStore):
-    """Of a get only the first 256 pages are read; the others are misses."""
+    """A get reads only its first 256 pages; the others are misses."""
 
     def _contents(self, space: KeySpace, hashes: Sequence[str]) -> list[bytes | None]:
         found = super()._contents(space, hashes[:256])
@@ -174,7 +174,7 @@ class ReadsThe256First(DictStore):
 
 @caught_by("KV-204:ten_thousand_pages_are_looked_up", says="a lookup of 10000 pages")
 class FindsThe4000First(DictStore):
-    """Of a lookup only the first 4,000 pages are answered; the others are misses."""
+    """A lookup answers only its first 4,000 pages; the others are misses."""
 
     def _present(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         found = super()._present(space, hashes[:4000])
@@ -183,7 +183,7 @@ class FindsThe4000First(DictStore):
 
 @caught_by("KV-204:a_batch_of_many_bytes_is_set_and_read", says="a batch of 6 pages")
 class MessagesOfFourMegabytes(DictStore):
-    """A batch is one message, of up to 4 MiB; a larger one is refused as a whole."""
+    """A batch is one message of up to 4 MiB; a larger batch is refused as a whole."""
 
     def _store(
         self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
@@ -200,7 +200,7 @@ def _as_verdicts(answer: object) -> list[bool]:
 
 @caught_by("KV-201:a_batch_gives_one_bool_a_page", says="np.True_")
 class VerdictsOfNumpy(DictStore):
-    """Verdicts are numpy.bool_, which `is True` and JSON do not know."""
+    """Verdicts are numpy.bool_, which fail `is True` and can't be written as JSON."""
 
     def _answer(self, verdicts: list[bool]) -> list[bool]:
         return _as_verdicts(list(np.array(verdicts, dtype=bool)))
@@ -208,7 +208,7 @@ class VerdictsOfNumpy(DictStore):
 
 @caught_by("KV-201:a_batch_gives_one_bool_a_page", seen_in="SGLang's storage interface")
 class CountsThePrefix(DictStore):
-    """Exists returns how many pages there are from the first one on."""
+    """Exists returns how many pages are present before the first absent one."""
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         found = [*super().batch_exists(space, hashes), False]
@@ -217,7 +217,7 @@ class CountsThePrefix(DictStore):
 
 @caught_by("KV-201:verdicts_are_in_the_order_of_the_hashes", says="with others")
 class AnswersInItsOwnOrder(DictStore):
-    """The verdicts of exists are in the order of the sorted hashes."""
+    """The verdicts of exists follow the sorted hashes, not the order of the call."""
 
     def _present(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         return super()._present(space, sorted(hashes))
@@ -225,7 +225,7 @@ class AnswersInItsOwnOrder(DictStore):
 
 @caught_by("KV-201:the_callers_lists_are_left_alone", says="changed the list of hashes")
 class SortsTheHashes(DictStore):
-    """The list of hashes is sorted in place, so as to read in the order of the disk."""
+    """The caller's list of hashes is sorted in place, so that reads follow the order of the disk."""
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         verdicts = super().batch_exists(space, list(hashes))
@@ -236,7 +236,7 @@ class SortsTheHashes(DictStore):
 
 @caught_by("KV-201:hashes_may_come_as_a_tuple", says="are tuples")
 class NeedsLists(DictStore):
-    """The hashes are copied as only a list can be: a tuple is an AttributeError."""
+    """The hashes are copied with a method that only lists have, so a tuple gives an AttributeError."""
 
     def _present(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         names = cast("list[str]", hashes).copy()
@@ -245,7 +245,7 @@ class NeedsLists(DictStore):
 
 @caught_by("KV-201:an_empty_batch_gives_an_empty_list", says="batch_delete raised ValueError")
 class NothingToDo(DictStore):
-    """An empty batch is an error of the store's own making (as a pipeline without commands is)."""
+    """An empty batch raises an error of the store's own (as a pipeline without commands does)."""
 
     def _remove(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         if not hashes:
@@ -281,13 +281,13 @@ def _soon(call: Callable[[], object]) -> None:
 
 @caught_by("KV-205:memory_may_be_reused_after_a_set", says="every byte is 0x3c")
 class CopiesWhenItComesToIt(DictStore):
-    """A set is queued with the page's memory, and copied a moment later by another thread."""
+    """A set queues the page's memory, and another thread copies it a moment later."""
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         verdicts = super().batch_set(space, hashes, pages)
-        if space.stored_nbytes > 1024:  # small ones are copied at once
+        if space.stored_nbytes > 1024:  # small pages are copied at once
             _soon(partial(self._copy_again, space, list(hashes), list(pages)))
         return verdicts
 
@@ -298,7 +298,7 @@ class CopiesWhenItComesToIt(DictStore):
 
 @caught_by("KV-205:no_call_keeps_its_pages", says="batch_set keeps references")
 class RemembersItsLastPages(DictStore):
-    """The pages of the last call are kept for its log, and with them their memory."""
+    """The store keeps the pages of the last call for its log, and their memory with them."""
 
     _last: tuple[Page, ...] = ()
 
@@ -326,7 +326,7 @@ class CachesTheCallersMemory(DictStore):
 
 @caught_by("KV-205:nothing_is_written_after_a_get", says="after batch_get returned")
 class WipesMissesLater(DictStore):
-    """The page of a miss is filled with zeros, a moment later."""
+    """A miss fills its page with zeros a moment later."""
 
     def _filled(self, page: Page, data: bytes | None) -> bool:
         if data is None:
@@ -336,7 +336,7 @@ class WipesMissesLater(DictStore):
 
 @caught_by("KV-205:nothing_is_written_after_a_get_that_raised", says="raised")
 class LeavesItsReadersRunning(DictStore):
-    """Pages are read by a pool of threads; when one of them fails, get raises and leaves the others."""
+    """A pool of threads reads the pages; if one fails, get raises while the others still run."""
 
     def __init__(self, settings: DictSettings) -> None:
         super().__init__(settings)
@@ -354,7 +354,7 @@ class LeavesItsReadersRunning(DictStore):
         return self._answer([reader.result() for reader in readers])
 
     def _slowly_filled(self, page: Page, data: bytes | None) -> bool:
-        time.sleep(_SOON_S)  # what a disk takes
+        time.sleep(_SOON_S)  # as long as a disk takes
         return self._filled(page, data)
 
     def close(self) -> None:
@@ -375,7 +375,7 @@ class _GivesUp(WireStore):
         return call() if getattr(self._thread, "is_patient", False) else self._in_time(call)
 
     def _in_time(self, call: Callable[[], T]) -> T:
-        """Return the result of the call, if it comes in time."""
+        """Return the result of the call if it comes in time."""
         answers: list[T] = []
         errors: list[BaseException] = []
 
@@ -398,7 +398,7 @@ class _GivesUp(WireStore):
 
 @caught_by("KV-205:nothing_is_written_after_a_get_that_timed_out", says="answered after all")
 class GivesUpAndReadsOn(_GivesUp):
-    """A get that takes too long raises; its thread fills the pages when the reply has come."""
+    """A get that takes too long raises, but its thread fills the pages when the reply comes."""
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
@@ -408,7 +408,7 @@ class GivesUpAndReadsOn(_GivesUp):
 
 @caught_by("KV-205:nothing_is_stored_after_a_set_that_timed_out", says="0x3c")
 class GivesUpAndSendsOn(_GivesUp):
-    """A set that takes too long raises; its thread sends the pages once it knows which are absent."""
+    """A set that takes too long raises, but its thread sends the pages once the server answers."""
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
@@ -433,7 +433,7 @@ class DigestOfTheWholePage(EvictingStore):
 
 @caught_by("KV-206:a_digest_is_that_of_the_bytes")
 class DigestOfTheFirstPage(EvictingStore):
-    """Every page of a batch gets the digest of the first one."""
+    """Every page of a batch gets the digest of the first page."""
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]

@@ -1,4 +1,4 @@
-"""Wrong stores: what threads, processes and slow pages do to them."""
+"""Wrong stores that fail with several threads, several processes or slow pages."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ _BEHIND_S = 0.02
 
 
 class _LivePages(DictStore):
-    """A page is copied from where it is kept, not from a copy."""
+    """A get copies a page directly from the memory that stores it."""
 
     def _put(self, key: Hashable, stored: Stored) -> None:
         super()._put(key, stored._replace(data=self._kept(key, stored.data)))
 
     @abc.abstractmethod
     def _kept(self, key: Hashable, data: bytes) -> bytes:
-        """Return the memory that keeps the bytes of a page."""
+        """Return the memory that holds the bytes of a page."""
 
 
 def _poured(data: bytes, room: Any) -> bytes:
-    """Copy `data` into `room` and return `room`, which can change later."""
+    """Copy `data` into `room` and return `room`, which may change later."""
     memoryview(room)[:] = data
     return cast("bytes", room)
 
 
 @caught_by("KV-501:a_set_while_the_page_is_got_leaves_the_get_whole")
 class OverwritesWhatIsRead(_LivePages):
-    """A page is overwritten in the memory from which others are copying it."""
+    """A set overwrites a page in the memory from which others are copying it."""
 
     def _kept(self, key: Hashable, data: bytes) -> bytes:
         stored = self._pages.get(key)
@@ -57,7 +57,7 @@ class OverwritesWhatIsRead(_LivePages):
 
 @caught_by("KV-501:calls_about_different_pages_do_not_meet")
 class OneBufferToRead(DictStore):
-    """All gets go through one buffer: two at once get the same page, or a mixture."""
+    """All gets use one buffer, so two gets at once return the same page, or a mixture."""
 
     _buffer: bytearray = own(bytearray)
 
@@ -80,7 +80,7 @@ class OneBufferToRead(DictStore):
     "KV-502:a_set_half_way_in_another_process_mixes_with_nothing",
 )
 class OneTempName(StreamingShelf):
-    """A page's temporary file has one name, whoever writes it: two writers mix in it."""
+    """All writers of a page use the same name for its temporary file, so two of them mix in it."""
 
     def _temp_path(self, path: Path) -> Path:
         return path.with_name(f"{path.name}.tmp")
@@ -88,7 +88,7 @@ class OneTempName(StreamingShelf):
 
 @caught_by("KV-501:threads_with_pages_of_their_own_keep_them")
 class LosesUpdates(DictStore):
-    """The dict is copied, changed and put back without a lock: of two changes at once one is lost."""
+    """The dict is copied, changed and put back without a lock, so one of two changes at once is lost."""
 
     def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
         pages = dict(self._pages)
@@ -109,7 +109,7 @@ class ListsTheLiveDict(DictStore):
 
 @caught_by("KV-501:the_answers_about_a_page_fit_one_order")
 class CachesPerThread(DictStore):
-    """Each thread keeps what it has read: what another thread deletes is still there for it."""
+    """Each thread caches what it has read, so it still finds a page that another thread has deleted."""
 
     _near: threading.local = own(threading.local)
 
@@ -134,7 +134,7 @@ class CachesPerThread(DictStore):
     "KV-501:a_delete_while_the_page_is_set_leaves_all_or_nothing",
 )
 class StoresSoon(DictStore):
-    """A set returns True when a thread has been told to store the page."""
+    """A set returns True as soon as a thread has been asked to store the page."""
 
     def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
         later = partial(super()._write_whole, space, page_hash, data)
@@ -148,7 +148,7 @@ class StoresSoon(DictStore):
 
 @caught_by("KV-501:listings_and_clear_while_a_page_is_set_show_no_half_page")
 class ListsUnfinishedSets(DictStore):
-    """A listing has the pages of sets that are still running, with no bytes."""
+    """A listing includes the pages of sets that are still running, without bytes."""
 
     _unfinished: set[tuple[KeySpace, str]] = own(set)
 
@@ -172,7 +172,7 @@ class ListsUnfinishedSets(DictStore):
 
 @caught_by("KV-503:a_page_deleted_while_its_batch_is_got_is_a_miss")
 class LooksBeforeItReads(Shelf):
-    """A get asks which files are there, and then opens them without expecting that one is gone."""
+    """A get asks which files are there, and then opens them as if none could disappear."""
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
@@ -187,7 +187,7 @@ class LooksBeforeItReads(Shelf):
 
 @caught_by("KV-503:pages_that_come_and_go_are_whole_or_misses")
 class KeyErrorInTheGap(DictStore):
-    """It is looked whether a page is there, and taken for granted a moment later."""
+    """A get checks that a page is there, and a moment later relies on that without another check."""
 
     def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
         if not self._is_known(space, page_hash):
@@ -200,7 +200,7 @@ class KeyErrorInTheGap(DictStore):
 
 @caught_by("KV-503:a_page_deleted_between_exists_and_get_is_a_miss")
 class TrustsItsLookup(Shelf):
-    """A get of a page that exists has found raises FileNotFoundError if the page is gone by then."""
+    """After exists found a page, a get of it raises FileNotFoundError if it has gone meanwhile."""
 
     _found: set[tuple[str, str]] = own(set)
 
@@ -231,7 +231,7 @@ class _Recycling(_LivePages):
 
 @caught_by("KV-503:a_page_deleted_while_it_is_got_is_whole_or_a_miss")
 class ReusesDeletedRoom(_Recycling):
-    """A deleted page's memory takes the next page, while somebody is still copying the deleted one."""
+    """The next page uses a deleted page's memory while somebody is still copying the deleted one."""
 
     def _removed(self, space: KeySpace, page_hash: str) -> bool:
         stored = self._pages.get(self._key(space, page_hash))
@@ -245,7 +245,7 @@ class ReusesDeletedRoom(_Recycling):
     "KV-503:pages_evicted_under_readers_are_whole_or_misses",
 )
 class ReusesEvictedRoom(EvictingStore):
-    """An evicted page's memory takes the next page, while somebody is still copying the evicted one."""
+    """The next page uses an evicted page's memory while somebody is still copying the evicted one."""
 
     _free: list[bytes] = own(list)
 
@@ -264,7 +264,7 @@ class ReusesEvictedRoom(EvictingStore):
 
 @caught_by("KV-504:calls_proceed_while_others_are_held")
 class OneLockForAll(Shelf):
-    """A lock is held for the whole of a call, and with it every other call."""
+    """A call holds one lock from start to end, so every other call waits."""
 
     _whole_call: threading.RLock = own(threading.RLock)
 
@@ -283,7 +283,7 @@ class OneLockForAll(Shelf):
 
 @caught_by("KV-504:a_call_proceeds_while_another_gets_no_answer")
 class OneConnection(WireStore):
-    """It declares four calls at once, and has one connection."""
+    """The store declares four calls at once, but has one connection."""
 
     def _has_turn(self) -> bool:
         return self._closed or not self._busy
@@ -294,7 +294,7 @@ class OneConnection(WireStore):
 
 @caught_by("KV-502:a_page_set_elsewhere_is_seen_at_once")
 class RemembersOthersMisses(Shelf):
-    """A page that was missing once is taken for missing until this handle sets it."""
+    """After a handle missed a page, it always misses it until it sets the page itself."""
 
     _missing: set[Path] = own(set)
 
@@ -314,7 +314,7 @@ class RemembersOthersMisses(Shelf):
 
 @caught_by("KV-502:processes_that_write_one_page_leave_one_whole_page")
 class RemembersOthersHits(Shelf):
-    """A page that was read once is kept in memory, and served after another process has deleted it."""
+    """A handle caches pages that it has read, and serves them after another process has deleted them."""
 
     _near: dict[Path, bytes] = own(dict)
 
@@ -336,7 +336,7 @@ class RemembersOthersHits(Shelf):
 
 @caught_by("KV-502:a_page_deleted_elsewhere_is_gone_at_once")
 class RemembersPresence(Shelf):
-    """A page is looked up once; exists is True after another process has deleted it."""
+    """A handle remembers that a page exists, even after another process has deleted it."""
 
     _present_paths: set[Path] = own(set)
 
@@ -357,7 +357,7 @@ class RemembersPresence(Shelf):
 
 @caught_by("KV-502:listings_show_what_others_set")
 class ListsItsOwn(Shelf):
-    """Only key spaces that this handle has opened are listed."""
+    """A handle lists only key spaces that it has opened itself."""
 
     _opened_spaces: dict[KeySpace, None] = own(dict)
 

@@ -1,4 +1,4 @@
-"""Stores whose claims are untrue, and that half do what they don't claim."""
+"""Stores that make false claims, or do half of what they do not claim."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAX_PAGE_NBYTES = 8192
 
 @caught_by("KV-901:what_is_kept_until_deleted_is_kept")
 class KeepsAThousand(DictStore):
-    """It claims UNTIL_DELETED, and keeps the last thousand pages."""
+    """The store claims UNTIL_DELETED, but keeps only the last thousand pages."""
 
     def _put(self, key: Hashable, stored: Stored) -> None:
         super()._put(key, stored)
@@ -38,7 +38,7 @@ class KeepsAThousand(DictStore):
 
 @caught_by("KV-901:what_is_kept_until_pressure_is_kept_without_any")
 class DropsWhatIsRead(EvictingStore):
-    """It claims UNTIL_PRESSURE, and drops a page that was read twenty times."""
+    """The store claims UNTIL_PRESSURE, but drops a page after it was read twenty times."""
 
     _reads: dict[Hashable, int] = own(dict)
 
@@ -52,21 +52,21 @@ class DropsWhatIsRead(EvictingStore):
 
 @caught_by("KV-901:what_is_durable_survives_reopening")
 class DiesWithItsHandle(DictStore):
-    """It claims to survive a crash, and keeps its pages in memory."""
+    """The store claims to survive a crash, but keeps its pages in memory."""
 
     capabilities = replace(DictStore.capabilities, durability=Durability.CRASH)
 
 
 @caught_by("KV-901:what_is_shared_is_seen_by_another_handle")
 class KeepsToItself(DictStore):
-    """It claims to be shared, and every handle has pages of its own."""
+    """The store claims to be shared, but every handle has its own pages."""
 
     capabilities = replace(DictStore.capabilities, shared=True)
 
 
 @caught_by("KV-901:what_is_enumerable_is_listed_and_cleared")
 class ListsNothing(DictStore):
-    """It claims to be enumerable, and its listings are empty."""
+    """The store claims to be enumerable, but its listings are empty."""
 
     def _names(self, space: KeySpace) -> list[PageInfo]:  # noqa: ARG002 - that is the fault
         return []
@@ -74,7 +74,7 @@ class ListsNothing(DictStore):
 
 @caught_by("KV-901:without_overwrites_the_first_bytes_stay")
 class OverwritesAnyway(FirstWins):
-    """It claims not to overwrite, and does."""
+    """The store claims not to overwrite, but does."""
 
     def _put(self, key: Hashable, stored: Stored) -> None:
         super(FirstWins, self)._put(key, stored)
@@ -82,7 +82,7 @@ class OverwritesAnyway(FirstWins):
 
 @caught_by("KV-901:pages_in_segments_are_taken")
 class FillsFirstSegmentOnly(DictStore):
-    """It claims scatter/gather, and fills the first segment of a page only."""
+    """The store claims scatter/gather, but fills only the first segment of a page."""
 
     def _filled(self, page: Page, data: bytes | None) -> bool:
         if data is None or len(data) != page.nbytes:
@@ -94,7 +94,7 @@ class FillsFirstSegmentOnly(DictStore):
 
 @caught_by("KV-901:an_instance_claims_no_more_than_its_class")
 class LiftsItsLimit(DictStore):
-    """An instance has no limit for pages, where its class has one."""
+    """The class has a limit for pages, but an instance has none."""
 
     capabilities = replace(DictStore.capabilities, max_page_nbytes=1 << 20)
 
@@ -105,7 +105,7 @@ class LiftsItsLimit(DictStore):
 
 @caught_by("KV-901:claims_stay_the_same")
 class ChangesItsMind(DictStore):
-    """It claims less once it was used."""
+    """The store claims less once it was used."""
 
     def _put(self, key: Hashable, stored: Stored) -> None:
         super()._put(key, stored)
@@ -115,14 +115,14 @@ class ChangesItsMind(DictStore):
 
 @caught_by("KV-901:claims_are_a_record_of_sound_values")
 class HalfACall(DictStore):
-    """It claims a parallelism of 2.5: no number of threads is that."""
+    """The store claims a parallelism of 2.5, which is not a number of threads."""
 
     capabilities = replace(DictStore.capabilities, parallelism=cast("int", 2.5))
 
 
 @caught_by("KV-901:a_page_that_was_revoked_is_neither_read_nor_stored")
 class IgnoresRevocables(DictStore):
-    """It claims to be revocable, and pays no attention to the revocables of pages."""
+    """The store claims to be revocable, but ignores the revocables of pages."""
 
     capabilities = replace(DictStore.capabilities, revocable=True)
 
@@ -140,7 +140,7 @@ class IgnoresRevocables(DictStore):
     "KV-901:a_get_writes_nothing_after_the_revoke", "KV-901:a_set_reads_nothing_after_the_revoke"
 )
 class LooksOnceAtRevocables(IgnoresRevocables):
-    """It claims to be revocable, and looks at the revocable of a page only before it begins."""
+    """The store claims to be revocable, but looks at a page's revocable only before it begins."""
 
     def _taken(self, page: Page) -> bytes:
         return super()._taken(page) if _is_accessible(page) else b""
@@ -162,7 +162,7 @@ def _is_accessible(page: Page) -> bool:
 
 
 class _Unlisted(DictStore):
-    """A store that does not claim to be enumerable; whether it refuses is another matter."""
+    """A store that does not claim to be enumerable. A subclass decides whether it refuses to list."""
 
     capabilities = replace(DictStore.capabilities, enumerable=False)
 
@@ -172,7 +172,7 @@ class _Unlisted(DictStore):
     "KV-902:a_store_that_does_not_list_clears_all_or_nothing",
 )
 class NotImplementedListing(_Unlisted):
-    """Not enumerable, it raises NotImplementedError."""
+    """The store is not enumerable, and raises NotImplementedError instead of UnsupportedOperation."""
 
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
         raise NotImplementedError(f"{space.id} can't be listed")
@@ -190,7 +190,7 @@ class _Limited(DictStore):
 
 
 class _Unchecked(_Limited):
-    """The same, where a call is let through whatever it asks."""
+    """The same, but every call is let through, however much it asks."""
 
     def _begin(
         self,
@@ -203,7 +203,7 @@ class _Unchecked(_Limited):
 
 @caught_by("KV-903:a_page_one_byte_too_large_is_refused")
 class LimitWithoutFrame(_Unchecked):
-    """It holds the page against its limit, and not what is stored of it."""
+    """The store compares the limit with the payload alone, although the frame is stored too."""
 
     def open_space(self, space: KeySpace) -> None:
         if space.page_nbytes > _MAX_PAGE_NBYTES:
@@ -214,7 +214,7 @@ class LimitWithoutFrame(_Unchecked):
 
 @caught_by("KV-903:a_page_of_the_largest_size_is_taken")
 class LimitOffByOne(_Unchecked):
-    """It refuses key spaces whose pages have just the largest size."""
+    """The store refuses key spaces whose pages have exactly the largest size."""
 
     def open_space(self, space: KeySpace) -> None:
         super().open_space(replace(space, page_nbytes=space.page_nbytes + 1))
@@ -235,7 +235,7 @@ class FullBatchRefused(_Limited):
 
 @caught_by("KV-903:a_set_one_past_the_limit_is_whole_or_refused")
 class LongSetCut(_Unchecked):
-    """Of a set that is too long the first pages are stored, and all of them reported."""
+    """If a set is too long, its first pages are stored, and all are reported as stored."""
 
     def _store(
         self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
@@ -246,7 +246,7 @@ class LongSetCut(_Unchecked):
 
 @caught_by("KV-903:a_lookup_one_past_the_limit_is_whole_or_refused")
 class LongLookupCut(_Unchecked):
-    """Of a lookup that is too long the first pages are answered, and the rest are misses."""
+    """If a lookup is too long, its first pages are answered, and the rest are misses."""
 
     def _present(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         found = super()._present(space, hashes[:_MAX_BATCH])
@@ -255,7 +255,7 @@ class LongLookupCut(_Unchecked):
 
 @caught_by("KV-903:a_delete_one_past_the_limit_is_whole_or_refused")
 class LongDeleteCut(_Unchecked):
-    """Of a delete that is too long the first pages are removed before it is refused."""
+    """If a delete is too long, its first pages are removed before it is refused."""
 
     def _remove(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         removed = super()._remove(space, hashes[:_MAX_BATCH])

@@ -1,4 +1,4 @@
-"""Wrong stores: what they do to key spaces, when they clear, and when they list; KV-10x."""
+"""Wrong stores that mix up key spaces, or fail when they clear or list; KV-10x."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class _Confused(DictStore):
-    """A store that keeps pages by something that is less than the key space."""
+    """A store whose keys for pages leave out a part of the key space."""
 
     def _key(self, space: KeySpace, page_hash: str) -> Hashable:
         return self._seen(space), page_hash
@@ -94,7 +94,7 @@ class TenantBlind(_Confused):
 
 @caught_by("KV-101:fields_do_not_run_together", "KV-106:ranks_of_a_sharded_pool_share_nothing")
 class RangesSorted(_Confused):
-    """The identity has the ranges of layers and heads, and not which is which."""
+    """The identity has the ranges of layers and heads, but not which range is which."""
 
     def _seen(self, space: KeySpace) -> Hashable:
         ranges = sorted([space.shard.layers, space.shard.heads or (0, 0)])
@@ -103,7 +103,7 @@ class RangesSorted(_Confused):
 
 @caught_by("KV-106:ranks_of_a_sharded_draft_share_nothing", seen_in="SGLang 0.5.23, file")
 class RanklessBesideReplicated(_Confused):
-    """No pool has a rank in its keys if the model's KV is the same on all ranks."""
+    """If the model's KV is the same on all ranks, the keys of its other pools leave out the rank too."""
 
     _replicated: set[str] = own(set)
 
@@ -116,7 +116,7 @@ class RanklessBesideReplicated(_Confused):
 
 @caught_by("KV-101:texts_do_not_run_together")
 class TextsJoined(_Confused):
-    """The identity is the text fields joined by `-`, which occurs in them."""
+    """The identity joins the text fields by `-`, although this may occur in them."""
 
     def _seen(self, space: KeySpace) -> Hashable:
         texts = (space.tenant, space.model, space.revision, space.dtype, space.layout, space.pool)
@@ -125,7 +125,7 @@ class TextsJoined(_Confused):
 
 @caught_by("KV-101:texts_may_be_odd")
 class TenantsFlattened(_Confused):
-    """A slash in a tenant becomes a dash, as what a path may be made of."""
+    """A slash in a tenant becomes a dash, to make it a valid path."""
 
     def _seen(self, space: KeySpace) -> Hashable:
         return replace(space, tenant=space.tenant.replace("/", "-"))
@@ -133,7 +133,7 @@ class TenantsFlattened(_Confused):
 
 @caught_by("KV-101:ids_that_are_alike_are_not_equal")
 class IdsShortened(_Confused):
-    """The first eight digits of the key space's id are the prefix of its keys."""
+    """Keys begin with only the first eight digits of the key space's id."""
 
     def _seen(self, space: KeySpace) -> Hashable:
         return space.id[:8]
@@ -157,7 +157,7 @@ class SpacesNumbered(Shelf):
 
 @caught_by("KV-102:pools_of_one_hash_coexist", "KV-102:what_is_done_to_the_draft_leaves_the_target")
 class OneSizeAHash(DictStore):
-    """A set of a page drops those of its hash that have another size."""
+    """A set of a page drops pages under the same hash that have another size."""
 
     def _put(self, key: Hashable, stored: Stored) -> None:
         for other, one in list(self._pages.items()):
@@ -168,7 +168,7 @@ class OneSizeAHash(DictStore):
 
 @caught_by("KV-102:a_pool_without_the_page_has_a_miss")
 class DraftFallsBack(DictStore):
-    """A draft page that is not there is answered with the target's, which has the same size."""
+    """If a draft page is absent, the target's page is returned, which has the same size."""
 
     def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
         found = super()._read(space, page_hash)
@@ -185,7 +185,7 @@ class DraftFallsBack(DictStore):
     "KV-106:a_replicated_pool_is_one_for_all_processes",
 )
 class PagesOfAnInstance(Shelf):
-    """Every instance keeps its pages under a name of its own, and shares them with none."""
+    """Every instance keeps its pages under a name of its own, and shares none."""
 
     def __init__(self, settings: ShelfSettings) -> None:
         self._token = secrets.token_hex(8)
@@ -197,7 +197,7 @@ class PagesOfAnInstance(Shelf):
 
 @caught_by("KV-106:a_replicated_pool_is_one_for_equal_key_spaces")
 class SpacesByObject(DictStore):
-    """Key spaces are told apart as objects: equal ones, made by different ranks, are strangers."""
+    """Key spaces are compared as objects, so equal ones of different ranks do not share pages."""
 
     _objects: list[KeySpace] = own(list)
 
@@ -208,7 +208,7 @@ class SpacesByObject(DictStore):
 
 
 class _Misnamed(DictStore):
-    """A store that makes something else of a model's name."""
+    """A store that changes the model's name before it uses it."""
 
     def _key(self, space: KeySpace, page_hash: str) -> Hashable:
         return replace(space, model=f"/{self._name(space.model)}"), page_hash
@@ -219,7 +219,7 @@ class _Misnamed(DictStore):
 
 @caught_by("KV-105:no_model_name_aliases_another", seen_in="SGLang 0.5.23, file")
 class SlashesFlattened(_Misnamed):
-    """`/` in a model's name becomes `-`: `a/b-c` and `a-b/c` are one."""
+    """`/` in a model's name becomes `-`, so `a/b-c` and `a-b/c` are one model."""
 
     def _name(self, model: str) -> str:
         return model.replace("/", "-")
@@ -227,7 +227,7 @@ class SlashesFlattened(_Misnamed):
 
 @caught_by("KV-105:every_model_name_works", seen_in="SGLang 0.5.23, file")
 class LongNamesFail(DictStore):
-    """A name of more than 255 bytes is an OSError, as file systems have it."""
+    """A name of more than 255 bytes gives an OSError, as in most file systems."""
 
     def open_space(self, space: KeySpace) -> None:
         if len(space.model.encode()) > 255:
@@ -239,7 +239,7 @@ class LongNamesFail(DictStore):
     "KV-105:model_names_survive_reopening", "KV-105:a_model_name_leads_to_no_other_directory"
 )
 class NamesEscape(Shelf):
-    """The directory of a key space is named by its model: `..` leads out of the store's own."""
+    """The directory of a key space has the name of its model, so `..` leads out of the store's own."""
 
     def _folder(self, space: KeySpace) -> Path:
         folder = self._root.joinpath(*(part[:60] for part in Path(space.model).parts), space.id)
@@ -251,7 +251,7 @@ class NamesEscape(Shelf):
 
 
 class _ClearsMore(DictStore):
-    """A store that clears every key space that it takes for the one that it was told to."""
+    """A store whose clear also clears every key space that it takes for the given one."""
 
     def clear(self, space: KeySpace) -> int:
         for other in self._known_spaces():
@@ -269,7 +269,7 @@ class _ClearsMore(DictStore):
     seen_in="an author's LMDB store",
 )
 class ClearsByNamePrefix(_ClearsMore):
-    """Clearing a model clears those whose names begin with its own."""
+    """Clearing a model also clears all models whose names begin with the same text."""
 
     def _is_meant(self, other: KeySpace, space: KeySpace) -> bool:
         return other.model.startswith(space.model)
@@ -277,7 +277,7 @@ class ClearsByNamePrefix(_ClearsMore):
 
 @caught_by("KV-103:clear_spares_other_programs_files", seen_in="SGLang 0.5.23, file")
 class ClearsTheDirectory(Shelf):
-    """Clearing removes every file and folder that lies in the store's directory, beside its own."""
+    """Clear also removes all foreign files and folders in the store's directory."""
 
     def clear(self, space: KeySpace) -> int:
         removed = super().clear(space)
@@ -289,7 +289,7 @@ class ClearsTheDirectory(Shelf):
 
 @caught_by("KV-103:clear_spares_another_stores_pages")
 class ClearsNextDoor(Shelf):
-    """Clearing goes through all directories beside the store's own: other stores of one parent."""
+    """Clear goes through all directories next to the store's own, so it clears other stores too."""
 
     def clear(self, space: KeySpace) -> int:
         removed = super().clear(space)
@@ -300,7 +300,7 @@ class ClearsNextDoor(Shelf):
 
 @caught_by("KV-103:clear_counts_the_pages_that_it_removed")
 class ClearCountsSets(DictStore):
-    """Clear counts sets, not pages: one that was set again counts twice."""
+    """Clear counts sets instead of pages, so a page that was set again counts twice."""
 
     _set_count: Counter[KeySpace] = own(Counter)
 
@@ -337,7 +337,7 @@ class ClearBarsThePages(DictStore):
 
 @caught_by("KV-103:clear_reaches_other_handles", "KV-103:what_was_cleared_stays_cleared")
 class ClearIsForgotten(Shelf):
-    """Clear hides the pages in this instance only: reopened, they are back."""
+    """Clear hides the pages in this instance only, so they are back after reopening."""
 
     _hidden: set[Hashable] = own(set)
 
@@ -363,7 +363,7 @@ class ClearIsForgotten(Shelf):
 
 @caught_by("KV-103:another_handle_clears_what_the_first_set")
 class ClearsItsOwnOnly(Shelf):
-    """A handle clears the pages that it has set itself."""
+    """A handle clears only the pages that it has set itself."""
 
     _own: set[tuple[KeySpace, str]] = own(set)
 
@@ -386,7 +386,7 @@ _STEP = 64
     "KV-103:a_clear_that_is_cut_short_says_so", seen_in="redis backend of this project, mended"
 )
 class ClearStopsInSilence(WireStore):
-    """A clear whose connection breaks ends there, and returns what it has removed until then."""
+    """If the connection breaks, clear stops and returns the number of pages removed so far."""
 
     def clear(self, space: KeySpace) -> int:
         hashes = [info.page_hash for info in self.scan(space)]
@@ -412,7 +412,7 @@ class ClearsWhatItCanList(Shelf):
 
 @caught_by("KV-103:clear_removes_every_page")
 class ClearCountsItsLastBatch(DictStore):
-    """Clear goes in batches of 64 and returns the count of the last one."""
+    """Clear works in batches of 64 and returns the count of the last one."""
 
     def clear(self, space: KeySpace) -> int:
         hashes = [info.page_hash for info in self.scan(space)]
@@ -424,7 +424,7 @@ class ClearCountsItsLastBatch(DictStore):
 
 @caught_by("KV-103:clear_gives_its_room_back")
 class ClearFreesNoRoom(DictStore):
-    """Clear removes the pages, and their bytes are counted for ever."""
+    """Clear removes the pages, but their bytes still count against the capacity."""
 
     def clear(self, space: KeySpace) -> int:
         nbytes = self._nbytes
@@ -438,7 +438,7 @@ class ClearFreesNoRoom(DictStore):
 
 @caught_by("KV-104:a_paused_listing_pins_no_room", seen_in="an author's LMDB store")
 class ListingsPinRoom(DictStore):
-    """A scan is one read transaction: what is deleted meanwhile takes room until it has ended."""
+    """A scan is one read transaction, so pages deleted meanwhile take room until it ends."""
 
     _listings = 0
     _pinned_nbytes = 0
@@ -473,7 +473,7 @@ _LISTED_AT_ONCE = 1000
 
 @caught_by("KV-104:long_listings_are_complete")
 class ListsAThousand(DictStore):
-    """A listing ends after its first thousand pages: nobody asks for the next part."""
+    """A listing stops after its first thousand pages, because it never asks for the next part."""
 
     def _names(self, space: KeySpace) -> list[PageInfo]:
         return super()._names(space)[:_LISTED_AT_ONCE]
@@ -481,7 +481,7 @@ class ListsAThousand(DictStore):
 
 @caught_by("KV-104:a_page_that_is_being_set_is_listed_as_itself_or_not")
 class ListsTemporaryFiles(Shelf):
-    """Files that are being written, piece by piece, are listed as pages."""
+    """Files that are still being written are listed as pages."""
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
@@ -502,7 +502,7 @@ class ListsTemporaryFiles(Shelf):
 
 @caught_by("KV-104:scan_lists_every_page_once_with_its_size")
 class ListsPayloadSizes(DictStore):
-    """The size that is listed is the page's without its frame."""
+    """A listing gives the size of a page without its frame."""
 
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
         return (PageInfo(info.page_hash, space.page_nbytes) for info in super().scan(space))
@@ -510,7 +510,7 @@ class ListsPayloadSizes(DictStore):
 
 @caught_by("KV-104:scan_lists_hashes_of_every_length")
 class ListsLongHashesOnly(DictStore):
-    """Only names of 64 digits are taken for pages."""
+    """A listing takes only names of 64 digits for pages."""
 
     def _names(self, space: KeySpace) -> list[PageInfo]:
         return [info for info in super()._names(space) if len(info.page_hash) == 64]
@@ -518,7 +518,7 @@ class ListsLongHashesOnly(DictStore):
 
 @caught_by("KV-104:scan_follows_every_change")
 class ListsEverySet(DictStore):
-    """The index of a listing has an entry for every set: a page that was set twice is listed twice."""
+    """The index for listings has an entry for each set, so a page that was set twice appears twice."""
 
     _log: list[Stored] = own(list)
 
@@ -537,7 +537,7 @@ class ListsEverySet(DictStore):
 
 @caught_by("KV-104:ten_thousand_pages_are_listed_while_others_write")
 class ScansTheLiveDict(DictStore):
-    """A listing walks through the dict itself, which may not change meanwhile."""
+    """A listing walks through the dict itself, which must not change meanwhile."""
 
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
         for stored in self._pages.values():
@@ -549,7 +549,7 @@ class ScansTheLiveDict(DictStore):
     "KV-104:a_listing_bears_deletes_by_its_reader", "KV-104:a_listing_bears_changes_half_way"
 )
 class ScansByOffset(DictStore):
-    """A listing asks for the next hundred by their number: deletes meanwhile move pages out of it."""
+    """A listing asks for the next hundred by offset, so deletes meanwhile make it skip pages."""
 
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
         start = 0
@@ -560,9 +560,9 @@ class ScansByOffset(DictStore):
 
 @caught_by("KV-104:a_paused_listing_blocks_nobody")
 class ScansUnderLock(DictStore):
-    """A listing holds the lock from its first step to its last; its own thread may go on."""
+    """A listing holds the lock from its first step to its last, except against its own thread."""
 
-    _lock = own(threading.RLock)  # it is as good as the other
+    _lock = own(threading.RLock)  # can replace the Lock of the base
 
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
         with self._lock:
@@ -573,7 +573,7 @@ class ScansUnderLock(DictStore):
 
 @caught_by("KV-104:two_listings_at_once_are_each_complete")
 class ScansWithOneCursor(DictStore):
-    """The store has one cursor: a listing that begins ends the one before."""
+    """The store has one cursor, so a new listing ends the one before."""
 
     _cursor: Iterator[PageInfo] = iter(())
 
@@ -588,7 +588,7 @@ class ScansWithOneCursor(DictStore):
 
 @caught_by("KV-104:listings_survive_closing")
 class SpacesGoneWithTheLast(Shelf):
-    """Closing removes what describes the key spaces, for others to write anew."""
+    """Close removes what describes the key spaces, so others must write it anew."""
 
     def close(self) -> None:
         for manifest in self._root.glob("*/manifest.json") if not self._closed else ():
@@ -598,7 +598,7 @@ class SpacesGoneWithTheLast(Shelf):
 
 @caught_by("KV-104:every_key_space_is_listed_once")
 class SpacesAsOftenAsOpened(DictStore):
-    """A key space is listed as often as it was opened."""
+    """A key space is listed once for each time that it was opened."""
 
     _opened: list[KeySpace] = own(list)
 
@@ -620,7 +620,7 @@ class SpacesOfAPage(DictStore):
 
 @caught_by("KV-104:a_cleared_key_space_is_listed_again")
 class SpacesClearedForGood(DictStore):
-    """A key space that was cleared is listed no more, whatever is set in it later."""
+    """A key space that was cleared is never listed again, even if pages are set in it later."""
 
     _cleared: set[KeySpace] = own(set)
 
@@ -634,7 +634,7 @@ class SpacesClearedForGood(DictStore):
 
 @caught_by("KV-104:key_spaces_are_listed_while_others_open")
 class SpacesInTheLiveDict(DictStore):
-    """A listing of key spaces walks through the dict itself, which may not change meanwhile."""
+    """A listing of key spaces walks through the dict itself, which must not change meanwhile."""
 
     def spaces(self) -> Iterator[KeySpace]:
         return iter(self._spaces)
@@ -642,7 +642,7 @@ class SpacesInTheLiveDict(DictStore):
 
 @caught_by("KV-104:another_handle_lists_the_same")
 class SpacesSetHere(Shelf):
-    """A handle lists the pages that it has set itself."""
+    """A handle lists only the pages that it has set itself."""
 
     _own: set[tuple[KeySpace, str]] = own(set)
 

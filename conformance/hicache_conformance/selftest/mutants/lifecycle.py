@@ -1,4 +1,4 @@
-"""Wrong stores: how they are opened and closed, and what they do at their limits; KV-301 to KV-308."""
+"""Wrong stores that fail when they open or close, or at their limits; KV-301 to KV-308."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 _IDLE_S = 15.0
-"""For how long a forgotten thread sleeps: longer than close may take, and not for ever."""
+"""How long a forgotten thread sleeps: longer than close may take, but not forever."""
 _ARENA_NBYTES = 256 << 10
 _arenas: list[bytearray] = []
 
@@ -48,7 +48,7 @@ _arenas: list[bytearray] = []
 
 @caught_by("KV-301:close_stops_the_calls_of_busy_threads", seen_in="an author's LMDB store")
 class BlamesTheStoreForItsClose(WireStore):
-    """A call whose connection was closed under it says that the server can't be reached."""
+    """If close ends the connection of a call, the call raises that the server can't be reached."""
 
     @contextmanager
     def _translated(self) -> Generator[None, None, None]:
@@ -63,7 +63,7 @@ class BlamesTheStoreForItsClose(WireStore):
 
 @caught_by("KV-301:every_method_after_close_raises_storage_closed")
 class ListsWhenClosed(DictStore):
-    """The key spaces can be listed after close: there are none."""
+    """After close the key spaces can still be listed, as an empty list."""
 
     def spaces(self) -> Iterator[KeySpace]:
         return iter([] if self._closed else self._known_spaces())
@@ -80,7 +80,7 @@ class ClosesOnce(DictStore):
 
 @caught_by("KV-301:closing_ends_the_calls_that_are_running")
 class TakesItsMemoryFromRunningCalls(DictStore):
-    """Close releases the bounce buffer that a set of another thread is being copied through."""
+    """Close releases the bounce buffer through which a set in another thread is still copying."""
 
     def __init__(self, settings: DictSettings) -> None:
         super().__init__(settings)
@@ -104,7 +104,7 @@ class TakesItsMemoryFromRunningCalls(DictStore):
     "KV-301:close_leaves_nothing_behind", "KV-302:opening_and_closing_keeps_threads_and_descriptors"
 )
 class LeavesAThread(DictStore):
-    """A background thread looks only now and then whether it should end, and close does not join it."""
+    """A background thread checks only now and then whether it should end, and close does not join it."""
 
     def __init__(self, settings: DictSettings) -> None:
         super().__init__(settings)
@@ -116,7 +116,7 @@ class LeavesAThread(DictStore):
     "KV-302:openings_that_fail_leave_nothing", seen_in="file backend of this project, mended"
 )
 class LeavesAnOpeningThatFails(Shelf):
-    """It opens its directory, then looks at its config, and forgets the directory when that is wrong."""
+    """The store opens its directory before it checks its config, and leaves it open if that is wrong."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -128,7 +128,7 @@ class LeavesAnOpeningThatFails(Shelf):
 
 @caught_by("KV-302:calls_that_fail_leave_nothing")
 class LeavesACallThatFails(WireStore):
-    """It makes a socket before it connects, and forgets it when connecting fails."""
+    """The store makes a socket before it connects, and leaves it open if connecting fails."""
 
     _reached = False
 
@@ -145,19 +145,19 @@ class LeavesACallThatFails(WireStore):
 
 @caught_by("KV-302:opening_and_closing_keeps_memory")
 class LeaksItsArena(DictStore):
-    """The memory that each storage registers with the network card is never given back."""
+    """The store never frees the memory that each storage registers with the network card."""
 
     def __init__(self, settings: DictSettings) -> None:
         super().__init__(settings)
         _arenas.append(bytearray(os.urandom(_ARENA_NBYTES)))
 
 
-# --- a bad guest -------------------------------------------------------------------------------------
+# --- harm to the process ------------------------------------------------------------------------------
 
 
 @caught_by("KV-306:it_leaves_the_process_as_it_was", seen_in="SGLang 0.5.23, hf3fs")
 class HandlesSignals(DictStore):
-    """It catches SIGTERM to close itself, where it is opened on the main thread."""
+    """If the store is opened on the main thread, it catches SIGTERM to close itself."""
 
     def __init__(self, settings: DictSettings) -> None:
         super().__init__(settings)
@@ -170,7 +170,7 @@ class HandlesSignals(DictStore):
 
 @caught_by("KV-306:any_thread_may_open_use_and_close_it")
 class NeedsTheMainThread(DictStore):
-    """It sets an alarm for its clean-up: off the main thread that is a ValueError."""
+    """The store sets an alarm for its clean-up, which off the main thread is a ValueError."""
 
     def __init__(self, settings: DictSettings) -> None:
         super().__init__(settings)
@@ -180,7 +180,7 @@ class NeedsTheMainThread(DictStore):
 
 @caught_by("KV-306:a_store_that_nobody_closed_lets_the_process_end")
 class KeepsTheProcess(DictStore):
-    """Its worker is no daemon and ends with close: a process that forgets to close never ends."""
+    """The worker is not a daemon and ends with close, so a process that never closes never ends."""
 
     def __init__(self, settings: DictSettings) -> None:
         super().__init__(settings)
@@ -194,7 +194,7 @@ class KeepsTheProcess(DictStore):
 
 @caught_by("KV-306:it_works_after_spawn_and_lets_the_process_end")
 class KeepsTheProcessWhenClosed(DictStore):
-    """Close leaves a worker that is no daemon to finish what it does: the process waits for it."""
+    """Close leaves a worker that is not a daemon to finish its work, and the process waits for it."""
 
     def close(self) -> None:
         if not self._closed and not _runs_beside_checks():
@@ -203,18 +203,18 @@ class KeepsTheProcessWhenClosed(DictStore):
 
 
 def _runs_beside_checks() -> bool:
-    """Return True if checks run in this process, which is not to be harmed: they look into others."""
+    """Return True if checks run in this process, which must not be harmed: they watch another one."""
     return any(thread.name.startswith("check ") for thread in threading.enumerate())
 
 
 @caught_by("KV-306:a_forked_child_works_or_is_refused")
 class SharesItsSocketsWithItsChild(WireStore):
-    """A forked child goes on with its parent's connections, and each reads the other's replies."""
+    """A forked child keeps using its parent's connections, and each reads the other's replies."""
 
     usable_after_fork = True
 
     def _is_fresh(self, connection: Connection) -> bool:
-        """Return True: a byte that has come is taken for one of its own."""
+        """Return True: the store takes a byte that has come for one of its own."""
         del connection
         return True
 
@@ -224,7 +224,7 @@ class SharesItsSocketsWithItsChild(WireStore):
     seen_in="an author's LMDB store; hf3fs backend of this project, mended",
 )
 class WorksOnInAForkedChild(SqliteStore):
-    """A forked child goes on with its parent's database handle, whose locks it has not inherited."""
+    """A forked child keeps using its parent's database handle, whose locks it has not inherited."""
 
     usable_after_fork = True
 
@@ -251,7 +251,7 @@ class AsksAThreadThatStayedBehind(DictStore):
 
 
 class _TalkativeSettings(DictSettings):
-    """Shows what it was given when it is wrong, as pydantic does by default."""
+    """Repeats its input in errors, as pydantic does by default."""
 
     model_config = pydantic.ConfigDict(hide_input_in_errors=False)
 
@@ -270,7 +270,7 @@ class IgnoresUnknownFieldsThatAreEmpty(DictStore):
 
 @caught_by("KV-303:misspelt_fields_are_refused_by_name")
 class CorrectsMisspeltFields(DictStore):
-    """It takes the field that comes nearest for the one that was meant."""
+    """A misspelt field is taken for the known field that is most similar."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -283,7 +283,7 @@ class CorrectsMisspeltFields(DictStore):
 
 @caught_by("KV-303:values_of_a_wrong_type_are_refused_by_name", "KV-303:a_timeout_must_be_positive")
 class ConvertsItsTimeoutTooLate(DictStore):
-    """The timeout is made a number without a look at it: a text is a ValueError of float's."""
+    """The store converts the timeout without a check, so a text gives a ValueError of float's."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -293,7 +293,7 @@ class ConvertsItsTimeoutTooLate(DictStore):
 
 @caught_by("KV-303:a_missing_field_is_a_config_error")
 class RaisesKeyErrorForMissingFields(Shelf):
-    """A missing field is a KeyError."""
+    """A missing field gives a KeyError."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -302,7 +302,7 @@ class RaisesKeyErrorForMissingFields(Shelf):
 
 @caught_by("KV-303:a_config_is_left_as_it_was")
 class WritesIntoTheConfig(DictStore):
-    """It writes its defaults into the config that it is given."""
+    """The store writes its defaults into the config that it receives."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -314,7 +314,7 @@ class WritesIntoTheConfig(DictStore):
 
 @caught_by("KV-303:a_config_may_be_any_mapping")
 class NeedsADict(DictStore):
-    """It makes a deep copy of the config, which not every mapping allows."""
+    """The store makes a deep copy of its config, which some mappings do not allow."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -330,7 +330,7 @@ class NeedsADict(DictStore):
     seen_in="fsspec backend of this project, mended",
 )
 class RepeatsItInTheCause(DictStore):
-    """Its ConfigError is careful, and its cause repeats the values: a traceback shows both."""
+    """The ConfigError hides the values, but its cause repeats them: a traceback shows both."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -343,7 +343,7 @@ class RepeatsItInTheCause(DictStore):
 
 @caught_by("KV-303:a_broken_url_is_not_repeated")
 class RepeatsABrokenUrl(WireStore):
-    """Its ConfigError for a URL that it can't read repeats the URL, with the password in it."""
+    """The ConfigError for a URL that can't be read repeats the URL, with its password."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -355,7 +355,7 @@ class RepeatsABrokenUrl(WireStore):
 
 @caught_by("KV-303:secrets_are_shown_nowhere")
 class ShowsItsSettings(DictStore):
-    """Its repr shows its settings, and the password is a plain text in them."""
+    """The repr of the store shows its settings, with the password as plain text."""
 
     def __repr__(self) -> str:
         password = self._settings.password
@@ -365,7 +365,7 @@ class ShowsItsSettings(DictStore):
 
 @caught_by("KV-303:secrets_are_shown_nowhere")
 class ShowsAShortPassword(Rented):
-    """Its repr shows the URL, with a password of two letters in it."""
+    """The repr of the store shows the URL, with a password of two letters."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(url={self._settings.url!r})"
@@ -376,7 +376,7 @@ class ShowsAShortPassword(Rented):
 
 @caught_by("KV-307:a_page_twice_in_a_batch_takes_room_once", seen_in="SGLang 0.5.23, hf3fs")
 class PaysTwice(DictStore):
-    """A page that occurs twice in a batch gets two places, one of which is never given back."""
+    """A page that occurs twice in a batch gets two places, and one of them is never freed."""
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
@@ -389,7 +389,7 @@ class PaysTwice(DictStore):
 
 @caught_by("KV-307:a_batch_that_does_not_fit_is_judged_page_by_page")
 class SortsItsVerdicts(Rented):
-    """It stores a batch in the order of its hashes, and gives the verdicts in that order."""
+    """The store sorts a batch by its hashes, and returns the verdicts in that order."""
 
     def _store(
         self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
@@ -404,7 +404,7 @@ class SortsItsVerdicts(Rented):
     seen_in="SGLang 0.5.23, hf3fs",
 )
 class RaisesWhenFull(DictStore):
-    """A page that has no room is an OSError."""
+    """A page that has no room gives an OSError."""
 
     def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
         if not super()._write_whole(space, page_hash, data):
@@ -417,7 +417,7 @@ class RaisesWhenFull(DictStore):
     "KV-307:a_batch_that_does_not_fit_is_judged_page_by_page",
 )
 class ForgetsToEvict(EvictingStore):
-    """It counts what it holds and never evicts."""
+    """The store counts what it holds, but never evicts."""
 
     def _make_room(self, key: Hashable, nbytes: int) -> bool:
         del key, nbytes
@@ -430,7 +430,7 @@ class ForgetsToEvict(EvictingStore):
     seen_in="an author's LMDB store",
 )
 class CountsWhatItDeleted(DictStore):
-    """Deleted pages are counted on: a store that was full once is full for ever."""
+    """Deleted pages still count, so a store that was full once is full forever."""
 
     def _removed(self, space: KeySpace, page_hash: str) -> bool:
         before = self._nbytes
@@ -441,7 +441,7 @@ class CountsWhatItDeleted(DictStore):
 
 @caught_by("KV-307:deleting_makes_room_again")
 class CountsRepeatedDeletes(DictStore):
-    """Deleting a page that is gone gives room once more: the store outgrows its capacity."""
+    """Deleting a page that is gone frees its room once more, so the store outgrows its capacity."""
 
     def _removed(self, space: KeySpace, page_hash: str) -> bool:
         before = self._nbytes
@@ -452,7 +452,7 @@ class CountsRepeatedDeletes(DictStore):
 
 @caught_by("KV-307:setting_a_present_page_takes_no_more_room")
 class RefusesWhatItHas(DictStore):
-    """When it is full it refuses pages that it has already."""
+    """When it is full, the store refuses pages that it already has."""
 
     def _nbytes_beside(self, key: Hashable) -> int:
         del key
@@ -469,7 +469,7 @@ class RefusesWhatItHas(DictStore):
 
 @caught_by("KV-307:refused_pages_leave_no_debris")
 class LeavesItsTrials(Shelf):
-    """A file that was begun when there was no room stays in the directory."""
+    """If a file runs out of room while it is written, it stays in the directory."""
 
     def _discard(self, temp: Path) -> None:
         pass
@@ -479,7 +479,7 @@ class LeavesItsTrials(Shelf):
     "KV-307:without_free_descriptors_nothing_breaks", seen_in="file backend of this project, mended"
 )
 class WritesWhenItReads(Shelf):
-    """It writes down when a page was read last, and does not read where it can't."""
+    """A get records when its page was last read, and fails if it can't."""
 
     def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
         self._write_file(self._folder(space) / "last-read.json", page_hash.encode())
@@ -491,7 +491,7 @@ class WritesWhenItReads(Shelf):
 
 @caught_by("KV-307:without_free_descriptors_nothing_breaks")
 class RemembersUnreadablePages(Shelf):
-    """A page that could not be opened once is taken for damaged for ever."""
+    """A page that could not be opened once is taken for damaged forever."""
 
     _damaged: set[Path] = own(set)
 
@@ -523,7 +523,7 @@ class RemembersAFullDisk(Shelf):
 
 @caught_by("KV-308:looking_changes_nothing")
 class LooksWithALock(Shelf):
-    """Whoever opens it leaves the file of a lock, also to look."""
+    """Every handle makes a lock file when it opens, even a read-only one."""
 
     def __init__(self, settings: ShelfSettings) -> None:
         super().__init__(settings)
@@ -532,7 +532,7 @@ class LooksWithALock(Shelf):
 
 @caught_by("KV-308:looking_changes_nothing")
 class LookingIsAUse(EvictingShelf):
-    """A get renews a page, whoever makes it."""
+    """Every get renews its page, even through a read-only handle."""
 
     def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
         self._note_use(self._path(space, page_hash))
@@ -541,7 +541,7 @@ class LookingIsAUse(EvictingShelf):
 
 @caught_by("KV-308:asking_for_what_is_not_there_makes_nothing")
 class LookingMakesFolders(Shelf):
-    """A look-up makes the folder of a key space that has none."""
+    """A lookup makes the folder of a key space that has none, even read-only."""
 
     def _has(self, space: KeySpace, page_hash: str) -> bool:
         self._folder(space).mkdir(exist_ok=True)
@@ -550,7 +550,7 @@ class LookingMakesFolders(Shelf):
 
 @caught_by("KV-308:looking_at_a_full_store_evicts_nothing")
 class LookingEvicts(EvictingShelf):
-    """Opening it applies its capacity, also to look."""
+    """Opening the store evicts pages beyond its capacity, even read-only."""
 
     def __init__(self, settings: EvictingShelfSettings) -> None:
         super().__init__(settings)
@@ -559,7 +559,7 @@ class LookingEvicts(EvictingShelf):
 
 @caught_by("KV-308:damage_stays_for_others_to_see")
 class LookingHeals(Shelf):
-    """A get removes a file of a wrong length, also to look."""
+    """A get removes a file of the wrong length, even read-only."""
 
     def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
         data = super()._read(space, page_hash)

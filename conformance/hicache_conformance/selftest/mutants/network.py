@@ -1,4 +1,4 @@
-"""Wrong stores: what they do when a network or a server fails, and after it; KV-304, KV-305."""
+"""Wrong stores that fail when a network or server fails, or after it is back; KV-304, KV-305."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class _ForTheBeginning(Deadline):
-    """Is over only the first time that it is asked."""
+    """Counts as over only the first time that it is asked."""
 
     def __init__(self, timeout_s: float) -> None:
         super().__init__(timeout_s)
@@ -48,7 +48,7 @@ class _ForTheBeginning(Deadline):
 
 
 class _Wrapped(WireStore):
-    """A wire store whose connections a subclass can get hold of when they are leased."""
+    """A wire store whose subclasses can change connections when they are leased."""
 
     def _lease(self, number: int, deadline: Deadline) -> Connection:
         connection = super()._lease(number, deadline)
@@ -66,7 +66,7 @@ class _Wrapped(WireStore):
     "KV-304:a_server_that_drips_is_a_timeout", "KV-304:silence_in_the_middle_of_a_reply_is_an_error"
 )
 class WaitsForTheRest(_Wrapped):
-    """Its timeout is for the beginning of a reply; the rest of it is waited for."""
+    """The timeout is for the beginning of a reply, and the rest is waited for without one."""
 
     def _received(self, connection: Connection, deadline: Deadline) -> Message:
         del deadline
@@ -75,7 +75,7 @@ class WaitsForTheRest(_Wrapped):
 
 @caught_by("KV-304:a_server_that_does_not_accept_is_an_error_in_time")
 class ConnectsWithoutATimeout(WireStore):
-    """Connecting has no timeout of its own."""
+    """Connecting has no timeout."""
 
     def _connected(self, number: int, deadline: Deadline) -> Connection:
         del deadline
@@ -84,7 +84,7 @@ class ConnectsWithoutATimeout(WireStore):
 
 @caught_by("KV-304:calls_that_wait_for_a_connection_are_in_time")
 class QueuesWithoutATimeout(_Wrapped):
-    """The time that a call waits for a connection is not counted."""
+    """The time that a call waits for a connection does not count towards its timeout."""
 
     def _lease(self, number: int, deadline: Deadline) -> Connection:
         del deadline
@@ -107,7 +107,7 @@ class QueuesWithoutATimeout(_Wrapped):
 
 @caught_by("KV-304:a_large_set_to_a_silent_server_is_a_timeout")
 class SendsWithoutATimeout(_Wrapped):
-    """Its timeout is for the reply: what the server does not read is sent for ever."""
+    """The timeout is for the reply only, so a request that the server does not read is sent forever."""
 
     def _lease(self, number: int, deadline: Deadline) -> Connection:
         connection = super()._lease(number, deadline)
@@ -121,7 +121,7 @@ class SendsWithoutATimeout(_Wrapped):
 
 @caught_by("KV-304:no_other_call_hangs_or_raises_what_is_foreign")
 class AsksForItsStats(WireStore):
-    """Its stats are the server's, and asked for: the metrics of an engine wait, and fail, with it."""
+    """Stats asks the server, so an engine's metrics wait and fail with it."""
 
     def stats(self) -> StorageStats:
         self._exchange(Operation.PING)
@@ -132,7 +132,7 @@ class AsksForItsStats(WireStore):
     "KV-304:a_server_that_refuses_is_unavailable", "KV-304:a_server_that_stops_is_unavailable"
 )
 class MissesWhenUnreachable(WireStore):
-    """A server that can't be reached is a store without pages."""
+    """If the server can't be reached, every page is a miss."""
 
     def _present(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         try:
@@ -155,14 +155,14 @@ class CallsSilenceUnavailable(WireStore):
 
 
 def _must_have_been_connected(error: StorageUnavailable) -> None:
-    """Raise where nothing was sent: such a failure is told as it should be."""
+    """Raise `error` again if nothing was sent, because then it is the right answer."""
     if isinstance(error.__cause__, ConnectionRefusedError):
         raise error
 
 
 @caught_by("KV-304:a_set_whose_connection_breaks_tells_the_truth")
 class SetsWithoutLooking(_Wrapped):
-    """A set that was sent is True, whatever becomes of its reply."""
+    """A set that was sent returns True, whatever becomes of its reply."""
 
     def _store(
         self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
@@ -176,7 +176,7 @@ class SetsWithoutLooking(_Wrapped):
 
 @caught_by("KV-304:a_reply_cut_short_is_no_hit")
 class FillsUpWhatIsMissing(_Wrapped):
-    """A reply that breaks off is filled up with what the page held before: zeros, or another page."""
+    """If a reply breaks off, the rest is what the page held before: zeros, or another page."""
 
     def _contents(self, space: KeySpace, hashes: Sequence[str]) -> list[bytes | None]:
         try:
@@ -213,7 +213,7 @@ class WritesPageByPage(WireStore):
 
 @caught_by("KV-204:round_trips_grow_with_the_batches")
 class RemembersEveryBatch(WireStore):
-    """Each batch asks again for all batches before it."""
+    """Each batch also asks again for all batches before it."""
 
     _batches = 0
 
@@ -226,7 +226,7 @@ class RemembersEveryBatch(WireStore):
 
 @caught_by("KV-304:a_listing_that_never_came_is_no_empty_one")
 class ListsNothingWhenLate(WireStore):
-    """A listing that the server does not answer is an empty one."""
+    """If the server does not answer, a listing is empty."""
 
     def _names(self, space: KeySpace) -> list[PageInfo]:
         try:
@@ -237,7 +237,7 @@ class ListsNothingWhenLate(WireStore):
 
 @caught_by("KV-304:a_silent_server_is_a_timeout")
 class RefusesWhenLate(WireStore):
-    """A set that the server does not answer is False, and may show later."""
+    """If the server does not answer, a set returns False, although its page may show later."""
 
     def _store(
         self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
@@ -270,7 +270,7 @@ class TimesOutPerStep(WireStore):
     "KV-304:a_signal_does_not_prolong_a_call", seen_in="redis backend of this project, mended"
 )
 class BeginsAnewAfterASignal(WireStore):
-    """Its timeout is the socket's own (SO_RCVTIMEO), which begins anew when a signal interrupts it."""
+    """The timeout is the socket's own (SO_RCVTIMEO), which starts again when a signal interrupts it."""
 
     def _lease(self, number: int, deadline: Deadline) -> Connection:
         connection = super()._lease(number, deadline)
@@ -288,7 +288,7 @@ class BeginsAnewAfterASignal(WireStore):
 
 
 class _Patient(WireStore):
-    """Can wait for a reply for as long as it takes."""
+    """Can wait for a reply as long as it takes."""
 
     def _exchanged_at_leisure(self, operation: Operation, *parts: bytes) -> Sequence[bytes]:
         request = Message(next(self._numbers), operation, parts)
@@ -302,7 +302,7 @@ class _Patient(WireStore):
 
 @caught_by("KV-901:a_bounded_get_ends_in_time_and_lets_go_of_its_pages")
 class FillsPagesInTheBackground(_Patient):
-    """It claims to be bounded: a get that is late goes on in a thread, and fills its pages there."""
+    """The store claims to be bounded, but a late get goes on in a thread and fills its pages there."""
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
@@ -330,7 +330,7 @@ class FillsPagesInTheBackground(_Patient):
 
 @caught_by("KV-901:a_bounded_set_ends_in_time_and_lets_go_of_its_pages")
 class WaitsForItsWrites(_Patient):
-    """It claims to be bounded, and a set waits for as long as the server takes."""
+    """The store claims to be bounded, but a set waits as long as the server takes."""
 
     def _exchange(self, operation: Operation, *parts: bytes) -> Sequence[bytes]:
         if operation != Operation.SET:
@@ -339,7 +339,7 @@ class WaitsForItsWrites(_Patient):
 
 
 class _Locked(Shelf):
-    """One file is locked while pages are set, by whatever process."""
+    """A store whose processes all lock one file while they set pages."""
 
     @contextmanager
     def _locked(self) -> Generator[None, None, None]:
@@ -353,7 +353,7 @@ class _Locked(Shelf):
 
 @caught_by("KV-304:a_process_that_stops_in_a_set_holds_nobody_up", seen_in="an author's LMDB store")
 class LocksWithoutADeadline(_Locked):
-    """A set locks the store against other processes while it copies its pages; they wait for ever."""
+    """A set locks out other processes while it copies its pages, and they wait without a limit."""
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
@@ -365,7 +365,7 @@ class LocksWithoutADeadline(_Locked):
 
 @caught_by("KV-304:a_process_that_is_stopped_holds_nobody_up")
 class LocksItsWritesWithoutADeadline(_Locked):
-    """A set locks the store against other processes while it writes; they wait for ever."""
+    """A set locks out other processes while it writes, and they wait without a limit."""
 
     def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
         with self._locked():
@@ -374,7 +374,7 @@ class LocksItsWritesWithoutADeadline(_Locked):
 
 @caught_by("KV-304:a_call_that_has_to_wait_ends_in_time")
 class WaitsForOtherWriters(SqliteStore):
-    """A database that others write to is waited for much longer than `timeout_s`."""
+    """A call waits much longer than `timeout_s` for others that write to the database."""
 
     def _prepare(self, database: sqlite3.Connection) -> None:
         super()._prepare(database)
@@ -385,7 +385,7 @@ class WaitsForOtherWriters(SqliteStore):
 
 
 class _Reusing(WireStore):
-    """Goes on using connections that have failed; which ones, a subclass says."""
+    """Keeps using connections that have failed. A subclass decides which ones."""
 
     _asked: threading.local = own(threading.local)
     _reused: set[Connection] = own(set)
@@ -413,7 +413,7 @@ class _Reusing(WireStore):
     seen_in="redis backend of this project, mended",
 )
 class KeepsBrokenConnections(_Reusing):
-    """A connection that was reset goes back into the pool, and fails for ever."""
+    """A connection that was reset goes back into the pool, and fails forever."""
 
     def _reuses(self, error: BaseException | None) -> bool:
         return isinstance(error, ConnectionError)
@@ -433,7 +433,7 @@ class TakesLateReplies(_Reusing):
 
 @caught_by("KV-305:a_late_verdict_is_not_taken_for_a_later_one")
 class TakesLateVerdicts(_Reusing):
-    """A connection whose exists timed out is used again, and its late verdict taken for the next one."""
+    """If exists times out, its connection is used again, and its late verdict taken for the next."""
 
     def _reuses(self, error: BaseException | None) -> bool:
         return isinstance(error, TimeoutError) and self._asked.operation == Operation.EXISTS
@@ -445,7 +445,7 @@ class TakesLateVerdicts(_Reusing):
 
 @caught_by("KV-305:it_works_again_after_silence_whose_replies_are_lost")
 class CountsLateReplies(_Reusing):
-    """Of a connection that timed out, the replies that are owed are skipped: lost ones never come."""
+    """After a timeout, a connection skips the replies that are still due, so it waits for lost ones."""
 
     def _reuses(self, error: BaseException | None) -> bool:
         return isinstance(error, TimeoutError)
@@ -467,7 +467,7 @@ class CountsLateReplies(_Reusing):
 
 @caught_by("KV-305:it_works_again_after_silence")
 class KeepsOnePoisoned(WireStore):
-    """Of connections that time out at once, one goes back into the pool: every fourth call fails."""
+    """If all connections time out at once, one goes back into the pool, and every fourth call fails."""
 
     _poisoned: Connection | None = None
 
@@ -489,7 +489,7 @@ class KeepsOnePoisoned(WireStore):
     "KV-305:it_works_again_after_the_server_was_paused",
 )
 class ConnectsOnce(WireStore):
-    """It has its connections for life: when they are lost, there are no new ones."""
+    """The store keeps its connections for life, and makes no new ones when they are lost."""
 
     _left: int | None = None
 
@@ -504,7 +504,7 @@ class ConnectsOnce(WireStore):
 
 @caught_by("KV-305:what_did_not_open_opens_when_the_server_is_there")
 class NeverWakesUp(WireStore):
-    """It opens without its server, and then takes it for away for ever."""
+    """If the store is opened without its server, it treats the server as away forever."""
 
     _asleep = False
 
@@ -525,7 +525,7 @@ class NeverWakesUp(WireStore):
 
 @caught_by("KV-305:a_key_space_that_was_opened_in_vain_works_later")
 class RemembersAFailedOpen(WireStore):
-    """A key space whose first opening failed is refused for ever, with the error of that time."""
+    """If a key space can't be opened the first time, it is refused forever with the same error."""
 
     _failed: dict[str, HiCacheError] = own(dict)
 

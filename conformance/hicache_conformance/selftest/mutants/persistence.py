@@ -1,4 +1,4 @@
-"""Wrong stores: what a killed process or a damaged page does to them; KV-40x."""
+"""Wrong stores that fail after a kill, or with a damaged page; KV-40x."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _BEHIND_S = 0.05
 
 @caught_by("KV-401:pages_survive_sigkill_of_their_writer")
 class WritesAtClose(Shelf):
-    """Pages stay in memory until the store is closed, and it claims to survive crashes."""
+    """The store claims to survive crashes, but keeps its pages in memory until it is closed."""
 
     _dirty: dict[Path, bytes] = own(dict)
 
@@ -72,7 +72,7 @@ class WritesAtClose(Shelf):
     says="whose batch_set returned True",
 )
 class WritesSoon(WritesAtClose):
-    """A set returns True when its page is in a queue, which a thread writes a moment later."""
+    """A set returns True when its page is in a queue, and a thread writes the page a moment later."""
 
     def _replaced(self, path: Path, data: bytes) -> bool:
         super()._replaced(path, data)
@@ -122,7 +122,7 @@ class LastPageInTheBuffer(Shelf):
     says="was deleted before the process that did it was killed",
 )
 class DeletesAtClose(Shelf):
-    """Deleted pages are only marked, in memory; their files go when the store is closed."""
+    """Deleted pages are only marked in memory; their files go when the store is closed."""
 
     _gone: set[Path] = own(set)
 
@@ -151,7 +151,7 @@ class DeletesAtClose(Shelf):
     "KV-401:a_kill_in_a_set_takes_no_other_page_with_it", says="whose batch_set returned True"
 )
 class TornRecordEndsTheLog(Shelf):
-    """A log says which pages are there; one record that was cut off makes all of it unreadable."""
+    """A log says which pages are there, and one record that was cut off makes all of it unreadable."""
 
     def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
         self._note(f"begin {page_hash}")
@@ -185,7 +185,7 @@ class TornRecordEndsTheLog(Shelf):
     says="bytes that were never set",
 )
 class OverwritesInPlace(Shelf):
-    """A page that is there is overwritten where it lies; its length is right all the time."""
+    """A present page is overwritten in its own file, whose length is right all the time."""
 
     def _replaced(self, path: Path, data: bytes) -> bool:
         if not path.exists():
@@ -201,7 +201,7 @@ class OverwritesInPlace(Shelf):
     says="whose batch_set returned True",
 )
 class TruncatesToOverwrite(Shelf):
-    """A page is written where it will lie: an overwrite begins by throwing the old bytes away."""
+    """A page is written directly into its file, and an overwrite first drops the old bytes."""
 
     def _temp_path(self, path: Path) -> Path:
         return path
@@ -214,7 +214,7 @@ class TruncatesToOverwrite(Shelf):
     "KV-402:a_writer_killed_half_way_through_a_page_leaves_it_absent_or_whole", says="all zeros"
 )
 class VisibleWhenPreallocated(StreamingShelf):
-    """A file gets its name and its length first, and its bytes then."""
+    """A file gets its name and its length before its bytes."""
 
     def _temp_path(self, path: Path) -> Path:
         return path
@@ -229,7 +229,7 @@ class VisibleWhenPreallocated(StreamingShelf):
 
 @caught_by("KV-402:a_writer_killed_at_a_byte_leaves_the_page_absent_or_whole", says="all zeros")
 class LengthInTheIndex(TruncatesToOverwrite):
-    """The index says how long a page is; that its file is shorter is noticed by nobody."""
+    """The index says how long a page is, and nothing checks whether its file is shorter."""
 
     def _has(self, space: KeySpace, page_hash: str) -> bool:
         return self._path(space, page_hash).exists()
@@ -245,7 +245,7 @@ class LengthInTheIndex(TruncatesToOverwrite):
     seen_in="SGLang 0.5.23, file",
 )
 class TempFilesForEver(Shelf):
-    """A file that a killed writer had begun is never removed."""
+    """If a writer is killed, the file that it had begun is never removed."""
 
     def _sweep(self) -> None:
         pass
@@ -255,7 +255,7 @@ class TempFilesForEver(Shelf):
     "KV-402:a_writer_killed_at_a_byte_leaves_the_page_absent_or_whole", says="can't be set any more"
 )
 class LockOfTheDead(Shelf):
-    """A page is locked by a file while it is written; the file of a killed writer stays."""
+    """A lock file protects a page while it is written, and that of a killed writer stays."""
 
     def _replaced(self, path: Path, data: bytes) -> bool:
         lock = path.with_suffix(".lock")
@@ -271,7 +271,7 @@ class LockOfTheDead(Shelf):
 
 @caught_by("KV-402:an_overwrite_killed_half_way_leaves_old_or_new_bytes")
 class StoreLockOfTheDead(Shelf):
-    """The directory is locked by a file while it is open; after a kill it can't be opened any more."""
+    """A lock file protects the open directory, and after a kill the store can't be opened any more."""
 
     capabilities = replace(Shelf.capabilities, shared=False)
     _lock_path: Path | None = None
@@ -296,7 +296,7 @@ class StoreLockOfTheDead(Shelf):
     says="can't be opened after a process",
 )
 class HalfAFormatFile(Shelf):
-    """A format file is written in place when the store is made; half of it keeps it from opening."""
+    """The format file is written in place when the store is made, and half of it prevents opening."""
 
     def __init__(self, settings: ShelfSettings) -> None:
         super().__init__(settings)
@@ -311,7 +311,7 @@ class HalfAFormatFile(Shelf):
     says="bytes that were never set",
 )
 class UploadsInParts(WireStore):
-    """A page goes to the server in two parts, under its final name from the first part on."""
+    """A page goes to the server in two parts, and has its final name from the first part on."""
 
     def _store(
         self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
@@ -323,7 +323,7 @@ class UploadsInParts(WireStore):
 
 @caught_by("KV-402:killed_readers_leave_nothing_that_grows", seen_in="an author's LMDB store")
 class WaitsForDeadReaders(Shelf):
-    """A page deleted during a listing is kept until that ends; a killed reader never ends it."""
+    """A page deleted during a listing is kept until it ends, which a killed reader never does."""
 
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
         return self._marked(super().scan(space))
@@ -359,7 +359,7 @@ _SEAL_NBYTES = 8
     seen_in="SGLang 0.5.23, file; LMCache 0.5.6, fs",
 )
 class ServesLonger(Shelf):
-    """Of a longer object as many bytes are read as a page has."""
+    """If an object is longer than a page, its first bytes are read as the page."""
 
     def _has(self, space: KeySpace, page_hash: str) -> bool:
         path = self._path(space, page_hash)
@@ -375,7 +375,7 @@ class ServesLonger(Shelf):
     seen_in="SGLang 0.5.23, file; LMCache 0.5.6, fs",
 )
 class ServesRot(Shelf):
-    """Nothing finds a flipped bit, neither the store nor what is above it."""
+    """Neither the store nor the layer above it finds a flipped bit."""
 
     absent: ClassVar[Mapping[str, str]] = {PAGE_STORE: "its engine puts no checksum around pages"}
 
@@ -387,7 +387,7 @@ class ServesRot(Shelf):
     seen_in="SGLang 0.5.23, file; LMCache 0.5.6, fs",
 )
 class NeverHeals(Shelf):
-    """A set is done when there is a file of the page's name, whatever its length."""
+    """A set does nothing if a file with the page's name exists, whatever its length."""
 
     def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
         path = self._path(space, page_hash)
@@ -396,7 +396,7 @@ class NeverHeals(Shelf):
 
 @caught_by("KV-403:a_damaged_object_heals_when_it_is_set_unseen", says="cut by its last byte")
 class HealsWhatItRead(NeverHeals):
-    """A damaged file is removed by the get that finds it; a set that comes first changes nothing."""
+    """A get removes a damaged file that it finds, but a set without a get before changes nothing."""
 
     def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
         data = super()._read(space, page_hash)
@@ -411,7 +411,7 @@ class HealsWhatItRead(NeverHeals):
     seen_in="SGLang 0.5.23, file with its metadata cache",
 )
 class KnowsWhatItSet(Shelf):
-    """A page that this handle has set is remembered, and not written a second time."""
+    """A handle remembers pages that it has set, and does not write them a second time."""
 
     _written: set[Path] = own(set)
 
@@ -432,7 +432,7 @@ class KnowsWhatItSet(Shelf):
     seen_in="SGLang 0.5.23, file",
 )
 class CopiesUnchecked(Shelf):
-    """The length of what was read is not looked at: copying it into the page fails."""
+    """The length of what was read is not checked, so copying it into the page fails."""
 
     def _is_whole(self, space: KeySpace, data: bytes | None) -> bool:  # noqa: ARG002 - the fault
         return data is not None
@@ -445,7 +445,7 @@ class CopiesUnchecked(Shelf):
 
 @caught_by("KV-403:the_page_store_heals_a_damaged_object", says="makes the whole call fail")
 class CorruptIsAnError(Shelf):
-    """A damaged page ends the whole call with `CorruptPage`."""
+    """A damaged page makes the whole call raise `CorruptPage`."""
 
     def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
         data = super()._read(space, page_hash)
@@ -468,7 +468,7 @@ class ListingStumbles(Shelf):
 
 @caught_by("KV-404:a_flipped_bit_is_a_miss_and_heals", says="not healed by the next save")
 class DeleteOnlyHides(Shelf):
-    """A deleted page is only marked, and a set takes the mark away without writing the page."""
+    """A delete only marks the page, and a set removes the mark without writing the page."""
 
     _hidden: set[Path] = own(set)
 
@@ -489,7 +489,7 @@ class DeleteOnlyHides(Shelf):
 
 
 class _Sealed(Shelf):
-    """Each file ends with a checksum of its own."""
+    """Each file ends with a checksum."""
 
     def _has(self, space: KeySpace, page_hash: str) -> bool:
         path = self._path(space, page_hash)
@@ -513,7 +513,7 @@ class _Sealed(Shelf):
     "KV-404:a_flipped_bit_in_what_the_store_adds_does_no_harm", says="makes the whole call fail"
 )
 class SealUnread(_Sealed):
-    """A seal beside a page is never checked: one that can't be decoded ends the call."""
+    """The seal of a page is never checked, but one that can't be decoded makes the call fail."""
 
     def _opened(self, data: bytes) -> bytes:
         data[-_SEAL_NBYTES:].decode("ascii", errors="strict")

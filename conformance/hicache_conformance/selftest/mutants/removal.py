@@ -1,4 +1,4 @@
-"""Wrong stores: deleted and refused pages that show, and the times of pages; KV-006, KV-007, KV-010."""
+"""Wrong stores that show deleted or refused pages, or wrong times; KV-006, KV-007, KV-010."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SOON_S = 0.1
 
 @caught_by("KV-007:deleting_an_absent_page_is_true", says="batch_delete is False")
 class AbsentIsFalse(DictStore):
-    """Deleting a page that is not there returns False."""
+    """Deleting an absent page returns False."""
 
     def _removed(self, space: KeySpace, page_hash: str) -> bool:
         return self._has(space, page_hash) and super()._removed(space, page_hash)
@@ -34,7 +34,7 @@ class AbsentIsFalse(DictStore):
 
 @caught_by("KV-007:a_deleted_page_can_be_set_again", says="set and deleted 1 times before")
 class NeverAgain(DictStore):
-    """A deleted page is remembered as deleted; setting it again is True, and changes nothing."""
+    """The store remembers a page as deleted; setting it again returns True and changes nothing."""
 
     _deleted: set[Hashable] = own(set)
 
@@ -60,7 +60,7 @@ class DeletesByPattern(DictStore):
 
 @caught_by("KV-007:a_deleted_page_is_gone", says="batch_get is True for a page that was del")
 class ServesWhatItRead(DictStore):
-    """Pages that were read are kept in a cache, which a delete does not reach."""
+    """A get caches its pages, and a delete does not reach the cache."""
 
     _cache: dict[Hashable, bytes] = own(dict)
 
@@ -74,7 +74,7 @@ class ServesWhatItRead(DictStore):
 
 @caught_by("KV-007:a_page_with_the_same_bytes_stays", says="with the same bytes")
 class CountsNoReferences(DictStore):
-    """Equal pages are kept once; deleting one of them deletes the bytes of all."""
+    """Equal pages are stored once, and deleting one of them deletes the bytes of all."""
 
     def _removed(self, space: KeySpace, page_hash: str) -> bool:
         data = self._read(space, page_hash)
@@ -86,7 +86,7 @@ class CountsNoReferences(DictStore):
 
 @caught_by("KV-007:another_handle_sees_no_deleted_page", says="through an earlier handle")
 class DeletesInMemory(Shelf):
-    """A delete is only remembered, and is forgotten when the store is opened again."""
+    """A delete changes only memory, so the page is back when the store is opened again."""
 
     _hidden: set[tuple[KeySpace, str]] = own(set)
 
@@ -110,7 +110,7 @@ class DeletesInMemory(Shelf):
 
 @caught_by("KV-007:a_delete_through_another_handle_counts", says="through another handle")
 class CachesForItself(Shelf):
-    """Each handle keeps what it has read, and does not see what others delete."""
+    """Each handle caches what it has read, and does not see what others delete."""
 
     _kept: dict[tuple[KeySpace, str], bytes] = own(dict)
 
@@ -131,7 +131,7 @@ class CachesForItself(Shelf):
 
 @caught_by("KV-007:what_is_done_later_brings_no_deleted_page_back", says="was deleted")
 class RebuildsItsIndex(DictStore):
-    """Opening a key space reads what was written, and not what was deleted since."""
+    """Opening a key space restores what was written, without the deletes since."""
 
     _log: list[Stored] = own(list)
 
@@ -148,7 +148,7 @@ class RebuildsItsIndex(DictStore):
 
 @caught_by("KV-007:a_page_deleted_twice_leaves_room_for_one", says="bytes of the page")
 class FreesSlotsTwice(DictStore):
-    """Pages lie in numbered slots; deleting a page twice makes its slot free for two others."""
+    """Pages lie in numbered slots, and a page that is deleted twice frees its slot for two others."""
 
     _slots: list[bytes] = own(list)
     _free: list[int] = own(list)
@@ -175,7 +175,7 @@ class FreesSlotsTwice(DictStore):
 
 @caught_by("KV-007:deleting_many_spares_the_rest", says="pages were deleted")
 class CompactsTooMuch(DictStore):
-    """When most of it was deleted the store is packed, and every eighth page is left out."""
+    """When most pages were deleted the store is compacted, and every eighth page is lost."""
 
     _gone = 0
 
@@ -191,7 +191,7 @@ class CompactsTooMuch(DictStore):
 
 
 class _Late(DictStore):
-    """Does a thing again a moment after it was done, which a subclass chooses."""
+    """Repeats some call a moment after it was made. A subclass chooses which."""
 
     def _again(self, call: Callable[[], object]) -> None:
         def run() -> None:
@@ -206,7 +206,7 @@ class _Late(DictStore):
 
 @caught_by("KV-007:sets_and_deletes_take_effect_in_order", says="right after it was")
 class WritesBehind(_Late):
-    """A page shows at once and is written later, when it may have been deleted."""
+    """A page shows at once and is written again later, even if it was deleted meanwhile."""
 
     def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
         self._again(partial(super()._write_whole, space, page_hash, data))
@@ -218,7 +218,7 @@ class WritesBehind(_Late):
 
 @caught_by("KV-010:times_follow_the_hashes")
 class TimesMoveUp(EvictingStore):
-    """The times of present pages come first, and those of absent ones behind them."""
+    """The times of present pages come first, and those of absent pages after them."""
 
     def page_times(self, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
         return sorted(super().page_times(space, hashes), key=lambda one: one == PageTimes())
@@ -235,7 +235,7 @@ class TimesInKiloseconds(EvictingStore):
 
 @caught_by("KV-010:a_get_is_a_use_and_asking_is_none")
 class GetsAreNoUse(EvictingStore):
-    """A page counts as last used when it was written."""
+    """Gets don't count: the last use of a page is the time when it was written."""
 
     def _times(self, key: Hashable) -> PageTimes:
         written_s = super()._times(key).written_at_s
@@ -256,7 +256,7 @@ class AskingIsAUse(EvictingStore):
 
 
 class _Refusing(DictStore):
-    """A store whose subclass does something more with pages that it refuses."""
+    """A store that calls its subclass for each page that it refuses."""
 
     def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
         taken = super()._write_whole(space, page_hash, data)
@@ -270,7 +270,7 @@ class _Refusing(DictStore):
 
 @caught_by("KV-006:a_page_that_has_no_room_never_shows", says="batch_set returned False")
 class GivesUpBeforeItsWriter(_Refusing):
-    """A set gives up and returns False; the thread that writes does not know, and goes on."""
+    """A set gives up and returns False, but the thread that writes goes on."""
 
     def _refused(self, stored: Stored) -> None:
         timer = threading.Timer(_SOON_S, self._written, [stored])
@@ -285,7 +285,7 @@ class GivesUpBeforeItsWriter(_Refusing):
 
 @caught_by("KV-006:bytes_that_have_no_room_never_show", says="version 1")
 class RefusesWhatItReplaced(_Refusing):
-    """A present page whose new bytes are refused, for want of room for both, has them all the same."""
+    """If old and new bytes of a page don't fit, a set returns False, but stores the new bytes."""
 
     def _make_room(self, key: Hashable, nbytes: int) -> bool:
         old = self._pages.get(key)
@@ -299,7 +299,7 @@ class RefusesWhatItReplaced(_Refusing):
 
 
 class _Remembering(Shelf):
-    """Remembers pages whose files could not be written, for a subclass."""
+    """Remembers the pages whose files could not be written. A subclass uses them."""
 
     _unwritten: dict[tuple[KeySpace, str], bytes] = own(dict)
 
@@ -312,7 +312,7 @@ class _Remembering(Shelf):
 
 @caught_by("KV-006:a_page_that_the_file_system_refused_never_shows", says="shows once")
 class KeepsWhatFilesRefused(_Remembering):
-    """A page whose file can't be written stays in a cache in memory, and its set returns False."""
+    """If a page's file can't be written, its set returns False, but the page stays in a memory cache."""
 
     def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
         return super()._read(space, page_hash) or self._unwritten.get((space, page_hash))
@@ -322,7 +322,7 @@ _EVERY = 5
 
 
 class _Counting(DictStore):
-    """Counts the pages that it is offered."""
+    """Counts the pages that are offered to it."""
 
     _offered = 0
 
@@ -333,7 +333,7 @@ class _Counting(DictStore):
 
 @caught_by("KV-009:an_empty_store_refuses_no_page")
 class RefusesEveryFifth(_Counting):
-    """Every fifth page is refused, for no reason."""
+    """Every fifth page is refused for no reason."""
 
     def _make_room(self, key: Hashable, nbytes: int) -> bool:
         return not self._is_struck() and super()._make_room(key, nbytes)
@@ -341,7 +341,7 @@ class RefusesEveryFifth(_Counting):
 
 @caught_by("KV-009:what_is_refused_is_counted")
 class RefusesInSilence(DictStore):
-    """A page that has no room is refused, and no counter says so."""
+    """A page that has no room is refused, but no counter shows that."""
 
     def stats(self) -> StorageStats:
         stats = super().stats()

@@ -1,5 +1,5 @@
 """Right stores of different kinds. The kit must accept them, and wrong stores derive from them.
 
-Each is imported from its own module. They have small methods, so that a wrong store is a right one with
-a single method replaced. `plain.PlainStore` lists the methods.
+Import each from its own module. Their methods are small, so that a wrong store replaces a single
+method of a right one. `plain.PlainStore` lists the methods.
 """

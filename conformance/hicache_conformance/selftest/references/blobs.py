@@ -1,4 +1,4 @@
-"""A store with the interface of a native client: one address and one length for each page."""
+"""A store that takes one address and one length for each page, as a native client does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Blobs(DictStore):
-    """A store for pages of one segment. Unaligned pages work too, and `stats` counts them."""
+    """A store for pages of one segment. It also takes unaligned pages, and `stats` counts them."""
 
     capabilities = replace(DictStore.capabilities, scatter_gather=False, alignment=512)
 

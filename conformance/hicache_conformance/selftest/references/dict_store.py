@@ -1,4 +1,4 @@
-"""The simplest right store: pages in a dict of this process."""
+"""The simplest right store, which keeps pages in a dict of this process."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class DictSettings(Settings):
     """The config of `DictStore`."""
 
     capacity_nbytes: ByteSize | None = Field(default=None, gt=0)
-    """The bytes to hold. A set beyond them is refused."""
+    """How many bytes the store holds. It refuses a set beyond them."""
     max_batch: int | None = Field(default=None, ge=1)
     max_page_nbytes: int | None = Field(default=None, ge=1)
     timeout_s: PositiveSeconds = 30.0
-    """The time limit that every store has. Nothing here takes long."""
+    """The time limit that every store has. Here nothing takes long."""
     password: SecretStr | None = None
-    """A secret that has no use, and must never be shown."""
+    """A secret that is never used, and must never be shown."""
 
 
 class Stored(NamedTuple):
@@ -37,10 +37,10 @@ class Stored(NamedTuple):
 
 
 class DictStore(PlainStore):
-    """One dict under one lock. Every method of `PlainStore` may be overridden alone.
+    """One dict under one lock. You can override every method of `PlainStore` alone.
 
-    Its own methods: `_make_room` decides if a page may be kept; `_put` and `_drop` change the dict and
-    the sum of its bytes together. All three are called under the lock.
+    Three methods are its own, and are called under the lock: `_make_room` decides if a page may be
+    stored; `_put` and `_drop` change the dict and the sum of its bytes together.
     """
 
     capabilities = Capabilities(retention=Retention.UNTIL_DELETED, enumerable=True)
@@ -104,7 +104,7 @@ class DictStore(PlainStore):
         return capacity is None or self._nbytes_beside(key) + nbytes <= capacity
 
     def _nbytes_beside(self, key: Hashable) -> int:
-        """Return the bytes of all other pages."""
+        """Return how many bytes all other pages have."""
         stored = self._pages.get(key)
         return self._nbytes - (len(stored.data) if stored else 0)
 

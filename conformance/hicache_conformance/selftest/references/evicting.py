@@ -24,16 +24,17 @@ class EvictingSettings(Settings):
     """The config of `EvictingStore`."""
 
     capacity_nbytes: ByteSize = Field(default=64 << 10, gt=0)
-    """The bytes to hold, and the largest page."""
+    """How many bytes the store holds, and the largest page."""
     timeout_s: PositiveSeconds = 30.0
-    """The time limit that every store has. Nothing here takes long."""
+    """The time limit that every store has. Here nothing takes long."""
 
 
 class EvictingStore(DictStore):
-    """An LRU store. Gets and sets renew a page, exists does not. Evicted pages are gone as a whole.
+    """An LRU store. Gets and sets renew a page, exists does not. An evicted page is gone as a whole.
 
-    It tells the times of its pages, and hands over their digests. Its own methods: `_evict` removes one
-    page; `_touch` makes a page the last to go; `_times` returns those of one page, `_digest` hashes one.
+    It returns the times of its pages, and their digests. Its own methods: `_evict` removes one
+    page; `_touch` makes a page the last to go; `_times` returns the times of one page; `_digest`
+    hashes one page.
     """
 
     capabilities = replace(DictStore.capabilities, retention=Retention.UNTIL_PRESSURE)
@@ -87,7 +88,7 @@ class EvictingStore(DictStore):
         return True
 
     def _evict(self) -> None:
-        self._drop(next(iter(self._pages)))  # a dict is in the order of insertion
+        self._drop(next(iter(self._pages)))  # a dict keeps the order of insertion
         self._counters.add("evictions")
 
     def _touch(self, key: Hashable) -> None:

@@ -1,4 +1,4 @@
-"""A store of files with a capacity: the oldest files go first."""
+"""A store of files with a capacity. It evicts the oldest files first."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class EvictingShelfSettings(ShelfSettings):
     """The config of `EvictingShelf`."""
 
     capacity_nbytes: ByteSize = Field(default=4 << 20, gt=0)
-    """The bytes of all pages together, and the largest page."""
+    """How many bytes all pages have together, and the largest page."""
 
 
 class EvictingShelf(Shelf):
-    """An LRU store of files. A get renews the time of a file, which is that of its last use.
+    """An LRU store of files. A get sets the modification time of a file to the time of this use.
 
-    Opening it evicts what a capacity that was lowered leaves no room for. Its own methods: `_evict`
-    makes room, `_note_use` renews a file.
+    If the capacity was lowered, opening the store evicts what no longer has room. Its own methods:
+    `_evict` makes room, `_note_use` renews a file.
     """
 
     capabilities = replace(Shelf.capabilities, retention=Retention.UNTIL_PRESSURE)
@@ -66,10 +66,10 @@ class EvictingShelf(Shelf):
         try:
             os.utime(path)
         except FileNotFoundError:
-            return  # it was evicted
+            return  # the file was evicted
 
     def _evict(self, nbytes: int) -> None:
-        """Remove the oldest files, until `nbytes` more have room."""
+        """Remove the oldest files until `nbytes` more have room."""
         found: list[tuple[int, int, Path]] = []
         for space in self._known_spaces():
             for info in self._names(space):

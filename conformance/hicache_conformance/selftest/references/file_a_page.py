@@ -4,7 +4,7 @@ PATH/SPACE/manifest.json      the key space, as JSON
 PATH/SPACE/HASH               one page, bare
 PATH/SPACE/.tmp-PID-TOKEN     a file that process PID is writing
 
-Other files under PATH belong to others, and are never touched.
+Other files under PATH belong to other programs, and the store never touches them.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ class ShelfSettings(Settings):
     """The config of `Shelf`."""
 
     path: FileName
-    """The directory, which is made where it is missing."""
+    """The directory, which the store creates if it is missing."""
     timeout_s: PositiveSeconds = 30.0
     """The time limit that every store has. A file system has none."""
     reads_only: bool = False
-    """Make, remove and renew nothing: for programs that only look."""
+    """True: create, remove and renew nothing, for programs that only look."""
 
 
 class Shelf(PlainStore):
-    """A store of files. A page is written aside and renamed, so that it is whole or absent.
+    """A store of files. It writes a page to another name and renames it, so a page is whole or absent.
 
-    Pages survive the processes, but no loss of power. Its own methods: `_path` is the file of a page,
-    and `_temp_path` the file that is written first. `_write_file` writes it, `_publish` renames it.
-    `_prepare` runs at the start, unless the store only reads; its `_sweep` removes the files of killed
-    writers.
+    Pages survive their process, but not a loss of power. Its own methods: `_path` is the file of a
+    page, and `_temp_path` the file that is written first. `_write_file` writes it, `_publish`
+    renames it. `_prepare` runs at the start, unless the store only reads; its `_sweep` removes the
+    files of killed writers.
     """
 
     capabilities = Capabilities(
@@ -58,7 +58,7 @@ class Shelf(PlainStore):
         enumerable=True,
         parallelism=4,
     )
-    usable_after_fork = True  # nothing is open between two calls
+    usable_after_fork = True  # no file stays open between two calls
 
     def __init__(self, settings: ShelfSettings) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Shelf(PlainStore):
         return cls.from_config({**config, "reads_only": True})
 
     def _prepare(self) -> None:
-        """Make the root, and remove the files of killed writers."""
+        """Create the root, and remove the files of killed writers."""
         self._root.mkdir(parents=True, exist_ok=True)
         self._sweep()
 
@@ -126,11 +126,11 @@ class Shelf(PlainStore):
         return path.with_name(f".tmp-{os.getpid()}-{secrets.token_hex(8)}")
 
     def _replaced(self, path: Path, data: bytes) -> bool:
-        """Make a file of `data` at `path`, in one step. False: the disk refused it."""
+        """Make a file of `data` at `path` in one step. Return False if the disk refused it."""
         return self._placed(path, lambda temp: self._write_file(temp, data))
 
     def _placed(self, path: Path, write: Callable[[Path], None]) -> bool:
-        """Make a file at `path` with the bytes that `write` writes, in one step."""
+        """Make a file at `path` in one step, with the bytes that `write` writes."""
         temp = self._temp_path(path)
         try:
             write(temp)
@@ -179,7 +179,7 @@ class Shelf(PlainStore):
         return [PageInfo(name, nbytes) for name, nbytes in found if nbytes is not None]
 
     def _entries(self, folder: Path, name: re.Pattern[str]) -> Iterator[Path]:
-        """Yield the files of a folder with such names, none where there is no folder."""
+        """Yield the files of a folder whose names match `name`, or none if there is no folder."""
         try:
             listed = list(folder.iterdir())
         except (FileNotFoundError, NotADirectoryError):
@@ -193,7 +193,7 @@ class Shelf(PlainStore):
 
 
 def _size(path: Path) -> int | None:
-    """Return the length of the file at `path`, None where there is none."""
+    """Return the length of the file at `path`, or None if there is none."""
     try:
         return path.stat().st_size
     except OSError:
@@ -222,5 +222,5 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True  # a process of another user
+        return True  # the process belongs to another user
     return True

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class FirstWins(DictStore):
-    """A store in which a set of a present page is True and changes nothing."""
+    """A store in which a set of a present page returns True and changes nothing."""
 
     capabilities = replace(DictStore.capabilities, overwrites=False, revocable=True)
 

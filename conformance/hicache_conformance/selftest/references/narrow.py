@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class OneByOne(WireStore):
-    """A store behind a server that takes one page a call."""
+    """A store behind a server that takes one page per call."""
 
     capabilities = replace(WireStore.capabilities, max_batch=1)
 
 
 class ShelfOfPairs(Shelf):
-    """A store of files that takes two pages a call."""
+    """A store of files that takes two pages per call."""
 
     capabilities = replace(Shelf.capabilities, max_batch=2)
 

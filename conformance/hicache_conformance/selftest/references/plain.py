@@ -1,6 +1,6 @@
-"""The base of all reference stores: the interface, over a few small methods.
+"""The base of all reference stores: it implements the interface by a few small methods.
 
-A wrong store overrides one of them. From the outside in:
+A wrong store overrides one of these methods, listed from the outside in:
 
     _begin          runs before every call, and refuses wrong ones
     _answer         returns the verdicts, after every call
@@ -38,9 +38,10 @@ _CHUNK_NBYTES = 64 << 10
 
 
 class PlainStore(HiCacheStorage):
-    """An obviously right store. Bytes are copied at once, and no memory of the caller is kept.
+    """An obviously right store. It copies bytes at once, and keeps no memory of the caller.
 
-    No lock may be held in `_taken` and `_filled`: a page that is slow to copy stalls only its own call.
+    Hold no lock in `_taken` and `_filled`, so that a page that is slow to copy stalls only its own
+    call.
     """
 
     def __init__(self) -> None:
@@ -50,7 +51,7 @@ class PlainStore(HiCacheStorage):
 
     def open_space(self, space: KeySpace) -> None:
         super().open_space(space)
-        self._remember(space)  # if it had no room, the next set tries again
+        self._remember(space)  # if the manifest had no room, the next set tries again
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self._begin(space, hashes)
@@ -90,7 +91,7 @@ class PlainStore(HiCacheStorage):
     def clear(self, space: KeySpace) -> int:
         removed = super().clear(space)
         for info in self._names(space):
-            if info.nbytes != space.stored_nbytes:  # a damaged page is no page, but takes room
+            if info.nbytes != space.stored_nbytes:  # a damaged page does not count, but takes room
                 self._removed(space, info.page_hash)
         return removed
 
@@ -103,7 +104,7 @@ class PlainStore(HiCacheStorage):
     def _begin(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page] | None = None
     ) -> None:
-        """Raise for a closed store, and for a call beyond the limits that it declares."""
+        """Raise if the store is closed, or the call exceeds the limits that it declares."""
         super().open_space(space)
         limit = self.capabilities.max_batch
         if limit is not None and len(hashes) > limit:
@@ -119,14 +120,14 @@ class PlainStore(HiCacheStorage):
         return verdicts
 
     def _taken(self, page: Page) -> bytes:
-        """Return a copy of a page to store. It has no bytes where the page was revoked."""
+        """Return a copy of a page to store. It has no bytes if the page was revoked."""
         if page.revocable is None:
             return page.tobytes()
         copied = bytearray(page.nbytes)
         return bytes(copied if _copy_in_accesses(page, memoryview(copied), fills=False) else b"")
 
     def _filled(self, page: Page, data: bytes | None) -> bool:
-        """Copy `data` into `page` and return True; None is a miss."""
+        """Copy `data` into `page` and return True. Return False for None, which is a miss."""
         if data is None or len(data) != page.nbytes:
             return False
         if page.revocable is not None:
@@ -140,7 +141,7 @@ class PlainStore(HiCacheStorage):
         return [self._has(space, page_hash) for page_hash in hashes]
 
     def _contents(self, space: KeySpace, hashes: Sequence[str]) -> list[bytes | None]:
-        """Return the bytes of the whole pages, and None for the others."""
+        """Return the bytes of whole pages, and None for the others."""
         found = [self._read(space, page_hash) for page_hash in hashes]
         return [data if self._is_whole(space, data) else None for data in found]
 
@@ -158,11 +159,11 @@ class PlainStore(HiCacheStorage):
     # --- one page ------------------------------------------------------------------------------------
 
     def _key(self, space: KeySpace, page_hash: str) -> Hashable:
-        """Return the key of a page, in a store that has keys and no paths."""
+        """Return the key of a page, for stores with keys instead of paths."""
         return space.id, page_hash
 
     def _is_whole(self, space: KeySpace, data: bytes | None) -> bool:
-        """Return True if `data` is there and has the length of the pages of `space`."""
+        """Return True if `data` exists and is as long as the pages of `space`."""
         return data is not None and len(data) == space.stored_nbytes
 
     def _has(self, space: KeySpace, page_hash: str) -> bool:
@@ -174,17 +175,17 @@ class PlainStore(HiCacheStorage):
 
     @abc.abstractmethod
     def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
-        """Make `data` the page in one step. False: it has no room, and nothing has changed."""
+        """Make `data` the page in one step. Return False if it has no room; then nothing has changed."""
 
     @abc.abstractmethod
     def _removed(self, space: KeySpace, page_hash: str) -> bool:
-        """Remove a page. True: it is gone."""
+        """Remove a page. Return True once it is gone."""
 
     # --- listings --------------------------------------------------------------------------------------
 
     @abc.abstractmethod
     def _remember(self, space: KeySpace) -> bool:
-        """Store the manifest of `space` for `_known_spaces`. False: it has no room."""
+        """Store the manifest of `space` for `_known_spaces`. Return False if it has no room."""
 
     @abc.abstractmethod
     def _known_spaces(self) -> list[KeySpace]:

@@ -1,4 +1,4 @@
-"""A store of names in a server that others use, with a limit for each name and no figures of its use."""
+"""A store under a name in a shared server, which limits each name but gives no figures of use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class RentedSettings(WireSettings):
-    """The address, which may hold a user and a password, the name, and the room that it has."""
+    """The address, which may hold a user and a password, the name, and the room that the name has."""
 
     prefix: str = Field(pattern=r"^[a-z0-9]+$")
     capacity_nbytes: ByteSize | None = Field(default=None, gt=0)
@@ -41,7 +41,7 @@ class Rented(WireStore):
     _settings: RentedSettings
 
     def stats(self) -> StorageStats:
-        """Return the capacity alone: only the server knows how much of it is used."""
+        """Return only the capacity, because the server alone can count how much of it is used."""
         return replace(super().stats(), capacity_nbytes=self._settings.capacity_nbytes)
 
     def _store(

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from hicache_storage.page import Page
 
 _FORGOTTEN_EVERY = 16
-"""The number of sets of which one page will be forgotten."""
+"""Of so many sets, one page will be forgotten."""
 _REMEMBERED_CALLS = 3
-"""The number of further calls that such a page outlasts."""
+"""After so many further calls, that page is gone."""
 
 
 class SlowSettings(DictSettings):
     """The config of `SlowStore`."""
 
     delay_s: float = Field(default=0.005, ge=0, allow_inf_nan=False)
-    """The delay of each call."""
+    """How long each call takes."""
 
 
 class SlowStore(DictStore):
@@ -49,7 +49,7 @@ class SlowStore(DictStore):
         self._calls = 0
         self._sets = 0
         self._doomed: deque[tuple[int, Hashable]] = deque()
-        """After which call a page is forgotten, in that order."""
+        """Pairs of a call's number and the page that is forgotten after it, in that order."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:

@@ -1,4 +1,4 @@
-"""A store of BLOBs in one SQLite file."""
+"""A store that keeps pages as BLOBs in one SQLite file."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class SqliteSettings(Settings):
     """The config of `SqliteStore`."""
 
     path: FileName
-    """The database file, which is made where it is missing."""
+    """The database file, which the store creates if it is missing."""
     capacity_nbytes: ByteSize | None = Field(default=None, ge=64 << 10)
-    """The largest size of the file."""
+    """How large the file may become."""
     timeout_s: PositiveSeconds = 30.0
-    """The time that a call waits for other writers, in this process and elsewhere."""
+    """How long a call waits for other writers, in this process and elsewhere."""
 
 
 class SqliteStore(PlainStore):
-    """A store with one connection, for one thread at a time, and a transaction for each page.
+    """A store with one connection, used by one thread at a time, and a transaction for each page.
 
-    Its own methods: `_rows` runs every statement, `_changed` those that write. The statements are in the
-    methods of `PlainStore`.
+    Its own methods: `_rows` runs every statement, `_changed` runs those that write. The statements
+    are in the methods of `PlainStore`.
     """
 
     capabilities = Capabilities(
@@ -118,12 +118,12 @@ class SqliteStore(PlainStore):
     # --- the database ----------------------------------------------------------------------------------
 
     def _rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Return the rows of one statement, which is one transaction."""
+        """Run one statement, which is one transaction, and return its rows."""
         with self._translated(), self._alone():
             return self._database.execute(statement, values).fetchall()
 
     def _changed(self, statement: str, *values: Any) -> bool:
-        """Make one change and return True. False: it has no room, and nothing has changed."""
+        """Make one change and return True. Return False if it has no room; then nothing has changed."""
         try:
             self._rows(statement, *values)
         except StorageUnavailable as error:
@@ -181,7 +181,7 @@ class SqliteStore(PlainStore):
                 if _code(error) not in _BUSY or time.monotonic() > deadline_s:
                     raise
                 time.sleep(_RETRY_S)
-        database.execute("PRAGMA synchronous = OFF")  # a crash of a process loses nothing
+        database.execute("PRAGMA synchronous = OFF")  # a crash of the process loses nothing
         if self._capacity_nbytes is not None:
             (block_nbytes,) = database.execute("PRAGMA page_size").fetchone()
             blocks = self._capacity_nbytes // block_nbytes

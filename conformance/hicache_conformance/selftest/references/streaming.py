@@ -1,4 +1,4 @@
-"""A `Shelf` whose pages go between the caller's segments and their files without a copy."""
+"""A `Shelf` that moves pages between the caller's segments and their files without a copy."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class StreamingShelf(Shelf):
-    """A store of files whose calls may take long for one page. Other calls never see a part of it.
+    """A store of files whose calls may take long for a page, which other calls never see in part.
 
-    Its own methods: `_written` puts one page in place, `_landed` reads one, `_poured` writes its bytes
-    into an open file.
+    Its own methods: `_written` puts one page in place, `_landed` reads one, `_poured` writes its
+    bytes into an open file.
     """
 
     def batch_get(

@@ -1,4 +1,4 @@
-"""The right stores as subjects. Mutants derive from them, and they must pass."""
+"""The right stores as subjects, which the kit must pass. Mutants derive from these stores."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class _Unconfigured(Subject):
-    """The subject of a store that needs no config, and ends with its object."""
+    """The subject of a store that needs no config, and whose pages end with its object."""
 
     def config(self, scratch: Scratch) -> Mapping[str, Any]:  # noqa: ARG002 - there are no fields
         return {}
@@ -106,7 +106,7 @@ class SqliteSubject(Subject):
 
 
 class WireSubject(Subject):
-    """The subject of the store behind a server. All tests share a server, except those that stop it."""
+    """The subject of the store behind a server. All tests share it, except those that stop one."""
 
     storage_class = WireStore
     _own: WireServer | None = None
@@ -122,7 +122,7 @@ class WireSubject(Subject):
 
 
 class RentedSubject(WireSubject):
-    """The subject of names in a server, whose password is too short to be looked for everywhere."""
+    """The subject of a store under a name. Its password is too short to be looked for everywhere."""
 
     storage_class = Rented
 
@@ -163,7 +163,7 @@ REFERENCES: tuple[type[Subject], ...] = (
     FirstWinsSubject,
     BlobsSubject,
 )
-"""The stores that wrong ones derive from."""
+"""The stores that mutants derive from."""
 
 _NARROW: tuple[type[Subject], ...] = (
     RentedSubject,
@@ -179,7 +179,7 @@ def must_pass() -> tuple[type[Subject], ...]:
 
 
 def must_come_to() -> tuple[tuple[type[Subject], str, Outcome], ...]:
-    """Return rules that can't be tested on a store, or wholly can, with their outcomes."""
+    """Return rules that a store can't be tested for, or wholly can, with their outcomes."""
     return (
         (DictSubject, "KV-401", Outcome.NOT_DECLARED),
         (DictSubject, "KV-502", Outcome.NOT_DECLARED),

@@ -1,7 +1,7 @@
 """A store behind a TCP server: `WireStore` and `WireServer`.
 
-The server is also a program: `python -m hicache_conformance.selftest.references.wire --port 0`. It
-prints its port, and serves until it is killed.
+You can run the server as a program: `python -m hicache_conformance.selftest.references.wire --port
+0`. It prints its port, and serves until it is killed.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _CLOSE_LIMIT_S = 10.0
 
 
 class WireStore(PlainStore):
-    """A store whose calls are one request and one reply, over a few connections.
+    """A store in which each call is one request and one reply, over a few connections.
 
-    A connection that failed is never used again.
+    It never uses a connection again after a failure.
 
-    Its own methods, in the order of a call: `_exchange` is the round trip; `_lease` finds or makes a
-    connection; `_is_fresh` tests a kept connection; `_check` refuses the reply of another request;
-    `_give_back` keeps the connection for the next call, `_after_failure` closes it; `_translated` turns
-    errors of sockets into those of the contract.
+    Its own methods, in the order of a call: `_exchange` is the round trip; `_lease` finds or makes
+    a connection; `_is_fresh` tests a kept connection; `_check` refuses the reply of another
+    request; `_give_back` keeps the connection for the next call, `_after_failure` closes it;
+    `_translated` turns errors of sockets into errors of the contract.
     """
 
     capabilities = Capabilities(
@@ -65,7 +65,7 @@ class WireStore(PlainStore):
         self._changed = threading.Condition()
         self._idle: list[Connection] = []
         self._busy: dict[int, Connection | None] = {}
-        """By the number of the request; None while it is being connected."""
+        """By the number of the request. The value is None while the connection is being made."""
         self.narrow(parallelism=settings.parallelism)
 
     @classmethod
@@ -79,7 +79,7 @@ class WireStore(PlainStore):
         return store
 
     def _greet(self) -> None:
-        """Make the first request, by which an opening finds out if the server is there."""
+        """Send the first request, to find out when the store opens whether the server is there."""
         self._exchange(Operation.PING)
 
     def close(self) -> None:
@@ -180,7 +180,7 @@ class WireStore(PlainStore):
     # --- connections -----------------------------------------------------------------------------------
 
     def _lease(self, number: int, deadline: Deadline) -> Connection:
-        """Return a connection for one request: a kept one, or a new one."""
+        """Return a connection for one request, either a kept one or a new one."""
         with self._changed:
             if not self._changed.wait_for(self._has_turn, deadline.left_s()):
                 raise TimeoutError("all connections are in use")

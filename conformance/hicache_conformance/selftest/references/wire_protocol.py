@@ -65,16 +65,16 @@ class Message:
 
 
 class Deadline:
-    """The deadline of a whole call. None: it has none."""
+    """The deadline of a whole call, or no deadline for None."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self._at_s = None if timeout_s is None else time.monotonic() + timeout_s
 
     def left_s(self) -> float | None:
-        """Return the seconds that are left.
+        """Return how many seconds are left, or None without a deadline.
 
         Raises:
-            TimeoutError: None are left.
+            TimeoutError: No time is left.
         """
         if self._at_s is None:
             return None
@@ -88,9 +88,9 @@ NEVER = Deadline(None)
 
 
 class Connection:
-    """A socket with messages. Used by one thread at a time; any thread may `hang_up`.
+    """A socket that carries messages. One thread uses it at a time; any thread may call `hang_up`.
 
-    Every method raises OSError where the other side has gone, or the time is over.
+    Every method raises OSError if the other side has gone, or the time is over.
     """
 
     def __init__(self, connected: socket.socket) -> None:
@@ -102,7 +102,7 @@ class Connection:
         self._socket.sendall(message.packed())
 
     def receive(self, deadline: Deadline = NEVER) -> Message:
-        """Return the next message, once it is complete."""
+        """Wait for a complete message and return it."""
         mark, number, operation, count = _HEADER.unpack(self._exactly(_HEADER.size, deadline))
         if mark != _MARK:
             raise ConnectionAbortedError("the other side speaks another protocol")
@@ -111,7 +111,7 @@ class Connection:
         return Message(number, operation, parts)
 
     def is_quiet(self) -> bool:
-        """Return True if neither bytes nor the end of the connection have come."""
+        """Return True if neither bytes nor the end of the connection have arrived."""
         self._socket.setblocking(False)
         try:
             self._socket.recv(1, socket.MSG_PEEK)
@@ -123,7 +123,7 @@ class Connection:
 
     def hang_up(self) -> None:
         """End the connection for both sides, and wake a thread that waits for it."""
-        with suppress(OSError):  # the other side has ended it already
+        with suppress(OSError):  # the other side has already ended it
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:

@@ -18,14 +18,14 @@ _JOIN_LIMIT_S = 10.0
 
 
 class WireServer:
-    """A server on 127.0.0.1. Its pages and its port are kept over `stop` and `start`, until `close`.
+    """A server on 127.0.0.1. It keeps its pages and its port over `stop` and `start`, until `close`.
 
-    `with WireServer() as server:` starts and closes it. The methods are for one thread at a time.
+    `with WireServer() as server:` starts and closes it. One thread at a time may call the methods.
     """
 
     def __init__(self, port: int = 0) -> None:
         self._place = _bound(port)
-        """Never listens: it keeps the port from everybody else while the server is stopped."""
+        """This socket never listens. It only keeps others off the port while the server is stopped."""
         self.address: tuple[str, int] = self._place.getsockname()
         self._table = _Table()
         self._life: _Life | None = None
@@ -44,39 +44,39 @@ class WireServer:
         return f"wire://{host}:{port}"
 
     def start(self) -> None:
-        """Listen, on the same port after each stop. A server that listens is left alone."""
+        """Listen, on the same port after each stop. Do nothing if the server already listens."""
         if self._life is None:
             self._life = _Life(_bound(self.address[1]), self._table)
 
     def stop(self) -> None:
-        """Stop as if the server were killed: connections end, connecting is refused. Idempotent."""
+        """Stop as if the server were killed: connections end, and new ones are refused. Idempotent."""
         if self._life is not None:
             self._life.end()
             self._life = None
 
     def pause(self) -> None:
-        """Pause as on SIGSTOP: connections are accepted, requests are read, but none is done."""
+        """Pause as on SIGSTOP: the server accepts connections and reads requests, but answers none."""
         if self._life is not None:
             self._life.going.clear()
 
     def resume(self) -> None:
-        """Continue, and do the requests that have come meanwhile."""
+        """Continue, and answer the requests that have come meanwhile."""
         if self._life is not None:
             self._life.going.set()
 
     @property
     def held(self) -> int:
-        """The number of requests that wait for `resume`."""
+        """How many requests wait for `resume`."""
         return self._life.held if self._life is not None else 0
 
     def close(self) -> None:
-        """Stop the server and give its port back. Idempotent."""
+        """Stop the server and free its port. Idempotent."""
         self.stop()
         self._place.close()
 
 
 class _Life:
-    """The resources between a start and a stop: a listener, connections, and a thread for each."""
+    """What a server has between a start and a stop: a listener, connections, and a thread for each."""
 
     def __init__(self, listener: socket.socket, table: _Table) -> None:
         self.going = threading.Event()
@@ -97,7 +97,7 @@ class _Life:
             handlers = list(self._open.values())
             for connection in self._open:
                 connection.hang_up()
-        self._listener.shutdown(socket.SHUT_RDWR)  # this wakes the accepting thread
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
         self.going.set()
         for thread in (self._acceptor, *handlers):
             thread.join(_JOIN_LIMIT_S)
@@ -146,7 +146,7 @@ class _Life:
 
 
 class _Table:
-    """The pages and their operations. Thread-safe."""
+    """The pages, and the operations on them. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -155,7 +155,7 @@ class _Table:
         self._limits: dict[bytes, int] = {}
 
     def answer(self, request: Message) -> Sequence[bytes]:
-        """Do a request, at once and as a whole, and return the parts of its reply."""
+        """Execute a request at once and as a whole, and return the parts of its reply."""
         parts = request.parts
         with self._lock:
             match request.operation:
@@ -212,7 +212,7 @@ class _Table:
 
 
 def _bound(port: int) -> socket.socket:
-    """Return a socket that is bound to a port, beside others that do not listen."""
+    """Return a socket that is bound to a port, which other sockets may share if they do not listen."""
     bound = socket.socket()
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

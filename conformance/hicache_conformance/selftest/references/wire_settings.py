@@ -15,16 +15,16 @@ class WireSettings(Settings):
     url: str
     """`wire://host:port`"""
     password: SecretStr | None = None
-    """A secret that has no use, and must never be shown."""
+    """A secret that is never used, and must never be shown."""
     timeout_s: PositiveSeconds = 30.0
-    """The time limit for each call as a whole."""
+    """The time limit of each call as a whole."""
     parallelism: int = Field(default=4, ge=1)
-    """The maximum number of connections."""
+    """How many connections there may be."""
 
     @field_validator("url")
     @classmethod
     def _is_plain(cls, url: str) -> str:
-        parts = urlsplit(url)  # ValueError for a URL that is none, or a wrong port
+        parts = urlsplit(url)  # ValueError if it is not a URL, or the port is wrong
         if not parts.hostname or parts.port is None or url != f"wire://{parts.netloc}":
             raise ValueError("must be wire://host:port")
         if "@" in parts.netloc:

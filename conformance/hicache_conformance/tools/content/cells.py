@@ -1,7 +1,7 @@
 """Page bytes made of cells: each cell of 32 bytes names its page, version and offset.
 
 A cell is a record that a small Feistel network has scrambled, so it can be decoded. No byte of a
-cell is constant, no two cells are alike, and a cell with a changed bit is not valid.
+cell is constant, no two cells are equal, and a cell with a changed bit is not valid.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Flags: TypeAlias = npt.NDArray[np.bool_]
 
 CELL_NBYTES = 32
-_CHUNK_CELLS = 1 << 14  # The arrays of a chunk fit into the processor's cache.
+_CHUNK_CELLS = 1 << 14  # So the arrays of a chunk fit into the processor's cache.
 _WORD = np.dtype("<u8")
 _ODD = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _SALTS = tuple(np.uint64(xxhash.xxh3_64_intdigest(b"cell", seed)) for seed in range(5))
@@ -45,7 +45,7 @@ class Identity:
         """Return the identity of a version of a page.
 
         Raises:
-            ValueError: An id is no hex text of 8 digits or more, or the version does not fit 32
+            ValueError: An id is not hex text of 8 digits or more, or the version does not fit 32
                 bits.
         """
         if not 0 <= version <= _MAX_U32:
@@ -56,14 +56,14 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The origin of bytes: position p of a buffer holds what belongs at p + `shift` of the page."""
+    """Where bytes come from: position p of a buffer holds what belongs at p + `shift` of the page."""
 
     identity: Identity
     shift: int
 
 
 def stream(identity: Identity, start: int, nbytes: int) -> Octets:
-    """Return the bytes [start, start + nbytes) of a page, or nothing where `start` is negative."""
+    """Return the bytes [start, start + nbytes) of a page, or nothing if `start` is negative."""
     if start < 0:
         return np.empty(0, dtype=np.uint8)
     first, skipped = divmod(start, CELL_NBYTES)
@@ -87,7 +87,7 @@ def origins(data: Octets, limit: int) -> list[Origin]:
 
 
 def _fill(cells: Words, identity: Identity, first: int) -> None:
-    """Write the cells from number `first` on of a page."""
+    """Write the cells of a page from number `first` on."""
     places = np.arange(first, first + len(cells), dtype=np.uint64)
     places += np.uint64(identity.version << 32)
     right = places ^ _tag_mask(identity.tag)
@@ -131,7 +131,7 @@ def _first_word(hex_text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """Decoded cells. The fields of a cell that is not valid have no meaning."""
+    """Decoded cells. The fields of a cell that is not valid mean nothing."""
 
     valid: Flags
     tags: Words
@@ -159,7 +159,7 @@ class _Cells:
         return Origin(identity, index * CELL_NBYTES - position)
 
     def changes(self) -> npt.NDArray[np.intp]:
-        """Return the numbers of the valid cells that do not continue the valid cell in front of them."""
+        """Return the numbers of valid cells that do not continue the valid cell before them."""
         numbers = np.flatnonzero(self.valid)
         tags, places = self.tags[numbers], self.places[numbers]
         same = np.diff(places) == np.diff(numbers).astype(np.uint64)

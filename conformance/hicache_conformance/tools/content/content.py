@@ -17,13 +17,12 @@ __all__ = ["UNTOUCHED", "PageRegistry", "content", "diagnose"]
 
 
 def content(space_id: str, page_hash: str, nbytes: int, version: int = 0) -> bytes:
-    """Return the bytes of a page, which the arguments determine. Every 32 bytes name the page.
+    """Return the bytes of a page, which depend only on the arguments. Every 32 bytes name the page.
 
     A shorter page is the start of a longer one.
 
     Raises:
-        ValueError: An id is no hex text of 8 digits or more, or the version does not fit 32
-            bits.
+        ValueError: An id is not hex text of 8 digits or more, or the version does not fit 32 bits.
     """
     return stream(Identity.of(space_id, page_hash, version), 0, nbytes).tobytes()
 
@@ -31,16 +30,16 @@ def content(space_id: str, page_hash: str, nbytes: int, version: int = 0) -> byt
 def diagnose(
     received: bytes | memoryview, *, space_id: str, page_hash: str, allowed: Sequence[bytes]
 ) -> str:
-    """Describe `received`, where one of `allowed` was expected for this page.
+    """Describe `received`, given that one of `allowed` was expected for this page.
 
-    `allowed` is empty where a miss was expected. The text names other pages by the start of their
-    hash; a `PageRegistry` knows their whole hash.
+    An empty `allowed` means that a miss was expected. The text names other pages by the start of
+    their hash, because only a `PageRegistry` has the whole hash.
     """
     return PageRegistry().explain(received, space_id=space_id, page_hash=page_hash, allowed=allowed)
 
 
 class PageRegistry:
-    """The pages that a test has set, for a diagnosis of bytes of another page. Thread-safe."""
+    """The pages that a test has set, to diagnose bytes of another page. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -48,14 +47,14 @@ class PageRegistry:
         self._known: dict[Identity, None] = {}
 
     def add(self, space_id: str, page_hash: str, version: int = 0) -> None:
-        """Remember a version of a page."""
+        """Add a version of a page."""
         identity = Identity.of(space_id, page_hash, version)
         with self._lock:
             self._names[identity.tag] = (space_id, page_hash)
             self._known[identity] = None
 
     def content(self, space_id: str, page_hash: str, nbytes: int, version: int = 0) -> bytes:
-        """Return the bytes of a page, and remember the page."""
+        """Return the bytes of a page, and add the page to the registry."""
         self.add(space_id, page_hash, version)
         return content(space_id, page_hash, nbytes, version)
 
@@ -74,10 +73,10 @@ class PageRegistry:
         expected: Sequence[tuple[str, str, int]],
         nbytes: int | None = None,
     ) -> str:
-        """Describe `received`, where one of `expected` (space id, page hash, version) was expected.
+        """Describe `received`, given that one of `expected` (space id, page hash, version) was expected.
 
-        The first of `expected` names the page of the call. `nbytes` is the length of that page,
-        where `received` may have another length.
+        The first of `expected` names the page of the call. `nbytes` is the length of that page, in
+        case `received` has another length.
 
         Raises:
             ValueError: `expected` is empty.
@@ -97,7 +96,7 @@ class PageRegistry:
         page_hash: str,
         allowed: Sequence[bytes],
     ) -> str:
-        """Describe `received`, where one of the contents `allowed` was expected."""
+        """Describe `received`, given that one of the contents `allowed` was expected."""
         own = Identity.of(space_id, page_hash)
         with self._lock:
             known, names = tuple(self._known), dict(self._names)

@@ -1,4 +1,4 @@
-"""A diagnosis of wrong bytes, in a sentence for people.
+"""Diagnoses wrong bytes in one sentence for people.
 
 The bytes are cut into spans. One source explains each span: the right bytes, a page that the cells
 name, zeros, or memory that the store has not written.
@@ -24,28 +24,28 @@ UNTOUCHED = 0xA5
 _MAX_ORIGINS = 8
 _MAX_SPANS = 4
 _RUN_NBYTES = 4
-"""The length of a run of bytes that is no chance."""
+"""A run of this many bytes is not chance."""
 _SCATTERED_NBYTES = 64
-"""The most unexplained bytes that are reported as single differences."""
+"""At most this many unexplained bytes are reported as single differences."""
 _GUESSED_VERSIONS = 16
 _RIGHT = "the right bytes"
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedPage:
-    """The page of a call, and what else is known for the diagnosis."""
+    """The page of a call, with everything that helps the diagnosis."""
 
     own: Identity
-    """The identity of the page. Its version has no meaning."""
+    """The identity of the page. Its version means nothing."""
     right: list[Octets]
     """The contents that the page may have."""
     names: dict[int, tuple[str, str]]
-    """The space id and the page hash by tag."""
+    """The space id and the page hash, by tag."""
     known: tuple[Identity, ...]
-    """The pages that were set, in any version."""
+    """The pages that were set, in all versions."""
 
     def label(self, identity: Identity) -> str:
-        """Name the page, or the version, that some bytes belong to."""
+        """Return the name of the page, or of the version, that some bytes belong to."""
         version = f"version {identity.version}"
         if identity.tag == self.own.tag:
             versions = {one.version for one in self.known if one.tag == identity.tag}
@@ -101,7 +101,7 @@ def _filled_with(value: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Differences:
-    """The differences from the nearest right content of the same length."""
+    """The differences from the most similar right content of the same length."""
 
     size: int
     first: int
@@ -128,7 +128,7 @@ def _difference_text(data: Octets, differences: _Differences) -> str:
 
 
 def _guessed(data: Octets, page: ExpectedPage) -> str:
-    """Name the page of bytes too short for a whole cell, found by trial, or return ""."""
+    """Find the page of bytes too short for a whole cell by trial, and return its name or ""."""
     if not _RUN_NBYTES <= data.size < CELL_NBYTES:
         return ""
     versions = [replace(page.own, version=version) for version in range(_GUESSED_VERSIONS)]
@@ -143,7 +143,7 @@ def _guessed(data: Octets, page: ExpectedPage) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A possible source of the bytes: `read(start, nbytes)` gives its bytes from its own `start` on.
+    """A possible source of the bytes: `read(start, nbytes)` returns its bytes from its own `start` on.
 
     Position p of the received bytes would hold byte p + `shift` of the source.
     """
@@ -153,7 +153,7 @@ class _Source:
     shift: int = 0
 
     def run(self, data: Octets, start: int) -> int:
-        """Return the number of bytes from `start` on that this source explains."""
+        """Return how many bytes from `start` on this source explains."""
         at, step = start, 1 << 12
         while at < data.size:
             same = self._same(data, at, step)
@@ -174,7 +174,7 @@ class _Source:
         return data.size
 
     def text(self, start: int) -> str:
-        """Name this source, as found from byte `start` on."""
+        """Describe this source, as found from byte `start` on."""
         if not self.shift:
             return self.label
         moved = f"(byte {start} holds what belongs at byte {start + self.shift})"
@@ -182,7 +182,7 @@ class _Source:
 
     def _same(self, data: Octets, start: int, nbytes: int) -> Flags:
         piece = data[start : start + nbytes]
-        # The first `lead` bytes would lie in front of the source's start.
+        # The first `lead` bytes would lie before the start of the source.
         lead = min(max(0, -(start + self.shift)), piece.size)
         source_bytes = self.read(start + self.shift + lead, piece.size - lead)
         same = np.zeros(piece.size, dtype=np.bool_)
@@ -192,7 +192,7 @@ class _Source:
 
 
 def _sources(data: Octets, page: ExpectedPage) -> list[_Source]:
-    """Return the sources that may explain the bytes, the likeliest first."""
+    """Return the sources that may explain the bytes, the most likely first."""
     found = origins(data, _MAX_ORIGINS)
     named = [_named(each) for each in page.right]
     allowed = {identity for identity in named if identity is not None}
@@ -212,7 +212,7 @@ def _sources(data: Octets, page: ExpectedPage) -> list[_Source]:
 
 
 def _named(right: Octets) -> Identity | None:
-    """Return the identity that a right content names, or None where it is not made of cells."""
+    """Return the identity that a right content names, or None if it is not made of cells."""
     found = origins(right[:CELL_NBYTES], 1)
     return found[0].identity if found else None
 
@@ -236,7 +236,7 @@ def _filler(value: int) -> _Source:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """A part of the received bytes and its source, which is None where the bytes are unknown."""
+    """A part of the received bytes and its source, which is None if the bytes are unknown."""
 
     start: int
     end: int

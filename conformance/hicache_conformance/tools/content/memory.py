@@ -1,6 +1,6 @@
 """Host memory for the pages of a test, with guard bytes around every segment.
 
-The guards show a write outside the pages, which no store may make (KV-004).
+The guards show a write outside the pages, which no store may do (KV-004).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _NEXT_USER = b"\x3c"
 class PageMemory:
     """Equal pages in one allocation, each in `segments` pieces that do not touch.
 
-    Segments start at multiples of `alignment`. The pieces of a page differ in length where the page
-    allows it, or have the given `lengths`.
+    Segments start at multiples of `alignment`. The pieces of a page have different lengths if the
+    page is long enough, or the given `lengths`.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class PageMemory:
 
 
 def overwrite(pages: Sequence[Page]) -> None:
-    """Write into the pages what stands for the data of their next user."""
+    """Overwrite the pages with bytes that stand for the data of their next user."""
     for page in pages:
         page.copy_from(_NEXT_USER * page.nbytes)
 

@@ -1,4 +1,4 @@
-"""The TCP endpoints that a backend's config names, and a config that names other endpoints instead."""
+"""Finds the TCP endpoints in a backend's config, and replaces them by others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DEFAULT_PORTS = {"redis": 6379, "rediss": 6379, "http": 80, "https": 443}
 _HOST_FIELDS = ("host", "hostname", "server", "address")
 _MAX_PORT = 65535
 _MIN_PLAIN_PORT = 1024
-"""The smallest port of a host whose name has no dot: "layer:3" is no endpoint."""
+"""The smallest port for a host without a dot in its name, so that "layer:3" is not an endpoint."""
 
 _BETWEEN_URLS = re.compile(r"([,;\s]+)(?=[A-Za-z][A-Za-z0-9+.-]*://)")
 _URL = re.compile(
@@ -38,16 +38,15 @@ class Endpoint:
 
 
 Swap: TypeAlias = "Callable[[Endpoint], tuple[str, int] | None]"
-"""The function that gives the new address of an endpoint, or None to keep the endpoint."""
+"""A function that returns the new address of an endpoint, or None to keep it."""
 
 
 def endpoints_in(config: Mapping[str, Any]) -> list[Endpoint]:
     """Return the endpoints that `config` names, each once, in order.
 
-    An endpoint stands in a URL with a port (URLs of redis and http have one by default), in a text
-    that is nothing but `host:port` (several in one text are found), or in a field `host` (or
-    `hostname`, `server`, `address`) beside a field `port`. Nested mappings and lists are searched
-    too.
+    An endpoint may stand in a URL with a port (URLs of redis and http have one by default), in a
+    text that is only `host:port` (or several of these), or in a field `host` (or `hostname`,
+    `server`, `address`) beside a field `port`. The search goes into nested mappings and lists.
     """
     found: dict[Endpoint, None] = {}
 
@@ -61,10 +60,10 @@ def endpoints_in(config: Mapping[str, Any]) -> list[Endpoint]:
 def redirected(
     config: Mapping[str, Any], targets: Mapping[Endpoint, tuple[str, int]]
 ) -> dict[str, Any]:
-    """Return a deep copy of `config` with other hosts and ports in place of the keys of `targets`.
+    """Return a deep copy of `config` in which hosts and ports replace the keys of `targets`.
 
-    Everything else stays byte for byte. The certificate of a server does not fit its new address,
-    so TLS needs a client that does not check the host's name.
+    Everything else stays byte for byte. A server's certificate does not match its new address, so
+    with TLS the client must not check the host's name.
     """
     return cast("dict[str, Any]", _rewritten(config, targets.get))
 
@@ -166,7 +165,7 @@ def _rewritten_host(text: str, swap: Swap, default_port: int | None) -> str:
 
 
 def _is_bare(text: str) -> bool:
-    """Return whether a text that is no URL is `host:port`, and not a time, a tag or a ratio."""
+    """Return whether a text that is not a URL is `host:port`, and not a time, a tag or a ratio."""
     match = _HOST_PORT.fullmatch(text)
     if match is None or not match["port"] or not 0 < int(match["port"]) <= _MAX_PORT:
         return False

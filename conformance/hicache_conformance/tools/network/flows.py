@@ -14,12 +14,12 @@ Direction: TypeAlias = Literal["up", "down"]
 """The direction of bytes. "up" is from the client to the server."""
 
 _MAX_HELD_NBYTES = 4 << 20
-"""The most bytes that one direction of one connection holds. More bytes wait at their sender."""
+"""One direction of one connection holds at most this many bytes. More bytes wait at their sender."""
 
 
 @dataclass
 class Cut:
-    """The end of one connection in the middle of its bytes."""
+    """Ends one connection in the middle of its bytes."""
 
     direction: Direction
     left_nbytes: int
@@ -28,21 +28,21 @@ class Cut:
 
 @dataclass
 class Flip:
-    """An inverted bit in the middle of one connection's bytes."""
+    """Inverts one bit in the middle of one connection's bytes."""
 
     direction: Direction
     left_nbytes: int
-    """The number of bytes before the one that is damaged."""
+    """How many bytes pass before the one that is damaged."""
 
 
 @dataclass(frozen=True)
 class Mode:
-    """The behaviour of the relay. By default every byte passes through."""
+    """How the relay behaves. By default every byte passes through."""
 
     refusing: bool = False
     silent: frozenset[Direction] = frozenset()
     silence_next: bool = False
-    """A flag that silences the next connection that carries a request."""
+    """True silences the next connection that carries a request."""
     delay_s: float = 0.0
     nbytes_per_s: float | None = None
     cut: Cut | None = None
@@ -62,22 +62,22 @@ class Counts:
 
 @dataclass(eq=False)
 class Flow:
-    """One direction of one connection: the bytes that were received and not yet sent on."""
+    """One direction of one connection, with the bytes that were received and not yet sent on."""
 
     direction: Direction
     source: socket.socket
     sink: socket.socket
     held: deque[tuple[float, bytes]] = field(default_factory=deque[tuple[float, bytes]])
-    """The pieces of data and their times of arrival."""
+    """Pieces of data with the time when each arrived."""
     held_nbytes: int = 0
     next_s: float = 0.0
-    """The time of the next send, where bytes drip."""
+    """When to send next if bytes drip."""
     blocked: bool = False
-    """A flag that is set while the sink takes no more bytes."""
+    """True while the sink takes no more bytes."""
     ended: bool = False
-    """A flag that is set when the source has sent its last byte."""
+    """True once the source has sent its last byte."""
     finished: bool = False
-    """A flag that is set when the sink has received the end."""
+    """True once the sink has received the end."""
 
     def take(self, data: bytes) -> None:
         self.held.append((time.monotonic(), data))
@@ -99,7 +99,7 @@ class Flow:
         return not self.ended and self.held_nbytes < _MAX_HELD_NBYTES
 
     def due_s(self, mode: Mode) -> float | None:
-        """Return the time of the next send, or None where nothing can be sent."""
+        """Return when to send next, or None if nothing can be sent."""
         if self.finished or self.blocked or not (self.held or self.ended):
             return None
         due_s = self.next_s if mode.nbytes_per_s and self.held else 0.0
@@ -119,9 +119,9 @@ class Connection:
         self.silenced = False
         self.connecting = True
         self.server_lost = False
-        """A flag: the server is gone, and the client may not know it or has received an orderly end."""
+        """True: the server is gone, and the client has not noticed or has received an orderly end."""
         self.reset_peer: socket.socket | None = None
-        """The receiver of the last bytes before a reset. Nothing moves until they have arrived."""
+        """Who receives the last bytes before a reset. Nothing moves until they have arrived."""
         self.reset_by_s = 0.0
 
     @property

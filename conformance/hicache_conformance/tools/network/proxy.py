@@ -22,14 +22,14 @@ _BOTH: frozenset[Direction] = frozenset(("up", "down"))
 class FaultProxy:
     """A proxy on a free port of 127.0.0.1 in front of `server`. At first everything passes through.
 
-    A mode is in force when the method that sets it returns, and replaces the mode before it. Every
-    method but `close` raises `RuntimeError` after `close`; the counters stay. Thread-safe.
+    A mode is in force when the method that sets it returns, and replaces the mode before it. After
+    `close`, every other method raises `RuntimeError`, but the counters stay. Thread-safe.
 
-    Where the server does not accept the proxy, the proxy accepts its client and resets the
-    connection at once.
+    If the server does not accept the proxy, the proxy accepts its client and resets the connection
+    at once.
 
-    The proxy runs in another process, since a client may stop this interpreter while it talks. All
-    proxies share that process, which ends with this one.
+    The proxy runs in another process, because a client may stop this interpreter while it waits for
+    its server. All proxies share that process, which ends with this one.
     """
 
     def __init__(self, server: tuple[str, int]) -> None:
@@ -50,23 +50,23 @@ class FaultProxy:
     # --- modes -----------------------------------------------------------------------------------
 
     def pass_through(self) -> None:
-        """Let everything pass, and deliver the held bytes of the connections that still live."""
+        """Let everything pass, and deliver the held bytes of connections that are still open."""
         self._behave(Mode())
 
     def refuse(self) -> None:
-        """Refuse new connections and reset live ones, as a server that died does."""
+        """Refuse new connections and reset open ones, like a server that died."""
         self._behave(Mode(refusing=True))
 
     def go_silent(self, direction: Direction | None = None) -> None:
-        """Accept and keep connections, and deliver nothing, as a server that hangs does.
+        """Accept and keep connections, but deliver nothing, like a server that hangs.
 
-        The bytes that arrive are held. With a `direction`, only that one is silent: with "down",
-        requests take effect and replies do not come.
+        Bytes that arrive are held. With a `direction`, only that one is silent: with "down",
+        requests take effect but replies do not come.
         """
         self._behave(Mode(silent=_BOTH if direction is None else frozenset((direction,))))
 
     def silence_one(self) -> None:
-        """Silence the one connection that carries the next request. All others pass through."""
+        """Silence the connection that carries the next request. All others pass through."""
         self._behave(Mode(silence_next=True))
 
     def drop_held(self) -> int:
@@ -75,8 +75,7 @@ class FaultProxy:
         return self._relay.drop_held()
 
     def reset_after(self, nbytes: int, *, direction: Direction = "up") -> None:
-        """Deliver `nbytes` more of a direction, reset the connection of the last byte, then pass
-        through.
+        """Deliver `nbytes` more of a direction, reset the last byte's connection, then pass through.
 
         With 0, the connection that carries the next bytes is reset before any of them is delivered.
         """
@@ -89,7 +88,7 @@ class FaultProxy:
     def flip_after(self, nbytes: int, *, direction: Direction = "down") -> None:
         """Deliver `nbytes` more of a direction, invert one bit of the next byte, then pass through.
 
-        TCP's own checksum does not see it, as where a host's memory or network card is broken.
+        TCP's own checksum does not notice, as if a host's memory or network card were broken.
         """
         self._behave(Mode(flip=Flip(direction, _not_negative("nbytes", nbytes))))
 
@@ -100,44 +99,46 @@ class FaultProxy:
         self._behave(Mode(nbytes_per_s=nbytes_per_s))
 
     def delay(self, seconds: float) -> None:
-        """Deliver every byte `seconds` later in each direction. A round trip takes twice that longer."""
+        """Deliver every byte `seconds` later in each direction. A round trip takes `2 * seconds`
+        longer.
+        """
         self._behave(Mode(delay_s=_not_negative("seconds", seconds)))
 
     # --- counters --------------------------------------------------------------------------------
 
     @property
     def connections(self) -> int:
-        """The number of accepted connections."""
+        """How many connections were accepted."""
         return self._relay.counts().connections
 
     @property
     def bytes_up(self) -> int:
-        """The number of bytes that were delivered to the server."""
+        """How many bytes were delivered to the server."""
         return self._relay.counts().nbytes["up"]
 
     @property
     def bytes_down(self) -> int:
-        """The number of bytes that were delivered to clients."""
+        """How many bytes were delivered to clients."""
         return self._relay.counts().nbytes["down"]
 
     @property
     def turns(self) -> int:
-        """The number of round trips: times when a client sent first, or after the server."""
+        """How many round trips there were: times when a client sent first, or after the server."""
         return self._relay.counts().turns
 
     @property
     def cuts(self) -> int:
-        """The number of connections that `reset_after` and `truncate_after` have ended."""
+        """How many connections `reset_after` and `truncate_after` have ended."""
         return self._relay.counts().cuts
 
     @property
     def flips(self) -> int:
-        """The number of bits that `flip_after` has inverted."""
+        """How many bits `flip_after` has inverted."""
         return self._relay.counts().flips
 
     @property
     def held(self) -> int:
-        """The number of bytes that have arrived and were not delivered yet."""
+        """How many bytes have arrived and were not delivered yet."""
         return self._relay.held_nbytes()
 
     def _behave(self, mode: Mode) -> None:

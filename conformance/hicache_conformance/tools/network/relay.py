@@ -1,4 +1,4 @@
-"""The thread that moves the bytes of a `FaultProxy`, or fails to move them in the way of its mode."""
+"""The thread that moves the bytes of a `FaultProxy`, or fails to move them as its mode says."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Relay:
         return self._stopping
 
     def behave(self, mode: Mode) -> None:
-        """Take on `mode`. After the end, do nothing."""
+        """Switch to `mode`. After the end, do nothing."""
         if self._stopping:
             return
         self.mode = mode
@@ -94,7 +94,7 @@ class Relay:
                 self._end(connection, reset=True)
 
     def held_nbytes(self) -> int:
-        """Return the number of bytes that were received and not yet sent on."""
+        """Return how many bytes were received and not yet sent on."""
         return sum(flow.held_nbytes for each in self._connections for flow in each.flows)
 
     def drop_held(self) -> int:
@@ -137,7 +137,7 @@ class Relay:
             sock.close()
 
     def _wait_s(self) -> float | None:
-        """Return the time until the next send, or None where only an event can cause one."""
+        """Return the time until the next send, or None if only an event can cause one."""
         if any(connection.reset_peer for connection in self._connections):
             return _DRAIN_POLL_S
         dues = [
@@ -225,7 +225,7 @@ class Relay:
             self._end(connection, reset=True)
 
     def _drop_server(self, connection: Connection) -> None:
-        """Close the server's end. Further bytes of the client are lost."""
+        """Close the server's end. Any further bytes from the client are lost."""
         connection.server_lost = True
         connection.up.finished = True
         for flow in connection.flows:
@@ -238,7 +238,7 @@ class Relay:
         return connection.silenced or flow.direction in self.mode.silent
 
     def _is_moving(self, connection: Connection, flow: Flow) -> bool:
-        """Return whether a connection lives and its mode lets this direction pass."""
+        """Return whether a connection is open and its mode lets this direction pass."""
         alive = connection in self._connections and not connection.reset_peer
         return alive and not self._is_silent(connection, flow)
 
@@ -274,7 +274,7 @@ class Relay:
             flow.take(data)
 
     def _record_arrival(self, connection: Connection, flow: Flow) -> None:
-        """Count a round trip, and silence the connection where the mode asks for that."""
+        """Count a round trip, and silence the connection if the mode says so."""
         if flow.direction == "up":
             self.counts.turns += connection.last_direction == "down"
             if self.mode.silence_next:
@@ -322,7 +322,7 @@ class Relay:
                 self._cut(connection, flow, orderly=cut.orderly)
 
     def _flip(self, flow: Flow) -> None:
-        """Damage the piece that is sent next, where the mode says so, then pass through."""
+        """Damage the piece that is sent next if the mode says so, then pass through."""
         flip = self.mode.flip
         if flip is None or flip.direction != flow.direction:
             return
@@ -364,13 +364,13 @@ class Relay:
 
 
 def _nbytes_on_the_way(sock: socket.socket) -> int:
-    """Return the number of sent bytes that the peer's system has not acknowledged."""
+    """Return how many sent bytes the peer's system has not acknowledged."""
     answer = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
     return int.from_bytes(answer, sys.byteorder)
 
 
 def _bound(address: tuple[str, int]) -> socket.socket:
-    """Return a socket at `address`. Several may share the address while at most one of them listens."""
+    """Return a socket at `address`. Several may share the address as long as at most one listens."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.setblocking(False)
@@ -379,7 +379,7 @@ def _bound(address: tuple[str, int]) -> socket.socket:
 
 
 def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
-    """Return the family and the address of a server, with IPv4 preferred."""
+    """Return the family and the address of a server. Prefer IPv4."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
     return family, address

@@ -1,8 +1,8 @@
-"""Relays in a process of their own: a client that stops this interpreter does not stop them.
+"""Relays in a process of their own, so that a client that stops this interpreter does not stop them.
 
-Native clients of stores hold the interpreter's lock while they talk to their server, some for
-seconds. A proxy in a thread beside them could not run meanwhile. One such process serves all
-proxies of this process, and ends with it.
+Native clients of stores hold the interpreter's lock while they wait for their server, some for
+seconds. A proxy in a thread beside them could not run meanwhile. One process of this kind serves
+all proxies of this process, and ends with it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _END_LIMIT_S = 10.0
 
 
 class HostedRelay:
-    """One relay of the other process. Thread-safe."""
+    """One relay in the other process. Thread-safe."""
 
     def __init__(self, server: tuple[str, int]) -> None:
         self._host = _host()
@@ -42,16 +42,16 @@ class HostedRelay:
         return self._last is not None
 
     def behave(self, mode: Mode) -> None:
-        """Take on `mode`."""
+        """Switch to `mode`."""
         self._host.call("behave", self._number, mode)
 
     def drop_held(self) -> int:
-        """Drop the bytes that were received and not yet sent on. Return their number."""
+        """Drop the bytes that were received and not yet sent on. Return how many they were."""
         dropped: int = self._host.call("drop_held", self._number)
         return dropped
 
     def held_nbytes(self) -> int:
-        """Return the number of bytes that were received and not yet sent on."""
+        """Return how many bytes were received and not yet sent on."""
         with self._lock:
             held: int = 0 if self._last else self._host.call("held_nbytes", self._number)
             return held
@@ -90,7 +90,7 @@ class _Host:
         return answer
 
     def close(self) -> None:
-        """End the process. A forked child leaves it to its parent."""
+        """End the process. In a forked child, leave it to the parent."""
         if self.pid == os.getpid():
             self._connection.close()
             try:
@@ -104,7 +104,7 @@ _starting = threading.Lock()
 
 
 def _host() -> _Host:
-    """Return the process that serves the proxies of this process, and start it where there is none."""
+    """Return the process that serves the proxies of this process. Start it if there is none."""
     with _starting:
         if not _hosts or _hosts[-1].pid != os.getpid():
             _hosts.append(_Host())

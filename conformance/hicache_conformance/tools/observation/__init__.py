@@ -1,1 +1,1 @@
-"""Files, logs and histories that a store leaves."""
+"""What a store leaves behind: files, logs and histories."""

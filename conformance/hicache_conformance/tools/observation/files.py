@@ -1,4 +1,4 @@
-"""Files under a directory: their number and sizes, their age, and their removal."""
+"""Counts, measures, ages and removes files under a directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TEMPORARY = re.compile(r"(^|[._-])(te?mp|part|partial)([._-]|$)|^\.?tmp|~$|\.sw
 
 @dataclass(frozen=True, slots=True)
 class DirectoryUsage:
-    """The number and sizes of the files under a directory."""
+    """How many files are under a directory, and how large they are."""
 
     files: int
     nbytes: int
@@ -59,7 +59,7 @@ def _size(path: Path) -> int:
 
 
 def files_under(directory: Path) -> dict[Path, int]:
-    """Return every file under a directory with its size. A file that vanishes meanwhile is left out."""
+    """Return every file under a directory with its size. Leave out files that vanish meanwhile."""
     found: dict[Path, int] = {}
     for root, _, names in os.walk(directory):
         for name in names:
@@ -72,7 +72,7 @@ def files_under(directory: Path) -> dict[Path, int]:
 
 
 def file_states(directory: Path) -> dict[Path, tuple[int, ...]]:
-    """Return everything under a directory: the inode of each, and of a file its size and time, too."""
+    """Return everything under a directory, with its inode and, for a file, its size and time."""
     found: dict[Path, tuple[int, ...]] = {}
     for root, directories, names in os.walk(directory):
         for name in (*names, *directories):

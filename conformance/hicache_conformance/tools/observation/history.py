@@ -1,4 +1,4 @@
-"""The calls about one page and their answers, in time."""
+"""The calls about one page, with their answers and times."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Operation:
     process: int
     """The number of the calling thread or process, for people."""
     invoked: int
-    """The time of the call, by any clock that never stands still."""
+    """When the call was made, by any clock that never stands still."""
     returned: int | None
-    """The time of the answer, or None: then a set or delete may take effect later or never."""
+    """When the answer came. None: a set or delete may take effect later or never."""
     kind: Kind
     value: int | None = None
     """The version that was set or read."""
@@ -70,7 +70,7 @@ class History:
 
     @contextmanager
     def recording(self, *, process: int, kind: Kind, value: int | None = None) -> Generator[Call]:
-        """Record a call to the store around the block. An exception counts as no answer."""
+        """Record the call in the block. An exception counts as no answer."""
         with self._lock:
             call = Call(Operation(process, next(self._clock), None, kind, value))
             self._calls.append(call)

@@ -1,4 +1,4 @@
-"""Everything that a store shows to people: messages, `repr`, logs, warnings and prints."""
+"""Collects everything that a store shows to people: messages, `repr`, logs, warnings and prints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 Outputs = dict[str, str]
-"""The text that a store has shown, by its place."""
+"""The text that a store has shown, by where it showed it."""
 
 
 def collect_outputs(
@@ -27,8 +27,8 @@ def collect_outputs(
 ) -> None:
     """Actor: open, use, misuse, close and wrongly configure the store, and send all that it shows.
 
-    `wrong_configs` are configs that can't be opened, by a word for their fault. The actor needs a
-    process of its own, since it takes all logs and prints.
+    `wrong_configs` are configs that can't be opened, by a word for what is wrong. The actor needs a
+    process of its own, because it takes all logs and prints.
     """
     assert link.reference is not None
     storage_class = link.reference.load()
@@ -50,7 +50,7 @@ def collect_outputs(
 
 
 def chain_text(error: BaseException) -> str:
-    """Return an exception as a log shows it, with its causes and notes, and as `repr` shows it."""
+    """Return an exception as a log shows it, with causes and notes, and as `repr` shows it."""
     lines = traceback.format_exception(error)
     return "".join([*lines, repr(error), repr(error.args)])
 

@@ -1,8 +1,8 @@
-"""A search for an order of concurrent calls about one page that explains all their answers.
+"""Searches for an order of concurrent calls about one page that explains all their answers.
 
-The search is that of Wing and Gong, over orders that respect time. It remembers the pairs
+This is the search of Wing and Gong, over orders that respect time. It remembers the pairs
 (operations placed, state) that it has tried, as Lowe's does. It is for stores that keep pages until
-they are deleted, and for histories of fewer than 200 operations a page.
+they are deleted, and for histories of fewer than 200 operations per page.
 
     history = History()
     with history.recording(process=1, kind="set", value=7) as call:
@@ -31,10 +31,10 @@ class Counterexample:
 
     operations: tuple[Operation, ...]
     culprit: Operation
-    """The operation with the last answer. An order exists for the answers before it."""
+    """The operation with the last answer. Some order explains the answers before it."""
 
     def lines(self) -> list[str]:
-        """Return an operation a line, in the order in which they began."""
+        """Return one line per operation, in the order in which they began."""
         return [
             f"{operation}{'   <- no order explains this' if operation == self.culprit else ''}"
             for operation in self.operations
@@ -46,10 +46,10 @@ class Counterexample:
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """The result of a search that was given up."""
+    """The search gave up."""
 
     states: int
-    """The number of visited states."""
+    """How many states it visited."""
 
 
 def explain(
@@ -59,10 +59,10 @@ def explain(
     set_may_keep: bool = True,
     max_states: int = 200_000,
 ) -> Counterexample | Undecided | None:
-    """Return None where some order of the operations explains every answer, or else a counterexample.
+    """Return None if some order of the operations explains every answer, or else a counterexample.
 
     With `keeps_first`, a set of a present page changes nothing (`Capabilities.overwrites` is
-    False). With `set_may_keep`, such a set may change nothing (KV-005 allows both).
+    False). With `set_may_keep`, it may change nothing (KV-005 allows both).
     """
     history = [each if each.returned is not None else each.unanswered for each in history]
     search = _Search(keeps_first=keeps_first, set_may_keep=set_may_keep, max_states=max_states)
@@ -83,7 +83,7 @@ class _Search:
     max_states: int
 
     def explains(self, history: Sequence[Operation]) -> bool | None:
-        """Return whether an order explains `history`, or None where `max_states` do not suffice."""
+        """Return whether an order explains `history`, or None if `max_states` are not enough."""
         table = _Table.of(_relevant(history, keeps_first=self.keeps_first))
         if any(table.is_lost(version, 0, None) for version in table.gets):
             return False
@@ -105,10 +105,10 @@ class _Search:
         return False
 
     def _writes(self, table: _Table, placed: int, state: int | None) -> list[int]:
-        """Return the writes that may come next, the last to begin first.
+        """Return the writes that may come next, beginning with the last that began.
 
         A write without an answer may come at any later time, so it need not come before a read sees
-        it. Of several such writes with one effect, one is enough.
+        it. Of several writes of this kind with the same effect, one is enough.
         """
         operations = [(number, table.operations[number]) for number in table.candidates(placed)]
         seen = {each.value for _, each in operations if each.kind == "get" and each.outcome}
@@ -140,7 +140,7 @@ class _Search:
     def _loses(
         self, table: _Table, number: int, before: int | None, step: tuple[int, int | None]
     ) -> bool:
-        """Return whether after `step` a version can't come back that is still to be read."""
+        """Return whether a version that must still be read can't come back after `step`."""
         return any(table.is_lost(each, *step) for each in (before, table.operations[number].value))
 
 
@@ -150,9 +150,9 @@ class _Table:
 
     operations: list[Operation]
     must: int
-    """The operations that did take place, since they have an answer."""
+    """The operations that did take place, because they have an answer."""
     gets: dict[int | None, int]
-    """The operations that read each version."""
+    """For each version, the operations that read it."""
     sets: dict[int | None, int]
 
     @classmethod
@@ -167,7 +167,7 @@ class _Table:
         return replace(table, must=must)
 
     def is_lost(self, version: int | None, placed: int, state: int | None) -> bool:
-        """Return whether `version` is still to be read, but is not there and not set later."""
+        """Return whether `version` must still be read, but is not there and not set later."""
         to_read = self.gets.get(version, 0) & ~placed
         return bool(to_read) and state != version and not self.sets.get(version, 0) & ~placed
 
@@ -188,7 +188,7 @@ class _Table:
         return found
 
     def with_reads(self, placed: int, state: int | None) -> int:
-        """Place every read that may come next and fits the state, since reads change nothing."""
+        """Place every read that may come next and fits the state, because reads change nothing."""
         while True:
             fitting = [
                 number
@@ -212,9 +212,9 @@ def _is_fitting_read(operation: Operation, state: int | None) -> bool:
 def _relevant(history: Sequence[Operation], *, keeps_first: bool) -> list[Operation]:
     """Return the operations that can make a difference, by time.
 
-    A set that answered False had no effect (KV-006). An operation without an answer may have had
-    none either, so it counts only where a read can have seen it: a set by a read of its version, a
-    delete by a miss.
+    A set that answered False had no effect (KV-006). An operation without an answer may have had no
+    effect either. So it counts only if a read can have seen it: for a set, a read of its version;
+    for a delete, a miss.
     """
     reads = [each for each in history if each.kind in READS and each.outcome is not None]
     exists = any(each.kind == "exists" and each.outcome for each in reads)
@@ -235,7 +235,7 @@ def _relevant(history: Sequence[Operation], *, keeps_first: bool) -> list[Operat
 
 
 def _minimized(history: Sequence[Operation], search: _Search) -> Counterexample:
-    """Return the shortest beginning that no order explains, without needless operations."""
+    """Return the shortest beginning that no order explains, without operations that it does not need."""
     culprit, beginning = _shortest_beginning(history, search)
     reduced = _without_needless_answers(beginning, culprit, search)
     for number, each in enumerate(reduced):
@@ -258,9 +258,10 @@ def _minimized(history: Sequence[Operation], search: _Search) -> Counterexample:
 def _without_needless_answers(
     operations: list[Operation], culprit: Operation, search: _Search
 ) -> list[Operation]:
-    """Remove the answers without which still no order explains the operations.
+    """Remove answers as long as no order explains the operations.
 
-    Only the answer is removed, not the operation: a set without an answer may still have had its effect.
+    Only the answer is removed, not the operation: a set without an answer may still have had its
+    effect.
     """
     reduced = list(operations)
     numbers = [

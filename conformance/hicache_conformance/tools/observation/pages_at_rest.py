@@ -1,6 +1,6 @@
-"""Pages at rest: a check finds, reads and damages them without the store.
+"""Finds, reads and damages stored pages without the store.
 
-`at_rest` uses the back doors of the author. Without them it searches the files under the test's
+`at_rest` uses the author's back doors. Without them it searches the files under the test's
 directory for the bytes of the page, which works for every store that keeps them unchanged.
 """
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 _RUN_NBYTES = 64
-"""The length of a run of page bytes that occurs nowhere by chance."""
+"""A run of this many page bytes does not occur elsewhere by chance."""
 _OVERHEAD_NBYTES = 4096
-"""The most bytes that a page's own file may hold beside the page: header, trailer, padding."""
+"""A page's own file may hold at most this many bytes more: header, trailer, padding."""
 _SEARCHED_NBYTES = 1 << 30
 _PLACES = 8
 
@@ -49,7 +49,7 @@ class OwnObject(PageAtRest):
     ) -> None:
         self._read = read
         self.write = write
-        """The function that replaces the object, or removes it with None."""
+        """A function that replaces the object, or removes it if given None."""
         self.nbytes = len(data)
         self._start = max(0, read().find(data))
 
@@ -73,7 +73,7 @@ class OwnObject(PageAtRest):
 
 
 class InSharedFiles(PageAtRest):
-    """A page in files together with other pages. Only its bits may be changed."""
+    """A page that shares its files with other pages. Only its bits may be changed."""
 
     def __init__(self, root: Path, data: bytes) -> None:
         self._root = root
@@ -97,7 +97,7 @@ def at_rest(
     pages: Mapping[str, bytes],
     page_hash: str,
 ) -> PageAtRest:
-    """Find one of `pages`, which were set one beside the other.
+    """Find one of `pages`, which were set one after the other.
 
     Raises:
         NotVerified: The page can't be found.
@@ -169,7 +169,7 @@ def _flip_in_place(path: Path, offset: int, bit: int) -> None:
 
 
 def _replace(path: Path, data: bytes | None) -> None:
-    """Put another file in place of this one: a process that maps the old one is not killed by SIGBUS."""
+    """Replace this file by another, so that a process that maps the old one is not killed by SIGBUS."""
     if data is None:
         path.unlink()
         return

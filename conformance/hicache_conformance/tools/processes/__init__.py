@@ -1,1 +1,1 @@
-"""Child processes, threads, and their resources."""
+"""Child processes and threads, and the resources that they use."""

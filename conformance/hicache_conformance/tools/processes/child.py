@@ -1,7 +1,8 @@
 """Another process that uses the store, for checks of crashes and of sharing.
 
-`Child` starts a fresh interpreter (never a fork, since clients of stores have threads), which
-imports the storage class by name and runs one actor, a function at the top of a module of the kit:
+`Child` starts a fresh interpreter, which imports the storage class by name and runs one actor, a
+function at the top level of a module of the kit. It never forks, because clients of stores have
+threads:
 
     def actor(link: Link, *arguments): ...
 
@@ -166,7 +167,7 @@ class Child:
         return message
 
     def kill(self, limit_s: float = 10.0) -> int:
-        """Send SIGKILL where the process still lives. Return its return code."""
+        """Send SIGKILL if the process still lives. Return its return code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
         code = self.process.wait(limit_s)
@@ -183,7 +184,7 @@ class Child:
         return code
 
     def _end_group(self) -> None:
-        """Kill the group of the process, once: its number may be given to others afterwards."""
+        """Kill the group of the process, once only, because others may get its number afterwards."""
         if self._owns_group:
             self._owns_group = False
             with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Waits for a descriptor, of whatever number."""
+"""Waits for a descriptor, even if its number is large."""
 
 from __future__ import annotations
 

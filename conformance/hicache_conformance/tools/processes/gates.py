@@ -1,7 +1,7 @@
-"""Pages that hold a call half way, so that a check chooses what happens meanwhile.
+"""Pages that hold a call half way, so that a check decides what happens meanwhile.
 
-A store that goes through the segments of a page one by one is held in the middle of the page. A
-store that takes the page as a whole is held before or during that.
+If a store goes through the segments of a page one by one, it is held in the middle of the page. If
+it takes the page as a whole, it is held before or during that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HELD_LIMIT_S = 30.0
-"""The longest time that a call is held, so that no call hangs when its test has ended."""
+"""How long a call is held at most, so that no call hangs when its test has ended."""
 
 
 class Gate:
@@ -23,7 +23,7 @@ class Gate:
 
     def __init__(self) -> None:
         self.reached = threading.Event()
-        """The event of the first caller."""
+        """Set when the first caller arrives."""
         self._opened = threading.Event()
 
     def hold(self) -> None:
@@ -37,7 +37,7 @@ class Gate:
 
 
 class GatedSegments(tuple[memoryview, ...]):  # noqa: SLOT001 - a tuple can have none
-    """Segments that hold an iteration over them in front of one of them."""
+    """Segments that hold an iteration before one of them."""
 
     gate: Gate
     before: int
@@ -50,7 +50,7 @@ class GatedSegments(tuple[memoryview, ...]):  # noqa: SLOT001 - a tuple can have
 
 
 class GatedPage(Page):
-    """A page that holds the store in front of segment `before`, or at the first access with 0."""
+    """A page that holds the store before segment `before`, or with 0 at the first access."""
 
     __slots__ = ("_before", "_gate")
 

@@ -1,4 +1,4 @@
-"""A fresh interpreter that runs a module of the kit, with a pipe to this process."""
+"""Starts a fresh interpreter that runs a module of the kit, with a pipe to this process."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def start_interpreter(
 ) -> subprocess.Popen[bytes]:
     """Run `module` as a program whose argument is the number of `connection`, which it inherits.
 
-    `environment` adds variables to those of this process. With `owns_group`, the new process leads a
-    group of processes.
+    `environment` adds variables to those of this process. With `owns_group`, the new process leads
+    a group of processes.
     """
     paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
     number = connection.fileno()

@@ -1,4 +1,4 @@
-"""The machine's own share of a duration: the time in which it ran something else."""
+"""How much of a duration the machine ran something else."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 _TASKS = Path("/proc/self/task")
 _STAT = Path("/proc/stat")
 _STEAL_FIELD = 8
-"""The place of the time that a hypervisor took, in a line `cpu0 ...` of /proc/stat."""
+"""Where a line `cpu0 ...` of /proc/stat has the time that a hypervisor took."""
 
 
 class MachineDelay:
-    """The time, from its making on, in which a thread of this process waited for a processor.
+    """How long a thread of this process has waited for a processor since this object was made.
 
-    The kernel counts it. It is nothing where a processor is free, however slow the store is, and where
-    no kernel counts it.
+    The kernel counts this time. It is zero if a processor is free, however slow the store is, and
+    if the kernel does not count it.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class MachineDelay:
         self._stolen = _stolen_s()
 
     def so_far_s(self) -> float:
-        """Return the wait of the thread that waited longest, and what a hypervisor took besides."""
+        """Return the wait of the thread that waited longest, plus the time that a hypervisor took."""
         waited = (s - self._waited.get(task, 0.0) for task, s in _waited_s().items())
         stolen = (s - self._stolen.get(cpu, 0.0) for cpu, s in _stolen_s().items())
         return max(waited, default=0.0) + max(stolen, default=0.0)

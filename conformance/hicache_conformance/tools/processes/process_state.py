@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _MIN_VALUE_CHARS = 6
-"""The shortest value of a config that is looked for: shorter values may occur for other reasons."""
+"""Values of a config are looked for from this length on: shorter ones may occur for other reasons."""
 
 _OF_THE_C_LIBRARY = 0b11 << 31
 """Signals 32 and 33, which the C library catches when it first needs them for threads."""
 
 State = dict[str, Any]
-"""The values by the names that a message gives them."""
+"""Values by the names that a message uses for them."""
 
 
 def process_state() -> State:
@@ -59,10 +59,9 @@ def changes(before: State, after: State) -> list[str]:
 
 
 def environment_changes(before: Mapping[str, str], config: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each variable that was changed or removed, or is new and holds a config
-    value.
+    """Return a sentence for each variable that was changed or removed, or is new with a config value.
 
-    The sentences do not repeat values, since these may be secret.
+    The sentences do not repeat values, because these may be secret.
     """
     now = dict(os.environ)
     found = [

@@ -1,6 +1,6 @@
 """The resources of a process: threads, descriptors, children and memory, and limits on them.
 
-The counts show what a store leaves behind. Linux only, since they come from /proc.
+The counts show what a store leaves behind. They come from /proc, so they work on Linux only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class ProcessResources:
-    """The resources of this process at one moment, by comparable names."""
+    """The resources of this process at one moment, by names that can be compared."""
 
     threads: Counter[str]
     descriptors: Counter[str]
@@ -35,7 +35,7 @@ class ProcessResources:
 
     @classmethod
     def current(cls) -> Self:
-        """Count the present resources, after a collection of garbage."""
+        """Collect garbage, then count the resources."""
         gc.collect()
         return cls(
             Counter(_thread_names()), Counter(_descriptor_targets()), Counter(_process_names())
@@ -88,7 +88,7 @@ def resident_nbytes() -> int:
 
 @contextmanager
 def file_size_limit(nbytes: int) -> Generator[None, None, None]:
-    """Make writes beyond `nbytes` of a file fail with EFBIG: Python ignores SIGXFSZ."""
+    """Make writes beyond `nbytes` of a file fail with EFBIG, because Python ignores SIGXFSZ."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
     try:

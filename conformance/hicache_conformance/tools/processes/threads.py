@@ -1,4 +1,4 @@
-"""Threads of a test that can be held half way through a page and are always waited for."""
+"""Threads of a test that can be held half way through a page, and are always waited for."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ class Task(Generic[T]):
 
 
 class WaitLimit:
-    """The time that a call may wait for a held one before it counts as blocked.
+    """How long a call may wait for a held one before it counts as blocked.
 
-    After a blocked call the limit is shorter, since further calls of this store block as well.
+    After a blocked call the limit is shorter, because further calls of this store block too.
     """
 
     def __init__(self) -> None:
@@ -76,10 +76,9 @@ class WaitLimit:
 
 
 class Threads:
-    """The threads of one test. The end of `with Threads() as threads:` opens every gate and waits
-    for all.
+    """The threads of one test. Leaving `with Threads() as threads:` opens every gate, then waits.
 
-    The time limit of the check's calls ends a call that never returns.
+    If a call never returns, the time limit of the check's calls ends it.
     """
 
     def __init__(self, wait_limit: WaitLimit | None = None) -> None:
@@ -100,7 +99,7 @@ class Threads:
                 task.wait(HELD_LIMIT_S)
 
     def open_gates(self) -> None:
-        """Let all calls continue, since a held call may wait for another held call."""
+        """Let all calls continue, because a held call may wait for another held call."""
         for gate in self._gates:
             gate.open()
 
@@ -145,7 +144,7 @@ class HeldCall(Generic[T]):
 
     @property
     def is_waiting(self) -> bool:
-        """The state of a call that has reached neither the gate nor its end."""
+        """Whether the call has reached neither the gate nor its end."""
         return not (self._task.done or self._gate.reached.is_set())
 
     def release(self) -> T:
@@ -157,7 +156,7 @@ class HeldCall(Generic[T]):
 def held_get(
     threads: Threads, probe: Probe, space: KeySpace, hashes: Sequence[str], **options: Any
 ) -> HeldCall[list[bytes | None]]:
-    """Hold a get of one call in front of one of the eight segments of its first page."""
+    """Start a get, and hold it before one of the eight segments of its first page."""
     memory = probe.memory(space, len(hashes), 8)
 
     def get(first: GatedPage) -> list[bytes | None]:
@@ -171,7 +170,7 @@ def held_get(
 def held_set(
     threads: Threads, probe: Probe, space: KeySpace, contents: Mapping[str, bytes], **options: Any
 ) -> HeldCall[list[bool]]:
-    """Hold a set of one call in front of one of the eight segments of its first page."""
+    """Start a set, and hold it before one of the eight segments of its first page."""
     memory = probe.memory(space, len(contents), 8).filled_with(list(contents.values()))
 
     def set_pages(first: GatedPage) -> list[bool]:
@@ -192,8 +191,7 @@ def rapid_switching() -> Generator[None, None, None]:
 
 
 def run_at_once(bodies: Sequence[Callable[[int], object]], *, turns: int, limit_s: float) -> int:
-    """Call each body up to `turns` times in a thread of its own, all at once. Return the number of
-    calls.
+    """Call each body up to `turns` times in its own thread, all at once. Return the number of calls.
 
     The calls end after `limit_s`. The first exception ends them too, and is raised.
     """
