@@ -66,7 +66,7 @@ def test_no_store_is_made_among_files_of_others(
     message = capsys.readouterr().err
     assert f"there is no store at {place.get('url', tmp_path)}" in message
     if backend != "fsspec":
-        assert message.endswith("Other files are there, so doctor makes none\n")
+        assert message.endswith("The directory holds other files, so doctor makes no store there\n")
     assert [tmp_path / "novel.txt"] == [*tmp_path.iterdir()]
 
 
@@ -339,7 +339,7 @@ def test_pages_from_the_future_are_counted(
     code, checks = _checked(capsys, file_store)
 
     assert 1 == code
-    assert checks["times"]["fact"].startswith("2 of 5 pages are from the future")
+    assert checks["times"]["fact"].startswith("2 of 5 pages have times in the future")
 
 
 def test_a_get_that_moves_nothing_is_a_failure() -> None:

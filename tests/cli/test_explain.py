@@ -158,7 +158,7 @@ def test_a_request_that_is_not_there_is_found_out(
     code, text, _ = explain(capsys, "log.jsonl", "--request", "chat-8")
 
     assert code == 1
-    assert text.startswith("No record fits.")
+    assert text.startswith("No record matches.")
     assert explain(capsys, "log.jsonl", "--request", "chat-8", "--json")[0] == 1
 
 

@@ -142,7 +142,7 @@ def test_a_flag_beside_the_file_is_not_ignored(
 
     config = str(tmp_path / "engine.yaml")
     assert main(["replay", "--config", config, "--page-size", "32"]) == 2
-    assert "leave --page-size out" in capsys.readouterr().err
+    assert "leave out --page-size" in capsys.readouterr().err
 
 
 def test_pages_can_be_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
