@@ -256,7 +256,7 @@ class TestExtraConfig:
         file = tmp_path / name
         file.write_text(text)
 
-        with pytest.raises(ConfigError, match=r"path' is there twice|Cannot overwrite a value"):
+        with pytest.raises(ConfigError, match=r"path' is given twice|Cannot overwrite a value"):
             load_extra_config(f"@{file}")
 
     @pytest.mark.parametrize("value", ["!!set {.nan}", "!!omap [a: .inf]", "[[.inf]]"])

@@ -132,7 +132,7 @@ def number_from_zero(text: str) -> float:
     """Return a number from 0 on. The function serves as an argparse type."""
     value = parse_number(text)
     if value is None:
-        raise argparse.ArgumentTypeError(f"must be a number, at least 0, not {shown(text)!r}")
+        raise argparse.ArgumentTypeError(f"must be a number, 0 or more, not {shown(text)!r}")
     return value
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hicache_storage import config
 from hicache_storage.errors import ConfigError
+from hicache_storage.scalars import counted
 
 if TYPE_CHECKING:
     import argparse
@@ -69,7 +70,8 @@ class Disruptions:
         after = requests // 2 if arguments.swap_after is None else arguments.swap_after
         if after >= requests:
             raise ConfigError(
-                f"--swap-after {after}: the trace has {requests} requests, give fewer"
+                f"--swap-after {after}: the trace has {counted(requests, 'request')}: give a"
+                " smaller number"
             )
         swap = config.StorageChoice(
             backend=arguments.swap_backend,

@@ -580,7 +580,7 @@ def test_the_exchange_is_half_way_by_default(tmp_path: Path) -> None:
         (["--faults", "get:rise@5%"], "unknown fault 'rise'"),
         (["--swap-after", "3"], "--swap-after needs --swap-backend"),
         (["--swap-extra-config", "{}"], "--swap-extra-config needs --swap-backend"),
-        (["--swap-backend", "memory", "--swap-after", "100000"], "give fewer"),
+        (["--swap-backend", "memory", "--swap-after", "100000"], "give a smaller number"),
         (["--swap-backend", "memroy"], "did you mean 'memory'"),
         (["--swap-backend", "memory", "--swap-extra-config", '{"a": 1}'], "unknown field 'a'"),
     ],

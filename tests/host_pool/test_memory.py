@@ -101,7 +101,7 @@ except MemoryError as error:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
 
-    assert f"no memory for {300 << 20} bytes" in done.stdout
+    assert "no memory for 300 MiB" in done.stdout
 
 
 # --- pinning -------------------------------------------------------------------------------------

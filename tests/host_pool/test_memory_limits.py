@@ -76,7 +76,7 @@ class TestVersion2:
 
         assert available_memory(tree.root) == (
             5 * GIB,
-            f"in control group /pod, which is limited to {8 * GIB} bytes",
+            "in control group /pod, which is limited to 8 GiB",
         )
 
     def test_the_lowest_limit_may_be_that_of_a_parent(self, tree: Tree) -> None:
@@ -94,7 +94,7 @@ class TestVersion2:
 
         assert available_memory(tree.root) == (
             3 * GIB,
-            f"in control group /, which is limited to {4 * GIB} bytes",
+            "in control group /, which is limited to 4 GiB",
         )
 
     def test_a_path_outside_of_the_mount_is_not_followed(self, tree: Tree) -> None:

@@ -100,8 +100,8 @@ class TestReading:
     @pytest.mark.parametrize(
         ("content", "reason"),
         [
-            (b"", "holds no request"),
-            (b"\n \n", "holds no request"),
+            (b"", "holds no requests"),
+            (b"\n \n", "holds no requests"),
             (b'"\xff"\n', "is not UTF-8 text"),
             (gzip.compress(_line().encode() * 99, mtime=0)[:-9], "ends too early"),
             (b"\x1f\x8bnonsense", "cannot be read"),

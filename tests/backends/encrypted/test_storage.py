@@ -588,7 +588,10 @@ class TestDelegation:
     def test_a_page_whose_sealed_form_is_too_large_is_refused(self) -> None:
         with (
             open_storage_over({"capacity_nbytes": 4096 + HEADER_NBYTES - 1}) as storage,
-            pytest.raises(UnsupportedOperation, match="EncryptedStorage takes pages of up to 4095"),
+            pytest.raises(
+                UnsupportedOperation,
+                match=r"EncryptedStorage takes pages of up to 4.00 KiB \(4,095 bytes\)",
+            ),
         ):
             storage.open_space(SPACE)
 
