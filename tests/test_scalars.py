@@ -137,7 +137,7 @@ def test_a_message_about_a_size_lists_every_unit_that_is_one() -> None:
 
 
 def test_a_share_is_refused_as_a_share() -> None:
-    with pytest.raises(ValueError, match="a share is no size"):
+    with pytest.raises(ValueError, match="a share is not a size"):
         parse_nbytes("80 %")
 
 

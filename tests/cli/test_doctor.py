@@ -399,7 +399,7 @@ def _unavailable(message: str, code: int | None = None) -> HiCacheError:
     [
         (_unavailable("file: Read-only file system", errno.EROFS), "mount it for writing"),
         (_unavailable("file: Permission denied", errno.EACCES), "let this user write there"),
-        (_unavailable("hf3fs: earlier writers may be at work for another 65 s"), "wait 65 s"),
+        (_unavailable("hf3fs: earlier writers may still write for another 65 s"), "wait 65 s"),
         (StorageTimeout("redis: no answer"), "raise timeout_s"),
         (_unavailable("redis: refused"), "start the store"),
         (_unavailable("hf3fs: /kv/index cannot be used: database or disk is full"), "make room"),

@@ -22,6 +22,7 @@ from hicache_storage.backend_support.fork_local import ForkLocal
 from hicache_storage.backend_support.read_only import Reader, over_capacity
 from hicache_storage.backend_support.shared_resource import CallGate
 from hicache_storage.errors import HiCacheError, StorageUnavailable
+from hicache_storage.settings import counted
 from hicache_storage.storage import (
     Capabilities,
     Diagnosis,
@@ -155,7 +156,8 @@ class SlotReader(Reader, Generic[_MountT]):
                 Diagnosis(
                     "clock",
                     f"{figures.from_future} pages{more} have a time of use in the future",
-                    "set the clocks of all hosts; until then these pages stay, and others go first",
+                    "synchronize the clocks of all hosts; until then these pages stay, and others"
+                    " are evicted first",
                 )
             )
         return found
@@ -216,7 +218,7 @@ class SlotReader(Reader, Generic[_MountT]):
             places = view.find(hashes)
             verdicts = files.check(places, deadline) if places else {}
             if native.LATE in verdicts.values():
-                deadline.check(f"hf3fs: looking at {len(hashes)} pages")
+                deadline.check(f"hf3fs: looking at {counted(len(hashes), 'page')}")
             wrong = {one: places[one] for one, verdict in verdicts.items() if verdict != native.HIT}
             still = view.still(wrong, deadline) if wrong else frozenset[str]()
         for page_hash in wrong:

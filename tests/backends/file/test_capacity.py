@@ -254,7 +254,7 @@ class TestLimit:
             opened(root, 3).close()
 
         (record,) = caplog.records
-        assert f"take {format_nbytes(10 * FILE_NBYTES)}, and" in record.getMessage()
+        assert f"take {format_nbytes(10 * FILE_NBYTES)}, but" in record.getMessage()
         assert f"capacity_nbytes is {format_nbytes(3 * FILE_NBYTES)}:" in record.getMessage()
 
 

@@ -148,7 +148,7 @@ def test_a_missing_index_is_not_made(root: Path) -> None:
     closed(root)
     (root / "index.sqlite").unlink()
     before = snapshot(root)
-    with pytest.raises(StorageUnavailable, match="made anew when an engine opens"):
+    with pytest.raises(StorageUnavailable, match="will be rebuilt when an engine opens"):
         reader(root)
 
     assert before == snapshot(root)
