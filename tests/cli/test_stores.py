@@ -91,7 +91,7 @@ def test_the_config_may_be_text_as_in_a_flag(
             '{"hicache-storage-backend": "file", "page-size": 0}',
             "must be a whole number, 1 or more",
         ),
-        ("[1]", "must be an object of fields"),
+        ("[1]", "must be an object with fields"),
     ],
 )
 def test_a_wrong_config_file_is_one_line_and_exit_code_2(

@@ -379,7 +379,7 @@ class TestFaults:
 
         assert [
             PageFault(B, "unknown_key", "its key 'b' is not listed"),
-            PageFault(C, "not_authentic", "it is no page that was sealed under this name"),
+            PageFault(C, "not_authentic", "it is not a page that was sealed under this name"),
         ] == list(storage.faults(SPACE, [A, B, C, hash_of(4)]))
         assert [True] * 3 == storage.batch_exists(SPACE, [A, B, C])
         assert not storage.stats().counters.get("unknown_key")

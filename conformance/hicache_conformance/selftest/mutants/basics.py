@@ -109,7 +109,7 @@ class _RemembersMisses(DictStore):
         return key in self._absent
 
 
-@caught_by("KV-002:a_page_shows_after_misses", says="looked for in vain before")
+@caught_by("KV-002:a_page_shows_after_misses", says="looked up before it was set, and missed")
 class RemembersMisses(_RemembersMisses):
     """A page that exists did not find once stays missing for it: set does not update its memory."""
 
