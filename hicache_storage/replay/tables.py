@@ -144,8 +144,8 @@ def _run_facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield (
             "scale",
             (
-                f"pages of {_times(report['scale_bytes'])} of their real size; use --scale-bytes 1"
-                " for their real size"
+                f"pages of {_times(report['scale_bytes'])} of their real size; use --scale-bytes"
+                " 1 for pages of full size"
             ),
         )
     for pool in report["pools"]:

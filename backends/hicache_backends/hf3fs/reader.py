@@ -155,7 +155,8 @@ class SlotReader(Reader, Generic[_MountT]):
             found.append(
                 Diagnosis(
                     "clock",
-                    f"{figures.from_future} pages{more} have a time of use in the future",
+                    f"{counted(figures.from_future, 'page')}{more} with a time of use in the"
+                    " future",
                     "synchronize the clocks of all hosts; until then these pages stay, and others"
                     " are evicted first",
                 )

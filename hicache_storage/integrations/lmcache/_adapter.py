@@ -351,7 +351,7 @@ class Adapter:
         try:
             getattr(self, f"_notify_keys_{event}")(*arguments)
         except Exception:
-            logger.exception("LMCache could not be told of pages that were %s", event)
+            logger.exception("pages that were %s could not be reported to LMCache", event)
 
     def _delete(self, session: Session, space: KeySpace, keys: list[ObjectKey]) -> bool:
         try:

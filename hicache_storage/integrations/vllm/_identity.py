@@ -63,16 +63,16 @@ def check_engine(vllm_config: Any, *, single_node: bool) -> None:
     nodes = int(getattr(parallel, "nnodes_within_dp", 1))
     if nodes > 1:
         raise ConfigError(
-            f"{NAME}: this engine has {nodes} nodes, and vLLM offloads to the host memory of the first"
-            " node only: the KV of another node would be wrong. Use one node for each engine (one"
-            " node with tensor parallelism, data parallelism across nodes)"
+            f"{NAME}: this engine has {nodes} nodes, but vLLM offloads to the host memory of the"
+            " first node only: the KV of other nodes would be wrong. Use one node for each engine"
+            " (one node with tensor parallelism, data parallelism across nodes)"
         )
     executor = executor_name(parallel)
     if executor not in ("mp", "uni") and parallel.world_size > 1 and not single_node:
         raise ConfigError(
-            f"{NAME}: the executor {executor!r} may place workers on more than one node, and vLLM"
-            " offloads to the host memory of one node only. Pass --distributed-executor-backend mp,"
-            ' or set "single_node": true if all workers are on this node'
+            f"{NAME}: the executor {executor!r} may place workers on more than one node, but vLLM"
+            " offloads to the host memory of one node only. Pass --distributed-executor-backend"
+            ' mp, or set "single_node": true if all workers are on this node'
         )
 
 
