@@ -447,8 +447,8 @@ class HiCacheStorage(abc.ABC):
             raise StorageClosed(f"this {type(self).__name__} was closed: open a new one")
         if self.is_forked_copy and not self.usable_after_fork:
             raise StorageClosed(
-                f"this {type(self).__name__} was opened by {self._opened_by}, which forked this one:"
-                " open a new one here"
+                f"this {type(self).__name__} was opened by {self._opened_by}, from which this one"
+                " was forked: open a new one here"
             )
 
     def narrow(self, **claims: Any) -> None:

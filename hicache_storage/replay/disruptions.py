@@ -41,14 +41,14 @@ class Disruptions:
         add(
             "--swap-backend",
             metavar="NAME",
-            help="exchange the storage for another one while requests run",
+            help="change to another storage while requests run",
         )
-        add("--swap-extra-config", metavar="JSON|@FILE", help="config of the other backend")
+        add("--swap-extra-config", metavar="JSON|@FILE", help="config of that backend")
         add(
             "--swap-after",
             type=config.positive_int,
             metavar="N",
-            help="requests before the exchange (default: half of them)",
+            help="number of requests before the change (default: half of them)",
         )
 
     @classmethod
