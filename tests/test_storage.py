@@ -382,7 +382,9 @@ def _asked(storage: HiCacheStorage) -> str:
 
 def test_a_forked_child_is_refused_by_default() -> None:
     storage = DictStorage()
-    message = f"this DictStorage was opened by process {os.getpid()}, from which this one"
+    message = (
+        f"this DictStorage was opened by process {os.getpid()}, from which this one was forked"
+    )
 
     assert f"StorageClosed: {message}: open a new one here" == in_a_fork(lambda: _asked(storage))
     assert _asked(storage) == "[False]"
