@@ -185,7 +185,7 @@ def test_a_file_that_is_no_log_is_refused(
     for flags in ([], ["--request", "r"], ["--json"]):
         code, told, error = explain(capsys, "log.jsonl", *flags)
         assert (2, "") == (code, told)
-        assert "log.jsonl: is no explain log" in error
+        assert "log.jsonl: is not an explain log" in error
 
 
 @pytest.mark.parametrize(

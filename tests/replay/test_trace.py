@@ -75,7 +75,7 @@ class TestReading:
             ),
             (
                 _line(input_length=5000),
-                "hash_ids: 2 of them, and an input_length of 5000 .* has 10",
+                "hash_ids: there are 2, but an input_length of 5000 .* has 10",
             ),
             (_line(input_length=512), "hash_ids: 2 of them, .* has 1"),
             (_line(hash_ids=[]), "hash_ids: 0 of them, .* has 2"),

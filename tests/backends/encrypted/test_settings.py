@@ -41,7 +41,7 @@ def test_a_text_that_is_no_key_is_refused_and_not_shown(
 ) -> None:
     monkeypatch.setenv("A_KEY", text)
 
-    with pytest.raises(ConfigError, match=r"keys\.a: a key is 64 hex digits") as caught:
+    with pytest.raises(ConfigError, match=r"keys\.a: a key has 64 hex digits") as caught:
         EncryptedStorage.from_config(VALID)
 
     assert text not in str(caught.value)

@@ -465,7 +465,7 @@ class TestOtherKeys:
     def test_a_wrong_name_key_is_told(self, shared: MemoryStorage) -> None:
         (told,) = sealed_over(shared, "ac").unreadable_spaces()
 
-        assert told.reason == "the key 'c' opens its name, and name_key is 'a'"
+        assert told.reason == "the key 'c' opens its name, but name_key is 'a'"
 
     def test_those_of_the_backend_are_passed_on(self, tmp_path: Path) -> None:
         with (

@@ -209,7 +209,7 @@ class TestDiagnosis:
         with reader(root) as storage:
             (found,) = storage.diagnose()
 
-        assert ("clock", "3 pages have a time of use in the future") == (found.topic, found.fact)
+        assert ("clock", "3 pages with a time of use in the future") == (found.topic, found.fact)
 
 
 def kept(client: Any) -> dict[bytes, bytes]:
