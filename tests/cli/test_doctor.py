@@ -277,7 +277,7 @@ def test_a_trial_that_does_not_fit_is_no_full_store(
 
     _, checks = _checked(capsys, replace(file_store, config={**file_store.config, **limits}))
 
-    assert checks["write"]["fact"].startswith("not tried: 16 KiB do not fit")
+    assert checks["write"]["fact"].startswith("not tried: 16 KiB more would exceed capacity_nbytes")
 
 
 def test_a_read_only_mount_is_a_problem_whatever_the_capacity(

@@ -253,7 +253,7 @@ class TestClear:
                 ]
             )
             with pytest.raises(
-                StorageUnavailable, match=r"1 pages were not .*AccessDenied.*; 3 were"
+                StorageUnavailable, match=r"1 page not deleted \(AccessDenied\), 3 deleted"
             ):
                 store.clear(space())
 
