@@ -142,8 +142,7 @@ def meaning(record: Record) -> str:
             return _meaning_of_partial(count, judged, rest)
         case Verdict.INCONCLUSIVE:
             return (
-                "This run decides nothing about the store: too few checks ran, or the tools of"
-                " the run failed."
+                "This run decides nothing about the store: too few checks ran, or the tools failed."
             )
 
 
