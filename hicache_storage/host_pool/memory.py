@@ -71,9 +71,8 @@ def _check_available(nbytes: int) -> None:
     limit = available_memory()
     if nbytes > limit.nbytes:
         raise MemoryError(
-            f"a host pool of {format_nbytes(nbytes)} does not fit,"
-            f" because {format_nbytes(limit.nbytes)} are available {limit.where}: use fewer"
-            " slots, or a smaller --host-size of hicache replay"
+            f"a host pool of {format_nbytes(nbytes)} does not fit: {format_nbytes(limit.nbytes)} are"
+            f" available {limit.where}; use fewer slots, or a smaller --host-size of hicache replay"
         )
 
 
