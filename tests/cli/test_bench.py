@@ -432,7 +432,9 @@ def test_runs_without_a_common_load_are_refused() -> None:
     after = _run()
     after["loads"][0]["threads"] = 3
 
-    with pytest.raises(ConfigError, match="no page size was measured with the same number of threads"):
+    with pytest.raises(
+        ConfigError, match="no page size was measured with the same number of threads"
+    ):
         compare(_run(), after, TOLERANCES)
 
 
