@@ -100,7 +100,7 @@ def positive_int(text: str) -> int:
     if not (
         text.isascii() and text.isdecimal() and len(text) <= _MAX_FLAG_DIGITS and int(text) >= 1
     ):
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, not {shown(text)!r}")
+        raise argparse.ArgumentTypeError(f"must be a whole number, 1 or more, not {shown(text)!r}")
     return int(text)
 
 
@@ -195,7 +195,7 @@ def read_config_file(name: str, flag: str) -> dict[str, Any]:
     except RuntimeError:
         raise ConfigError(f"{where}: cannot be read: there is no such home directory") from None
     except ValueError:
-        raise ConfigError(f"{where}: is no name of a file") from None
+        raise ConfigError(f"{where}: is not a file name") from None
     if path.suffix not in _PARSERS:
         raise ConfigError(f"{where}: must end in one of {', '.join(_PARSERS)}")
     try:
@@ -205,7 +205,7 @@ def read_config_file(name: str, flag: str) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise ConfigError(f"{where}: is not UTF-8 text") from None
     except ValueError:
-        raise ConfigError(f"{where}: is no name of a file") from None
+        raise ConfigError(f"{where}: is not a file name") from None
     kind, parse = _PARSERS[path.suffix]
     return _check_fields(_parse(parse, content, kind, where), where)
 
@@ -271,7 +271,7 @@ def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for name, value in pairs:
         if name in fields:
-            raise _RefusedError(f"the field {shown(name)!r} is there twice")
+            raise _RefusedError(f"the field {shown(name)!r} is given twice")
         fields[name] = value
     return fields
 
@@ -279,7 +279,7 @@ def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _short_integer(digits: str) -> int:
     """Return an integer. Refuse too many digits here, because Python's own message is hard to read."""
     if len(digits) > _MAX_JSON_DIGITS:
-        raise _RefusedError(f"a number in it has {len(digits)} digits")
+        raise _RefusedError(f"it holds a number of {len(digits):,} digits")
     return int(digits)
 
 
@@ -301,7 +301,7 @@ def _parse_yaml(text: str) -> Any:
                 raise yaml.MarkedYAMLError(problem=_WRONG_TAG, problem_mark=node.start_mark)
             for key, _ in node.value:
                 if isinstance(key, yaml.ScalarNode) and key.value in names:
-                    raise _RefusedError(f"the field {shown(key.value)!r} is there twice")
+                    raise _RefusedError(f"the field {shown(key.value)!r} is given twice")
                 if isinstance(key, yaml.ScalarNode):
                     names.add(key.value)
             return cast("dict[Any, Any]", super().construct_mapping(node, deep=deep))
@@ -332,7 +332,7 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
 
 def _check_fields(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ConfigError(f"{where}: must be an object of fields, not {type(value).__name__}")
+        raise ConfigError(f"{where}: must be an object with fields, not {type(value).__name__}")
     fields: dict[Any, Any] = cast("Any", value)
     other = [key for key in fields if not isinstance(key, str)]
     if other:

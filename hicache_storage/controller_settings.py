@@ -85,7 +85,9 @@ class ControllerSettings:
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
         if not 0 < self.prefetch_capacity <= 1:
-            raise ValueError(f"prefetch_capacity must be in (0, 1], not {self.prefetch_capacity}")
+            raise ValueError(
+                f"prefetch_capacity must be above 0 and at most 1, not {self.prefetch_capacity}"
+            )
         if self.prefetch_threshold_tokens < 0:
             raise ValueError(
                 f"prefetch_threshold_tokens must be at least 0, not {self.prefetch_threshold_tokens}"

@@ -35,7 +35,7 @@ def parse_seconds(value: object) -> float:
         return parse_float(value) if seconds is None else seconds
     except ValueError as error:
         raise ValueError(
-            f"{error}, of seconds, or a time with a unit (ms, s, m, h, d or w), such as '90s' or '1d'"
+            f"{error} (in seconds), or a time with a unit (ms, s, m, h, d or w), such as '90s' or '1d'"
         ) from None
 
 

@@ -173,15 +173,15 @@ def _array_bytes(buffer: Any) -> Buffer:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(buffer, torch.Tensor):
         if buffer.device.type != "cpu":
-            raise TypeError(f"a page lies in host memory; this tensor is on {buffer.device}")
+            raise TypeError(f"a page must be in host memory, but this tensor is on {buffer.device}")
         if not buffer.is_contiguous():
-            raise ValueError("a page segment must be C-contiguous; this tensor is not")
+            raise ValueError("a page segment must be C-contiguous, but this tensor is not")
         flat: Buffer = buffer.detach().flatten().view(torch.uint8).numpy()
         return flat
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(buffer, numpy.ndarray):
         if not buffer.flags.c_contiguous:
-            raise ValueError("a page segment must be C-contiguous; this array is not")
+            raise ValueError("a page segment must be C-contiguous, but this array is not")
         array: Buffer = buffer.reshape(-1).view(numpy.uint8)
         return array
     raise TypeError(f"a page segment must be a buffer, not {type(buffer).__name__}")

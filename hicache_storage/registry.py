@@ -192,5 +192,7 @@ def _storage_class(module: Any, name: str) -> type[HiCacheStorage]:
     if isinstance(found, type) and issubclass(found, HiCacheStorage):
         if not inspect.isabstract(found):
             return found
-        raise ConfigError(f"{module.__name__}:{name} does not implement the whole HiCacheStorage")
-    raise ConfigError(f"{module.__name__}:{name} is no storage: name a subclass of HiCacheStorage")
+        raise ConfigError(f"{module.__name__}:{name} does not implement all of HiCacheStorage")
+    raise ConfigError(
+        f"{module.__name__}:{name} is not a storage: name a subclass of HiCacheStorage"
+    )

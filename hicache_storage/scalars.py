@@ -76,6 +76,12 @@ def format_nbytes(nbytes: float) -> str:
     return f"{number:.{digits}f} {unit}"
 
 
+def format_exact_nbytes(nbytes: int) -> str:
+    """Return a size that readers compare with another: `1 MiB`, `1.00 MiB (1,048,640 bytes)`."""
+    is_exact = nbytes % unit_of(nbytes)[0] == 0
+    return format_nbytes(nbytes) if is_exact else f"{format_nbytes(nbytes)} ({nbytes:,} bytes)"
+
+
 def unit_of(nbytes: float) -> tuple[int, str]:
     """Return the bytes and the name of the unit in which a size is shown."""
     power = 0
@@ -163,7 +169,7 @@ def _nbytes_of_text(text: str) -> int:
     from fractions import Fraction  # noqa: PLC0415 - `import hicache_storage.keys` stays fast
 
     if text.rstrip().endswith("%"):
-        raise ValueError(f"a share is no size: give {_SIZE_EXAMPLES}")
+        raise ValueError(f"a share is not a size: give {_SIZE_EXAMPLES}")
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ValueError(

@@ -31,6 +31,7 @@ from pydantic import (
 from hicache_storage.durations import MAX_DURATION_S, parse_seconds
 from hicache_storage.errors import ConfigError, did_you_mean, shown
 from hicache_storage.scalars import (
+    counted,
     format_nbytes,
     format_number,
     parse_bool,
@@ -53,6 +54,7 @@ __all__ = [
     "Seconds",
     "SecretStr",
     "Settings",
+    "counted",
     "format_nbytes",
     "parse_nbytes",
 ]

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hicache_storage.errors import StorageClosed, StorageUnavailable, UnsupportedOperation
+from hicache_storage.scalars import format_exact_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -323,8 +324,9 @@ class HiCacheStorage(abc.ABC):
         limit = self.capabilities.max_page_nbytes
         if limit is not None and space.stored_nbytes > limit:
             raise UnsupportedOperation(
-                f"{type(self).__name__} takes pages of up to {limit} bytes; pool {space.pool!r} of"
-                f" {space.model!r} has {space.stored_nbytes}: use a smaller page size"
+                f"{type(self).__name__} takes pages of up to {format_exact_nbytes(limit)}, but those of"
+                f" pool {space.pool!r} of {space.model!r} have"
+                f" {format_exact_nbytes(space.stored_nbytes)}: use a smaller page size"
             )
 
     def spaces(self) -> Iterator[KeySpace]:
@@ -387,8 +389,8 @@ class HiCacheStorage(abc.ABC):
         if left:
             pages = removed + retried + len(left)
             raise StorageUnavailable(
-                f"{len(left)} of {pages} pages of pool {space.pool!r} could not be removed: clear it"
-                " again when the store is well"
+                f"{len(left)} of {pages} pages of pool {space.pool!r} could not be removed: clear"
+                " it again when the store works again"
             )
         return removed + retried
 
@@ -445,8 +447,8 @@ class HiCacheStorage(abc.ABC):
             raise StorageClosed(f"this {type(self).__name__} was closed: open a new one")
         if self.is_forked_copy and not self.usable_after_fork:
             raise StorageClosed(
-                f"this {type(self).__name__} was opened by {self._opened_by}, which forked this one:"
-                " open a new one here"
+                f"this {type(self).__name__} was opened by {self._opened_by}, from which this one"
+                " was forked: open a new one here"
             )
 
     def narrow(self, **claims: Any) -> None:

@@ -238,7 +238,9 @@ def _stages(extent: Extent, pp_size: int) -> list[tuple[int, int]]:
             )
         split = (least,) * (pp_size - more) + (least + 1,) * more
     elif len(split) != pp_size:
-        raise ConfigError(f"stage_layers {split} are of {len(split)} stages; pp_size is {pp_size}")
+        raise ConfigError(
+            f"stage_layers {split} are for {len(split)} stages, but pp_size is {pp_size}"
+        )
     return list(pairwise(accumulate(split, initial=0)))
 
 

@@ -171,12 +171,12 @@ class TestExtraConfig:
         [
             ("c.json", b'{"a": }', "is not JSON: expecting value at line 1, column 7"),
             ("c.json", b"", "is not JSON"),
-            ("c.json", b"[1]", "must be an object of fields, not list"),
+            ("c.json", b"[1]", "must be an object with fields, not list"),
             ("c.json", b"[" * 100_000, "is not JSON"),
             ("c.toml", b"a = \n", "is not TOML"),
             ("c.yaml", b"a: b: c\n", "is not YAML: .* at line 1, column 5"),
             ("c.yaml", b"a: \x01\n", "is not YAML"),
-            ("c.yaml", b"", "must be an object of fields, not NoneType"),
+            ("c.yaml", b"", "must be an object with fields, not NoneType"),
             ("c.yaml", b"1: x\n", "a field's name must be a string, not 1"),
             ("c.yaml", b"? \n", "a field's name must be a string, not None"),
             *(
@@ -254,7 +254,7 @@ class TestExtraConfig:
         file = tmp_path / name
         file.write_text(text)
 
-        with pytest.raises(ConfigError, match=r"path' is there twice|Cannot overwrite a value"):
+        with pytest.raises(ConfigError, match=r"path' is given twice|Cannot overwrite a value"):
             load_extra_config(f"@{file}")
 
     @pytest.mark.parametrize("value", ["!!set {.nan}", "!!omap [a: .inf]", "[[.inf]]"])
@@ -316,5 +316,5 @@ class TestExtraConfig:
 
     @pytest.mark.parametrize("name", ["~nosuchuser/c.json", "~\0.json", "a\0.json", "~\ud800.json"])
     def test_a_name_that_no_file_can_have_is_refused(self, name: str) -> None:
-        with pytest.raises(ConfigError, match=f"{_EXTRA}.*(no name of a file|no such home)"):
+        with pytest.raises(ConfigError, match=f"{_EXTRA}.*(not a file name|no such home)"):
             load_extra_config(f"@{name}")

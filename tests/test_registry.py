@@ -167,7 +167,7 @@ def test_one_distribution_may_declare_a_backend_that_needs_an_extra(install: Ins
 def test_an_entry_point_to_no_storage_is_refused(install: Install, target: str) -> None:
     install("acme-cache", "acme_other", STORAGE, acme=target)
 
-    with pytest.raises(ConfigError, match=r"acme_other:.* is no storage"):
+    with pytest.raises(ConfigError, match=r"acme_other:.* is not a storage"):
         open_storage("acme")
 
 
@@ -233,13 +233,13 @@ def test_a_dynamic_module_path_that_is_no_dotted_name_is_refused(module_path: st
 @pytest.mark.parametrize("class_name", ["NoStorage", "Missing", ""])
 @pytest.mark.usefixtures("dynamic")
 def test_a_dynamic_class_that_is_no_storage_is_refused(class_name: str) -> None:
-    with pytest.raises(ConfigError, match=f"acme_dynamic:{class_name} is no storage"):
+    with pytest.raises(ConfigError, match=f"acme_dynamic:{class_name} is not a storage"):
         open_storage("dynamic", DYNAMIC | {"class_name": class_name})
 
 
 def test_a_class_with_methods_missing_is_refused() -> None:
     config = {"module_path": "hicache_storage.storage", "class_name": "HiCacheStorage"}
-    with pytest.raises(ConfigError, match="does not implement the whole"):
+    with pytest.raises(ConfigError, match="does not implement all of"):
         open_storage("dynamic", DYNAMIC | config)
 
 

@@ -13,7 +13,13 @@ from pages import space
 from hicache_storage.host_pool import HostPool, PageShape
 from hicache_storage.page_store import PageStoreSettings
 from hicache_storage.page_store.lookup import PoolSpec
-from hicache_storage.scalars import MAX_INT64, check_integer, format_number, parse_nbytes
+from hicache_storage.scalars import (
+    MAX_INT64,
+    check_integer,
+    format_exact_nbytes,
+    format_number,
+    parse_nbytes,
+)
 
 SHAPE = PageShape.mla(page_tokens=1, layers=1, kv_dim=1, dtype="uint8")
 
@@ -126,6 +132,14 @@ def test_any_other_size_is_refused(written: object) -> None:
         parse_nbytes(written)
 
 
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(999, "999 B"), (1 << 20, "1 MiB"), ((1 << 20) + 64, "1.00 MiB (1,048,640 bytes)")],
+)
+def test_sizes_that_differ_in_a_few_bytes_are_told_apart(nbytes: int, text: str) -> None:
+    assert text == format_exact_nbytes(nbytes)
+
+
 def test_a_message_about_a_size_lists_every_unit_that_is_one() -> None:
     with pytest.raises(ValueError, match="size") as refused:
         parse_nbytes("1 G")
@@ -135,7 +149,7 @@ def test_a_message_about_a_size_lists_every_unit_that_is_one() -> None:
 
 
 def test_a_share_is_refused_as_a_share() -> None:
-    with pytest.raises(ValueError, match="a share is no size"):
+    with pytest.raises(ValueError, match="a share is not a size"):
         parse_nbytes("80 %")
 
 

@@ -216,7 +216,9 @@ def test_a_key_space_at_the_page_limit_is_opened() -> None:
 
 def test_a_key_space_past_the_page_limit_is_refused_with_both_sizes() -> None:
     with LimitedStorage() as storage:
-        with pytest.raises(UnsupportedOperation, match=r"up to 1048576 bytes.* has 1048577") as e:
+        with pytest.raises(
+            UnsupportedOperation, match=r"up to 1 MiB, .* have 1.00 MiB \(1,048,577 bytes\)"
+        ) as e:
             storage.open_space(space(page_nbytes=(1 << 20) - 127, frame_nbytes=128))
         assert e.match("pool 'kv' of 'meta-llama/Llama-3.1-8B-Instruct'")
 
@@ -379,7 +381,9 @@ def _asked(storage: HiCacheStorage) -> str:
 
 def test_a_forked_child_is_refused_by_default() -> None:
     storage = DictStorage()
-    message = f"this DictStorage was opened by process {os.getpid()}, which forked this one"
+    message = (
+        f"this DictStorage was opened by process {os.getpid()}, from which this one was forked"
+    )
 
     assert f"StorageClosed: {message}: open a new one here" == in_a_fork(lambda: _asked(storage))
     assert _asked(storage) == "[False]"

@@ -182,7 +182,7 @@ class TestRefusals:
             Topology(pp_size=3).part(Extent(layers=2), 0)
 
     def test_a_split_that_is_of_other_stages(self) -> None:
-        with pytest.raises(ConfigError, match="are of 2 stages; pp_size is 3"):
+        with pytest.raises(ConfigError, match="are for 2 stages, but pp_size is 3"):
             Topology(pp_size=3).part(Extent(layers=2, stage_layers=(1, 1)), 0)
 
     def test_a_split_of_other_layers(self) -> None:

@@ -30,14 +30,18 @@ _VERDICTS = "hicache-verdicts"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     add = parser.getgroup("hicache", "conformance of KV-cache storage backends").addoption
-    add("--hicache-seed", type=int, default=0, help="of the conformance checks")
-    add("--hicache-quick", action="store_true", help="leave out conformance checks that take long")
+    add("--hicache-seed", type=int, default=0, help="seed of the conformance checks")
+    add("--hicache-quick", action="store_true", help="leave out slow conformance checks")
     add(
         "--hicache-strict",
         action="store_true",
-        help="fail where a conformance rule could not be verified",
+        help="fail if a conformance rule could not be verified",
     )
-    add("--hicache-report", metavar="DIR", help="write a conformance report, a folder a test class")
+    add(
+        "--hicache-report",
+        metavar="DIR",
+        help="write conformance reports, one folder for each test class",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -334,8 +334,8 @@ def write_package(name: str, parent: Path) -> Path:
 def _check_name(name: str) -> None:
     if len(name) > _LONGEST_NAME or not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{name[:_LONGEST_NAME]!r} is no name for a backend: use up to {_LONGEST_NAME} small"
-            " letters and digits, with dashes between them, such as acme or acme-kv"
+            f"{name[:_LONGEST_NAME]!r} is not a name for a backend: use up to {_LONGEST_NAME}"
+            " lowercase letters and digits, with dashes between them, such as acme or acme-kv"
         )
     known = backends()
     if name == DYNAMIC or name in known:

@@ -105,7 +105,7 @@ class DirectoryTree:
             raise ConfigError(f"{cls.backend}: path: {error}") from error
         except OSError as error:
             raise ConfigError(
-                f"{cls.backend}: path: {shown(path)} is no directory and cannot be made one"
+                f"{cls.backend}: path: {shown(path)} is not a directory, and it cannot be made"
                 f" ({error.strerror}): mount the file system, or name another directory"
             ) from error
         return tree
@@ -277,7 +277,8 @@ class DirectoryTree:
                 if self._has_manifest(space):
                     return True
             raise StorageUnavailable(
-                f"{self.backend}: {manifest} cannot be made: other processes remove the key space"
+                f"{self.backend}: {manifest} cannot be made, because other processes remove the"
+                " key space"
             )
         try:
             # Write the file first: it fails if the root is gone, and then the root is not made again.
@@ -306,7 +307,7 @@ class DirectoryTree:
     def left(self, path: str) -> StorageUnavailable:
         """Return the error for a removal that finds something of another program."""
         return StorageUnavailable(
-            f"{self.backend}: {path} belongs to another program, and keeps its key space there: move it"
+            f"{self.backend}: {path} belongs to another program, so its key space stays: move it"
             " away, and remove the key space again"
         )
 
@@ -348,8 +349,8 @@ class DirectoryTree:
             names = sorted(islice(foreign, _NAMED_FOREIGN))
         if names:
             logger.warning(
-                "%s: %s also holds files of other programs (%s), which no capacity counts: name a"
-                " directory of its own",
+                "%s: %s also holds files of other programs (%s), which do not count for"
+                " capacity_nbytes: give the store a directory of its own",
                 self.backend,
                 self.root,
                 ", ".join(map(repr, names)),
@@ -360,8 +361,8 @@ class DirectoryTree:
         nbytes = system.f_blocks * system.f_frsize
         if capacity_nbytes is not None and capacity_nbytes > nbytes:
             logger.warning(
-                "%s: capacity_nbytes is %s, and the file system of %s has %s: a full one refuses"
-                " pages and evicts none; lower capacity_nbytes",
+                "%s: capacity_nbytes is %s, but the file system of %s has only %s: lower"
+                " capacity_nbytes, because a full file system refuses pages and none are evicted",
                 self.backend,
                 format_nbytes(capacity_nbytes),
                 self.root,

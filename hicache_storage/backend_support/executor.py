@@ -54,14 +54,16 @@ class DaemonExecutor:
         After `close`, and in a forked child, the future fails at once with StorageClosed.
         """
         if self._owner != os.getpid():  # a thread of the parent may have held the lock
-            return _failed(f"{self._name}: its threads stayed in the process that was forked")
+            return _failed(
+                f"{self._name}: its threads stayed in the parent process when this one was forked"
+            )
         future: Future[T] = _Queued(self, caller)
         with self._changed:
             if not self._closed:
                 self._tasks.setdefault(caller, OrderedDict())[future] = task
                 self._changed.notify()
                 return future
-        return _failed(f"{self._name}: its threads have ended, it was closed")
+        return _failed(f"{self._name} was closed, so its threads have ended")
 
     def close(self, timeout_s: float) -> bool:
         """End the threads after their tasks. Return False if some still run after `timeout_s`."""

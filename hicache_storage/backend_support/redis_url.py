@@ -20,9 +20,9 @@ def check_redis_url(url: str) -> None:
     query = parse_qsl(parts.query, keep_blank_values=True)
     names = [name for name, _ in query]
     if parts.fragment or url.endswith("#"):
-        raise ValueError("has a '#', which would end it: write %23 in a password")
+        raise ValueError("has a '#', which would end the URL: write %23 in a password")
     if ("db", "") in query or len({*names}) < len(names):
-        raise ValueError("has an option twice, or db without a number")
+        raise ValueError("gives an option twice, or db without a number")
     if parts.scheme == "unix":
         if parts.hostname:
             raise ValueError(
@@ -34,5 +34,5 @@ def check_redis_url(url: str) -> None:
         "db" in names or not _DATABASE.fullmatch(unquote(parts.path))
     ):
         raise ValueError(
-            "must end with the number of a database, such as /0, or have the option db, or neither"
+            "must end with a database number, such as /0, or have the option db, or neither"
         )

@@ -76,10 +76,10 @@ class Resolver:
             return known
         if error is None:
             raise StorageTimeout(
-                f"the look-up of the name {host!r} did not end within {deadline.timeout_s:g} s"
+                f"the look-up of host {host!r} did not end within {deadline.timeout_s:g} s"
             )
-        reason = getattr(error, "strerror", None) or "it is no name of a host"
-        raise ConnectionError(f"the name {host!r} cannot be looked up: {reason}") from error
+        reason = getattr(error, "strerror", None) or "it is not a host name"
+        raise ConnectionError(f"host {host!r} cannot be looked up: {reason}") from error
 
     def _look_up_of(self, host: str) -> SingleFlight[list[SocketAddress]]:
         with self._lock:

@@ -22,11 +22,15 @@ def read_secret_file(field: str, path: str) -> str:
     is_path = os.path.lexists(path) or (
         directory.strip("./") and os.path.isdir(directory)  # noqa: PTH112 - it takes any text
     )
-    shown = repr(path) if is_path else "the file (a path into no known directory is not shown)"
+    shown = (
+        repr(path)
+        if is_path
+        else "the file (its path is not shown, because its directory does not exist)"
+    )
     try:
         secret = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it holds no text"
+        reason = getattr(error, "strerror", None) or "it does not hold text"
         raise ValueError(f"{field}: {shown} cannot be read: {reason}") from None
     if not secret:
         raise ValueError(f"{field}: {shown} is empty")
@@ -41,7 +45,7 @@ def read_secret_variable(field: str, name: str) -> str:
             be the secret itself is not shown.
     """
     is_name = name in os.environ or _VARIABLE.fullmatch(name)
-    shown = repr(name) if is_name else "of the name that is given"
+    shown = repr(name) if is_name else "of the given name"
     if not os.environ.get(name):
         raise ValueError(f"{field}: there is no environment variable {shown}, or it is empty")
     return os.environ[name]

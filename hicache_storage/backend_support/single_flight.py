@@ -50,7 +50,9 @@ class SingleFlight(Generic[T]):
                 try:
                     thread.start()
                 except RuntimeError:
-                    raise StorageUnavailable(f"{self._name}: the system has no thread") from None
+                    raise StorageUnavailable(
+                        f"{self._name}: the system cannot start a thread"
+                    ) from None
                 self._flight, self._began_s = flight, time.monotonic()
             return self._flight
 

@@ -85,7 +85,10 @@ def _paragraphs(entries: Sequence[dict[str, Any]], *, everything: bool) -> Itera
     plain = f"the Python reference: {native.reason}"
     yield f"The data plane is {'compiled' if native.implementation == 'compiled' else plain}."
     if not everything:
-        yield "The config of an open storage may reduce these. All capabilities: --capabilities"
+        yield (
+            "The config of an open storage may reduce these. Use --capabilities to see all"
+            " capabilities."
+        )
         return
     for entry in entries:
         capabilities = [f"{name} {value}" for name, value in entry["capabilities"].items()]

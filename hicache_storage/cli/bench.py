@@ -49,15 +49,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compare",
         type=Path,
         metavar="BEFORE.json",
-        help="show ratios to an earlier run; exit code 1 where a figure is worse than tolerated",
+        help="show ratios to an earlier run; exit code 1 if a figure is worse than tolerated",
     )
     add(
         "--tolerance",
         type=_tolerance,
         action="append",
         metavar="[NAME=]SHARE",
-        help=f"by how much a figure may be worse: 20%%, or for one of {', '.join(_METRICS)}: p99=30%%;"
-        " may be given several times (default: 25%%, p99=50%%, p99.9=100%%)",
+        help="how much worse a figure may be: 20%% for all, or p99=30%% for one"
+        f" of {', '.join(_METRICS)}; may be given several times (default: 25%%, p99=50%%,"
+        " p99.9=100%%)",
     )
 
 
@@ -77,7 +78,7 @@ def _add_page_arguments(parser: argparse.ArgumentParser) -> None:
         type=size,
         default="256MiB",
         metavar="BYTES",
-        help="pages that are written before the load, of each size (default: %(default)s); the store"
+        help="how much to write before the load, for each page size (default: %(default)s); the store"
         " holds up to twice as much",
     )
 
@@ -90,41 +91,41 @@ def _add_load_arguments(parser: argparse.ArgumentParser) -> None:
         type=config.int_up_to(_MOST_THREADS),
         action="append",
         metavar="N",
-        help="threads that make calls; may be given several times (default: 4)",
+        help="number of threads that make calls; may be given several times (default: 4)",
     )
     add(
         "--batch-pages",
         type=config.int_up_to(_MOST_BATCH),
         default=16,
         metavar="N",
-        help="pages of one call (default: %(default)s)",
+        help="pages in one call (default: %(default)s)",
     )
     add(
         "--mix",
         type=_mix,
         default=_MIX,
         metavar="MIX",
-        help="weights of the calls (default: %(default)s)",
+        help="weight of each kind of call (default: %(default)s)",
     )
     length = group.add_mutually_exclusive_group()
     length.add_argument(
         "--duration",
         type=age,
         metavar="TIME",
-        help="of the load, for each page size and number of threads, such as 30s (default: 10s)",
+        help="how long to run each page size with each number of threads, such as 30s (default: 10s)",
     )
     length.add_argument(
         "--pages",
         type=config.int_up_to(_MOST_PAGES),
         metavar="N",
-        help="end after calls of so many pages together, instead",
+        help="end after calls with this many pages in all, instead",
     )
     add(
         "--timeout",
         type=age,
         default="10s",
         metavar="TIME",
-        help="the deadline of a call (default: %(default)s)",
+        help="deadline of a call (default: %(default)s)",
     )
 
 
@@ -190,11 +191,13 @@ def _mix(text: str) -> dict[str, float]:
         is_number = weight.isascii() and weight.isdecimal() and len(weight) < 10
         if name not in _OPERATIONS or name in mix or not is_number:
             raise argparse.ArgumentTypeError(
-                f"must be weights like {_MIX}, each at most once, not {shown(text)!r}"
+                f"must be weights like {_MIX}, each name at most once, not {shown(text)!r}"
             )
         mix[name] = float(weight)
     if not any(mix.values()):
-        raise argparse.ArgumentTypeError(f"must have a weight above 0, not {shown(text)!r}")
+        raise argparse.ArgumentTypeError(
+            f"must have at least one weight above 0, not {shown(text)!r}"
+        )
     return {name: weight for name, weight in mix.items() if weight}
 
 

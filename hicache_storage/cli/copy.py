@@ -35,15 +35,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_store_arguments(parser)
     add = parser.add_argument_group("target").add_argument
     add("--to-backend", metavar="NAME", help="the backend of the target")
-    add("--to-extra-config", metavar="JSON|@FILE", help="its config, as that of the source")
-    add("--to-config", metavar="FILE", help="a file that holds both, instead")
+    add("--to-extra-config", metavar="JSON|@FILE", help="its config, in the form of the source's")
+    add("--to-config", metavar="FILE", help="a file that holds both, instead of these flags")
     add_selection_arguments(parser)
     add = parser.add_argument
     add(
         "--bandwidth-limit",
         type=size,
         metavar="BYTES",
-        help="move at most so many bytes a second, such as 200MB",
+        help="copy at most this many bytes a second, such as 200MiB",
     )
     add("--json", action="store_true", help="print JSON instead of text")
 
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the figures. Return 0 if the target has every page of the source, else 1."""
     choice, target_choice = store_choice(arguments), _target_choice(arguments)
     if is_same_store(choice, target_choice):
-        raise ConfigError("copy: the target is the source: name another store")
+        raise ConfigError("copy: source and target are the same store: name another target")
     from hicache_storage.cli.operations.copying import Copied, copy  # noqa: PLC0415 - wrong flags fail fast
     from hicache_storage.cli.operations.rate_limit import RateLimit  # noqa: PLC0415
 
@@ -85,7 +85,9 @@ def _target_choice(arguments: argparse.Namespace) -> config.StorageChoice:
     backend, extra_config = arguments.to_backend, arguments.to_extra_config
     if arguments.to_config is not None:
         if backend is not None or extra_config is not None:
-            raise ConfigError("--to-config names the target: leave --to-backend and its config out")
+            raise ConfigError(
+                "--to-config names the target already: leave out --to-backend and --to-extra-config"
+            )
         return config_file_choice(arguments.to_config, "--to-config")
     if backend is None:
         raise ConfigError("copy: --to-backend or --to-config is required")
@@ -98,14 +100,17 @@ def _lines(result: Copied) -> Iterator[str]:
     speed = format_nbytes(result.nbytes / max(result.elapsed_s, 1e-9))
     yield (
         f"{counted(result.copied, 'page')} copied, {format_nbytes(result.nbytes)} in"
-        f" {result.elapsed_s:.1f} s ({speed}/s); {result.skipped:,} were there before"
+        f" {result.elapsed_s:.1f} s ({speed}/s); {result.skipped:,} already there"
     )
     for proof, count in result.not_proved.items():
-        yield f"{count:,} pages were not copied: {proof.value.replace('_', ' ')}"
+        yield f"not copied: {counted(count, 'page')} ({proof.value.replace('_', ' ')})"
     if result.refused:
-        yield f"{result.refused:,} pages were refused by the target, which may be full"
+        yield f"refused by the target, which may be full: {counted(result.refused, 'page')}"
     if result.is_given_up:
-        yield "the copy ended there: the target took none of the last pages"
+        yield "the copy stopped there, because the target took none of the last pages"
     yield from unreadable_lines(result.unreadable)
     for space in result.unframed_spaces:
-        yield f"key space {space.id} was not copied: its pages have no frames to prove them"
+        yield (
+            f"key space {space.id} was not copied, because its pages have no frames to check them"
+            " by"
+        )

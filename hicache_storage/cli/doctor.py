@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=config.int_up_to(_MOST_PAGES),
         default=_PAGES,
         metavar="N",
-        help="pages to write, read and delete (default: %(default)s)",
+        help="number of pages to write, read and delete (default: %(default)s)",
     )
     add_model_argument(parser)
     add("--page-bytes", type=size, metavar="BYTES", help="the size of a page, instead of --model")
@@ -96,7 +96,9 @@ def _checks(arguments: argparse.Namespace, choice: config.StorageChoice) -> Iter
             looked = _looked(choice, arguments.pages, page_nbytes)
         except NoSuchStore as error:
             if _has_files(choice.config.get("path")):
-                raise NoSuchStore(f"{error}. Other files are there, so doctor makes none") from None
+                raise NoSuchStore(
+                    f"{error}. The directory holds other files, so doctor makes no store there"
+                ) from None
             looked = []
         yield from looked
         if any(check.topic == "write" for check in looked):
@@ -106,8 +108,8 @@ def _checks(arguments: argparse.Namespace, choice: config.StorageChoice) -> Iter
                 yield diagnosis.Check(
                     "open",
                     diagnosis.Status.NOTE,
-                    "there was no store: it was made now",
-                    "correct the config if there should be one",
+                    "there was no store, so doctor made one",
+                    "if there should have been one, correct the config",
                 )
                 yield from diagnosis.path_checks(choice, storage)
                 yield from diagnosis.store_checks(storage, storage.diagnose())

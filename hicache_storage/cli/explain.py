@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hicache_storage.request_log.reading import LogReader, Selection, Summary
     from hicache_storage.request_log.records import RequestRecord
 
-SUMMARY = "Tell why requests hit or missed, from the explain log of an engine or a replay."
+SUMMARY = "Show why requests hit or missed, from the explain log of an engine or a replay."
 
 _FOUND = 1
 _LISTED = 200
@@ -36,15 +36,24 @@ _SHORT_HASH_DIGITS = 16
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     add = parser.add_argument
-    add("file", type=Path, metavar="FILE", help="the file that explain_log of the engine names")
+    add(
+        "file",
+        type=Path,
+        metavar="FILE",
+        help="the log: the file that explain_log or --explain-log named",
+    )
     add(
         "--request",
         metavar="ID",
-        help="tell the story of one request; where the engine tells no ids, the first digits of the"
-        " hash of its first page",
+        help="show one request; if the engine logs no ids, give the first digits of the hash of its"
+        " first page",
     )
-    add("--hash", metavar="HEX", help="records about a page: the first digits of its hash")
-    add("--since", type=age, metavar="AGE", help="records of the last 90s, 30m, 12h, 1d or 2w")
+    add(
+        "--hash",
+        metavar="HEX",
+        help="show the records about one page; give the first digits of its hash",
+    )
+    add("--since", type=age, metavar="AGE", help="only records of the last 90s, 30m, 12h, 1d or 2w")
     add("--json", action="store_true", help="print JSON instead of tables and sentences")
 
 
@@ -77,11 +86,13 @@ def _tell(reader: LogReader, selection: Selection, *, as_json: bool) -> int:
         for record in records[-_LISTED:]:
             sys.stdout.write("".join(f"{escaped(line)}\n" for line in _story(record)))
         if len(records) > _LISTED:
-            sys.stdout.write(f"{len(records) - _LISTED:,} earlier records are in --json.\n")
+            earlier = counted(len(records) - _LISTED, "earlier record")
+            sys.stdout.write(f"{earlier} left out: use --json to see all of them.\n")
     else:
         sys.stdout.write(
-            "No record fits. It may be older than the log, of another engine's log, or the engine"
-            f" never asked the cache.{_faults(reader.dropped_records, reader.unreadable_lines)}\n"
+            "No record matches. It may be older than the log or in another engine's log, or the"
+            " engine never asked the"
+            f" cache.{_faults(reader.dropped_records, reader.unreadable_lines)}\n"
         )
     return 0 if records else _FOUND
 

@@ -37,22 +37,29 @@ _FIELDS = ("model", "revision", "tenant", "pool", "unused_for")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     add_store_arguments(parser)
-    add_selection_arguments(parser, default="at least one of these or of the next three is needed")
+    add_selection_arguments(
+        parser, default="give at least one of these, or --unused-for, --empty or --unreadable"
+    )
     add = parser.add_argument
     add(
         "--unused-for",
         type=age,
         metavar="AGE",
-        help="only key spaces of which no page was used for so long, such as 1d; for a store that notes"
-        " uses, as file and hf3fs do with a capacity",
+        help="only key spaces without a used page for this long, such as 1d; for stores that record"
+        " uses, as file and hf3fs do if they have a capacity",
     )
     add("--empty", action="store_true", help="only key spaces that hold no pages")
     add(
         "--unreadable",
         action="store_true",
-        help="key spaces whose names cannot be read, with their pages; goes with --space alone",
+        help="key spaces whose names cannot be read, with their pages; can be combined with --space"
+        " only",
     )
-    add("--yes", action="store_true", help="remove; without it the verb only shows what would go")
+    add(
+        "--yes",
+        action="store_true",
+        help="remove them; without this flag, gc only shows what it would remove",
+    )
     add("--json", action="store_true", help="print JSON instead of a table")
 
 
@@ -80,8 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
         unreadable = selected.unreadable if arguments.unreadable else []
         if unreadable and arguments.yes and not (selected.spaces or arguments.space):
             raise ConfigError(
-                f"gc: none of the {len(unreadable):,} key spaces can be read, which a wrong key does,"
-                " too: name those that are to go with --space"
+                f"gc: no key space of {len(unreadable):,} can be read, which may come from a wrong"
+                " key: name the ones to remove with --space"
             )
         goes: list[Candidate | UnreadableSpace] = [*found, *unreadable]
         if not arguments.json:
@@ -105,18 +112,19 @@ def _check_selection(arguments: argparse.Namespace) -> None:
     is_field_given = any(getattr(arguments, name) is not None for name in _FIELDS)
     if arguments.unreadable and (is_field_given or arguments.empty):
         raise ConfigError(
-            "gc: --unreadable goes with --space alone: nothing else of it can be read"
+            "gc: --unreadable can be combined with --space only, because nothing else about these"
+            " key spaces can be read"
         )
     if not (is_field_given or arguments.space or arguments.empty or arguments.unreadable):
         raise ConfigError(
-            "gc: select key spaces: --space, --model, --revision, --tenant, --pool, --unused-for,"
-            " --empty or --unreadable"
+            "gc: select key spaces with --space, --model, --revision, --tenant, --pool,"
+            " --unused-for, --empty or --unreadable"
         )
 
 
 def _tell(space_id: str, pages: int) -> None:
     """Say what has gone so far: a removal may take minutes."""
-    removed = f"key space {space_id} is removed, with {counted(pages, 'page')}"
+    removed = f"removed key space {space_id} with {counted(pages, 'page')}"
     sys.stderr.write(f"hicache: {one_line(removed)}\n")
 
 
@@ -166,6 +174,6 @@ def _print_removal(removal: Removal, *, is_done: bool, stays: bool) -> None:
         verb = "was" if removal.pages == 1 else "were"
         write_line(f"{counted(removal.pages, 'page')} {verb} removed.")
     elif stays:
-        write_line("Nothing was removed: give --yes to remove them.")
+        write_line("Nothing was removed. Use --yes to remove them.")
     for one in removal.kept:
         write_line(f"Key space {one.space_id[:SHORT_ID_DIGITS]} was kept: {one.reason}.")

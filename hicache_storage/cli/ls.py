@@ -31,8 +31,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     add_store_arguments(parser)
     add = parser.add_argument
-    add("space", nargs="?", metavar="SPACE", help="the first digits of a key space's id: its pages")
-    add("--no-count", action="store_true", help="do not count pages, which reads the whole listing")
+    add(
+        "space",
+        nargs="?",
+        metavar="SPACE",
+        help="list the pages of this key space; give the first digits of its id",
+    )
+    add(
+        "--no-count",
+        action="store_true",
+        help="do not count pages, because that reads the whole listing",
+    )
     add("--json", action="store_true", help="print JSON instead of a table")
 
 

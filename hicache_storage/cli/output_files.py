@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 def add_output_arguments(parser: argparse.ArgumentParser, *, html: bool = True) -> Any:
     """Add the flags of the files. Return their group, for more flags."""
     group = parser.add_argument_group("output")
-    help_text = "write the figures to a file, too"
+    help_text = "also write the figures to a file"
     group.add_argument("--json", type=Path, metavar="FILE", help=help_text)
     if html:
-        help_text = "write a page with plots to a file, too"
+        help_text = "also write an HTML page with plots to a file"
         group.add_argument("--html", type=Path, metavar="FILE", help=help_text)
     return group
 

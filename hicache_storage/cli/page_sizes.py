@@ -15,7 +15,7 @@ def add_model_argument(parser: Any) -> None:
         "--model",
         choices=PRESETS,
         default="llama-3.1-8b",
-        help="whose pages they are as large as (default: %(default)s)",
+        help="the model whose page size to use (default: %(default)s)",
     )
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hicache_storage.planning.settings import PlanSettings
     from hicache_storage.replay.trace import Request
 
-SUMMARY = "Tell from a trace how much L2 and L3 pay: hits, bandwidth, GPU time and money."
+SUMMARY = "Show from a trace what L2 and L3 are worth: hits, bandwidth, GPU time and money."
 
 _PAGE_TOKENS = 64
 _MOST = 10_000_000_000
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sample-above",
         type=config.int_up_to(_MOST),
         metavar="PAGES",
-        help="analyse a sample of about so many accesses to pages where the trace has more"
+        help="if the trace accesses more pages than this, analyze a sample of about this many accesses"
         " (default: 10 million)",
     )
     _add_cache_arguments(parser)
@@ -90,29 +90,29 @@ def _add_price_arguments(parser: argparse.ArgumentParser) -> None:
         "--prefill-rate",
         type=positive_number,
         metavar="TOKENS",
-        help="prompt tokens that one GPU computes in a second: needed for GPU time and money",
+        help="prompt tokens that one GPU computes in a second; needed for GPU time and money",
     )
-    add("--gpu-price", type=positive_number, metavar="X", help="of a GPU for an hour")
+    add("--gpu-price", type=positive_number, metavar="X", help="price of a GPU for an hour")
     add(
         "--host-price",
         type=number_from_zero,
         default=0.0,
         metavar="X",
-        help="of a GiB of L2 for a month",
+        help="price of a GiB of L2 for a month",
     )
     add(
         "--storage-price",
         type=number_from_zero,
         default=0.0,
         metavar="X",
-        help="of a GiB of L3 for a month",
+        help="price of a GiB of L3 for a month",
     )
     add(
         "--busy-hours",
         type=positive_number,
         default=730.0,
         metavar="HOURS",
-        help="hours of a month with a load like the trace's (default: all 730)",
+        help="hours a month with a load like the trace's (default: all 730)",
     )
 
 
@@ -120,7 +120,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the plan, write the files that are asked for, and return 0."""
     check_outputs(arguments)
     if arguments.gpu_price is not None and arguments.prefill_rate is None:
-        raise ConfigError("--gpu-price needs --prefill-rate: money is GPU time that hits save")
+        raise ConfigError(
+            "--gpu-price needs --prefill-rate, because the money comes from the GPU time that"
+            " hits save"
+        )
     settings = _settings(arguments)
     from hicache_storage.planning.plan import make_plan  # noqa: PLC0415 - invalid flags fail fast
 

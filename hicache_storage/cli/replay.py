@@ -70,10 +70,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep",
         action="store_true",
-        help="leave the pages of this run in the storage, which are removed at the end otherwise",
+        help="keep the pages of this run in the storage; otherwise they are removed at the end",
     )
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the figures to a file, too"
+        "--json", type=Path, metavar="FILE", help="also write the figures to a file"
     )
 
 
@@ -99,36 +99,40 @@ def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
         type=size_from_zero,
         default="128MiB",
         metavar="BYTES",
-        help='L2, e.g. "2GiB", shared by all pools (default: %(default)s)',
+        help="size of L2, such as 2GiB, shared by all pools (default: %(default)s)",
     )
     add(
         "--checksum",
         choices=("xxh3", "none"),
         default="xxh3",
-        help="of pages in the storage (default: %(default)s)",
+        help="checksum of pages in the storage (default: %(default)s)",
     )
 
 
 def _add_admission_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("writes to the storage").add_argument
-    add("--second-use", action="store_true", help="write a page when it is offered a second time")
+    add(
+        "--second-use",
+        action="store_true",
+        help="write a page only when it is offered a second time",
+    )
     add(
         "--remembered-pages",
         type=config.int_up_to(_MOST_REMEMBERED_PAGES),
         metavar="N",
-        help="pages that --second-use remembers (default: 1,000,000)",
+        help="number of pages that --second-use remembers (default: 1,000,000)",
     )
     add(
         "--write-rate",
         type=size_from_zero,
         metavar="BYTES",
-        help='most bytes a second of the trace\'s own time, on each rank, e.g. "200MiB"',
+        help="on each rank, write at most this much per second of the trace's own time, such as 200MiB",
     )
     add(
         "--write-burst",
         type=size_from_zero,
         metavar="BYTES",
-        help="most bytes at once after a pause (default: ten seconds of --write-rate)",
+        help="write at most this much at once after a pause (default: ten seconds of --write-rate)",
     )
 
 
@@ -139,13 +143,13 @@ def _add_rank_arguments(parser: argparse.ArgumentParser) -> None:
         type=config.int_up_to(_MOST_RANKS),
         default=1,
         metavar="N",
-        help="tensor parallel ranks, a process each, every one with --host-size of L2 (default: 1)",
+        help="tensor parallel ranks; each is a process with --host-size of L2 (default: 1)",
     )
     add(
         "--head-group",
         type=config.positive_int,
         metavar="HEADS",
-        help="store so many KV heads a page, for runs with another number of --ranks to find",
+        help="store this many KV heads in a page, so that runs with another number of --ranks find it",
     )
 
 
@@ -154,7 +158,7 @@ def _add_observer_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--tracing",
         action="store_true",
-        help="make OpenTelemetry spans, for the tracer provider that opentelemetry-instrument sets up",
+        help="make OpenTelemetry spans for the tracer provider that opentelemetry-instrument sets up",
     )
     add(
         "--events-endpoint",
@@ -164,12 +168,12 @@ def _add_observer_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--events-bind",
         action="store_true",
-        help="bind --events-endpoint and do not connect to it, such as tcp://127.0.0.1:5557",
+        help="bind --events-endpoint instead of connecting to it, for example tcp://127.0.0.1:5557",
     )
     add(
         "--events-replay-endpoint",
         metavar="ADDRESS",
-        help='send past events again: bind "tcp://*:5558"',
+        help='send past events again on request: bind "tcp://*:5558"',
     )
 
 

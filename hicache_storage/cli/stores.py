@@ -50,7 +50,7 @@ def add_store_arguments(
     """Add SGLang's storage flags, and `--config`."""
     config.add_arguments(parser, engine_flags_in_help=engine_flags_in_help)
     parser.add_argument(
-        "--config", metavar="FILE", help="a .json, .toml or .yaml file with these flags, instead"
+        "--config", metavar="FILE", help="a .json, .toml or .yaml file that holds these flags"
     )
 
 
@@ -63,12 +63,14 @@ def store_choice(arguments: argparse.Namespace) -> config.StorageChoice:
     if arguments.config is None:
         return config.StorageChoice.from_arguments(arguments)
     if arguments.hicache_storage_backend or arguments.hicache_storage_backend_extra_config:
-        raise ConfigError(f"--config names the backend: leave --{_BACKEND} and its config out")
+        raise ConfigError(
+            f"--config names the backend already: leave out --{_BACKEND} and --{_EXTRA_CONFIG}"
+        )
     for flag in _FLAGS:
         name = flag.replace("-", "_")
         if getattr(arguments, name) != arguments.parser.get_default(name):
             raise ConfigError(
-                f"--config has the engine's flags: leave --{flag} out, or add it there"
+                f"--config holds the engine's flags: leave out --{flag}, or add it to that file"
             )
     return config_file_choice(arguments.config, "--config")
 
@@ -113,7 +115,7 @@ def open_listed_store(choice: config.StorageChoice, verb: str) -> HiCacheStorage
     if not storage.capabilities.enumerable:
         storage.close()
         raise UnsupportedOperation(
-            f"{verb}: the backend {choice.backend!r} cannot list its pages, with this config"
+            f"{verb}: the backend {choice.backend!r} cannot list its pages with this config"
             " (enumerable: no)"
         )
     return storage
@@ -128,8 +130,8 @@ def open_to_change(choice: config.StorageChoice) -> HiCacheStorage:
     with suppress(NoSuchStore), open_existing_store(choice) as storage:
         if (excess := excess_of(storage)) is not None:
             raise ConfigError(
-                f"{choice.backend}: {excess}: to open the store for writing with this config would"
-                " evict pages; give the capacity_nbytes of the engines"
+                f"{choice.backend}: {excess}. Opening the store for writing with this config"
+                " would evict pages: use the capacity_nbytes of the engines"
             )
     return open_store(choice)
 
@@ -144,8 +146,8 @@ def excess_of(storage: HiCacheStorage) -> str | None:
     ):
         return None
     return (
-        f"the store holds {format_nbytes(stats.nbytes)}, and capacity_nbytes is"
-        f" {format_nbytes(stats.capacity_nbytes)}"
+        f"the store holds {format_nbytes(stats.nbytes)}, but capacity_nbytes"
+        f" is {format_nbytes(stats.capacity_nbytes)}"
     )
 
 
@@ -174,7 +176,7 @@ def _storage_fields(fields: dict[str, Any], where: str) -> dict[str, Any]:
         flag = name.replace("_", "-")
         if flag in _FLAGS:
             if flag in found:
-                raise ConfigError(f"{where}: {name}: this field is there twice")
+                raise ConfigError(f"{where}: {name}: this field is given twice")
             found[flag] = value
         elif flag.startswith("hicache-storage"):
             raise ConfigError(
@@ -189,7 +191,7 @@ def _flag_text(flag: str, value: Any, where: str) -> str:
         try:
             return json.dumps(cast("dict[str, Any]", value))
         except (TypeError, ValueError):
-            raise ConfigError(f"{where}: {flag}: holds a value that JSON does not have") from None
+            raise ConfigError(f"{where}: {flag}: holds a value that JSON cannot hold") from None
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise ConfigError(f"{where}: {flag}: must be text, not {type(value).__name__}")
     return str(value)

@@ -33,7 +33,10 @@ def add_trace_arguments(parser: argparse.ArgumentParser, *, most_requests: int) 
     group = parser.add_argument_group("trace")
     add = group.add_argument
     add(
-        "--trace", type=Path, metavar="FILE[.gz]", help="in the Mooncake format; default: synthetic"
+        "--trace",
+        type=Path,
+        metavar="FILE[.gz]",
+        help="a trace in the Mooncake format (default: a synthetic one)",
     )
     add(
         "--requests",
@@ -41,12 +44,13 @@ def add_trace_arguments(parser: argparse.ArgumentParser, *, most_requests: int) 
         metavar="N",
         help="stop after the first N requests of the trace",
     )
-    add("--seed", type=_seed, metavar="N", help="of the synthetic trace (default: 0)")
+    add("--seed", type=_seed, metavar="N", help="seed of the synthetic trace (default: 0)")
     add(
         "--conversations",
         type=config.int_up_to(_MOST_CONVERSATIONS),
         metavar="N",
-        help=f"in the synthetic trace (default: {_CONVERSATIONS}, or more where --requests needs more)",
+        help=f"conversations in the synthetic trace (default: {_CONVERSATIONS}, or more if --requests"
+        " needs more)",
     )
     return group
 
@@ -62,7 +66,9 @@ def read_requests(arguments: argparse.Namespace) -> Sequence[Request]:
     if arguments.trace is not None:
         for name in ("seed", "conversations"):
             if getattr(arguments, name) is not None:
-                raise ConfigError(f"--{name} is for the synthetic trace: leave it or --trace out")
+                raise ConfigError(
+                    f"--{name} is for the synthetic trace: leave out --{name} or --trace"
+                )
         return read_trace(arguments.trace, arguments.requests)
     seed, limit = arguments.seed or 0, arguments.requests
     if arguments.conversations is not None:
@@ -89,7 +95,7 @@ def add_shape_arguments(parser: argparse.ArgumentParser, *, scale: str, scale_he
         "--pool",
         action="append",
         metavar="NAME:SHAPE",
-        help="instead of --model, once a pool: kv:mha,layers=32,heads=8,dim=128,dtype=bfloat16"
+        help="instead of --model, once for each pool: kv:mha,layers=32,heads=8,dim=128,dtype=bfloat16"
         " draft:mla,layers=1,dim=576",
     )
     group.add_argument(
@@ -126,7 +132,7 @@ def number_from_zero(text: str) -> float:
     """Return a number from 0 on. The function serves as an argparse type."""
     value = parse_number(text)
     if value is None:
-        raise argparse.ArgumentTypeError(f"must be a number from 0 on, not {shown(text)!r}")
+        raise argparse.ArgumentTypeError(f"must be a number, 0 or more, not {shown(text)!r}")
     return value
 
 

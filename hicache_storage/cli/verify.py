@@ -43,13 +43,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_store_arguments(parser)
     add_selection_arguments(parser)
     add = parser.add_argument
-    add("--sample", type=share, default=1.0, metavar="SHARE", help="read a share, such as 1%%")
+    add(
+        "--sample",
+        type=share,
+        default=1.0,
+        metavar="SHARE",
+        help="read only a share of the pages, such as 1%%",
+    )
     add(
         "--delete-wrong",
         action="store_true",
-        help="delete wrong pages, after a question; engines then write them again",
+        help="delete wrong pages, after asking; engines then write them again",
     )
-    add("--yes", action="store_true", help="delete without a question")
+    add("--yes", action="store_true", help="delete without asking")
     add("--json", action="store_true", help="print JSON instead of a table")
 
 
@@ -58,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     choice = store_choice(arguments)
     asks = arguments.delete_wrong and not arguments.yes
     if asks and (arguments.json or not sys.stdin.isatty()):
-        raise ConfigError("--delete-wrong asks on a terminal: give --yes where there is none")
+        raise ConfigError("--delete-wrong asks on a terminal: use --yes if there is none")
     from hicache_storage.cli.operations.verification import Verification, verify  # noqa: PLC0415 - wrong flags fail fast
 
     with open_listed_store(choice, "verify") as storage:
@@ -88,7 +94,7 @@ def _delete_wrong(
 
     wrong = [finding for finding in result.findings if finding.page.proof in WRONG]
     if wrong and asks:
-        sys.stdout.write(f"Delete {len(wrong):,} wrong pages? Type {_YES}: ")
+        sys.stdout.write(f"Delete {counted(len(wrong), 'wrong page')}? Type {_YES}: ")
         sys.stdout.flush()
         if sys.stdin.readline().strip() != _YES:
             sys.stdout.write("Nothing was deleted.\n")
@@ -97,7 +103,7 @@ def _delete_wrong(
         with open_to_change(choice) as storage:
             result.deleted = delete_wrong(look, storage, wrong)
     if not quiet:
-        sys.stdout.write(f"{result.deleted:,} of {len(wrong):,} wrong pages were deleted.\n")
+        sys.stdout.write(f"Deleted {result.deleted:,} of {counted(len(wrong), 'wrong page')}.\n")
 
 
 def _parts(result: Verification, width: int) -> Iterator[Table | str]:
@@ -107,7 +113,7 @@ def _parts(result: Verification, width: int) -> Iterator[Table | str]:
     if result.findings:
         yield _finding_table(result, _WHOLE_HASH if width >= _WIDE else _SHORT_HASH)
     if len(result.findings) > _LISTED:
-        yield f"{len(result.findings) - _LISTED:,} more are in --json."
+        yield f"{len(result.findings) - _LISTED:,} more: use --json to see all of them."
     others = [
         f"{count:,} {proof.value.replace('_', ' ')}"
         for proof in Proof

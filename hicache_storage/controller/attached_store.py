@@ -128,7 +128,9 @@ class AttachedStore:
         if self._calls.close():
             self._unregister()
         else:
-            logger.warning("storage calls still run after %.0f s: left behind", deadline.timeout_s)
+            logger.warning(
+                "storage calls still run after %.0f s, and are left behind", deadline.timeout_s
+            )
         return written
 
     def wait_idle(self, deadline: Deadline) -> bool:
@@ -147,7 +149,7 @@ def _check_headers(store: PageStore, cache: HostCache) -> None:
     for pool in cache.pools:
         if pool.host.frame_nbytes != store.frame_nbytes:
             raise ValueError(
-                f"pool {pool.space.pool!r}: the host pool has headers of {pool.host.frame_nbytes} bytes,"
-                f" and this store needs {store.frame_nbytes}: open it with frame_nbytes="
-                f"{store.frame_nbytes}, or use a store of the same alignment"
+                f"pool {pool.space.pool!r}: the host pool has headers of {pool.host.frame_nbytes}"
+                f" bytes, but this store needs {store.frame_nbytes}: open the host pool with"
+                f" frame_nbytes={store.frame_nbytes}, or use a store of the same alignment"
             )

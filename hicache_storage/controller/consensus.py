@@ -78,7 +78,7 @@ class EnginePools:
             ValueError: Two ranks have a pool of the same name with different windows.
         """
         if len({code >> _WINDOW_BITS for code in codes}) != len(codes):
-            raise ValueError("the ranks have a pool of one name with different windows")
+            raise ValueError("the ranks give one pool different windows")
         own = {_code(pool): number for number, pool in enumerate(pool_set.pools)}
         remote = [code for code in codes if code not in own]
         self._pool_set = pool_set
@@ -180,7 +180,7 @@ class Consensus:
         try:
             *common, least, negated = self._ranks.all_reduce_min(channel, [*values, code, -code])
             if (least, negated) != (code, -code):
-                raise RanksLost(f"another rank does not ask for {question} of {topic.label}")  # noqa: TRY301
+                raise RanksLost(f"another rank did not ask for {question} of {topic.label}")  # noqa: TRY301
         except BaseException as error:
             self._lose_ranks(error)  # after any error this rank's calls are out of step
             if not isinstance(error, Exception):

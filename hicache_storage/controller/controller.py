@@ -199,10 +199,10 @@ class CacheController:
         unfilled = sum(1 << number for number in {pool_set.number(name) for name in without})
         if unfilled & pool_set.required:
             raise ValueError(
-                f"of {sorted(without)} one is a required pool: abandon the reservation"
+                f"one of {sorted(without)} is a required pool: abandon the reservation"
             )
         if not reservation.close():
-            raise ValueError("this reservation was committed or abandoned before")
+            raise ValueError("this reservation was already committed or abandoned")
         entries: list[Entry] = []
         for page_hash, slots in zip(reservation.hashes, reservation.groups, strict=True):
             reserved = sum(1 << number for number, slot in enumerate(slots) if slot is not None)

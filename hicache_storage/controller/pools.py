@@ -49,13 +49,13 @@ class CachePool:
     def __post_init__(self) -> None:
         if self.space.page_nbytes != self.host.shape.nbytes:
             raise ValueError(
-                f"pool {self.space.pool!r}: the key space has {self.space.page_nbytes} bytes a page,"
-                f" the host pool {self.host.shape.nbytes}"
+                f"pool {self.space.pool!r}: a page has {self.space.page_nbytes:,} bytes in the"
+                f" key space, but {self.host.shape.nbytes:,} in the host pool"
             )
         if self.space.layout != self.host.layout:
             raise ValueError(
-                f"pool {self.space.pool!r}: the key space has layout {self.space.layout!r}, the host"
-                f" pool has {self.host.layout!r}"
+                f"pool {self.space.pool!r}: the key space has layout {self.space.layout!r}, but"
+                f" the host pool has {self.host.layout!r}"
             )
         if len(self.host.tiles) > 1:
             self._check_tiles()
@@ -83,15 +83,15 @@ class CachePool:
             shard.heads is not None and shard.heads[1] - shard.heads[0] != heads
         ):
             raise ValueError(
-                f"pool {self.space.pool!r}: the key space has {shard}, the host pool has"
-                f" {layers} layers of {heads} heads"
+                f"pool {self.space.pool!r}: the key space has {shard}, but the host pool"
+                f" has {layers} layers of {heads} heads"
             )
         if shard.heads is None and any(
             tile.heads not in (None, (0, heads)) for tile in self.host.tiles
         ):
             raise ValueError(
-                f"pool {self.space.pool!r}: tiles cut heads, and its key space has no heads: name the"
-                " heads in its shard, or cut layers only"
+                f"pool {self.space.pool!r}: its tiles split heads, but its key space has none:"
+                " name the heads in its shard, or split layers only"
             )
 
     def _tile_space(self, tile: Tile) -> KeySpace:
@@ -210,9 +210,9 @@ def _check(pools: Sequence[CachePool]) -> None:
     if len({pool.space.id for pool in pools}) != len(pools):
         raise ValueError("two pools have the same key space: give each its own pool name")
     if len({pool.space.page_tokens for pool in pools}) != 1:
-        raise ValueError("all pools of a cache have the same page_tokens")
+        raise ValueError("all pools of a cache must have the same page_tokens")
     if not any(pool.required and pool.hit_policy is HitPolicy.ALL_PAGES for pool in pools):
-        raise ValueError("a cache needs a required pool of ALL_PAGES: the target's")
+        raise ValueError("a cache needs a required pool with ALL_PAGES, which is the target's")
 
 
 def _extent(host: HostPool) -> tuple[int, int]:

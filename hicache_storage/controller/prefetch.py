@@ -92,7 +92,7 @@ class Prefetch:
         job, pool_set = self._job, self._cache.pool_set
         job.wait()
         if not job.end():
-            raise RuntimeError(f"prefetch of {job.topic.label} was ended before")
+            raise RuntimeError(f"prefetch of {job.topic.label} has already ended")
         filled = job.filled()
         usable = pool_set.usable(filled, self._context.hit_pools)
         known = pool_set.usable(job.diagnostics.present or filled, pool_set.required)

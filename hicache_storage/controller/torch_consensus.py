@@ -151,8 +151,8 @@ class TorchRanks:
 
     def _lose(self, reason: str) -> str:
         self._leave_groups(
-            f"rank {self.rank} lost the other {self.size - 1}, on channel {reason}; they can agree on"
-            " nothing any more: restart the engine"
+            f"rank {self.rank} lost the other {self.size - 1} on channel {reason}; the ranks can"
+            " no longer agree: restart the engine"
         )
         return self._lost
 

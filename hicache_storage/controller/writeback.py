@@ -14,6 +14,7 @@ from hicache_storage.controller.transfer_batch import TransferBatch
 from hicache_storage.controller_settings import MIN_END_WAIT_S, DropPolicy
 from hicache_storage.durations import longest_wait_s
 from hicache_storage.request_log import Operation, Reason
+from hicache_storage.scalars import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -173,7 +174,7 @@ class Writeback:
             try:
                 partly_written = self._write(batch)
             except Exception:
-                logger.exception("%d pages could not be written", len(batch))
+                logger.exception("%s could not be written", counted(len(batch), "page"))
                 self._counters.add("internal_errors")
                 self._count_lost(len(batch))
                 self._cache.abandon_writes(batch, self._epoch)

@@ -77,7 +77,7 @@ class LayerCopier:
             raise ValueError("a group needs at least one pool")
         if len({(pool.device, pool.page_tokens) for pool in pools}) != 1:
             raise ValueError(
-                "all pools of a group are on one device, and have the same page_tokens"
+                "all pools of a group must be on one device and have the same page_tokens"
             )
         self.pools: tuple[LayeredPool, ...] = tuple(pools)
         self.slots: int = min(pool.slots for pool in pools)

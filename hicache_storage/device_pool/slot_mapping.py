@@ -61,7 +61,7 @@ def _check(numbers: Sequence[int], count: int, what: str) -> None:
     seen: set[int] = set()
     for number in numbers:
         if not 0 <= number < count:
-            raise ValueError(f"there is no {what} {number}: there are 0 to {count - 1}")
+            raise ValueError(f"there is no {what} {number}: they are numbered 0 to {count - 1}")
         if number in seen:
             raise ValueError(f"{what} {number} is named twice: each page needs its own")
         seen.add(number)

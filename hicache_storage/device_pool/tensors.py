@@ -88,8 +88,8 @@ def _check(host: HostPool, planes: Sequence[Sequence[torch.Tensor]]) -> None:
     counts = [len(plane) for plane in planes]
     if counts != [shape.layers] * len(shape.planes):
         raise ValueError(
-            f"the host pool has {len(shape.planes)} planes of {shape.layers} layers; the tensors given"
-            f" are {counts} a plane"
+            f"the host pool has {len(shape.planes)} planes of {shape.layers} layers, but the"
+            f" tensors given are {counts} a plane"
         )
     first = planes[0][0]
     if len(first) < shape.page_tokens:
@@ -99,11 +99,11 @@ def _check(host: HostPool, planes: Sequence[Sequence[torch.Tensor]]) -> None:
             wanted = (len(first), heads, dim)
             if tuple(tensor.shape) != wanted or tensor.device != first.device:
                 raise ValueError(
-                    f"the tensor of layer {layer} is {tuple(tensor.shape)} on {tensor.device}; the host"
-                    f" pool's shape needs {wanted} on {first.device}"
+                    f"the tensor of layer {layer} is {tuple(tensor.shape)} on {tensor.device},"
+                    f" but the host pool's shape needs {wanted} on {first.device}"
                 )
             if tensor.element_size() != shape.itemsize:
                 raise ValueError(
-                    f"the tensor of layer {layer} is {tensor.dtype}, and the host pool {shape.dtype}:"
-                    " they must be as wide"
+                    f"the tensor of layer {layer} is {tensor.dtype}, but the host pool"
+                    f" is {shape.dtype}: both must be equally wide"
                 )

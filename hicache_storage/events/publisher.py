@@ -144,7 +144,7 @@ class EventPublisher:
         while replay is not None and replay.poll(0):
             client, *rest = replay.recv_multipart()
             if len(rest) != 2 or len(rest[1]) != 8:
-                logger.warning("a request of past events is malformed")
+                logger.warning("a request for past events is malformed")
                 continue
             for _ in range(self._queue.qsize()):  # these were published before the request
                 self._send_next()

@@ -16,6 +16,7 @@ from hicache_storage.handoff.completion_store import CompletionStore
 from hicache_storage.handoff.poll_batch import PollBatch
 from hicache_storage.handoff.request import HandoffRequest
 from hicache_storage.handoff.settings import HandoffSettings
+from hicache_storage.scalars import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -182,7 +183,7 @@ class HandoffReceiver:
         try:
             found = self._completions.read(keys)
         except Exception:
-            logger.exception("%d completions could not be looked up", len(keys))
+            logger.exception("%s could not be looked up", counted(len(keys), "completion"))
             return False
         self._counters.add("seen_completions", len(found))
         return sum(request.add_completions(found) for request in awaited) > 0

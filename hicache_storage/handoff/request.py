@@ -113,7 +113,7 @@ class HandoffRequest:
         """
         if self._ended:
             raise RuntimeError(
-                f"the hand-off of request {shown_id(self.request_id)} was ended before"
+                f"the hand-off of request {shown_id(self.request_id)} has already ended"
             )
         while not self.poll():
             loading = not self._prefetch.complete

@@ -238,7 +238,8 @@ class HandoffSender:
                 time.sleep(min(_RETRY_S, deadline.remaining_s()))
         if left or unknown:
             logger.warning(
-                "request %s: %d of %d completions were not posted: its decode side will time out",
+                "request %s: %d of %d completions could not be posted, so its decode side will"
+                " time out",
                 shown_id(request_id),
                 len(left) + unknown,
                 len(pages) + unknown,

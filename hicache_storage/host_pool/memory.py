@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from hicache_storage.host_pool.memory_limits import available_memory
 from hicache_storage.page import address_of
+from hicache_storage.scalars import format_nbytes
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -48,8 +49,9 @@ def _map_reserved(nbytes: int, huge_pages: HugePages) -> mmap.mmap:
         )
     except OSError as error:
         raise MemoryError(
-            f"the kernel has no {count} huge pages of {huge_pages} left ({error.strerror}): reserve"
-            f" them in /sys/kernel/mm/hugepages/hugepages-{unit >> 10}kB/nr_hugepages, or use"
+            f"the kernel does not have {count} huge pages of {huge_pages} left"
+            f" ({error.strerror}): reserve them in"
+            f" /sys/kernel/mm/hugepages/hugepages-{unit >> 10}kB/nr_hugepages, or use"
             " huge_pages='transparent'"
         ) from error
 
@@ -59,7 +61,9 @@ def _map_ordinary(nbytes: int) -> mmap.mmap:
     try:
         return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:  # a limit of the process, or a kernel that does not overcommit
-        raise MemoryError(f"no memory for {nbytes} bytes: {error.strerror}") from error
+        raise MemoryError(
+            f"there is no memory for {format_nbytes(nbytes)}: {error.strerror}"
+        ) from error
 
 
 def _check_available(nbytes: int) -> None:
@@ -67,8 +71,8 @@ def _check_available(nbytes: int) -> None:
     limit = available_memory()
     if nbytes > limit.nbytes:
         raise MemoryError(
-            f"a host pool of {nbytes} bytes does not fit: {limit.nbytes} bytes are available"
-            f" {limit.where}; make it smaller, with fewer slots or (hicache replay) another --host-size"
+            f"a host pool of {format_nbytes(nbytes)} does not fit: {format_nbytes(limit.nbytes)} are"
+            f" available {limit.where}; use fewer slots, or a smaller --host-size of hicache replay"
         )
 
 
@@ -80,7 +84,9 @@ def _populate(memory: mmap.mmap) -> None:
             memory.madvise(_MADV_POPULATE_WRITE, start, nbytes)
     except OSError as error:
         if error.errno != errno.EINVAL:  # a kernel before 5.14 lacks it and populates later
-            raise MemoryError(f"no memory for {len(memory)} bytes: {error.strerror}") from error
+            raise MemoryError(
+                f"there is no memory for {format_nbytes(len(memory))}: {error.strerror}"
+            ) from error
 
 
 def load_torch() -> Any:
@@ -101,7 +107,7 @@ def cuda_runtime(pin: bool | None) -> Any:  # noqa: FBT001 - three-valued, as in
     if torch.cuda.is_available():
         return torch.cuda.cudart()
     if pin:
-        raise RuntimeError("pin=True needs CUDA, and torch sees none: leave pin out")
+        raise RuntimeError("pin=True needs CUDA, but torch finds none: leave pin out")
     return None
 
 
@@ -114,10 +120,14 @@ def pin_memory(memory: memoryview, cuda: Any, *, required: bool) -> bool:
     code = int(cuda.cudaHostRegister(address_of(memory), memory.nbytes, 0))
     if code and required:
         raise RuntimeError(
-            f"CUDA could not pin {memory.nbytes} bytes: cudaHostRegister gave {code}"
+            f"CUDA could not pin {format_nbytes(memory.nbytes)}: cudaHostRegister returned {code}"
         )
     if code:
-        logger.warning("%s bytes are not pinned: cudaHostRegister gave %s", memory.nbytes, code)
+        logger.warning(
+            "CUDA could not pin %s: cudaHostRegister returned %s",
+            format_nbytes(memory.nbytes),
+            code,
+        )
     return not code
 
 

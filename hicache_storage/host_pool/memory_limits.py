@@ -10,6 +10,8 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
+from hicache_storage.scalars import format_nbytes
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -82,7 +84,7 @@ def _limits_up_from(mount: Path, path: str, files: _Files) -> Iterator[MemoryLim
             limit, available = usage
             name = f"/{group}" if group.parts else "/"
             yield MemoryLimit(
-                available, f"in control group {name}, which is limited to {limit} bytes"
+                available, f"in control group {name}, which is limited to {format_nbytes(limit)}"
             )
 
 

@@ -21,7 +21,7 @@ from hicache_storage.host_pool.shape import (
 from hicache_storage.host_pool.tiles import check_tiles, tile_nbytes, tile_runs, whole_page
 from hicache_storage.page import Page
 from hicache_storage.page_store.frame import FramedPage
-from hicache_storage.scalars import check_integer
+from hicache_storage.scalars import check_integer, counted
 from hicache_storage.slot_allocator import SlotAllocator
 
 if TYPE_CHECKING:
@@ -208,7 +208,9 @@ class HostPool:
         if not size:
             raise ValueError("this host pool has no headers: open it with the store's frame_nbytes")
         if not 0 <= tile < len(self.tiles):
-            raise ValueError(f"there is no tile {tile}: pages are cut into {len(self.tiles)}")
+            raise ValueError(
+                f"there is no tile {tile}: pages are cut into {counted(len(self.tiles), 'tile')}"
+            )
         payload = self._view(slot, self._tile_runs[tile], self._tile_nbytes[tile])
         number = slot * len(self.tiles) + tile
         framed = FramedPage(self._headers[number * size : (number + 1) * size], payload)

@@ -55,7 +55,8 @@ class PageShape:
         plane_heads = [heads for heads, _ in self.planes]
         if plane_heads != [1] and not (len(plane_heads) == 2 and len(set(plane_heads)) == 1):
             raise ValueError(
-                f"planes are K and V with as many heads, or one of 1 head, not {self.planes}"
+                "planes must be K and V with the same number of heads, or one plane with 1 head,"
+                f" not {self.planes}"
             )
 
     @classmethod
@@ -100,11 +101,11 @@ def check_layout(layout: str, shape: PageShape) -> None:
     if layout not in LAYOUTS:
         raise ValueError(f"unknown layout {layout!r}; choose one of {', '.join(LAYOUTS)}")
     if layout == "page_head" and len(shape.planes) == 1:
-        raise ValueError("layout 'page_head' splits heads, and MLA has none: use 'page_first'")
+        raise ValueError("layout 'page_head' splits heads, but MLA has none: use 'page_first'")
     if len(set(shape.planes)) == 2 and layout not in _LAYOUTS_OF_UNEQUAL_PLANES:
         raise ValueError(
-            f"layout {layout!r} needs K and V of one dim, not {shape.planes}: use"
-            f" {' or '.join(_LAYOUTS_OF_UNEQUAL_PLANES)}"
+            f"layout {layout!r} needs K and V of the same dim, not {shape.planes}:"
+            f" use {' or '.join(_LAYOUTS_OF_UNEQUAL_PLANES)}"
         )
 
 

@@ -90,14 +90,14 @@ def check_tiles(layout: str, shape: PageShape, slots: int, tiles: Sequence[Tile]
     if sorted(cells) != list(page):
         raise ValueError(
             f"tiles must cover each of {shape.layers} layers and {shape.planes[0][0]} heads once,"
-            f" and these do not: {list(tiles)}"
+            f" but these do not: {list(tiles)}"
         )
     for tile in tiles:
         segments = len(tile_runs(layout, shape, slots, tile))
         if segments > MAX_SEGMENTS:
             raise ValueError(
-                f"layout {layout!r} makes {segments} segments of {tile}, and a storage takes"
-                f" {MAX_SEGMENTS}: {_suggest_layouts(shape, slots, tiles)}"
+                f"layout {layout!r} makes {segments} segments of {tile}, but a storage takes at"
+                f" most {MAX_SEGMENTS}: {_suggest_layouts(shape, slots, tiles)}"
             )
 
 
@@ -150,5 +150,7 @@ def _suggest_layouts(shape: PageShape, slots: int, tiles: Sequence[Tile]) -> str
         counts[layout] = max(len(tile_runs(layout, shape, slots, tile)) for tile in tiles)
     fit = [name for name in sorted(counts, key=counts.__getitem__) if counts[name] <= MAX_SEGMENTS]
     if not fit:
-        return "cut by heads alone with layout 'page_head', or by layers alone with another"
+        return (
+            "use layout 'page_head' and split heads only, or another layout and split layers only"
+        )
     return "use layout " + " or ".join(f"{name!r} ({counts[name]})" for name in fit)

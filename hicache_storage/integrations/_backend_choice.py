@@ -119,7 +119,10 @@ def register_memory(store: PageStore, memory: memoryview) -> bool:
     try:
         store.register_buffer(memory)
     except Exception:
-        logger.warning("the store will copy pages once more", exc_info=True)
+        logger.warning(
+            "the store cannot register the engine's memory, and will copy each page once more",
+            exc_info=True,
+        )
         return False
     return True
 

@@ -23,7 +23,7 @@ def require_no_difference(
     """
     if found:
         raise ImportError(
-            f"{engine} {version} has another {interface} interface than this adapter supports"
+            f"the {interface} interface of {engine} {version} is not one that this adapter supports"
             f" ({', '.join(tested)}): {'; '.join(found)}. Update hicache-storage, or install"
             f" one of these versions of {engine}"
         )
@@ -38,13 +38,13 @@ def method_difference(base: Any, name: str, expected: tuple[str, ...]) -> str:
     actual = names if inspect.ismethod(method) else names[1:]  # class methods are bound
     if actual == expected:
         return ""
-    return f"{name} takes ({', '.join(actual)}) and not ({', '.join(expected)})"
+    return f"{name} takes ({', '.join(actual)}) instead of ({', '.join(expected)})"
 
 
 def unknown_duties(base: Any, known: set[str]) -> list[str]:
     """Return the abstract methods that are not among the known ones."""
     abstract: frozenset[str] = getattr(base, "__abstractmethods__", frozenset())
-    return [f"{name} is abstract and not known" for name in sorted(abstract - known)]
+    return [f"{name} is abstract and unknown to this adapter" for name in sorted(abstract - known)]
 
 
 def missing_names(owner: str, kind: str, expected: set[str], actual: set[str]) -> str:

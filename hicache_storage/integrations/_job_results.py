@@ -79,7 +79,7 @@ class ResultQueue(Generic[R]):
             if self._on_finished is not None:
                 self._on_finished(self.kind)
         except Exception:
-            logger.exception("the engine could not be told of a finished %s", self.kind.value)
+            logger.exception("a finished %s could not be reported to the engine", self.kind.value)
         finally:
             with self._changed:
                 self._under_way -= 1

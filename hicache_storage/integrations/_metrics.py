@@ -80,11 +80,11 @@ class AdapterMetrics:
                 logger.info("metrics: http://%s:%d/metrics", settings.metrics_host, port)
         except ImportError:
             if port is not None:
-                logger.error("there are no metrics: %s", _EXTRA)  # noqa: TRY400 - no traceback helps
+                logger.error("metrics cannot be served: %s", _EXTRA)  # noqa: TRY400 - no traceback helps
         except ConfigError as error:
-            logger.error("%s (metrics_port, plus the rank %d)", error, rank)  # noqa: TRY400 - as above
+            logger.error("%s (this port is metrics_port plus the rank, %d)", error, rank)  # noqa: TRY400 - as above
         except Exception:
-            logger.exception("there are no metrics")
+            logger.exception("metrics cannot be served")
 
     def close(self) -> None:
         """Remove the adapter, and close its port if no other adapter uses it.

@@ -98,8 +98,8 @@ class SpaceOpener:
         level = logging.WARNING if failures == 1 else logging.DEBUG
         logger.log(
             level,
-            "key space of pool %r could not be opened (%s: %s): its pages count as missing, and the"
-            " next attempt is in %.1f s at the earliest",
+            "the key space of pool %r could not be opened (%s: %s): its pages count as missing,"
+            " and the next attempt is in %.1f s at the earliest",
             space.pool,
             type(error).__name__,
             error,

@@ -28,8 +28,8 @@ class SwitchIntervalSettings(Settings):
         if shortest_s is not None and shortest_s < now_s:
             sys.setswitchinterval(shortest_s)
             logger.info(
-                "Python's switch interval of this process is now %g ms, it was %g ms: threads of the"
-                " store wait less for the engine's scheduler (switch_interval_s)",
+                "Python's switch interval in this process is now %g ms instead of %g ms, so that"
+                " threads of the store wait less for the engine's scheduler (switch_interval_s)",
                 1000 * shortest_s,
                 1000 * now_s,
             )

@@ -63,7 +63,8 @@ class ViewCollector(Collector):
         with self._lock:
             if values in self._views:
                 raise ValueError(
-                    f"a cache with the labels {dict(labels)} is there: give this one others"
+                    f"a cache with the labels {dict(labels)} exists already: give this one other"
+                    " labels"
                 )
             self._views[values] = view
 
@@ -88,8 +89,8 @@ class ViewCollector(Collector):
     def _values(self, labels: Mapping[str, str]) -> tuple[str, ...]:
         if sorted(labels) != self._names:
             raise ValueError(
-                f"the caches of one collector have the same label names: {self._names}, not"
-                f" {sorted(labels)}"
+                f"the caches of one collector must have the same label names: {self._names},"
+                f" not {sorted(labels)}"
             )
         return tuple(labels[name] for name in self._names)
 

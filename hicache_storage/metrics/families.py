@@ -41,9 +41,12 @@ _ENGINE_GAUGES = {
     "queued_store_nbytes": ("hicache_queued_bytes", "Payload bytes of stores that wait"),
     "private_nbytes": (
         "hicache_private_memory_bytes",
-        "Memory of the adapter for pages that the engine's own memory is not lent for",
+        "Memory of the adapter for pages of which the store does not use the engine's own memory",
     ),
-    "private_nbytes_used": ("hicache_private_memory_used_bytes", "The part of it that is in use"),
+    "private_nbytes_used": (
+        "hicache_private_memory_used_bytes",
+        "Memory of the adapter that is in use for such pages",
+    ),
     "open_spaces": ("hicache_open_spaces", "Key spaces that the adapter has opened to store pages"),
 }
 """Values among an adapter's counters that can also fall."""
@@ -104,7 +107,7 @@ class Families:
             "hicache_match_pages", "Pages that the storage was asked for, by its answer", "answer"
         )
         self._match_failed = counter(
-            "hicache_match_failed", "Questions what the storage has that it could not answer"
+            "hicache_match_failed", "Look-ups that the storage could not answer"
         )
         self._seconds = {
             operation: self._histogram(
@@ -118,12 +121,14 @@ class Families:
             "hicache_breaker_state", "1 for the worse state of both directions", "state"
         )
         self._turned_away = gauge(
-            "hicache_breaker_open", "1 where a direction's breaker is not closed", "direction"
+            "hicache_breaker_open", "1 if a direction's breaker is not closed", "direction"
         )
 
     def _describe_storage(self) -> None:
         self._storage_gauges = {
-            name: self._gauge(f"hicache_storage_{name}", "As the storage counts them")
+            name: self._gauge(
+                f"hicache_storage_{name}", "What the storage holds or can hold, by its own count"
+            )
             for name in ("pages", "bytes", "capacity_bytes")
         }
         self._storage = self._counter(

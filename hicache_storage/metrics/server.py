@@ -81,7 +81,7 @@ def _advice(error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return "another process listens on this port: end it, or choose another port"
     if error.errno == errno.EACCES:
-        return "this user may not open the port: choose one from 1024 on"
+        return "this user may not open the port: choose 1024 or a higher one"
     return f"{error.strerror or error}: choose an address of this machine, such as {LOOPBACK}"
 
 

@@ -159,7 +159,10 @@ class Buffers:
         try:
             self._store.register_buffer(buffer.view)
         except Exception:
-            logger.warning("the store will copy pages once more", exc_info=True)
+            logger.warning(
+                "the store cannot register a buffer, and will copy each page once more",
+                exc_info=True,
+            )
         return buffer
 
     def _unregister(self, buffer: Buffer) -> None:

@@ -39,7 +39,7 @@ def _load() -> tuple[Any, str]:
         return None, "HICACHE_NATIVE is 0"
     module, why_not = _compiled()
     if module is None and wanted:
-        raise ImportError(f"HICACHE_NATIVE is 1, and {why_not}")
+        raise ImportError(f"HICACHE_NATIVE is 1, but {why_not}")
     return module, why_not
 
 
@@ -56,10 +56,10 @@ def _compiled() -> tuple[Any, str]:
     if expected in ("", getattr(module, "SOURCES", None)):
         return module, ""
     why_not = (
-        "the compiled module is not of the C sources beside it. Rebuild it:"
+        "the compiled module does not match the C sources beside it. Rebuild it:"
         f" python {folder / '_build.py'}"
     )
-    logger.warning("Python serves as the data plane: %s", why_not)
+    logger.warning("the data plane runs in Python: %s", why_not)
     return None, why_not
 
 

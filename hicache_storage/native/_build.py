@@ -66,7 +66,7 @@ def build(*, sanitize: bool = False) -> str:
         command = [*compiler, *_FLAGS, sources, *extra, f"-I{include}", *SOURCES, "-o", str(target)]
         done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False)  # noqa: S603 - the compiler of this Python
         if done.returncode:
-            said = done.stderr.strip().splitlines() or [f"{compiler[0]} said nothing"]
+            said = done.stderr.strip().splitlines() or [f"{compiler[0]} printed no error"]
             return f"the compiler failed: {said[0]}"
         target.replace(FOLDER / MODULE)
     return ""

@@ -134,9 +134,13 @@ class Framing:
         if magic != _MAGIC or version != _VERSION or any(header[FRAME_NBYTES:]):
             return CorruptPage("corrupt", f"page {page_hash} has no header of version {_VERSION}")
         if space_id != self._space_id or digest[:length].hex() != page_hash:
-            return CorruptPage("wrong_key", f"page {page_hash} holds {digest[:length].hex()}")
+            return CorruptPage(
+                "wrong_key", f"page {page_hash} has the header of page {digest[:length].hex()}"
+            )
         if nbytes != page.payload.nbytes:
-            return CorruptPage("wrong_size", f"page {page_hash} says it has {nbytes} bytes")
+            return CorruptPage(
+                "wrong_size", f"the header of page {page_hash} says that it has {nbytes:,} bytes"
+            )
         if not flags & _CHECKSUMMED:
             return CorruptPage("corrupt", f"page {page_hash} was written without a checksum")
         return CorruptPage("corrupt", f"the payload of page {page_hash} is damaged")

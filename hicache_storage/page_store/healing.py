@@ -8,6 +8,7 @@ from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.page_store.counters import WRONG_PAGES_DELETED
 from hicache_storage.page_store.results import Verdict
 from hicache_storage.page_store.storage_calls import logger
+from hicache_storage.scalars import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,4 +41,4 @@ def delete_wrong_pages(
     lanes.counters.add(WRONG_PAGES_DELETED, deleted)
     left = sum(map(len, wrong.values())) - deleted
     if left:
-        logger.warning("%d wrong pages could not be deleted", left)
+        logger.warning("%s could not be deleted", counted(left, "wrong page"))

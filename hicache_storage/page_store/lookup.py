@@ -64,7 +64,9 @@ class PoolSpec:
 
     def __post_init__(self) -> None:
         if self.space.frame_nbytes:
-            raise ValueError("a pool's key space is bare: the page store adds the frame")
+            raise ValueError(
+                "a pool's key space must have no frame, because the page store adds it"
+            )
         check_integer("window_pages", self.window_pages, least=1)
 
 

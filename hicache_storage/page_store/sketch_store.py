@@ -87,7 +87,10 @@ class SketchStore:
             try:
                 self._sync()
             except UnsupportedOperation as error:
-                logger.warning("a restart forgets which pages were offered: %s", error)
+                logger.warning(
+                    "this store cannot keep which pages were offered, so a restart forgets it: %s",
+                    error,
+                )
                 return
             except Exception as error:  # noqa: BLE001 - the next turn tries again
                 self._warn(error)
@@ -118,7 +121,7 @@ class SketchStore:
         for number in range(FILTERS):
             self._next_page[number] = min(number, number + FILTERS, key=states.__getitem__)
         if self._admission.restore(dumps):
-            logger.info("the store had the sketch of the pages that were offered before")
+            logger.info("the store remembered which pages had been offered before")
             if was_empty:
                 self._saved = dict(enumerate(self._admission.states()))
         return not _UNANSWERED.intersection(verdicts)
@@ -141,5 +144,5 @@ class SketchStore:
 
     def _warn(self, error: Exception) -> None:
         level = logging.DEBUG if self._warned else logging.WARNING
-        logger.log(level, "the store does not keep which pages were offered: %s", error)
+        logger.log(level, "the store could not keep which pages were offered: %s", error)
         self._warned = True

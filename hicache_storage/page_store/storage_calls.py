@@ -433,7 +433,9 @@ class Lanes:
         deadline = Deadline(timeout_s)
         for lane in (self.reads, self.writes):
             if not lane.close(max(_MIN_CLOSE_S, deadline.remaining_s())):
-                logger.warning("a storage call still runs after %.0f s: left behind", timeout_s)
+                logger.warning(
+                    "a storage call still runs after %.0f s, and is left behind", timeout_s
+                )
 
 
 class _RunningCall:

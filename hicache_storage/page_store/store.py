@@ -36,6 +36,7 @@ from hicache_storage.page_store.observer import Clearance, Deletion, Lookup, Mov
 from hicache_storage.page_store.results import Match, Outcome, Verdict
 from hicache_storage.page_store.settings import PageStoreSettings
 from hicache_storage.page_store.storage_calls import Lanes
+from hicache_storage.scalars import format_exact_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -407,7 +408,7 @@ def _framed(frame_nbytes: int, limit: int | None, space: KeySpace) -> KeySpace:
     framed = replace(space, frame_nbytes=frame_nbytes)
     if limit is not None and framed.stored_nbytes > limit:
         raise UnsupportedOperation(
-            f"the storage takes pages of up to {limit} bytes; pool {space.pool!r} stores"
-            f" {framed.stored_nbytes}: use a smaller page size"
+            f"the storage takes pages of up to {format_exact_nbytes(limit)}, but those of pool"
+            f" {space.pool!r} have {format_exact_nbytes(framed.stored_nbytes)}: use a smaller page size"
         )
     return framed

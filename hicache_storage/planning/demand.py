@@ -36,8 +36,8 @@ class Arrivals:
         duration_s = requests[-1].arrival_s - requests[0].arrival_s
         if duration_s > _MAX_DURATION_S:
             raise ConfigError(
-                f"the trace lasts {duration_s / 86_400:,.0f} days, and a plan's at most 366: timestamps"
-                " are milliseconds"
+                f"the trace lasts {duration_s / 86_400:,.0f} days, but a plan covers at most 366:"
+                " its timestamps must be milliseconds"
             )
         return cls(tuple(request.arrival_s - requests[0].arrival_s for request in requests))
 

@@ -87,7 +87,8 @@ def _sections(report: Mapping[str, Any]) -> list[Element | None]:
         section(
             "money",
             "Money",
-            "GPU time is that of the saved prompt tokens. A month has the busy hours that were given.",
+            "GPU time is the time that the saved prompt tokens would take. A month has the busy"
+            " hours that were given.",
             figures(MONEY_TITLES, [money_row(option) for option in options], best=report["best"]),
         )
         if options[0]["gpu_seconds"] is not None

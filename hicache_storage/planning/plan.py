@@ -297,13 +297,14 @@ class _Planner:
         ]
         if too_small:
             notes.append(
-                f"the longest prompt has {self.longest_blocks:,} blocks, and the smallest L2 holds"
-                f" {settings.host_blocks(min(too_small)):,}: such a prompt hits less than the plan says"
+                f"the longest prompt has {self.longest_blocks:,} blocks, but the smallest L2"
+                f" holds {settings.host_blocks(min(too_small)):,}: such a prompt hits less than"
+                " the plan says"
             )
         if self.parts:
             notes.append(
-                f"of the blocks {100 * self.host.accesses.rate:.1f} % were analysed: bandwidths over 1 s"
-                " are rough"
+                f"only {100 * self.host.accesses.rate:.1f} % of the blocks were analyzed, so"
+                " bandwidths over 1 s are rough"
             )
         return notes
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hicache_storage import config
 from hicache_storage.errors import ConfigError
+from hicache_storage.scalars import counted
 
 if TYPE_CHECKING:
     import argparse
@@ -40,14 +41,14 @@ class Disruptions:
         add(
             "--swap-backend",
             metavar="NAME",
-            help="exchange the storage for another one while requests run",
+            help="change to another storage while requests run",
         )
-        add("--swap-extra-config", metavar="JSON|@FILE", help="config of the other backend")
+        add("--swap-extra-config", metavar="JSON|@FILE", help="config of that backend")
         add(
             "--swap-after",
             type=config.positive_int,
             metavar="N",
-            help="requests before the exchange (default: half of them)",
+            help="number of requests before the change (default: half of them)",
         )
 
     @classmethod
@@ -69,7 +70,8 @@ class Disruptions:
         after = requests // 2 if arguments.swap_after is None else arguments.swap_after
         if after >= requests:
             raise ConfigError(
-                f"--swap-after {after}: the trace has {requests} requests, give fewer"
+                f"--swap-after {after}: the trace has {counted(requests, 'request')}: give a"
+                " smaller number"
             )
         swap = config.StorageChoice(
             backend=arguments.swap_backend,

@@ -379,8 +379,8 @@ def _page_stores(
     sizes = [store.frame_nbytes for store in stores]
     if len(set(sizes)) > 1:
         raise ConfigError(
-            f"--swap-backend: L2 has headers of {sizes[0]} bytes, and this storage needs {sizes[1]}:"
-            " swap storages of one alignment"
+            f"--swap-backend: L2 has headers of {sizes[0]} bytes, but this storage"
+            f" needs {sizes[1]}: swap to a storage with the same alignment"
         )
     return stores
 
@@ -426,7 +426,7 @@ def cache_pools(settings: ReplaySettings, frame_nbytes: int, opened: ExitStack) 
         ranks = f" on each of {settings.topology.size} ranks" if settings.topology.size > 1 else ""
         raise ConfigError(
             f"--host-size of {format_nbytes(settings.host_nbytes)}{ranks}: this machine has"
-            f" {format_nbytes(memory_nbytes)}"
+            f" only {format_nbytes(memory_nbytes)}"
         )
     pools: list[CachePool] = []
     for pool in settings.pools:

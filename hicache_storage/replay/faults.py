@@ -98,7 +98,7 @@ def _fault(item: str) -> Odds | Strike:
     if when.endswith("%"):
         share = _number(item, when.removesuffix("%"), float)
         if not 0 < share <= 100:
-            raise ConfigError(f"--faults: {item}: must be a share above 0 % up to 100 %")
+            raise ConfigError(f"--faults: {item}: must be a share above 0 %, at most 100 %")
         return Odds(f"batch_{operation}", faults[name], share / 100)
     return Strike(f"batch_{operation}", int(_number(item, when, int)), faults[name])
 
@@ -119,5 +119,5 @@ def _number(item: str, text: str, kind: type[int | float]) -> float:
     number = parse_number(text)
     if number is None or (kind is int and not text.isdecimal()):
         expected = "a whole number" if kind is int else "a number"
-        raise ConfigError(f"--faults: {item}: needs {expected} from 0 on, not {text!r}")
+        raise ConfigError(f"--faults: {item}: needs {expected}, 0 or more, not {text!r}")
     return kind(number)

@@ -85,8 +85,8 @@ def run_job(
 # These backends evict by a clock of seconds (redis.io: maxmemory_clock).
 _SECONDS_CLOCK = ("redis",)
 _TOO_FAST = (
-    "Redis tracks uses of a page by the second (allkeys-lru), and this run was as fast as possible:"
-    " a full Redis found less than it would at real speed. Try --speed 10"
+    "Redis records the use of a page by the second (allkeys-lru), but this run was as fast as"
+    " possible, so a full Redis found fewer pages than at real speed. Try --speed 10"
 )
 _WARM = (
     "more blocks were found than an infinite cache of this trace alone would have: the storage had them"

@@ -185,5 +185,5 @@ def _assignments(texts: Sequence[str], known: list[str], where: str) -> dict[str
 
 def _size(name: str, text: str, where: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS and int(text) >= 1):
-        raise ConfigError(f"{where}: {name}: must be a whole number from 1 on, not {text!r}")
+        raise ConfigError(f"{where}: {name}: must be a whole number, 1 or more, not {text!r}")
     return int(text)

@@ -59,8 +59,9 @@ def check_job(job: ReplayJob) -> None:
         with choice.open() as storage:
             if not storage.capabilities.shared:
                 raise ConfigError(
-                    f"--ranks {size}: pages of backend {choice.backend!r} cannot be seen by other"
-                    " processes: choose one that they share, like 'file' or 'redis'"
+                    f"--ranks {size}: other processes cannot see the pages of"
+                    f" backend {choice.backend!r}: choose a backend that they share, such as"
+                    " 'file' or 'redis'"
                 )
 
 

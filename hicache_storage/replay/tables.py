@@ -90,7 +90,7 @@ def _left_pages(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if left is None:
         yield "pages kept", "they stay in the storage (--keep)"
     elif left:
-        yield "pages left", f"{left:,} could not be removed from the storage: see hicache gc"
+        yield "pages left", f"{left:,} could not be removed from the storage: use hicache gc"
 
 
 def _unsaved_text(unsaved: Mapping[str, int]) -> str:
@@ -105,14 +105,14 @@ def _unsaved_text(unsaved: Mapping[str, int]) -> str:
 
 def _unfinished_text(unsaved: Mapping[str, int]) -> str:
     if unsaved.keys() - {"total", "dropped"}:
-        return "the storage did not take all of the last pages: see the reasons above"
-    return "the storage took too long: no figure includes the last writes"
+        return "the storage did not take all of the last pages, for the reasons above"
+    return "the storage took too long, so no figure includes the last writes"
 
 
 def _disruptions(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     faults, swap = report.get("faults"), report.get("swap")
     if faults is not None:
-        yield "faults", _counters(faults["struck"]) or "none has happened"
+        yield "faults", _counters(faults["struck"]) or "none"
     if swap is not None:
         yield "swap", _swap_text(swap)
         for name in ("store", "storage"):
@@ -122,12 +122,12 @@ def _disruptions(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _swap_text(swap: Mapping[str, Any]) -> str:
     if not swap["begun"]:
-        return f"to {swap['backend']} was not begun"
+        return f"to {swap['backend']} did not begin"
     after = counted(swap["after_requests"], "request")
     done = f"to {swap['backend']} after {after}, {swap['took_s']:.2f} s"
     undrained = "; pages for the first storage were lost, or calls of it still ran"
     drain = "" if swap["drained"] else undrained
-    failure = "" if swap["attached"] else f"; L2 alone since then: {swap['complaint']}"
+    failure = "" if swap["attached"] else f"; only L2 since then: {swap['complaint']}"
     return f"{done}{drain}{failure}"
 
 
@@ -143,7 +143,10 @@ def _run_facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if report["scale_bytes"] != 1:
         yield (
             "scale",
-            f"pages of {_times(report['scale_bytes'])} of their real size, which --scale-bytes 1 gives",
+            (
+                f"pages of {_times(report['scale_bytes'])} of their real size; use --scale-bytes"
+                " 1 for pages of full size"
+            ),
         )
     for pool in report["pools"]:
         page = (

@@ -81,7 +81,7 @@ def read_trace(path: Path, limit: int | None = None) -> list[Request]:
         reason = error.strerror or str(error).lower()
         raise ConfigError(f"{shown(path)}: cannot be read: {reason}") from None
     if not requests:
-        raise ConfigError(f"{shown(path)}: holds no request")
+        raise ConfigError(f"{shown(path)}: holds no requests")
     return requests
 
 
@@ -111,7 +111,7 @@ def check_page_tokens(page_tokens: int) -> None:
     if BLOCK_TOKENS % page_tokens:
         raise ConfigError(
             f"--page-size must divide the trace's blocks of {BLOCK_TOKENS} tokens,"
-            f" and {page_tokens} does not"
+            f" but {page_tokens} does not"
         )
 
 
@@ -157,8 +157,8 @@ class _Line(BaseModel):
 
 _MUST_BE = {
     "timestamp": f"milliseconds from 0 to {MAX_INT64}",
-    "input_length": "a whole number from 0 on",
-    "output_length": "a whole number from 0 on",
+    "input_length": "a whole number, 0 or more",
+    "output_length": "a whole number, 0 or more",
     "hash_ids": f"whole numbers from 0 to {_MAX_BLOCK_ID}",
 }
 
@@ -176,8 +176,8 @@ def _request(text: str, where: str) -> Request:
     needed = -(-line.input_length // BLOCK_TOKENS)
     if len(line.hash_ids) != needed:
         raise ConfigError(
-            f"{where}: hash_ids: {len(line.hash_ids)} of them, and an input_length of"
-            f" {line.input_length} tokens has {needed} blocks of {BLOCK_TOKENS}"
+            f"{where}: hash_ids: there are {len(line.hash_ids)}, but an input_length"
+            f" of {line.input_length} tokens has {needed} blocks of {BLOCK_TOKENS}"
         )
     return Request(
         line.timestamp / 1000, line.input_length, line.output_length, tuple(line.hash_ids)

@@ -106,7 +106,7 @@ class LineWriter:
                 self._file.append("".join([*texts, told]).encode("utf-8", "backslashreplace"))
             if dropped > self._told == 0:
                 logger.warning(
-                    "%s lacks lines that were dropped: %d so far", self._file.path, dropped
+                    "%s lacks lines, because they were dropped: %d so far", self._file.path, dropped
                 )
             self._told = dropped
             self._fails = False
@@ -115,7 +115,7 @@ class LineWriter:
             level = logging.DEBUG if self._fails else logging.WARNING
             self._fails = True
             logger.log(
-                level, "%s cannot be written, and lines are dropped: %s", self._file.path, error
+                level, "%s cannot be written, so lines are dropped: %s", self._file.path, error
             )
 
     def _made(self, line: Callable[[], str]) -> str:

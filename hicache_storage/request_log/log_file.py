@@ -46,7 +46,7 @@ class LogFile:
         descriptor = os.open(self.path, _FLAGS, _MODE)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise OSError(f"{self.path} is no regular file")
+            raise OSError(f"{self.path} is not a regular file")
         self._descriptor = descriptor
 
     def append(self, data: bytes) -> None:

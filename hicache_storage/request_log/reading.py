@@ -115,8 +115,8 @@ class LogReader:
                 yield record
         if lines and self.unreadable_lines == lines:
             raise ConfigError(
-                f"{shown(self._path)}: is no explain log: none of its lines is a record. Give the file"
-                " that explain_log of the engine names"
+                f"{shown(self._path)}: is not an explain log, because none of its lines is a"
+                " record. Give the file that explain_log or --explain-log named"
             )
 
     def _lines(self) -> Iterator[str]:

@@ -14,7 +14,7 @@ def test_white_space_around_the_secret_of_a_file_is_dropped(tmp_path: Path) -> N
     assert read_secret_file("password_file", f"{tmp_path}/secret") == "open sesame"
 
 
-@pytest.mark.parametrize(("content", "reason"), [(b" \n", "is empty"), (b"\xff", "no text")])
+@pytest.mark.parametrize(("content", "reason"), [(b" \n", "is empty"), (b"\xff", "not hold text")])
 def test_a_file_without_a_secret_is_refused_by_name(
     tmp_path: Path, content: bytes, reason: str
 ) -> None:

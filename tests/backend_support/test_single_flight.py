@@ -99,7 +99,7 @@ def test_without_a_thread_no_call_is_in_flight(
     single = SingleFlight("test", call)
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(StorageUnavailable, match="no thread"):
+        with pytest.raises(StorageUnavailable, match="cannot start a thread"):
             single.begin()
     call.go_on.set()
 

@@ -197,4 +197,4 @@ def test_a_capacity_beyond_the_file_system_is_a_warning(
 ) -> None:
     kind.open(root, capacity_nbytes="4000PiB").close()
 
-    assert f"capacity_nbytes is 3.91 EiB, and the file system of {root} has" in caplog.text
+    assert f"capacity_nbytes is 3.91 EiB, but the file system of {root} has only" in caplog.text

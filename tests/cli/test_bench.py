@@ -310,7 +310,7 @@ class TestCompare:
         )
 
         assert code == 1
-        assert "4 of 17 figures are worse than tolerated" in capsys.readouterr().out
+        assert "worse than tolerated: 4 of 17 figures" in capsys.readouterr().out
 
     def test_a_run_within_the_tolerance_is_fine(
         self, before: tuple[Path, dict[str, Any]], file_store: CliStore
@@ -351,8 +351,8 @@ def test_the_page_is_self_contained(file_store: CliStore, tmp_path: Path) -> Non
     ("flags", "reason"),
     [
         (["--mix", "70:20:10"], "must be weights like read=70,write=20,look-up=10"),
-        (["--mix", "read=1,read=2"], "each at most once"),
-        (["--mix", "read=0"], "must have a weight above 0"),
+        (["--mix", "read=1,read=2"], "each name at most once"),
+        (["--mix", "read=0"], "must have at least one weight above 0"),
         (["--tolerance", "p98=5%"], "--tolerance: must be a share such as 20%"),
         (["--threads", "0"], "--threads: must be a whole number"),
         (["--duration", "0s"], "--duration: must be a time"),
@@ -430,7 +430,9 @@ def test_runs_without_a_common_load_are_refused() -> None:
     after = _run()
     after["loads"][0]["threads"] = 3
 
-    with pytest.raises(ConfigError, match="share no page size"):
+    with pytest.raises(
+        ConfigError, match="no page size was measured with the same number of threads"
+    ):
         compare(_run(), after, TOLERANCES)
 
 
@@ -438,16 +440,16 @@ def test_runs_without_a_common_load_are_refused() -> None:
     ("text", "reason"),
     [
         ("{", "is not JSON"),
-        ("[]", "is no report"),
-        ('{"loads": []}', "is no report"),
+        ("[]", "is not a report"),
+        ('{"loads": []}', "is not a report"),
         ('{"format": 9, "loads": [], "settings": {}}', "another version"),
-        (f'{{"format": {FORMAT}, "loads": [], "settings": []}}', "is no report"),
-        (f'{{"format": {FORMAT}, "loads": 5, "settings": {{}}}}', "is no report"),
-        (f'{{"format": {FORMAT}, "loads": [7], "settings": {{}}}}', "is no whole report"),
+        (f'{{"format": {FORMAT}, "loads": [], "settings": []}}', "is not a report"),
+        (f'{{"format": {FORMAT}, "loads": 5, "settings": {{}}}}', "is not a report"),
+        (f'{{"format": {FORMAT}, "loads": [7], "settings": {{}}}}', "is not a whole report"),
         *(
             (
                 json.dumps({"format": FORMAT, "settings": {}, "loads": [_load(**wrong)]}),
-                "is no whole report",
+                "is not a whole report",
             )
             for wrong in (
                 {"operations": None},

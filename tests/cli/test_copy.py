@@ -197,7 +197,7 @@ def test_only_the_selected_key_spaces_are_copied() -> None:
     [
         ([], "--to-backend or --to-config is required"),
         (["--to-backend", "memroy"], "did you mean 'memory'?"),
-        (["--to-config", "x.json", "--to-backend", "memory"], "leave --to-backend"),
+        (["--to-config", "x.json", "--to-backend", "memory"], "leave out --to-backend"),
         (["--to-backend", "memory", "--bandwidth-limit", "fast"], "must be a size like"),
     ],
 )
@@ -269,7 +269,7 @@ def test_a_copy_of_a_store_onto_itself_is_refused(
     target = CliStore("file", {"path": str(link)}) if is_link else file_store
 
     assert main(["copy", *file_store.flags, *target.target_flags]) == 2
-    assert "the target is the source" in capsys.readouterr().err
+    assert "source and target are the same store" in capsys.readouterr().err
 
 
 def test_one_store_below_another_is_known_by_its_place(
@@ -283,7 +283,7 @@ def test_one_store_below_another_is_known_by_its_place(
     )
 
     assert main(["copy", *source.flags, *target.target_flags]) == 2
-    assert "the target is the source" in capsys.readouterr().err
+    assert "source and target are the same store" in capsys.readouterr().err
 
 
 def test_a_page_of_a_wrong_length_is_counted(

@@ -62,7 +62,7 @@ def test_no_store_is_made_among_files_of_others(
     message = capsys.readouterr().err
     assert f"there is no store at {place.get('url', tmp_path)}" in message
     if backend != "fsspec":
-        assert message.endswith("Other files are there, so doctor makes none\n")
+        assert message.endswith("The directory holds other files, so doctor makes no store there\n")
     assert [tmp_path / "novel.txt"] == [*tmp_path.iterdir()]
 
 
@@ -273,7 +273,7 @@ def test_a_trial_that_does_not_fit_is_no_full_store(
 
     _, checks = _checked(capsys, replace(file_store, config={**file_store.config, **limits}))
 
-    assert checks["write"]["fact"].startswith("not tried: 16 KiB do not fit")
+    assert checks["write"]["fact"].startswith("not tried: 16 KiB more would exceed capacity_nbytes")
 
 
 def test_a_read_only_mount_is_a_problem_whatever_the_capacity(
@@ -335,7 +335,7 @@ def test_pages_from_the_future_are_counted(
     code, checks = _checked(capsys, file_store)
 
     assert 1 == code
-    assert checks["times"]["fact"].startswith("2 of 5 pages are from the future")
+    assert checks["times"]["fact"].startswith("2 of 5 pages have times in the future")
 
 
 def test_a_get_that_moves_nothing_is_a_failure() -> None:
@@ -395,7 +395,7 @@ def _unavailable(message: str, code: int | None = None) -> HiCacheError:
     [
         (_unavailable("file: Read-only file system", errno.EROFS), "mount it for writing"),
         (_unavailable("file: Permission denied", errno.EACCES), "let this user write there"),
-        (_unavailable("hf3fs: earlier writers may be at work for another 65 s"), "wait 65 s"),
+        (_unavailable("hf3fs: earlier writers may still write for another 65 s"), "wait 65 s"),
         (StorageTimeout("redis: no answer"), "raise timeout_s"),
         (_unavailable("redis: refused"), "start the store"),
         (_unavailable("hf3fs: /kv/index cannot be used: database or disk is full"), "make room"),

@@ -97,7 +97,7 @@ def test_copy_without_keys_is_refused_with_the_reason(
     other = CliStore("file", {"path": str(tmp_path / "other")})
 
     assert main(["copy", *beneath.flags, *other.target_flags]) == 1
-    assert "its pages have no frames to prove them" in capsys.readouterr().out
+    assert "its pages have no frames to check them by" in capsys.readouterr().out
 
 
 def test_without_keys_the_store_shows_no_model(

@@ -158,7 +158,7 @@ def test_a_request_that_is_not_there_is_found_out(
     code, text, _ = explain(capsys, "log.jsonl", "--request", "chat-8")
 
     assert code == 1
-    assert text.startswith("No record fits.")
+    assert text.startswith("No record matches.")
     assert explain(capsys, "log.jsonl", "--request", "chat-8", "--json")[0] == 1
 
 
@@ -185,7 +185,7 @@ def test_a_file_that_is_no_log_is_refused(
     for flags in ([], ["--request", "r"], ["--json"]):
         code, told, error = explain(capsys, "log.jsonl", *flags)
         assert (2, "") == (code, told)
-        assert "log.jsonl: is no explain log" in error
+        assert "log.jsonl: is not an explain log" in error
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_a_store_that_does_not_know_uses_says_so(
 
     assert main(["gc", "--unused-for", "1d", "--yes", *store.flags]) == 2
     message = capsys.readouterr().err
-    assert "does not know when its pages were used" in message
+    assert "does not record when its pages are used" in message
     assert message.count("\n") == 1
 
 
@@ -184,7 +184,7 @@ def test_the_table_says_how_much_would_go(
 
     output: Any = capsys.readouterr().out
     assert "1 key space, 4 pages, 16.5 KiB" in output
-    assert "give --yes" in output
+    assert "Use --yes" in output
     assert max(map(len, output.splitlines())) <= 80
 
 
@@ -263,7 +263,7 @@ def test_a_store_of_which_nothing_can_be_read_goes_by_name_only(
     argv = ["gc", "--unreadable", "--yes", *file_store.flags]
 
     assert main(argv) == 2
-    assert "which a wrong key does, too" in capsys.readouterr().err
+    assert "which may come from a wrong key" in capsys.readouterr().err
     assert main([*argv, "--space", lost.id[:8]]) == 0
     assert not manifest.parent.exists()
 

@@ -140,7 +140,7 @@ def test_a_flag_beside_the_file_is_not_ignored(
 
     config = str(tmp_path / "engine.yaml")
     assert main(["replay", "--config", config, "--page-size", "32"]) == 2
-    assert "leave --page-size out" in capsys.readouterr().err
+    assert "leave out --page-size" in capsys.readouterr().err
 
 
 def test_pages_can_be_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -578,7 +578,7 @@ def test_the_exchange_is_half_way_by_default(tmp_path: Path) -> None:
         (["--faults", "get:rise@5%"], "unknown fault 'rise'"),
         (["--swap-after", "3"], "--swap-after needs --swap-backend"),
         (["--swap-extra-config", "{}"], "--swap-extra-config needs --swap-backend"),
-        (["--swap-backend", "memory", "--swap-after", "100000"], "give fewer"),
+        (["--swap-backend", "memory", "--swap-after", "100000"], "give a smaller number"),
         (["--swap-backend", "memroy"], "did you mean 'memory'"),
         (["--swap-backend", "memory", "--swap-extra-config", '{"a": 1}'], "unknown field 'a'"),
     ],

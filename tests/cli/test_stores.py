@@ -82,10 +82,13 @@ def test_the_config_may_be_text_as_in_a_flag(
         ('{"hicache-storage-backend": 1.5}', "must be text, not float"),
         (
             '{"hicache-storage-backend": "file", "hicache_storage_backend": "file"}',
-            "this field is there twice",
+            "this field is given twice",
         ),
-        ('{"hicache-storage-backend": "file", "page-size": 0}', "must be a whole number from 1"),
-        ("[1]", "must be an object of fields"),
+        (
+            '{"hicache-storage-backend": "file", "page-size": 0}',
+            "must be a whole number, 1 or more",
+        ),
+        ("[1]", "must be an object with fields"),
     ],
 )
 def test_a_wrong_config_file_is_one_line_and_exit_code_2(
@@ -106,7 +109,7 @@ def test_a_config_file_goes_with_no_other_backend(
     config = _config_file(tmp_path / "engine.json", file_store)
 
     assert main(["ls", "--config", str(config), *file_store.flags]) == 2
-    assert "leave --hicache-storage-backend" in capsys.readouterr().err
+    assert "leave out --hicache-storage-backend" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", _VERBS, ids=lambda verb: verb[0])

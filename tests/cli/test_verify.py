@@ -141,7 +141,7 @@ def test_deleting_needs_yes_where_nobody_can_be_asked(
     file_store: CliStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["verify", "--delete-wrong", *file_store.flags]) == 2
-    assert "give --yes" in capsys.readouterr().err
+    assert "use --yes" in capsys.readouterr().err
 
 
 def test_a_terminal_is_asked_before_a_page_is_deleted(file_store: CliStore, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_terminal_is_asked_before_a_page_is_deleted(file_store: CliStore, tmp_
     assert file_store.numbers(target) == [0, 1, 2]
 
     code, output = on_terminal(tmp_path, "yes\n", "verify", "--delete-wrong", *file_store.flags)
-    assert (1, True) == (code, "1 of 1 wrong pages were deleted." in output)
+    assert (1, True) == (code, "Deleted 1 of 1 wrong page." in output)
     assert file_store.numbers(target) == [0, 2]
 
 
@@ -167,7 +167,7 @@ def test_the_table_fits_80_columns(
     assert main(["verify", *file_store.flags]) == 1
 
     output = capsys.readouterr().out
-    assert "5 more are in --json." in output
+    assert "5 more: use --json to see all of them." in output
     assert max(map(len, output.splitlines()[:-1])) <= 80
 
 

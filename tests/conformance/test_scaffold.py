@@ -100,7 +100,7 @@ def test_existing_files_are_left_alone(package: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "Acme", "a_b", "../acme", "acme-", "1acme", "a" * 41, "a\nb"])
 def test_a_name_that_no_backend_can_have_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no name for a backend"):
+    with pytest.raises(ConfigError, match="is not a name for a backend"):
         write_package(name, tmp_path)
     assert [] == list(tmp_path.iterdir())
 

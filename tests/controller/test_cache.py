@@ -293,7 +293,7 @@ class TestDirtyPages:
 class TestPool:
     def test_a_pool_and_its_key_space_agree_on_the_size(self) -> None:
         pool = cache_pools()[0]
-        with pytest.raises(ValueError, match="bytes a page"):
+        with pytest.raises(ValueError, match="a page has 7 bytes in the key space, but"):
             CachePool(space=replace(pool.space, page_nbytes=7), host=pool.host)
 
     def test_a_pool_and_its_key_space_agree_on_the_layout(self) -> None:

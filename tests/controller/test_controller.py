@@ -190,7 +190,7 @@ class TestPrefetch:
         prefetch = engine().prefetch("r1", PROMPT)
         prefetch.result().release()
 
-        with pytest.raises(RuntimeError, match="'r1' was ended before"):
+        with pytest.raises(RuntimeError, match="'r1' has already ended"):
             prefetch.result()
 
 

@@ -149,5 +149,5 @@ class TestRefusals:
             self.pool(Shard(layers=(0, 4), heads=(0, 2)), Tile((0, 1)), Tile((1, 2)))
 
     def test_heads_that_the_key_space_does_not_name(self) -> None:
-        with pytest.raises(ValueError, match="tiles cut heads, and its key space has no heads"):
+        with pytest.raises(ValueError, match="tiles split heads, but its key space has none"):
             self.pool(Shard(layers=(0, 2)), Tile((0, 2), (0, 1)), Tile((0, 2), (1, 2)))

@@ -111,7 +111,7 @@ class TestLoss:
             ranks[2].signal(signal.SIGKILL)
 
             for number, answer in enumerate(waiting):
-                assert f"rank {number} lost the other 2, on channel match" in loss(answer)
+                assert f"rank {number} lost the other 2 on channel match" in loss(answer)
             for rank in ranks[:2]:
                 assert "restart the engine" in loss(
                     rank.submit(rank_workers.all_reduce_min, Channel.RESULT, [1])

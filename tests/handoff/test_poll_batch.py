@@ -251,5 +251,5 @@ def test_a_request_that_was_ended_is_in_no_all_reduce(storage: MemoryStorage) ->
     with stack:
         request.cancel()
         assert request.poll()
-        with pytest.raises(RuntimeError, match="hand-off of request '0' was ended before"):
+        with pytest.raises(RuntimeError, match="hand-off of request '0' has already ended"):
             request.result()

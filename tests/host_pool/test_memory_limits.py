@@ -73,7 +73,7 @@ class TestVersion2:
 
         assert available_memory(tree.root) == (
             5 * GIB,
-            f"in control group /pod, which is limited to {8 * GIB} bytes",
+            "in control group /pod, which is limited to 8 GiB",
         )
 
     def test_the_lowest_limit_may_be_that_of_a_parent(self, tree: Tree) -> None:
@@ -91,7 +91,7 @@ class TestVersion2:
 
         assert available_memory(tree.root) == (
             3 * GIB,
-            f"in control group /, which is limited to {4 * GIB} bytes",
+            "in control group /, which is limited to 4 GiB",
         )
 
     def test_a_path_outside_of_the_mount_is_not_followed(self, tree: Tree) -> None:
@@ -167,7 +167,5 @@ def test_a_pool_that_does_not_fit_into_its_container_is_refused(
     shape = PageShape.mla(page_tokens=1, layers=1, kv_dim=1 << 20, dtype="uint8")
 
     HostPool(shape, slots=3).close()
-    with pytest.raises(
-        MemoryError, match=r"4194304 bytes.* 3145728 bytes .*/pod.*fewer.*--host-size"
-    ):
+    with pytest.raises(MemoryError, match=r"pool of 4 MiB .* 3 MiB .*/pod.*fewer.*--host-size"):
         HostPool(shape, slots=4)

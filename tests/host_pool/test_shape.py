@@ -151,7 +151,7 @@ def test_a_shape_without_extent_is_refused(field: str) -> None:
 def test_planes_that_are_neither_k_and_v_nor_a_latent_are_refused(
     planes: tuple[tuple[int, int], ...],
 ) -> None:
-    with pytest.raises(ValueError, match="planes are K and V"):
+    with pytest.raises(ValueError, match="planes must be K and V"):
         PageShape(page_tokens=1, layers=1, dtype="bfloat16", planes=planes)
 
 

@@ -196,5 +196,5 @@ def test_a_cut_that_no_layout_supports_is_refused_with_a_suggestion() -> None:
     shape = PageShape.mha(page_tokens=64, layers=32, heads=16, head_dim=1, dtype="int8")
     tiles = [Tile(layers, heads) for layers in [(0, 16), (16, 32)] for heads in [(0, 8), (8, 16)]]
 
-    with pytest.raises(ValueError, match="cut by heads alone with layout 'page_head'"):
+    with pytest.raises(ValueError, match="use layout 'page_head' and split heads only"):
         HostPool(shape, slots=1, tiles=tiles)

@@ -150,5 +150,5 @@ def test_memory_that_cannot_be_registered_is_copied(caplog: pytest.LogCaptureFix
     store = PageStore(Unclosable.from_config({}))
 
     assert not register_memory(store, memoryview(bytearray(4096)))
-    assert "the store will copy pages once more" in caplog.text
+    assert "will copy each page once more" in caplog.text
     store.close()

@@ -158,7 +158,7 @@ class TestRegistry:
         finally:
             REGISTRY.unregister(other)
 
-        assert "there are no metrics" in caplog.text
+        assert "metrics cannot be served" in caplog.text
 
 
 def test_the_counters_of_an_adapter_are_events_and_present_values(

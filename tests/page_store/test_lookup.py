@@ -325,7 +325,7 @@ def test_lengths_agree_with_the_definition(present: list[list[bool]], window_pag
 
 
 def test_a_pool_has_a_bare_key_space() -> None:
-    with pytest.raises(ValueError, match="bare"):
+    with pytest.raises(ValueError, match="must have no frame"):
         PoolSpec(space=key_space(frame_nbytes=128))
 
 

@@ -143,7 +143,7 @@ def test_a_page_store_logs_each_direction_by_itself(caplog: pytest.LogCaptureFix
         for record in lines
     ]
     assert [
-        "refuses pages, for want of room or in a lost race; 3 refused",
+        "refuses pages, because it is full or another write came first; 3 refused",
         "does not answer before its callers' deadlines; 2 timed out",
         "is unavailable; 8 unavailable, 2 timed out",
         f"{LEFT_ALONE}; 8 unavailable, 2 timed out, 8 not tried",

@@ -1013,5 +1013,5 @@ class TestSpaceThatIsNotOpen:
             assert first is not store.framed(replace(TARGET, tenant="0"))
 
     def test_one_that_has_a_frame_is_refused(self, open_store: Callable[..., PageStore]) -> None:
-        with pytest.raises(ValueError, match="adds the frame"):
+        with pytest.raises(ValueError, match="the page store adds it"):
             open_store().present(open_store().framed(TARGET), HASHES[:1])

@@ -161,7 +161,7 @@ def test_a_sample_is_as_good_as_it_says() -> None:
         assert one["error"] is None
         assert 0 < other["error"] < 0.1
         assert one["hit_rate"] == pytest.approx(other["hit_rate"], abs=other["error"])
-    assert any("were analysed" in note for note in sampled["notes"])
+    assert any("were analyzed" in note for note in sampled["notes"])
 
 
 def test_prompts_that_do_not_fit_into_l2_are_noted() -> None:
@@ -189,5 +189,5 @@ def test_memory_does_not_grow_with_the_duration() -> None:
 
 
 def test_a_trace_of_other_units_than_milliseconds_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"lasts 41,667 days.*timestamps are milliseconds"):
+    with pytest.raises(ConfigError, match=r"lasts 41,667 days.*timestamps must be milliseconds"):
         make_plan(_requests((0.0, (1,)), (3.6e9, (1,))), _SETTINGS)

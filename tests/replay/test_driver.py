@@ -241,7 +241,7 @@ class TestTime:
 class TestSettings:
     def test_pages_must_fill_blocks(self) -> None:
         with pytest.raises(
-            ConfigError, match="must divide the trace's blocks of 512 tokens, and 48"
+            ConfigError, match="must divide the trace's blocks of 512 tokens, but 48"
         ):
             _settings(page_tokens=48)
 

@@ -96,7 +96,7 @@ class TestPoolSyntax:
             ("kv:mha,layer=1", "unknown field 'layer'; did you mean 'layers'?"),
             ("kv:mla,layers=1,heads=8,dim=4", "unknown field 'heads'"),
             ("kv:mha,layers=1,heads=8", "dim: this field is required"),
-            ("kv:mha,layers=0,heads=8,dim=1", "layers: must be a whole number from 1 on, not '0'"),
+            ("kv:mha,layers=0,heads=8,dim=1", "layers: must be a whole number, 1 or more, not '0'"),
             ("kv:mha,layers=x,heads=8,dim=1", "layers: must be a whole number"),
             ("kv:mha,layers=,heads=8,dim=1", "layers: must have a value"),
             ("kv:mha,layers=1,layers=2,heads=8,dim=1", "layers: is given twice"),

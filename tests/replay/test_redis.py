@@ -136,5 +136,5 @@ def test_a_run_faster_than_the_clock_of_redis_has_a_note(tmp_path: Path) -> None
         table, _ = _small_replay(server, tmp_path, "--requests", "4")
         slower, _ = _small_replay(server, tmp_path, "--requests", "4", "--speed", "1000")
 
-    assert "note Redis tracks uses of a page by the second (allkeys-lru)" in table
+    assert "note Redis records the use of a page by the second (allkeys-lru)" in table
     assert "note" not in slower

@@ -105,7 +105,7 @@ def test_a_second_storage_that_is_down_leaves_l2_alone() -> None:
 def test_a_storage_with_other_headers_is_refused() -> None:
     aligned = HookedStorage(Capabilities(alignment=4096))
 
-    with pytest.raises(ConfigError, match="headers of 128 bytes, and this storage needs 4096"):
+    with pytest.raises(ConfigError, match="headers of 128 bytes, but this storage needs 4096"):
         Replay(MemoryStorage(), settings(), next_storage=aligned)
 
 

@@ -75,10 +75,10 @@ class TestReading:
             ),
             (
                 _line(input_length=5000),
-                "hash_ids: 2 of them, and an input_length of 5000 .* has 10",
+                "hash_ids: there are 2, but an input_length of 5000 .* has 10",
             ),
-            (_line(input_length=512), "hash_ids: 2 of them, .* has 1"),
-            (_line(hash_ids=[]), "hash_ids: 0 of them, .* has 2"),
+            (_line(input_length=512), "hash_ids: there are 2, .* has 1"),
+            (_line(hash_ids=[]), "hash_ids: there are 0, .* has 2"),
             (_line(input_length=1.5), "input_length: must be a whole number"),
             (_line(output_length=-3), "output_length: must be a whole number"),
             (_line(hash_ids=7), "hash_ids: must be a list, not int"),
@@ -100,8 +100,8 @@ class TestReading:
     @pytest.mark.parametrize(
         ("content", "reason"),
         [
-            (b"", "holds no request"),
-            (b"\n \n", "holds no request"),
+            (b"", "holds no requests"),
+            (b"\n \n", "holds no requests"),
             (b'"\xff"\n', "is not UTF-8 text"),
             (gzip.compress(_line().encode() * 99, mtime=0)[:-9], "ends too early"),
             (b"\x1f\x8bnonsense", "cannot be read"),

@@ -33,7 +33,7 @@ class OtherKeys:
         """
         for key_id, names in self._names.items():
             if names.opened_space(inner) is not None:
-                return f"the key {key_id!r} opens its name, and name_key is {self._name_key!r}"
+                return f"the key {key_id!r} opens its name, but name_key is {self._name_key!r}"
         known = "" if page_key is None else f"; it has pages of the key {page_key!r}"
         return f"none of the keys opens its name{known}"
 
@@ -44,12 +44,11 @@ class OtherKeys:
         if others:
             yield Diagnosis(
                 "other keys",
-                f"key spaces that are sealed, and that the name key {self._name_key!r} does not open:"
-                f" {others}",
-                "if they are yours, correct name_key or the file of the key: engines miss their pages"
-                " until then",
+                f"sealed key spaces that the name key {self._name_key!r} does not open: {others}",
+                "if they are yours, correct name_key or the file of the key; until then engines"
+                " miss their pages",
             )
         plain = sum(not is_sealed(each) for each in spaces)
         if plain:
-            fact = f"key spaces of others, who store pages there without sealing them: {plain}"
+            fact = f"key spaces of others, whose pages are not sealed: {plain}"
             yield Diagnosis("not sealed", fact)

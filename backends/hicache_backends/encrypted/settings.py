@@ -41,7 +41,7 @@ class KeySource(Settings):
             text = read_secret_variable(f"{field}.env", self.env or "")
         if not _KEY.fullmatch(text):
             raise ValueError(
-                f"{field}: a key is 64 hex digits: write one with openssl rand -hex 32"
+                f"{field}: a key has 64 hex digits: make one with openssl rand -hex 32"
             )
         return bytes.fromhex(text)
 
@@ -81,8 +81,8 @@ class EncryptedSettings(Settings):
             raise ValueError("current_key: must be one of keys")
         if self.name_key is None and len(self.keys) > 1:
             raise ValueError(
-                "name_key: this field is required where keys has several: name the key under which"
-                " the store was first written, because another one finds none of its pages"
+                "name_key: this field is required if keys has several: name the key with which"
+                " the store was first written, because no other key finds its pages"
             )
         if self.name_key is not None and self.name_key not in self.keys:
             raise ValueError("name_key: must be one of keys")

@@ -378,7 +378,7 @@ class EncryptedStorage(WrapperStorage):
             ):
                 verdicts.append(True)
             else:
-                why = "it is no page that was sealed under this name"
+                why = "it is not a page that was sealed under this name"
                 verdicts.append(PageFault(page_hash, _NOT_AUTHENTIC, why))
         return verdicts
 
@@ -436,7 +436,9 @@ class EncryptedStorage(WrapperStorage):
         try:
             self.inner.batch_delete(inner_space, names)
         except HiCacheError as error:
-            logger.warning("%d pages that do not open could not be deleted: %s", len(names), error)
+            logger.warning(
+                "pages that do not open could not be deleted (%d): %s", len(names), error
+            )
 
     def _opened_spaces(self, inner_spaces: Iterator[KeySpace]) -> Iterator[KeySpace]:
         for inner in inner_spaces:
@@ -515,8 +517,8 @@ class EncryptedStorage(WrapperStorage):
             except OSError:
                 continue
             if mode & (stat.S_IROTH | stat.S_IWOTH):
-                fact = f"every user of this machine may open that of key {key_id!r}"
-                yield Diagnosis("key file", fact, "let its owner read it only: chmod 400")
+                fact = f"every user of this machine may read the file of key {key_id!r}"
+                yield Diagnosis("key file", fact, "let only its owner read it: chmod 400")
 
 
 def _inner(settings: EncryptedSettings) -> tuple[type[HiCacheStorage], dict[str, Any]]:
@@ -528,6 +530,7 @@ def _inner(settings: EncryptedSettings) -> tuple[type[HiCacheStorage], dict[str,
     inner_class, fields = resolve(settings.backend, settings.config)
     if "timeout_s" in fields:
         raise ConfigError(
-            "encrypted: config: timeout_s: give it beside config: the backend gets half of it"
+            "encrypted: config: timeout_s: set it beside config, not in it: the backend below"
+            " gets half of it"
         )
     return inner_class, {**fields, "timeout_s": settings.timeout_s / 2}

@@ -369,8 +369,8 @@ class Capacity:
         capacity, used = self.limits.capacity_nbytes, self._ledger.used
         if capacity is not None and used > 2 * capacity and not self._warned:
             logger.warning(
-                "file: the pages in %s take %s, and capacity_nbytes is %s:"
-                " more than half of them will be evicted",
+                "file: the pages in %s take %s, but capacity_nbytes is %s: more than half of them"
+                " will be evicted",
                 self._layout.root,
                 format_nbytes(used),
                 format_nbytes(capacity),

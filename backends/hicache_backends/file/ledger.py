@@ -261,7 +261,7 @@ class Ledger:
             os.pwrite(self._fd, _RECORD.pack(*totals), 0)
         except OSError as error:
             if not self._warned:
-                logger.warning("the used bytes cannot be written down: %s", error)
+                logger.warning("the used bytes cannot be recorded: %s", error)
             self._warned = True
         else:
             self._warned = False
@@ -295,12 +295,12 @@ def _open_ledger(path: str) -> int:
         fd = open_own(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         if error.errno in _NO_FILE:
-            raise NotALedger(error.errno, f"{path} is no regular file") from error
+            raise NotALedger(error.errno, f"{path} is not a regular file") from error
         raise
     nbytes = os.fstat(fd).st_size
     if nbytes not in (0, _RECORD.size):
         os.close(fd)
-        raise NotALedger(0, f"{path} has {nbytes} bytes, where a ledger has {_RECORD.size}")
+        raise NotALedger(0, f"{path} is {nbytes:,} bytes long, but a ledger has {_RECORD.size}")
     return fd
 
 

@@ -17,6 +17,7 @@ from hicache_storage import native
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.read_only import Reader, over_capacity
+from hicache_storage.settings import counted
 from hicache_storage.storage import (
     Capabilities,
     Diagnosis,
@@ -84,7 +85,7 @@ class FileReader(Reader):
         files = self._files_of(space)
         found = files.exists(hashes, deadline)
         if native.LATE in found:
-            deadline.check(f"file: looking for {len(hashes)} pages")
+            deadline.check(f"file: looking for {counted(len(hashes), 'page')}")
         self._note_errors(found)
         return [verdict == native.HIT for verdict in found]
 
@@ -118,7 +119,7 @@ class FileReader(Reader):
         deadline = Deadline(self._settings.timeout_s)
         verdicts, modified_ns, _ = self._files_of(space).stat(hashes, deadline)
         if native.LATE in verdicts:
-            deadline.check(f"file: looking at the times of {len(hashes)} pages")
+            deadline.check(f"file: looking at the times of {counted(len(hashes), 'page')}")
         self._note_errors(verdicts)
         field = "used_at_s" if self._limits.evict else "written_at_s"
         within_s = self._settings.touch_interval_s if self._limits.evict else 0.0
@@ -212,15 +213,17 @@ class FileReader(Reader):
         found, _, nbytes = files.stat(hashes, deadline)
         checked = found if sizes_only else files.check(hashes, None, deadline)
         if native.LATE in found or native.LATE in checked:
-            deadline.check(f"file: looking at {len(hashes)} pages")
+            deadline.check(f"file: looking at {counted(len(hashes), 'page')}")
         for page_hash, verdict, size, check in zip(hashes, found, nbytes, checked, strict=True):
             if verdict == native.HIT and size != files.file_nbytes:
-                fact = f"its file has {size} bytes, where a page has {files.file_nbytes}"
+                fact = f"its file is {size:,} bytes long instead of {files.file_nbytes:,}"
                 yield PageFault(page_hash, "wrong_size", fact)
             elif check == native.WRONG:
                 yield PageFault(page_hash, "corrupt", "its file does not end with its trailer")
             elif check < 0:
-                yield PageFault(page_hash, "corrupt", f"its file: {os.strerror(-check)}")
+                yield PageFault(
+                    page_hash, "corrupt", f"its file cannot be read: {os.strerror(-check)}"
+                )
 
     def _is_there(self, files: PageFiles, page_hash: str) -> bool:
         (verdict,) = files.exists([page_hash], Deadline(self._settings.timeout_s))

@@ -18,6 +18,7 @@ from hicache_backends.file.process_state import ProcessState
 from hicache_backends.file.reader import FileReader
 from hicache_backends.file.settings import FileSettings
 from hicache_storage import native
+from hicache_storage.backend_support.capacity import page_over_capacity
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.filesystem import is_local, sync_directory
@@ -30,6 +31,7 @@ from hicache_storage.errors import (
     StorageUnavailable,
     UnsupportedOperation,
 )
+from hicache_storage.settings import counted
 from hicache_storage.storage import Durability, HiCacheStorage, Retention, StorageStats
 
 if TYPE_CHECKING:
@@ -128,7 +130,7 @@ class FileStorage(FileReader):
         files = self._files_of(space)
         verdicts: list[bool] = []
         for page_hash in hashes:
-            deadline.check(f"file: deleting {len(hashes)} pages")
+            deadline.check(f"file: deleting {counted(len(hashes), 'page')}")
             error = self._delete(files, page_hash, deadline)
             verdicts.append(error is None)
         if any(verdicts):
@@ -219,8 +221,8 @@ class FileStorage(FileReader):
                     removed += 1
         if cause is not None:
             raise StorageUnavailable(
-                f"file: {failed} pages of {directory} could not be removed"
-                f" ({cause.strerror}); {removed} were: try again"
+                f"file: {counted(failed, 'page')} of {directory} could not be removed"
+                f" ({cause.strerror}), {removed:,} could: try again"
             ) from cause
         return removed
 
@@ -237,10 +239,7 @@ class FileStorage(FileReader):
     def _check_capacity(self, space: KeySpace) -> None:
         capacity, needed = self._settings.capacity_nbytes, space.stored_nbytes + TRAILER_NBYTES
         if capacity is not None and needed > capacity:
-            raise UnsupportedOperation(
-                f"file: capacity_nbytes is {capacity}, and one page of pool {space.pool!r} of"
-                f" {space.model!r} takes {needed} bytes: raise it, or use a smaller page size"
-            )
+            raise UnsupportedOperation(page_over_capacity("file", space, needed, capacity))
 
     def _open_root(self) -> ProcessState:
         try:
@@ -280,7 +279,7 @@ class FileStorage(FileReader):
             sync_directory(self._layout.root)
         except OSError as error:
             raise ConfigError(
-                f"file: durability: power needs to sync {error.filename or self._layout.root} and"
+                f"file: durability: power has to sync {error.filename or self._layout.root}, but"
                 f" cannot ({error.strerror}): let this user read it, or choose crash"
             ) from error
         if takes_direct_files(self._process.get().writer.temp_path()):

@@ -118,7 +118,9 @@ def _class_of(url: str) -> Any:
     try:
         return fsspec.get_filesystem_class(name)
     except ImportError as error:
-        raise BackendNotInstalled(f"fsspec: {name}:// needs more than fsspec: {error}") from None
+        raise BackendNotInstalled(
+            f"fsspec: {name}:// needs another package beside fsspec: {error}"
+        ) from None
     except ValueError:
         raise ConfigError(f"fsspec: url: no filesystem is known as {name!r}") from None
 

@@ -31,6 +31,7 @@ from hicache_storage.backend_support.manifest import (
 )
 from hicache_storage.backend_support.registrations import Registrations
 from hicache_storage.errors import ConfigError, NoSuchStore, StorageTimeout, StorageUnavailable
+from hicache_storage.settings import counted
 from hicache_storage.storage import (
     Capabilities,
     Durability,
@@ -254,7 +255,9 @@ class FsspecStorage(HiCacheStorage):
             mount.connect(self._settings.timeout_s, collect=not self._read_only)
         except FileNotFoundError:
             mount.close()
-            raise ConfigError(f"fsspec: url: {shown_url} is in no bucket: make it first") from None
+            raise ConfigError(
+                f"fsspec: url: the bucket of {shown_url} does not exist: make it first"
+            ) from None
         except (TypeError, ValueError, ImportError) as error:  # their text may quote the options
             mount.close()
             raise ConfigError(
@@ -337,10 +340,14 @@ class FsspecStorage(HiCacheStorage):
                     if any(map(is_timeout, errors)):
                         raise self._results.failure(errors)
         except (StorageTimeout, StorageUnavailable) as error:
-            raise type(error)(f"{error}; {removed} pages were cleared: call it again") from None
+            raise type(error)(
+                f"{error}; {counted(removed, 'page')} cleared so far: clear it again"
+            ) from None
         if errors:
             reason = self._results.failure(errors)
-            raise type(reason)(f"{reason}; {len(errors)} pages are left, {removed} were cleared")
+            raise type(reason)(
+                f"{reason}; {counted(removed, 'page')} cleared, {len(errors):,} left"
+            )
         return removed
 
     def _clear_step(
@@ -482,10 +489,10 @@ def _fault(page_hash: str, data: bytes, space: KeySpace) -> Iterator[PageFault]:
     if len(data) != file_nbytes(space):
         yield from _size_fault(page_hash, len(data), space)
     elif unpack_page(data, space.id, page_hash) is None:
-        yield PageFault(page_hash, "corrupt", "its trailer does not fit its bytes and its name")
+        yield PageFault(page_hash, "corrupt", "its trailer does not match its bytes and its name")
 
 
 def _size_fault(page_hash: str, nbytes: int, space: KeySpace) -> Iterator[PageFault]:
     if nbytes != file_nbytes(space):
-        detail = f"its file has {nbytes} bytes, not {file_nbytes(space)}"
+        detail = f"its file is {nbytes:,} bytes long instead of {file_nbytes(space):,}"
         yield PageFault(page_hash, "wrong_size", detail)

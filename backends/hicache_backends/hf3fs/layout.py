@@ -115,7 +115,7 @@ class Layout(DirectoryTree):
                 kind, names = "a Redis server", "index.redis and root-id"
             raise ConfigError(
                 f"hf3fs: index: the index of {self.root} is {kind}: name that one; or end all"
-                f" engines and remove {names}, and the new index is made from the pages"
+                f" engines and remove {names}, then the new index is built from the pages"
             )
 
     def index_server(self) -> tuple[str, str] | None:
@@ -173,8 +173,8 @@ class Layout(DirectoryTree):
             return self.root_id()
         if not _ROOT_ID.fullmatch(found):
             raise ConfigError(
-                f"hf3fs: path: {self._root_id} does not hold the id of a root: name another directory,"
-                " or remove that file; the index is made anew then"
+                f"hf3fs: path: {self._root_id} does not hold the id of a root: name another"
+                " directory, or remove that file, then the index is rebuilt"
             )
         return found
 

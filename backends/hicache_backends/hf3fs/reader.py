@@ -22,6 +22,7 @@ from hicache_storage.backend_support.fork_local import ForkLocal
 from hicache_storage.backend_support.read_only import Reader, over_capacity
 from hicache_storage.backend_support.shared_resource import CallGate
 from hicache_storage.errors import HiCacheError, StorageUnavailable
+from hicache_storage.settings import counted
 from hicache_storage.storage import (
     Capabilities,
     Diagnosis,
@@ -160,8 +161,10 @@ class SlotReader(Reader, Generic[_MountT]):
             found.append(
                 Diagnosis(
                     "clock",
-                    f"{figures.from_future} pages{more} have a time of use in the future",
-                    "set the clocks of all hosts; until then these pages stay, and others go first",
+                    f"{counted(figures.from_future, 'page')}{more} with a time of use in the"
+                    " future",
+                    "synchronize the clocks of all hosts; until then these pages stay, and others"
+                    " are evicted first",
                 )
             )
         return found
@@ -222,7 +225,7 @@ class SlotReader(Reader, Generic[_MountT]):
             places = view.find(hashes)
             verdicts = files.check(places, deadline) if places else {}
             if native.LATE in verdicts.values():
-                deadline.check(f"hf3fs: looking at {len(hashes)} pages")
+                deadline.check(f"hf3fs: looking at {counted(len(hashes), 'page')}")
             wrong = {one: places[one] for one, verdict in verdicts.items() if verdict != native.HIT}
             still = view.still(wrong, deadline) if wrong else frozenset[str]()
         for page_hash in wrong:

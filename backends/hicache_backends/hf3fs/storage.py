@@ -10,6 +10,7 @@ from hicache_backends.hf3fs.layout import BLOCK_NBYTES, Geometry, Layout
 from hicache_backends.hf3fs.mount import Mount
 from hicache_backends.hf3fs.reader import Hf3fsReader, SlotReader, layout_at
 from hicache_backends.hf3fs.settings import Hf3fsSettings
+from hicache_storage.backend_support.capacity import page_over_capacity
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.fork_local import ForkLocal
 from hicache_storage.backend_support.manifest import SPACE_ID
@@ -91,10 +92,7 @@ class Hf3fsStorage(SlotReader[Mount]):
     def _require_capacity_for(self, space: KeySpace) -> None:
         capacity_nbytes, slot_nbytes = self._settings.capacity_nbytes, Geometry(space).slot_nbytes
         if capacity_nbytes is not None and capacity_nbytes < slot_nbytes:
-            raise ConfigError(
-                f"hf3fs: capacity_nbytes: {capacity_nbytes} bytes hold no page of pool {space.pool!r} of"
-                f" {space.model!r}, which takes {slot_nbytes} bytes: raise it"
-            )
+            raise ConfigError(page_over_capacity("hf3fs", space, slot_nbytes, capacity_nbytes))
 
     def _open_root(self) -> Mount:
         layout, limits = self._layout, self._limits
@@ -110,11 +108,10 @@ class Hf3fsStorage(SlotReader[Mount]):
         to_evict_nbytes = self._limits.to_evict(used_nbytes, 0)
         if capacity_nbytes is not None and to_evict_nbytes > used_nbytes / 2:
             logger.warning(
-                "hf3fs: capacity_nbytes: %s is less than half of the %s that are in use under %s:"
-                " sets will evict %s",
-                format_nbytes(capacity_nbytes),
-                format_nbytes(used_nbytes),
+                "hf3fs: the pages in %s take %s, but capacity_nbytes is %s: sets will evict %s",
                 self._layout.root,
+                format_nbytes(used_nbytes),
+                format_nbytes(capacity_nbytes),
                 format_nbytes(to_evict_nbytes),
             )
 

@@ -140,7 +140,9 @@ class Usrbio:
             if self._idle:
                 return self._idle.pop()
             if len(self._late) >= _MOST_LATE:
-                raise OSError(errno.EMFILE, f"{len(self._late)} transfers of 3FS have not ended")
+                raise OSError(
+                    errno.EMFILE, f"transfers of 3FS that have not ended: {len(self._late)}"
+                )
         with _translate_errors():
             return _Channel(self._client, self._mount)
 
@@ -237,4 +239,6 @@ def connect_usrbio(root: str, *, wanted: bool | None) -> Usrbio | None:
         return Usrbio(client, mount)
     if wanted is None:
         return None
-    raise ConfigError(f"hf3fs: usrbio: {root} lies on no mount of 3FS: mount it, or leave it out")
+    raise ConfigError(
+        f"hf3fs: usrbio: {root} is not on a mount of 3FS: mount it, or leave usrbio out"
+    )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hicache_backends.memory.settings import MemorySettings
 from hicache_storage import native
+from hicache_storage.backend_support.capacity import page_over_capacity
 from hicache_storage.errors import UnsupportedOperation
 from hicache_storage.storage import (
     Capabilities,
@@ -49,9 +50,7 @@ class MemoryStorage(HiCacheStorage):
         capacity = self._settings.capacity_nbytes
         if capacity is not None and space.stored_nbytes > capacity:
             raise UnsupportedOperation(
-                f"memory: capacity_nbytes is {capacity}, and one page of pool {space.pool!r} of"
-                f" {space.model!r} takes {space.stored_nbytes} bytes: raise it, or use a smaller page"
-                " size"
+                page_over_capacity("memory", space, space.stored_nbytes, capacity)
             )
         super().open_space(space)
 

@@ -267,7 +267,8 @@ class Client:
         self._ensure_own_process()
         if self._gate.calls >= _MAX_RUNNING:
             raise StorageTimeout(
-                f"{self._name()}: {_MAX_RUNNING} calls are overdue; no more until some have ended"
+                f"{self._name()}: {_MAX_RUNNING} calls are overdue, so no others are made until"
+                " some have ended"
             )
         if not self._gate.begin():
             raise StorageClosed("this MooncakeStorage was closed: open a new one")

@@ -87,9 +87,12 @@ def _advice(missing: Sequence[str]) -> str:
         packages = "libibverbs1 libnuma1 libcurl4"
         parts.append(f"{', '.join(of_system)} (Debian and Ubuntu: apt install {packages})")
     if of_gpu:
-        instead = "the wheel mooncake-transfer-engine-non-cuda in place of mooncake-transfer-engine"
+        instead = "the wheel mooncake-transfer-engine-non-cuda instead of mooncake-transfer-engine"
         parts.append(f"{', '.join(of_gpu)} of the GPU's driver (install it, or {instead})")
-    return f"backend 'mooncake': the wheel is here, and misses {', and '.join(parts)}"
+    return (
+        "backend 'mooncake': the wheel is installed, but these libraries are"
+        f" missing: {'; '.join(parts)}"
+    )
 
 
 @contextmanager

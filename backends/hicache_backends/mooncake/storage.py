@@ -28,6 +28,7 @@ from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.manifest import SPACE_ID, decode_manifest, encode_manifest
 from hicache_storage.errors import HiCacheError, StorageClosed, StorageTimeout
 from hicache_storage.page import Page
+from hicache_storage.settings import counted
 from hicache_storage.storage import (
     Capabilities,
     Durability,
@@ -231,8 +232,9 @@ class MooncakeStorage(HiCacheStorage):
         manifest = self._read_manifest(space_id, self._deadline())
         if self._remove({self._layout.manifest(space_id)}, self._deadline()):
             raise StorageTimeout(
-                f"mooncake: {removed} pages were removed, and the manifest of {space_id} is leased to"
-                f" readers for longer than {self._settings.timeout_s:g} s: remove it again"
+                f"mooncake: {counted(removed, 'page')} removed, but the manifest of {space_id} is"
+                f" leased to readers for longer than {self._settings.timeout_s:g} s: remove it"
+                " again"
             )
         space = decode_manifest(manifest, space_id=space_id)
         if space is not None and self._list_pages(space_id, self._deadline()):
@@ -251,8 +253,9 @@ class MooncakeStorage(HiCacheStorage):
         leased = self._remove(keys, deadline)
         if leased:
             raise StorageTimeout(
-                f"mooncake: {len(leased)} pages are leased to readers for longer than"
-                f" {self._settings.timeout_s:g} s; {len(keys) - len(leased)} were cleared: call it again"
+                f"mooncake: {len(keys) - len(leased):,} of {counted(len(keys), 'page')} cleared,"
+                " but the others are leased to readers for longer"
+                f" than {self._settings.timeout_s:g} s: clear it again"
             )
         return len(keys)
 
@@ -345,7 +348,8 @@ class MooncakeStorage(HiCacheStorage):
 
 
 def _sizes_text(sizes: set[int], space: KeySpace) -> str:
-    return f"it has {' or '.join(map(str, sorted(sizes)))} bytes in place of {space.stored_nbytes}"
+    found = " or ".join(f"{one:,}" for one in sorted(sizes))
+    return f"it is {found} bytes long instead of {space.stored_nbytes:,}"
 
 
 def _replicas(settings: MooncakeSettings) -> Any:

@@ -142,7 +142,8 @@ class _Put:
             )
         if is_repeated and not_stored(native, keys):
             raise StorageUnavailable(
-                "mooncake: the master was lost in the middle of a set: the stored pages are not known"
+                "mooncake: the master was lost in the middle of a set, so it is not known which"
+                " pages are stored"
             )
         return codes
 

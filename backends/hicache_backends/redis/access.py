@@ -104,7 +104,9 @@ def tls_context(
         if "ssl_ciphers" in url_options:
             context.set_ciphers(url_options["ssl_ciphers"])
     except (ValueError, ssl.SSLError):
-        raise ValueError("url: ssl_min_version or ssl_ciphers: OpenSSL knows no such") from None
+        raise ValueError(
+            "url: ssl_min_version or ssl_ciphers: OpenSSL does not know this value"
+        ) from None
     return context
 
 
@@ -140,7 +142,7 @@ def _load_authorities(
         try:
             context.load_verify_locations(capath=directory, cadata=data)
         except (OSError, ValueError):
-            raise ValueError("url: ssl_ca_path or ssl_ca_data: no certificates there") from None
+            raise ValueError("url: ssl_ca_path or ssl_ca_data: there are no certificates") from None
 
 
 def _load_certificate(
@@ -164,8 +166,8 @@ def _load_certificate(
         context.load_cert_chain(certificate, key, url_options.get("ssl_password", ""))
     except ssl.SSLError:
         raise ValueError(
-            f"tls_cert_file: {certificate!r} and its key are no pair in PEM form, or the key has"
-            " another password"
+            f"tls_cert_file: {certificate!r} and its key are not a pair in PEM form, or the key"
+            " has another password"
         ) from None
 
 
@@ -173,5 +175,5 @@ def _check_readable(name: str, path: str) -> None:
     try:
         Path(path).open("rb").close()
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "no path"
+        reason = getattr(error, "strerror", None) or "it is not a path"
         raise ValueError(f"{name}: {path!r} cannot be read: {reason}") from None

@@ -102,7 +102,7 @@ class Cluster:
         owners = self._current_owners(deadline)
         if None in owners:
             self.invalidate()
-            raise ConnectionError("a part of the slots is without a server")
+            raise ConnectionError("some slots have no server")
         return _distinct(owners)
 
     def placement(self, deadline: Deadline) -> object:
@@ -126,7 +126,7 @@ class Cluster:
         lines = [line.split() for line in reply.splitlines()] if isinstance(reply, bytes) else []
         own = [line for line in lines if b"myself" in b"".join(line[2:3])]
         if len(own) != 1:
-            raise WrongReply("the servers of the cluster are listed in another form")
+            raise WrongReply("the servers of the cluster are listed in an unexpected form")
         slots = own[0][_EPOCH_FIELD:]
         if any(slot.startswith(b"[") for slot in slots):
             raise ConnectionError(
@@ -160,7 +160,7 @@ class Cluster:
         try:
             return self._parse(reply, server.address.host)
         except MALFORMED as error:
-            raise WrongReply("the map of the cluster has another form") from error
+            raise WrongReply("the map of the cluster has an unexpected form") from error
 
     def _parse(self, reply: Reply, asked_host: str) -> list[ServerPool | None]:
         """Parse the owners from CLUSTER SLOTS. A server without a host is at `asked_host`."""

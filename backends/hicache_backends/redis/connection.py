@@ -48,7 +48,7 @@ class _WithSocket:
 
     def _connect(self) -> Any:
         if self.given_socket is None:
-            raise ConnectionAbortedError("the connection was ended while it was made")
+            raise ConnectionAbortedError("the connection was closed while it was being made")
         return self.given_socket
 
 
@@ -103,7 +103,7 @@ class Connection:
         made = DeadlineSocket(dial(self._address, self._access.context, deadline), deadline)
         self._socket = self._redis_connection.given_socket = made
         if self._is_shut_down:
-            raise ConnectionAbortedError("the connection was ended while it was made")
+            raise ConnectionAbortedError("the connection was closed while it was being made")
         self._greet()
         return True
 
@@ -140,12 +140,12 @@ class Connection:
         except (exceptions.InvalidResponse, exceptions.ConnectionError) as error:
             if self._access.context is None and _may_be_tls(error):
                 raise ConnectionError(
-                    f"{self._address} does not answer as a Redis does: {error} If it speaks TLS, the"
-                    " scheme must be rediss://"
+                    f"{self._address} does not answer like a Redis server: {error} If it speaks"
+                    " TLS, the scheme must be rediss://"
                 ) from None
             raise
         except MALFORMED as error:
-            raise WrongReply("a reply has another form") from error
+            raise WrongReply("a reply has an unexpected form") from error
         self.identity = self._read_identity()
 
     def _read_reply(self) -> Reply:
@@ -156,7 +156,7 @@ class Connection:
             self.is_stale |= reply.is_stale
             return reply
         except MALFORMED as error:
-            raise WrongReply("a reply has another form") from error
+            raise WrongReply("a reply has an unexpected form") from error
 
     def _is_idle(self, connected: DeadlineSocket, deadline: Deadline) -> bool:
         """Return True if nothing has arrived since the last use, not even a late reply or an end."""

@@ -25,7 +25,9 @@ def diagnoses(info: str, *, ttl_s: float | None = None) -> Iterator[Diagnosis]:
     fields = parse_info(info)
     if not fields:
         yield Diagnosis(
-            "server", "INFO is forbidden for this user", "allow INFO: eviction cannot be seen"
+            "server",
+            "INFO is forbidden for this user",
+            "allow INFO, because eviction cannot be seen without it",
         )
         return
     yield _server(fields)
@@ -50,8 +52,8 @@ def _eviction(fields: Mapping[str, str], *, expires: bool) -> Diagnosis:
     if limit == 0:
         return Diagnosis(
             "eviction",
-            f"maxmemory is not set, the policy is {policy}",
-            "set maxmemory: without it the server grows until the system ends it",
+            f"maxmemory is not set, and the policy is {policy}",
+            "set maxmemory: without it the server grows until the system kills it",
         )
     used = _number(fields, "used_memory") - _number(fields, "mem_not_counted_for_evict")
     is_full = limit - used < min(_ROOM_NBYTES, limit * _ROOM_SHARE)
@@ -59,7 +61,7 @@ def _eviction(fields: Mapping[str, str], *, expires: bool) -> Diagnosis:
     if policy == "noeviction":
         advice = f"a full server refuses pages: {_ONE_ADVICE} if old pages may go"
     elif policy.startswith("volatile") and not expires:
-        advice = "no page expires, so that a full server refuses pages: set ttl_s"
+        advice = "no page expires, so a full server refuses pages: set ttl_s"
     elif policy.startswith("allkeys"):
         advice = f"listings walk through the whole database: {_ONE_ADVICE} if they are too slow"
     fact = f"{policy}, {format_nbytes(used)} of {format_nbytes(limit)} are used"
@@ -87,8 +89,14 @@ def _clock(fields: Mapping[str, str]) -> Iterator[Diagnosis]:
     if not now_us:  # servers before Redis 7 do not report it
         return
     skew_s = now_us / 1e6 - time.time()
-    advice = "" if abs(skew_s) < _CLOCK_SKEW_S else "set both clocks by NTP: expiries need them"
-    yield Diagnosis("clock", f"the server's is {skew_s:+z.1f} s from this machine's", advice)
+    advice = (
+        ""
+        if abs(skew_s) < _CLOCK_SKEW_S
+        else "synchronize both clocks with NTP, because pages expire by them"
+    )
+    yield Diagnosis(
+        "clock", f"the server's clock differs from this machine's by {skew_s:+z.1f} s", advice
+    )
 
 
 def _number(fields: Mapping[str, str], name: str) -> int:

@@ -25,6 +25,7 @@ from hicache_backends.redis.layout import BUCKETS, SpaceKeys, key_of_any_space, 
 from hicache_backends.redis.replies import UNANSWERED, ErrorReply, Refused, WrongReply, items_of
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.manifest import SPACE_ID, decode_manifest, encode_manifest
+from hicache_storage.settings import counted
 from hicache_storage.storage import UnreadableSpace
 
 if TYPE_CHECKING:
@@ -139,8 +140,9 @@ class Index:
             )
             if not all(gone):
                 raise ConnectionError(
-                    f"{removed} pages are gone, and {gone.count(False)} of the next {len(gone)} are"
-                    " not: remove the key space again when all servers answer"
+                    f"{counted(removed, 'page')} removed, but {gone.count(False)} of the"
+                    f" next {len(gone)} are left: remove the key space again when all servers"
+                    " answer"
                 )
             removed += sum(space is None or nbytes == space.stored_nbytes for _, nbytes in part)
         if any(self._pages_of_indices(keys)):
@@ -374,7 +376,7 @@ def _items(reply: Reply) -> list[bytes]:
         raise Refused(reply)
     items = items_of(reply)
     if items is None or not all(isinstance(item, bytes) for item in items):
-        raise WrongReply("a listing has another form")
+        raise WrongReply("a listing has an unexpected form")
     return items
 
 
@@ -389,5 +391,5 @@ def _parse_scan(reply: Reply) -> tuple[bytes, list[bytes]]:
         raise ConnectionError("a part of a listing was not answered")
     parts = items_of(reply)
     if parts is None or len(parts) != _SCAN_PARTS or not isinstance(parts[0], bytes):
-        raise WrongReply("a listing has another form")
+        raise WrongReply("a listing has an unexpected form")
     return parts[0], _items(parts[1])

@@ -156,7 +156,7 @@ class _PageReader:
             raise sock.error_of(-last)
         if last == native.WRONG:
             settle(position, False)
-            raise WrongReply("a page has another length, or its reply another form")
+            raise WrongReply("a page has the wrong length, or its reply an unexpected form")
         self._head[: len(arrived)] = arrived
         self._missing = [self._head[len(arrived) :]] if len(arrived) < _HEAD_NBYTES else []
         if last == native.NO_BULK:
@@ -187,7 +187,7 @@ class _PageReader:
                     return True
         if head[:1] == b"$":
             settle(position, False)
-        raise WrongReply("a page has another length, or its reply another form")
+        raise WrongReply("a page has the wrong length, or its reply an unexpected form")
 
     def _ends_as_miss(self, *, more: bool) -> bool:
         """Receive the end of a null. Return False if it ends differently."""
@@ -274,7 +274,7 @@ def _set_in_one_call(
         return
     if verdict < 0:
         raise sock.error_of(-verdict)
-    raise WrongReply("a reply has another form")
+    raise WrongReply("a reply has an unexpected form")
 
 
 def _buffers(requests: Sequence[PageRequest], pages: Sequence[Page]) -> list[memoryview]:
@@ -298,7 +298,7 @@ def _parse_reply(line: bytes) -> Reply:
         return ErrorReply.from_line(line[1:].decode(errors="replace"))
     if line[:1] == b":" and line[1:].isdigit() and len(line) <= _MAX_INTEGER_NBYTES:
         return int(line[1:])
-    raise WrongReply("a reply has another form")
+    raise WrongReply("a reply has an unexpected form")
 
 
 class _LineReader:

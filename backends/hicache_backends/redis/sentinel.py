@@ -138,7 +138,7 @@ class _SentinelClient(redis.Redis):
         except FAILURES as error:
             self.failure = error
         except MALFORMED:
-            self.failure = WrongReply("a reply has another form")
+            self.failure = WrongReply("a reply has an unexpected form")
         raise exceptions.ConnectionError(str(self.failure)) from self.failure
 
 

@@ -86,7 +86,10 @@ class RedisSettings(Settings):
             known |= URL_OPTIONS
         for name in options:
             if name not in known:
-                raise ValueError(f"takes no option {name!r}: there is a field for it, or no need")
+                raise ValueError(
+                    f"does not take the option {name!r}: there is a field for it, or it is not"
+                    " needed"
+                )
         check_redis_url(url.get_secret_value())
         return url
 

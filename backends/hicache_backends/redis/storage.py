@@ -21,6 +21,7 @@ from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.fork_local import ForkLocal
 from hicache_storage.backend_support.manifest import SPACE_ID
 from hicache_storage.errors import ConfigError, StorageTimeout, StorageUnavailable
+from hicache_storage.settings import counted
 from hicache_storage.storage import (
     Capabilities,
     Diagnosis,
@@ -161,9 +162,9 @@ class RedisStorage(HiCacheStorage):
             gone = self.batch_delete(space, [page_hash for page_hash, _ in part])
             if not all(gone):
                 raise StorageUnavailable(
-                    f"redis: {self._settings.place}: {removed} pages are gone, and"
-                    f" {gone.count(False)} of the next {len(gone)} are not: clear again when all"
-                    " servers answer"
+                    f"redis: {self._settings.place}: {counted(removed, 'page')} removed,"
+                    f" but {gone.count(False)} of the next {len(gone)} are left: clear again when"
+                    " all servers answer"
                 )
             whole = (nbytes == space.stored_nbytes for _, nbytes in part)
             removed += sum(map(min, gone, whole))
@@ -260,8 +261,8 @@ class RedisStorage(HiCacheStorage):
     def _password_advice(self) -> str:
         if "password" not in self._servers.options:
             return (
-                "password: the server asks for one and none is given: set password, password_file or"
-                " password_env"
+                "password: the server asks for one, but none is given: set password,"
+                " password_file or password_env"
             )
         return "password: the server refuses it for this username: change one of the two"
 
@@ -275,5 +276,5 @@ class RedisStorage(HiCacheStorage):
 
 def _length_text(nbytes: int | None, space: KeySpace) -> str:
     if nbytes is None:
-        return "its value is no string"
-    return f"it has {nbytes} bytes in place of {space.stored_nbytes}"
+        return "its value is not a string"
+    return f"it is {nbytes:,} bytes long instead of {space.stored_nbytes:,}"

@@ -111,7 +111,7 @@ class Bucket:
         # `IsTruncated` is required, because without it the listing may be incomplete.
         following: str | None = answer["NextContinuationToken"] if answer["IsTruncated"] else None
         if following is not None and following in ("", arguments["ContinuationToken"]):
-            raise StorageUnavailable(f"s3: the listing of bucket {self._name} does not go on")
+            raise StorageUnavailable(f"s3: the listing of bucket {self._name} stops before its end")
         return answer, following
 
     def delete(self, names: Sequence[str], deadline: Deadline) -> dict[str, str]:

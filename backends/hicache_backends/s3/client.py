@@ -40,7 +40,7 @@ _DENIALS = {
     "InvalidAccessKeyId": "the store does not know the access key id: check where it comes from",
     "SignatureDoesNotMatch": "the secret access key is not that of the access key id",
     "AccessDenied": "the policy of these credentials must allow it: see docs/backends/s3.md",
-    "RequestTimeTooSkewed": "set the clock of this machine by NTP",
+    "RequestTimeTooSkewed": "synchronize the clock of this machine with NTP",
 }
 
 
@@ -252,7 +252,7 @@ class Client:
             return StorageTimeout(f"{where} did not answer: {lost}")
         if lost.loss is Loss.UNREACHABLE:
             return StorageUnavailable(f"{where} cannot be reached: {lost}")
-        return StorageUnavailable(f"{where} broke off: {lost}")
+        return StorageUnavailable(f"{where} broke the connection: {lost}")
 
 
 def open_client(settings: S3Settings, access: Access, counters: Counters) -> Client:

@@ -141,7 +141,7 @@ class Exchange:
         else:
             self._calls[number].close()
             self._outcomes[number] = CallFailed(
-                StorageTimeout("s3: there was no time for this page")
+                StorageTimeout("s3: there was no time left for this page")
             )
 
     # --- one turn ------------------------------------------------------------------------------------

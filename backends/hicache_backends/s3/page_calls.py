@@ -75,14 +75,14 @@ class PageCalls:
         if found is None:
             return None
         if found != nbytes:
-            return "wrong_size", f"it has {found} bytes in place of {nbytes}"
+            return "wrong_size", f"it is {found:,} bytes long instead of {nbytes:,}"
         if not self._has_checksums:
             return None
         page = Page(bytearray(nbytes))
         reply = yield from self._read_page(name, page)
         if reply.is_page_filled and not _is_crc_right(page, reply):
-            return "corrupt", "its bytes do not have the checksum that the store has of them"
-        if reply.status == 200 or self._is_absent(reply):  # it has changed in the meantime
+            return "corrupt", "its bytes do not match the checksum that the store has of them"
+        if reply.status == 200 or self._is_absent(reply):  # it has changed meanwhile
             return None
         raise self._client.refusal(reply)
 

@@ -150,7 +150,7 @@ class ReplyReader:
                 return
             self._interim_nbytes += end
             if self._interim_nbytes > _INTERIM_LIMIT:
-                raise Malformed("nothing but interim replies comes")
+                raise Malformed("only interim replies come")
             self._scratch[: len(rest)] = rest
             self._used = len(rest)
         if self._used == len(self._scratch):
@@ -183,7 +183,7 @@ class ReplyReader:
         if encoding is not None and (encoding.lower() != "chunked" or length is not None):
             raise Malformed("a reply has an encoding that this client does not take")
         if length is not None and not _LENGTH.fullmatch(length):
-            raise Malformed("the length of a reply is no number")
+            raise Malformed("the length of a reply is not a number")
         self._body_left = None if length is None else int(length)
         self._is_chunked = encoding is not None
         if head.status == 200 and self._into_nbytes:
@@ -273,13 +273,13 @@ def _parsed(head: bytes) -> tuple[int, dict[str, str]]:
     status_line, *lines = head.decode("latin-1").split("\r\n")
     match = _STATUS_LINE.fullmatch(status_line)
     if match is None:
-        raise Malformed("what came does not begin as a reply does")
+        raise Malformed("the received bytes do not begin like a reply")
     headers: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(":")
         name, value = name.lower(), value.strip()
         if not colon or not name or name != name.strip():
-            raise Malformed("a header of a reply is none")
+            raise Malformed("a reply has a malformed header")
         if headers.setdefault(name, value) != value and name in _FRAMING:
             raise Malformed(f"a reply has two different headers {name}")
     if match["minor"] == "0":

@@ -34,7 +34,9 @@ def _prefix(text: str) -> str:
     """Return the prefix with a slash at its end, so that it matches no longer name."""
     prefix = text if not text or text.endswith("/") else f"{text}/"
     if not _PREFIX.fullmatch(prefix) or any(part in (".", "..") for part in prefix.split("/")):
-        raise ValueError("must be names of letters, digits and _.~- with single slashes between")
+        raise ValueError(
+            "must be names of letters, digits and _.~- with single slashes between them"
+        )
     return prefix
 
 
@@ -57,7 +59,7 @@ def _headers(given: dict[str, str]) -> dict[str, str]:
     headers: dict[str, str] = {}
     for name, value in given.items():
         if not _HEADER_NAME.fullmatch(name.lower()) or not _HEADER_VALUE.fullmatch(value):
-            raise ValueError(f"{name!r} is no header, or its value is none")
+            raise ValueError(f"{name!r} is not a valid header, or its value is not")
         if name.lower() in _OWN_HEADERS:
             raise ValueError(f"{name!r} is set by the backend itself")
         headers[name.lower()] = " ".join(value.split())

@@ -22,6 +22,7 @@ from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.manifest import SPACE_ID, decode_manifest, encode_manifest
 from hicache_storage.backend_support.registrations import Registrations
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
+from hicache_storage.settings import counted
 from hicache_storage.storage import (
     Capabilities,
     Diagnosis,
@@ -171,7 +172,7 @@ class S3Storage(HiCacheStorage):
         if self._has_pages(space_id):  # others have set them in the meantime
             return removed
         if self._bucket.delete([name], self._deadline()):
-            raise StorageUnavailable(f"s3: {removed} pages were removed, and {name} was not")
+            raise StorageUnavailable(f"s3: {counted(removed, 'page')} removed, but {name} was not")
         self._registrations.forget(space_id)
         if space is not None and self._has_pages(space_id):
             self._run_one(self._register(space), self._deadline())
@@ -228,12 +229,14 @@ class S3Storage(HiCacheStorage):
                 pages = [one for one in found if self._layout.is_page(space_id, one.name)]
                 kept |= self._bucket.delete([one.name for one in pages], deadline)
             except (StorageTimeout, StorageUnavailable) as error:
-                raise type(error)(f"{error}; {removed} pages were cleared: call it again") from None
+                raise type(error)(
+                    f"{error}; {counted(removed, 'page')} cleared so far: clear it again"
+                ) from None
             removed += sum(nbytes in (None, one.nbytes) and one.name not in kept for one in pages)
         if kept:
             reasons = ", ".join(sorted(set(kept.values())))
             raise StorageUnavailable(
-                f"s3: {len(kept)} pages were not deleted ({reasons}); {removed} were"
+                f"s3: {counted(len(kept), 'page')} not deleted ({reasons}), {removed:,} deleted"
             )
         return removed
 
@@ -293,7 +296,7 @@ class S3Storage(HiCacheStorage):
         nbytes = space.stored_nbytes
         for object_ in self._list_all(self._layout.root(space.id)):
             if object_.nbytes != nbytes and self._layout.is_page(space.id, object_.name):
-                detail = f"it has {object_.nbytes} bytes in place of {nbytes}"
+                detail = f"it is {object_.nbytes:,} bytes long instead of {nbytes:,}"
                 yield PageFault(object_.name.rpartition("/")[2], "wrong_size", detail)
 
     def _key_spaces(self) -> Iterator[KeySpace]:

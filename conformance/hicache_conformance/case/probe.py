@@ -291,7 +291,7 @@ class Probe:
         strange = [one for one in given if type(one) is not bool]
         if len(given) != len(hashes) or strange:
             raise self.violation(
-                f"{operation} must return one bool a hash",
+                f"{operation} must return one bool for each hash",
                 expected=f"a list of {len(hashes)} bool",
                 got=f"{len(given)} items, {_short(given)}",
             )
@@ -317,7 +317,7 @@ class Probe:
             if isinstance(error, UnsupportedOperation):
                 require_present(operation, self.absent)
             raise self.violation(
-                f"{operation} raised {type(error).__name__} where the contract has no exception",
+                f"{operation} raised {type(error).__name__} where the contract allows no exception",
                 got=_error_text(error),
             ) from error
         self.trace.ended(number, answer)

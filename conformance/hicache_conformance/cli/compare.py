@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import argparse
 
-SUMMARY = "Show what changed between two runs; exit code 1 where something became worse."
+SUMMARY = "Show what changed between two runs; exit code 1 if something became worse."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import argparse
 
-SUMMARY = "Show several runs side by side, a rule a row, as a table of Markdown."
+SUMMARY = "Show several runs side by side, as a Markdown table with a row for each rule."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -37,34 +37,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--report",
         type=Path,
         metavar="DIR",
-        help="write result.json, report.html, junit.xml, badge.json",
+        help="write result.json, report.html, junit.xml and badge.json to this directory",
     )
     add(
         "--rules",
         action="append",
         metavar="PATTERN",
         default=[],
-        help='only these, e.g. "KV-1*"; repeatable',
+        help='only these rules, such as "KV-1*"; may be given several times',
     )
     add("--spec", metavar="VERSION", help="the rules of this version (default: the newest)")
     add(
         "--strict",
         action="store_true",
-        help="a rule that could not be verified makes the verdict partial",
+        help="make the verdict partial if a rule could not be verified",
     )
     add(
         "--seed",
         type=int,
         default=0,
         metavar="N",
-        help="of everything random (default: %(default)s)",
+        help="seed of everything random (default: %(default)s)",
     )
     add(
         "--quick",
         action="store_true",
-        help="leave out what takes long: for the inner loop of an author",
+        help="leave out slow checks, for use while you write a backend",
     )
-    add("--waivers", type=Path, metavar="FILE", help="known violations: a waivers.toml")
+    add("--waivers", type=Path, metavar="FILE", help="known violations, in a waivers.toml")
 
 
 def run(arguments: argparse.Namespace) -> int:

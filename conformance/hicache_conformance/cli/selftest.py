@@ -13,15 +13,17 @@ if TYPE_CHECKING:
     from hicache_conformance.run.runner import RunOptions
     from hicache_conformance.selftest.selftest import Finding
 
-SUMMARY = "Test the kit: its checks must catch each wrong store, and each right one must pass."
+SUMMARY = "Test the kit: its checks must catch each wrong store, and each correct one must pass."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of everything random")
-    parser.add_argument("--quick", action="store_true", help="with the quick checks only")
     parser.add_argument(
-        "--wrong-only", action="store_true", help="leave out the right stores, which take longer"
+        "--seed", type=int, default=0, metavar="N", help="seed of everything random"
+    )
+    parser.add_argument("--quick", action="store_true", help="run only the quick checks")
+    parser.add_argument(
+        "--wrong-only", action="store_true", help="leave out the correct stores, which take longer"
     )
     parser.add_argument(
         "--matrix",

@@ -100,7 +100,8 @@ def compare(a: Record, b: Record) -> Comparison:
         only = [len(ran[0] - ran[1]), len(ran[1] - ran[0])]
         notes.append(
             f"The checks that ran in both are compared: {len(ran[0] & ran[1])}. {only[0]} ran before"
-            f" only, {only[1]} after only. The verdicts are about different checks: they are not."
+            f" only, {only[1]} after only. The verdicts are not compared, because they are about"
+            " different checks."
         )
         differ = {name.partition(":")[0] for name in ran[0] ^ ran[1]}
         a, b = (_narrowed(one, ran[0] & ran[1], differ) for one in (a, b))

@@ -266,7 +266,7 @@ def _not_verified(record: Record) -> Element | None:
     ]
     if not items:
         return None
-    intro = "Neither kept nor broken, as far as this run can tell; and what would tell."
+    intro = "This run cannot say whether these rules are kept. Each entry says what would show it."
     return _section(
         "not-verified", "Not verified", element("ul", *items, class_="gaps"), intro=intro
     )
@@ -292,7 +292,7 @@ def _figures(record: Record) -> Element | None:
         for check in rule.checks
         for name, value in check.evidence.items()
     ]
-    intro = "Counted or measured on the way. For information: no verdict hangs on them."
+    intro = "Counted or measured during the checks, for information: no verdict depends on them."
     return _table_section("figures", intro, ("Figure", "Value", "Rule"), rows)
 
 
@@ -325,8 +325,8 @@ def _footer(record: Record) -> list[Element]:
     return [
         element(
             "p",
-            f"Made by hicache-conformance {record.run.kit} with version {record.run.spec} of the rules. "
-            "It tells what was seen in this run. Beside it lie result.json, which holds everything that"
-            " is shown here, junit.xml and badge.json.",
+            f"Made by hicache-conformance {record.run.kit} with version {record.run.spec} of the"
+            " rules. It shows what was seen in this run. Beside it lie result.json, which holds"
+            " everything that is shown here, junit.xml and badge.json.",
         )
     ]

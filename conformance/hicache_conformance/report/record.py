@@ -175,13 +175,18 @@ class Record(_Part):
         fields = read_json(path)
         version = fields.get("schema_version")
         if not isinstance(version, int):
-            raise RecordError(f"{path}: is no record of a conformance run: no schema_version")
+            raise RecordError(
+                f"{path}: is not a record of a conformance run: it has no schema_version"
+            )
         if version > SCHEMA_VERSION:
             raise RecordError(
-                f"{path}: has schema_version {version}, this kit reads up to {SCHEMA_VERSION}: update it"
+                f"{path}: has schema_version {version}, but this kit reads only up"
+                f" to {SCHEMA_VERSION}: update the kit"
             )
         try:
             return cls.model_validate(fields)
         except ValidationError as error:
             where = ".".join(map(str, error.errors()[0]["loc"]))
-            raise RecordError(f"{path}: is no record of a conformance run: at {where}") from error
+            raise RecordError(
+                f"{path}: is not a record of a conformance run: see {where}"
+            ) from error

@@ -112,7 +112,7 @@ class Summary(_Part):
             return cls.model_validate(fields)
         except ValidationError as error:
             place = ".".join(map(str, error.errors()[0]["loc"]))
-            raise RecordError(f"{path}: is no summary of a run: at {place}") from error
+            raise RecordError(f"{path}: is not a summary of a run: see {place}") from error
 
     def counts(self) -> Counter[Outcome]:
         """Return the number of rules by outcome."""

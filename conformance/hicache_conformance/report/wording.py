@@ -141,7 +141,9 @@ def meaning(record: Record) -> str:
         case Verdict.PARTIAL:
             return _meaning_of_partial(count, judged, rest)
         case Verdict.INCONCLUSIVE:
-            return "This run decides nothing about the store: too little ran, or the means failed."
+            return (
+                "This run decides nothing about the store: too few checks ran, or the tools failed."
+            )
 
 
 def _meaning_of_partial(count: Mapping[Outcome, int], judged: int, rest: str) -> str:

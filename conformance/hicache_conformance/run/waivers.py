@@ -100,7 +100,7 @@ def _waived_outcome(outcome: Outcome, waiver: Waiver) -> tuple[Outcome, str]:
         if waiver.has_ended():
             return (
                 Outcome.FAILED,
-                f"its waiver ended on {waiver.until}: mend the store, or renew it",
+                f"its waiver ended on {waiver.until}: fix the store, or renew the waiver",
             )
         return Outcome.WAIVED, ""
     if outcome in (Outcome.PASSED, Outcome.NOT_DECLARED):

@@ -54,7 +54,7 @@ def deceptive_bytes(nbytes: int, rng: random.Random) -> dict[str, bytes]:
         "hexadecimal digits": b"00ff" * nbytes,
         "base64": b"AAAA" * nbytes,
         "UTF-8 with a byte order mark": b"\xef\xbb\xbf" + b"\xc3\xa9" * nbytes,
-        "no UTF-8": b"\x80\xc3\x28\xfe\xff" * nbytes,
+        "not UTF-8": b"\x80\xc3\x28\xfe\xff" * nbytes,
         "quotes and escapes": b"'\";--\\x00\\n%00%s{}$()" * nbytes,
         "JSON": b'{"found": false, "pages": null}',
         "the word None": b"None",

@@ -135,9 +135,9 @@ def _small_fields(case: Case, capacity_nbytes: int) -> dict[str, Any]:
         return {name: value for name, value in small.items() if case.config.get(name) != value}
     if not _is_own(case):
         raise NotVerified(
-            "the store was not made small: its config names one that is not the test's alone (use"
-            " {scratch}, or {prefix} and a store that is seen to be empty by `stats()` or `spaces()`, or"
-            " give the back door `small_config`), and what is in it might be evicted"
+            "the store was not made small, because its config names one that is not the test's alone,"
+            " and what is in it might be evicted: use {scratch}, or {prefix} with a store that `stats()`"
+            " or `spaces()` show to be empty, or give the back door `small_config`"
         )
     name = next((one for one in _FIELDS if case.config.get(one) is not None), _FIELDS[0])
     try:

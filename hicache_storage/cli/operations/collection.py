@@ -161,8 +161,8 @@ def _uses(
     unknown = [page_hash for page_hash, times in found if times.used_at_s is None]
     if unknown and any(storage.batch_exists(space, unknown)):
         raise UnsupportedOperation(
-            "gc: the store does not know when its pages were used: select by model, revision, tenant"
-            " or pool instead of --unused-for"
+            "gc: the store does not record when its pages are used: select by model, revision,"
+            " tenant or pool instead of --unused-for"
         )
     return [(page_hash, times) for page_hash, times in found if times.used_at_s is not None]
 
@@ -171,14 +171,14 @@ def _doubt(times: PageTimes) -> str:
     """Return what is impossible in the times of a page; nothing if they may be right."""
     used_s = times.used_at_s or 0.0
     if used_s < _FIRST_USE_S:
-        return f"was used at {_format(used_s)}, as the store says, which cannot be"
+        return f"was used at {_format(used_s)} according to the store, which cannot be true"
     if used_s > time.time() + _CLOCKS_APART_S:
-        return f"is used in the future, at {_format(used_s)}, as the store says"
+        return f"was used in the future according to the store, at {_format(used_s)}"
     written_s = times.written_at_s
     if written_s is not None and written_s > used_s + times.used_within_s + _CLOCKS_APART_S:
         return (
-            f"was used at {_format(used_s)}, before it was written at {_format(written_s)},"
-            " as the store says"
+            f"was used at {_format(used_s)} according to the store, before it was written"
+            f" at {_format(written_s)}"
         )
     return ""
 

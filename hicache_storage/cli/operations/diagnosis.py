@@ -16,7 +16,7 @@ from hicache_storage import native
 from hicache_storage.cli.ages import format_age
 from hicache_storage.cli.operations.batches import listed
 from hicache_storage.cli.operations.probe import PROBE_MODEL
-from hicache_storage.cli.sizes import format_nbytes
+from hicache_storage.cli.sizes import counted, format_nbytes
 from hicache_storage.cli.stores import excess_of
 from hicache_storage.errors import StorageTimeout
 from hicache_storage.page_store import Verdict
@@ -44,14 +44,16 @@ _REQUESTS_TOKENS = (1024, 8192, 32_768, 131_072)
 _VOLATILE = frozenset({"tmpfs", "ramfs", "overlay"})
 
 _ADVICE = {
-    "write": "let this user write, make room, or use smaller pages; engines store nothing until then",
-    "read": "let this user read, and look at the store's log; engines miss until then",
-    "look-up": "look at the store's log; engines miss until then",
-    "delete": "let this user delete; wrong pages cannot be replaced until then",
+    "write": "let this user write, make room, or use smaller pages; until then engines store nothing",
+    "read": "let this user read, and look at the store's log; until then engines miss",
+    "look-up": "look at the store's log; until then engines miss",
+    "delete": "let this user delete; until then wrong pages cannot be replaced",
 }
 
 
-_READ_ONLY_ADVICE = "mount it for writing: an engine writes. ls, verify and copy read it as it is"
+_READ_ONLY_ADVICE = (
+    "mount it for writing, because engines write; ls, verify and copy can read it as it is"
+)
 _SLOW_ADVICE = (
     "the store is slow: raise timeout_s in its config, or look at its load and the network"
 )
@@ -89,7 +91,7 @@ def machine_checks() -> Iterator[Check]:
             "data plane",
             Status.NOTE,
             f"the Python reference: {native.reason}",
-            "install with a C compiler: pages then move without the interpreter lock",
+            "install again with a C compiler, so that pages move without the interpreter lock",
         )
     found = [f"{name} {version}" for name in _ENGINES if (version := _version(name))]
     yield Check("engines", Status.OK, ", ".join(found) or "none is installed here")
@@ -103,7 +105,7 @@ def path_checks(choice: StorageChoice, storage: HiCacheStorage) -> Iterator[Chec
     root = Path(os.path.expanduser(path)).resolve()  # noqa: PTH111 - as the backends do
     kind, mount = mount_of(root, Path("/proc/self/mountinfo"))
     status = Status.NOTE if kind in _VOLATILE else Status.OK
-    advice = "pages are lost with this mount: use a disk, or a shared file system"
+    advice = "pages are lost when this mount ends: use a disk or a shared file system"
     system = os.statvfs(root)
     if system.f_flag & os.ST_RDONLY:
         yield Check("mount", Status.PROBLEM, f"{kind} on {mount}, read-only", _READ_ONLY_ADVICE)
@@ -116,7 +118,7 @@ def path_checks(choice: StorageChoice, storage: HiCacheStorage) -> Iterator[Chec
         yield Check(
             "free space",
             Status.PROBLEM,
-            f"{fact}, and capacity_nbytes is {format_nbytes(capacity)}",
+            f"{fact}, but capacity_nbytes is {format_nbytes(capacity)}",
             "lower capacity_nbytes below the size of the file system",
         )
     elif free < total * _LEAST_FREE_SHARE:
@@ -131,7 +133,7 @@ def store_checks(storage: HiCacheStorage, said: Sequence[Diagnosis]) -> Iterator
     yield Check(
         "listing",
         Status.OK if is_listed else Status.NOTE,
-        "the store lists its pages" if is_listed else "the store lists no pages",
+        "the store lists its pages" if is_listed else "the store cannot list its pages",
         "" if is_listed else "ls, verify, gc and copy from it do not work",
     )
     excess = excess_of(storage)
@@ -142,7 +144,10 @@ def store_checks(storage: HiCacheStorage, said: Sequence[Diagnosis]) -> Iterator
             weight = Status.PROBLEM
         yield Check(one.topic, weight, one.fact, one.advice)
     if excess is not None and not any(one.topic == "capacity" for one in said):
-        advice = "give the capacity of the engines: one with this config would evict the rest"
+        advice = (
+            "use the capacity_nbytes of the engines; an engine with this config would evict the"
+            " rest"
+        )
         yield Check("capacity", Status.PROBLEM, excess, advice)
     if is_listed:
         spaces = [*storage.spaces()]
@@ -162,7 +167,8 @@ def _key_spaces(spaces: Sequence[KeySpace], unreadable: Sequence[UnreadableSpace
         Status.PROBLEM,
         f"{len(unreadable):,} of {len(spaces) + len(unreadable):,} cannot be read: "
         + "; ".join([*named, *more]),
-        "list the keys that sealed them, if they are sealed; `hicache gc --unreadable` removes them",
+        "if they are sealed, add the keys that sealed them to the config; `hicache gc"
+        " --unreadable` removes them",
     )
 
 
@@ -184,8 +190,10 @@ def _times(storage: HiCacheStorage, spaces: Iterable[KeySpace]) -> Iterator[Chec
         yield Check(
             "times",
             Status.PROBLEM,
-            f"{ahead:,} of {looked:,} pages are from the future, by up to {format_age(most_s)}",
-            "set the clocks of all writers by NTP; these pages stay longer than others until then",
+            f"{ahead:,} of {looked:,} pages have times in the future, by up"
+            f" to {format_age(most_s)}",
+            "synchronize the clocks of all writers with NTP; until then these pages stay longer"
+            " than others",
         )
 
 
@@ -198,13 +206,13 @@ def why_not_to_write(
     """Return why a trial of `nbytes` must not be written; nothing if it may be."""
     stats = storage.stats()
     if any(check.status is Status.PROBLEM for check in checks):
-        return "the problems above come first"
+        return "solve the problems above first"
     if any(one.is_full for one in said):
         return "the store is full, and would evict or refuse pages"
     if stats.capacity_nbytes is not None and (stats.nbytes or 0) + nbytes > stats.capacity_nbytes:
         return (
-            f"{format_nbytes(nbytes)} do not fit below capacity_nbytes, and would evict pages: give"
-            " fewer --pages, or a smaller --page-bytes"
+            f"{format_nbytes(nbytes)} more would exceed capacity_nbytes and evict pages: use"
+            " fewer --pages or a smaller --page-bytes"
         )
     return ""
 
@@ -219,7 +227,7 @@ def proof_checks(measured: Measured | None, choice: StorageChoice) -> Iterator[C
 
 def opening_problem(error: HiCacheError) -> Check:
     """Return the check of a store that does not open."""
-    advice = "start the store, or correct its address; an engine would run without L3 until then"
+    advice = "start the store, or correct its address; until then engines run without L3"
     cause = error.__cause__
     if isinstance(cause, OSError) and cause.errno == errno.EROFS:
         advice = _READ_ONLY_ADVICE
@@ -232,7 +240,7 @@ def opening_problem(error: HiCacheError) -> Check:
     elif isinstance(error, StorageTimeout):
         advice = "look at the store's load, or raise timeout_s"
     elif (left := _LEFT.search(str(error))) is not None:
-        advice = f"wait {left[1]}: engines open the store then"
+        advice = f"wait {left[1]}, then engines can open the store"
     elif "again" in str(error):
         advice = ""  # the message says what to do
     return Check("open", Status.PROBLEM, str(error), advice)
@@ -247,7 +255,8 @@ def probe_checks(measured: Measured, choice: StorageChoice) -> Iterator[Check]:
         yield Check(
             "late pages",
             Status.NOTE,
-            f"the store may still carry out writes that had no answer in time, of model {PROBE_MODEL}",
+            f"the store may still carry out writes of model {PROBE_MODEL} that it did not answer"
+            " in time",
             f"`hicache gc --model {PROBE_MODEL} --yes` removes what is left of them",
         )
     for step, nbytes_per_s in (
@@ -255,7 +264,7 @@ def probe_checks(measured: Measured, choice: StorageChoice) -> Iterator[Check]:
         ("read", measured.read_nbytes_s),
     ):
         if nbytes_per_s is not None:
-            fact = f"{measured.pages} pages of {format_nbytes(measured.page_nbytes)}:"
+            fact = f"{counted(measured.pages, 'page')} of {format_nbytes(measured.page_nbytes)}:"
             yield Check(step, Status.OK, f"{fact} {format_nbytes(nbytes_per_s)}/s")
     if measured.round_trip_s is not None:
         yield _round_trip(measured.round_trip_s)
@@ -270,14 +279,14 @@ def _round_trip(seconds: float) -> Check:
     fact = f"{seconds * 1000:.2f} ms to look a page up (median)"
     if seconds < _SLOW_ROUND_TRIP_S:
         return Check("round trip", Status.OK, fact)
-    return Check("round trip", Status.PROBLEM, fact, "bring the store nearer, or look at its load")
+    return Check("round trip", Status.PROBLEM, fact, "move the store closer, or look at its load")
 
 
 def _clock(skew_s: float) -> Check:
-    fact = f"the store's is {skew_s:+z.1f} s from this machine's"
+    fact = f"the store's clock differs from this machine's by {skew_s:+z.1f} s"
     if abs(skew_s) < _CLOCK_SKEW_S:
         return Check("clock", Status.OK, fact)
-    return Check("clock", Status.PROBLEM, fact, "set both clocks by NTP")
+    return Check("clock", Status.PROBLEM, fact, "synchronize both clocks with NTP")
 
 
 def _prefetch(measured: Measured, choice: StorageChoice) -> Check:
@@ -288,9 +297,11 @@ def _prefetch(measured: Measured, choice: StorageChoice) -> Check:
         limit_s = choice.controller.max_wait_s(1, tokens) or 0.0
         needed_s = tokens * token_nbytes / (measured.read_nbytes_s or 1.0)
         if needed_s > limit_s:
-            late.append(f"{tokens:,} tokens need {needed_s:.1f} s of {limit_s:.1f} s")
+            late.append(
+                f"{tokens:,} tokens need {needed_s:.1f} s, but may take only {limit_s:.1f} s"
+            )
     if not late:
-        return Check("prefetch", Status.OK, "the time-outs suffice for up to 131,072 tokens")
+        return Check("prefetch", Status.OK, "the timeouts are long enough for up to 131,072 tokens")
     return Check(
         "prefetch",
         Status.PROBLEM,

@@ -147,7 +147,9 @@ def _remove_space(storage: HiCacheStorage, space: KeySpace, measured: Measured) 
     except UnsupportedOperation:
         return
     except HiCacheError as error:
-        measured.failures.append(("delete", f"the key space of the probe is left: {error}"))
+        measured.failures.append(
+            ("delete", f"the key space of the probe could not be removed: {error}")
+        )
 
 
 class _Probe:
@@ -182,7 +184,7 @@ class _Probe:
         self._measured.read_nbytes_s = self._moved("read", self._read)
         read = [page.payload.tobytes() for page in self._read]
         if self._measured.read_nbytes_s is not None and written != read:
-            self._measured.failures.append(("read", "a page came back with other bytes"))
+            self._measured.failures.append(("read", "a page came back with wrong bytes"))
 
     def _moved(self, step: str, pages: list[FramedPage]) -> float | None:
         """Return the bytes a second of a step; None if it failed."""
@@ -212,7 +214,7 @@ class _Probe:
                 self._fail("look-up", f"there was no answer: {failure.value}", {failure})
                 return False
             if not match.pages:
-                self._measured.failures.append(("look-up", "a page that was written is not there"))
+                self._measured.failures.append(("look-up", "a page that was written is missing"))
                 return False
         self._measured.round_trip_s = statistics.median(times)
         return True

@@ -16,6 +16,7 @@ from hicache_storage.integrations.lmcache._object_layouts import UnknownLayoutEr
 from hicache_storage.integrations.lmcache._settings import AdapterSettings
 from hicache_storage.integrations.lmcache._task_queues import TaskQueues
 from hicache_storage.integrations.lmcache._tasks import Task, add_objects, groups_of
+from hicache_storage.scalars import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -158,7 +159,9 @@ class Adapter:
         """Delete objects in every layout that this adapter has seen. Blocks up to a deadline."""
         session = self._attachment.session
         if session is None:
-            logger.warning("%d objects were not deleted: the store is not open", len(keys))
+            logger.warning(
+                "could not delete %s: the store is not open", counted(len(keys), "object")
+            )
             return
         pages: dict[KeySpace, list[ObjectKey]] = {}
         for key in keys:
@@ -239,7 +242,7 @@ class Adapter:
             return {"attached": False}
         if operation != _ATTACH:
             raise self.engine.reconfigure_error(
-                400, f"no operation {operation!r}: attach or detach"
+                400, f"unknown operation {operation!r}: use attach or detach"
             )
         try:
             given = self._settings.model_dump(exclude_unset=True)
@@ -340,7 +343,7 @@ class Adapter:
         if reason not in self._refusals:
             if len(self._refusals) >= _MAX_REFUSALS:
                 return
-            logger.error("LMCache's pages are not stored: %s", reason)
+            logger.error("pages of LMCache are not stored: %s", reason)
         self._refusals[reason] = self._refusals.get(reason, 0) + 1
 
     def _notify(self, event: str, *arguments: Any) -> None:
@@ -348,16 +351,18 @@ class Adapter:
         try:
             getattr(self, f"_notify_keys_{event}")(*arguments)
         except Exception:
-            logger.exception("LMCache could not be told of pages that were %s", event)
+            logger.exception("pages that were %s could not be reported to LMCache", event)
 
     def _delete(self, session: Session, space: KeySpace, keys: list[ObjectKey]) -> bool:
         try:
             gone = session.store.delete(space, [page_hash(key) for key in keys])
         except (HiCacheError, ValueError) as error:
-            logger.warning("%d objects were not deleted: %s", len(keys), error)
+            logger.warning("could not delete %s: %s", counted(len(keys), "object"), error)
             return False
         if gone < len(keys):
-            logger.warning("%d of %d objects were not deleted", len(keys) - gone, len(keys))
+            logger.warning(
+                "could not delete %d of %s", len(keys) - gone, counted(len(keys), "object")
+            )
         return gone == len(keys)
 
     def _accounted(self, keys: Sequence[ObjectKey], nbytes: int) -> list[int]:

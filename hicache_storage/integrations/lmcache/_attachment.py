@@ -173,7 +173,7 @@ class Attachment:
 
     def _retry(self, settings: AdapterSettings, error: Exception) -> None:
         self.failure = str(error)
-        logger.warning("the store cannot be reached, and is tried again: %s", error)
+        logger.warning("the store cannot be reached, and will be tried again: %s", error)
         self._stop.set()
         self._stop = threading.Event()
         threading.Thread(

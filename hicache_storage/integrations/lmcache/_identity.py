@@ -129,7 +129,7 @@ def page_hash(key: ObjectKey) -> str:
     """
     if not _MIN_HASH_NBYTES <= len(key.chunk_hash) <= _MAX_HASH_NBYTES:
         raise UnknownLayoutError(
-            f"a chunk's hash has {len(key.chunk_hash)} bytes, and needs 16 to 64: run LMCache with"
-            " --hash-algorithm blake3 or sha256_cbor"
+            f"a chunk's hash has {len(key.chunk_hash)} bytes, but needs 16 to 64: run LMCache"
+            " with --hash-algorithm blake3 or sha256_cbor"
         )
     return key.chunk_hash.hex()

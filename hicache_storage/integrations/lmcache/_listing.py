@@ -40,7 +40,7 @@ def list_objects(
         StorageError: The store cannot list its pages.
     """
     if page_size < 1:
-        raise ValueError(f"page_size is {page_size}, and must be positive")
+        raise ValueError(f"page_size must be positive, not {page_size}")
     first_id, last_hash = _place_of(cursor)
     found: list[tuple[str, ListedObject]] = []
     for space, key in _own_spaces(store, identity, serde, model_name):
@@ -84,5 +84,7 @@ def _place_of(cursor: str | None) -> tuple[str, str]:
         return "", ""
     match = _CURSOR.fullmatch(cursor)
     if match is None:
-        raise ValueError(f"{cursor!r} is no cursor of a listing: pass the token of the page before")
+        raise ValueError(
+            f"{cursor!r} is not a cursor of a listing: pass the token of the page before"
+        )
     return match["space_id"], match["page_hash"]

@@ -169,8 +169,8 @@ class Layouts:
         found = [layout for layout in known.hints if layout.nbytes == nbytes]
         if len(found) != 1:
             raise UnknownLayoutError(
-                f"an object of {nbytes} bytes was serialized ({self.serde}), and {len(found)} of the"
-                f" layouts of LMCache's lookups so far have that size: it is not stored"
+                f"an object of {nbytes} bytes was serialized ({self.serde}), but {len(found)} of"
+                " the layouts of LMCache's lookups so far have that size: it is not stored"
             )
         return found[0]
 

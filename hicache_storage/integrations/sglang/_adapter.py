@@ -143,7 +143,7 @@ class Adapter:
         self._pools.register(ANCHOR, mem_pool_host)
         self._admission.start(self._pools[ANCHOR].spaces[0])
         if not (self._config.extra_config or {}).get("interface_v1"):
-            logger.warning('KV pages are copied once more: "interface_v1": 1 avoids it')
+            logger.warning('KV pages are copied once more: set "interface_v1": 1 to avoid it')
 
     def register_mem_host_pool_v2(self, host_pool: HostPool, host_pool_name: str) -> None:
         """Register a pool by name: the anchor again, a side pool, or later a draft pool.
@@ -388,8 +388,9 @@ class Adapter:
             if changed := WATCHED.intersection(fields):
                 self._outdated = True
                 logger.error(
-                    "SGLang has changed %s, and the pages in the storage are of the former state: this"
-                    " storage is not read or written any more. Detach the storage, and attach it again",
+                    "SGLang has changed %s, but the pages in the storage are of the former state,"
+                    " so this storage is no longer read or written. Detach the storage, and"
+                    " attach it again",
                     ", ".join(sorted(changed)),
                 )
         return self._outdated

@@ -79,9 +79,9 @@ class LaunchIdentity:
         label = self.kv_label(pool)
         if label not in _FP8:
             raise ConfigError(
-                f"sglang: pool {pool!r} holds KV as bytes, and SGLang's kv_cache_dtype is {label!r},"
-                ' which does not identify the type: pass --kv-cache-dtype, or set "adapter": {"dtype":'
-                ' "float8_e4m3fn"} in the extra config'
+                f"sglang: pool {pool!r} holds KV as bytes, but SGLang's kv_cache_dtype"
+                f" is {label!r}, which does not identify the type: pass --kv-cache-dtype, or set"
+                ' "adapter": {"dtype": "float8_e4m3fn"} in the extra config'
             )
         return _FP8[label] if not _is_rocm() else f"{_FP8[label]}-rocm"
 
@@ -97,7 +97,7 @@ class LaunchIdentity:
         path = named or self._arguments.get("speculative_draft_model_path") or own
         if not path:
             raise ConfigError(
-                "sglang: there is KV of a draft model, and SGLang does not name the model: set"
+                "sglang: there is KV of a draft model, but SGLang does not name the model: set"
                 ' "adapter": {"draft_model": "org/name"} in the extra config'
             )
         return str(path)

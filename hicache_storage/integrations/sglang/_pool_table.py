@@ -93,7 +93,8 @@ class PoolTable:
             return
         if not hasattr(config, "is_storage_writer"):
             logger.warning(
-                "pool %r has no hits: beside MLA only rank 0 of this SGLang writes; use 0.5.23",
+                "pool %r gets no hits, because in this version of SGLang only rank 0 writes it"
+                " beside MLA: use SGLang 0.5.23",
                 pool.name,
             )
             return
@@ -105,7 +106,11 @@ class PoolTable:
             try:
                 self._store.register_buffer(buffer)
             except Exception:
-                logger.warning("the store will copy pages of pool %r", pool.name, exc_info=True)
+                logger.warning(
+                    "the store cannot register the memory of pool %r, and will copy its pages",
+                    pool.name,
+                    exc_info=True,
+                )
 
     def _unregister_buffers(self, pool: StoredPool) -> None:
         for buffer in pool.buffers:

@@ -151,7 +151,7 @@ class StoredPool:
 
     def _header(self, slot: int, part: int) -> memoryview:
         if not 0 <= slot < self._slots:
-            raise ValueError(f"pool {self.name!r} has no page {slot}: it has {self._slots}")
+            raise ValueError(f"pool {self.name!r} has no page {slot}: it has {self._slots} pages")
         start = (slot * len(self.spaces) + part) * self._frame_nbytes
         return self._headers[start : start + self._frame_nbytes]
 

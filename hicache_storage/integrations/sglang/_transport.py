@@ -148,7 +148,9 @@ class Transport:
     ) -> TransferResult:
         """Return the result of a move, when SGLang's memory is free again."""
         if outcome is None:
-            logger.warning("pool %r: too many overdue calls, no %s", pool.name, direction)
+            logger.warning(
+                "pool %r: too many calls are overdue, so there is no %s", pool.name, direction
+            )
             unavailable = [Verdict.UNAVAILABLE] * len(transfers[0].hashes)
             self._explain(direction, pool, transfers, [unavailable], began_s)
             return TransferResult([False] * len(transfers[0].hashes), answered=False)

@@ -68,8 +68,8 @@ class StoreConnection:
             raise self._mistake
         if self.runner is None:
             logger.warning(
-                "the store of backend %r does not answer: the engine goes on without it, and it is"
-                " tried again",
+                "the store of backend %r does not answer: the engine runs without it, and tries"
+                " again",
                 settings.backend,
             )
 

@@ -56,23 +56,23 @@ def check_engine(vllm_config: Any, *, single_node: bool) -> None:
     if algorithm == "sha256":
         logger.info(
             "--prefix-caching-hash-algo sha256_cbor is recommended for shared stores: the default"
-            " sha256 is over pickled objects, and equal requests with LoRA or images may have"
-            " different hashes, which are misses"
+            " sha256 hashes pickled objects, so equal requests with LoRA or images may have"
+            " different hashes and miss"
         )
     parallel = vllm_config.parallel_config
     nodes = int(getattr(parallel, "nnodes_within_dp", 1))
     if nodes > 1:
         raise ConfigError(
-            f"{NAME}: this engine has {nodes} nodes, and vLLM offloads to the host memory of the first"
-            " node only: the KV of another node would be wrong. Use one node for each engine (one"
-            " node with tensor parallelism, data parallelism across nodes)"
+            f"{NAME}: this engine has {nodes} nodes, but vLLM offloads to the host memory of the"
+            " first node only: the KV of other nodes would be wrong. Use one node for each engine"
+            " (one node with tensor parallelism, data parallelism across nodes)"
         )
     executor = executor_name(parallel)
     if executor not in ("mp", "uni") and parallel.world_size > 1 and not single_node:
         raise ConfigError(
-            f"{NAME}: the executor {executor!r} may place workers on more than one node, and vLLM"
-            " offloads to the host memory of one node only. Pass --distributed-executor-backend mp,"
-            ' or set "single_node": true if all workers are on this node'
+            f"{NAME}: the executor {executor!r} may place workers on more than one node, but vLLM"
+            " offloads to the host memory of one node only. Pass --distributed-executor-backend"
+            ' mp, or set "single_node": true if all workers are on this node'
         )
 
 
@@ -148,8 +148,9 @@ def kv_dtype(vllm_config: Any, kv_cache_config: Any, settings: TierSettings) -> 
 def _named(label: str) -> str:
     if label == "fp8":
         raise ConfigError(
-            f"{NAME}: the KV type is fp8, which names no format: pass --kv-cache-dtype fp8_e4m3 or"
-            ' fp8_e5m2, or set "kv_dtype": "float8_e4m3fn" in kv_connector_extra_config'
+            f"{NAME}: the KV type is fp8, which does not name a format: pass --kv-cache-dtype"
+            ' fp8_e4m3 or fp8_e5m2, or set "kv_dtype": "float8_e4m3fn" in'
+            " kv_connector_extra_config"
         )
     if label.startswith("fp8") and _is_rocm():
         return f"{label}-rocm"  # on some AMD chips this name means a different format

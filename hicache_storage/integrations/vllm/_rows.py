@@ -58,8 +58,8 @@ class KeyGroups:
         for key in keys:
             if len(key) != KEY_NBYTES:
                 raise ValueError(
-                    f"a key of {len(key)} bytes is no SHA-256 and group: pass"
-                    " --prefix-caching-hash-algo sha256_cbor, xxhash is not supported"
+                    f"a key of {len(key)} bytes is not a SHA-256 with a group: pass"
+                    " --prefix-caching-hash-algo sha256_cbor, because xxhash is not supported"
                 )
             of_group.setdefault(key[-GROUP_NBYTES:], []).append(key)
         return [(self.spaces[int.from_bytes(group, "big")], own) for group, own in of_group.items()]

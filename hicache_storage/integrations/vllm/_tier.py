@@ -313,7 +313,9 @@ class Tier:
             return None
         if offloading_spec.kv_events_config.enable_kv_cache_events:
             return []
-        logger.warning("enable_kv_events is set, but vLLM's KV events are disabled: there are none")
+        logger.warning(
+            "enable_kv_events is set, but vLLM's KV events are disabled, so none are published"
+        )
         return None
 
     def _add_event(self, keys: list[bytes], *, removed: bool) -> None:
@@ -344,8 +346,8 @@ class Tier:
             self._groups = KeyGroups({group: renewed(space, epoch) for group, space in spaces})
             self._clear_lookups()
         logger.warning(
-            "vLLM resets its caches, perhaps for other weights: the pages in the store from before are"
-            " not used any more, and those of this engine are not shared until it starts again"
+            "vLLM resets its caches, perhaps because of other weights: earlier pages in the store"
+            " are no longer used, and this engine shares no pages until it restarts"
         )
 
     def shutdown(self) -> None:
@@ -361,7 +363,7 @@ class Tier:
             self._rows.release()
         else:
             logger.error(
-                "a call of the store has not ended: the memory of the CPU tier stays mapped"
+                "a call of the store has not ended, so the memory of the CPU tier stays mapped"
             )
         self._close_logs()
 

@@ -39,7 +39,7 @@ def test_a_text_that_is_no_key_is_refused_and_not_shown(
 ) -> None:
     monkeypatch.setenv("A_KEY", text)
 
-    with pytest.raises(ConfigError, match=r"keys\.a: a key is 64 hex digits") as caught:
+    with pytest.raises(ConfigError, match=r"keys\.a: a key has 64 hex digits") as caught:
         EncryptedStorage.from_config(VALID)
 
     assert text not in str(caught.value)
@@ -98,5 +98,5 @@ def test_the_time_limit_of_the_backend_is_half_of_that_of_a_call() -> None:
 
 
 def test_the_time_limit_belongs_beside_the_config_of_the_backend() -> None:
-    with pytest.raises(ConfigError, match="config: timeout_s: give it beside config"):
+    with pytest.raises(ConfigError, match="config: timeout_s: set it beside config, not in it"):
         EncryptedStorage.from_config({**VALID, "config": {"timeout_s": 1}})

@@ -360,7 +360,7 @@ class TestFaults:
 
         assert [
             PageFault(B, "unknown_key", "its key 'b' is not listed"),
-            PageFault(C, "not_authentic", "it is no page that was sealed under this name"),
+            PageFault(C, "not_authentic", "it is not a page that was sealed under this name"),
         ] == list(storage.faults(SPACE, [A, B, C, hash_of(4)]))
         assert [True] * 3 == storage.batch_exists(SPACE, [A, B, C])
         assert not storage.stats().counters.get("unknown_key")
@@ -446,7 +446,7 @@ class TestOtherKeys:
     def test_a_wrong_name_key_is_told(self, shared: MemoryStorage) -> None:
         (told,) = sealed_over(shared, "ac").unreadable_spaces()
 
-        assert told.reason == "the key 'c' opens its name, and name_key is 'a'"
+        assert told.reason == "the key 'c' opens its name, but name_key is 'a'"
 
     def test_those_of_the_backend_are_passed_on(self, tmp_path: Path) -> None:
         with (
@@ -569,7 +569,10 @@ class TestDelegation:
     def test_a_page_whose_sealed_form_is_too_large_is_refused(self) -> None:
         with (
             open_storage_over({"capacity_nbytes": 4096 + HEADER_NBYTES - 1}) as storage,
-            pytest.raises(UnsupportedOperation, match="EncryptedStorage takes pages of up to 4095"),
+            pytest.raises(
+                UnsupportedOperation,
+                match=r"EncryptedStorage takes pages of up to 4.00 KiB \(4,095 bytes\)",
+            ),
         ):
             storage.open_space(SPACE)
 

@@ -234,7 +234,7 @@ class TestLimit:
     def test_a_capacity_below_one_page_is_refused_with_both_figures(self, root: Path) -> None:
         config = {"path": str(root), "capacity_nbytes": FILE_NBYTES - 1}
         with FileStorage.from_config(config) as storage:
-            with pytest.raises(UnsupportedOperation, match=r"is 4159.*takes 4160 bytes"):
+            with pytest.raises(UnsupportedOperation, match=r"\(4,159 bytes\).*\(4,160 bytes\)"):
                 storage.open_space(SPACE)
             storage.open_space(space(page_nbytes=4095))
             assert 4095 == storage.capabilities.max_page_nbytes
@@ -254,7 +254,7 @@ class TestLimit:
             opened(root, 3).close()
 
         (record,) = caplog.records
-        assert f"take {format_nbytes(10 * FILE_NBYTES)}, and" in record.getMessage()
+        assert f"take {format_nbytes(10 * FILE_NBYTES)}, but" in record.getMessage()
         assert f"capacity_nbytes is {format_nbytes(3 * FILE_NBYTES)}:" in record.getMessage()
 
 

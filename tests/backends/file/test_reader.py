@@ -108,7 +108,7 @@ class TestFaults:
         assert {HASHES[0]: "corrupt", HASHES[1]: "wrong_size"} == {
             page_hash: fault.reason for page_hash, fault in found.items()
         }
-        assert f"100 bytes, where a page has {FILE_NBYTES}" in found[HASHES[1]].detail
+        assert f"100 bytes long instead of {FILE_NBYTES:,}" in found[HASHES[1]].detail
 
     def test_the_storage_that_writes_removes_none_by_it(self, root: Path) -> None:
         a_store(root)

@@ -77,7 +77,7 @@ def store(ministack: Ministack, request: pytest.FixtureRequest) -> Iterator[Fssp
 
 
 def test_a_missing_bucket_is_a_config_error(ministack: Ministack) -> None:
-    with pytest.raises(ConfigError, match=r"url: s3://nowhere/kv is in no bucket"):
+    with pytest.raises(ConfigError, match=r"url: the bucket of s3://nowhere/kv does not exist"):
         FsspecStorage.from_config({**config(ministack, ""), "url": "s3://nowhere/kv"})
 
 

@@ -145,7 +145,7 @@ def test_a_missing_index_is_not_made(root: Path) -> None:
     closed(root)
     (root / "index.sqlite").unlink()
     before = snapshot(root)
-    with pytest.raises(StorageUnavailable, match="made anew when an engine opens"):
+    with pytest.raises(StorageUnavailable, match="will be rebuilt when an engine opens"):
         reader(root)
 
     assert before == snapshot(root)
@@ -206,7 +206,7 @@ class TestDiagnosis:
         with reader(root) as storage:
             (found,) = storage.diagnose()
 
-        assert ("clock", "3 pages have a time of use in the future") == (found.topic, found.fact)
+        assert ("clock", "3 pages with a time of use in the future") == (found.topic, found.fact)
 
 
 def kept(client: Any) -> dict[bytes, bytes]:

@@ -262,7 +262,7 @@ def test_elsewhere_than_on_3fs_it_is_not_used(client: Client, tmp_path: Path) ->
     with Hf3fsStorage.from_config({"path": str(tmp_path)}) as storage:
         assert [True] == storage.batch_set(SPACE, HASHES[:1], [page(65536)])
     assert 0 == client.moves
-    with pytest.raises(ConfigError, match="no mount of 3FS"):
+    with pytest.raises(ConfigError, match="not on a mount of 3FS"):
         Hf3fsStorage.from_config({"path": str(tmp_path), "usrbio": True})
 
 

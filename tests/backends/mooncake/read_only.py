@@ -23,7 +23,7 @@ load_mooncake()
 
 SPACE, LOST, DAMAGED, EMPTY = space(), space(model="lost"), space(model="dam"), space(model="empty")
 SHORT, GONE, RIGHT = HASHES = [hash_of(number) for number in range(3)]
-WRONG_SIZE = PageFault(SHORT, "wrong_size", "it has 5 bytes in place of 4096")
+WRONG_SIZE = PageFault(SHORT, "wrong_size", "it is 5 bytes long instead of 4,096")
 
 
 @pytest.fixture(scope="module")

@@ -153,7 +153,7 @@ def test_a_page_that_is_leased_for_longer_than_a_call_may_take_is_not_deleted(
 
         assert [False, True] == storage.batch_delete(SPACE, [A, B])
         assert storage.stats().counters["leased_pages"] == 1
-        with pytest.raises(StorageTimeout, match="1 pages are leased"):
+        with pytest.raises(StorageTimeout, match="1 of 2 pages cleared, but the others are leased"):
             storage.clear(SPACE)
         assert [True] == storage.batch_get(SPACE, [A], [blank()])
 

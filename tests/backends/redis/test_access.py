@@ -95,7 +95,7 @@ class TestFiles:
             "tls_cert_file": str(server.directory / "ca.crt"),
             "tls_key_file": str(server.directory / "server.key"),
         }
-        with pytest.raises(ConfigError, match=r"tls_cert_file: .* no pair"):
+        with pytest.raises(ConfigError, match=r"tls_cert_file: .* not a pair"):
             RedisStorage.from_config({**config_of(server), **files})
 
     @pytest.mark.parametrize(

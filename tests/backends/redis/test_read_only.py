@@ -31,9 +31,9 @@ KEYS = SpaceKeys(PREFIX, SPACE.id)
 STRANGER = f"{PREFIX}{{{SPACE.id}:ab}}no-hash".encode()
 SHORT, LONG, LIST, GONE = HASHES[:4]
 FAULTS = {
-    PageFault(SHORT, "wrong_size", "it has 5 bytes in place of 4096"),
-    PageFault(LONG, "wrong_size", "it has 4097 bytes in place of 4096"),
-    PageFault(LIST, "wrong_size", "its value is no string"),
+    PageFault(SHORT, "wrong_size", "it is 5 bytes long instead of 4,096"),
+    PageFault(LONG, "wrong_size", "it is 4,097 bytes long instead of 4,096"),
+    PageFault(LIST, "wrong_size", "its value is not a string"),
 }
 UNREADABLE = {
     UnreadableSpace(LOST.id, "its manifest is lost"),

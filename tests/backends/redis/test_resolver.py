@@ -53,7 +53,7 @@ class TestNames:
         names.answers.clear()
         config = {"url": "redis://cache.example", "timeout_s": LIMIT_S}
 
-        with pytest.raises(StorageTimeout, match=r"look-up of the name 'cache\.example'"):
+        with pytest.raises(StorageTimeout, match=r"look-up of host 'cache\.example'"):
             RedisStorage.from_config(config)
         assert took_s(config) < LATE_S
 

@@ -107,7 +107,7 @@ def _read_all(storage: RedisStorage, wrong: Any) -> None:
 class TestRefusals:
     def test_a_missing_password_is_named(self, tmp_path: Any) -> None:
         with RedisServer(tmp_path, "--requirepass", "open sesame") as server:
-            with pytest.raises(ConfigError, match="asks for one and none is given"):
+            with pytest.raises(ConfigError, match="asks for one, but none is given"):
                 open_on(server)
             with open_on(server, password="open sesame") as storage:  # noqa: S106
                 assert [False] == storage.batch_exists(space(), [hash_of(1)])

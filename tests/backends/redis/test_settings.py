@@ -24,13 +24,13 @@ def parsed(**config: Any) -> RedisSettings:
     [
         ({"url": "http://here"}, "url"),
         ({"url": "redis://here:port"}, "url"),
-        ({"url": "redis://here/zero"}, "url: must end with the number of a database"),
-        ({"url": "redis://here/0/1"}, "url: must end with the number of a database"),
-        ({"url": "redis://here/-1"}, "url: must end with the number of a database"),
-        ({"url": "redis://here/3?db=5"}, "url: must end with the number of a database"),
-        ({"url": "redis://here?db="}, "url: has an option twice, or db without"),
+        ({"url": "redis://here/zero"}, "url: must end with a database number"),
+        ({"url": "redis://here/0/1"}, "url: must end with a database number"),
+        ({"url": "redis://here/-1"}, "url: must end with a database number"),
+        ({"url": "redis://here/3?db=5"}, "url: must end with a database number"),
+        ({"url": "redis://here?db="}, "url: gives an option twice, or db without"),
         ({"url": "redis://here?db=x"}, "url"),
-        ({"url": "redis://here?db=1&db=2"}, "url: has an option twice"),
+        ({"url": "redis://here?db=1&db=2"}, "url: gives an option twice"),
         ({"url": "redis://here:0"}, "url: must have a port"),
         ({"url": "redis://here:6379/0#1"}, "url: has a '#'"),
         ({"url": "redis://"}, "url: must name a host"),
@@ -124,7 +124,7 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> 
     absent, empty, binary = tmp_path / "absent", tmp_path / "empty", tmp_path / "binary"
     empty.write_text("\n")
     binary.write_bytes(b"\xff\xfe")
-    for path, reason in ((absent, "No such file"), (empty, "is empty"), (binary, "no text")):
+    for path, reason in ((absent, "No such file"), (empty, "is empty"), (binary, "not hold text")):
         with pytest.raises(ValueError, match=f"password_file: '{path}'.*{reason}"):
             parsed(password_file=str(path)).secret()
     with pytest.raises(ValueError, match="password_file") as raised:

@@ -522,7 +522,7 @@ def test_a_writer_of_many_key_spaces_registers_a_forgotten_one_again(
         ("redis_version:7.2.4\nrole:slave", "server", "refuses writes"),
         ("redis_version:8.0.0\nvalkey_version:8.1.0\nrole:master", "server", "Valkey 8.1.0"),
         ("role:master\naof_last_write_status:err", "persistence", "failed: aof_last_write_status"),
-        ("role:master\nserver_time_usec:1000000", "clock", "set both clocks by NTP"),
+        ("role:master\nserver_time_usec:1000000", "clock", "synchronize both clocks with NTP"),
     ],
 )
 def test_what_a_redis_says_is_understood(info: str, topic: str, words: str) -> None:

@@ -25,8 +25,8 @@ SPACE, LOST, DAMAGED, EMPTY = space(), space(model="lost"), space(model="dam"), 
 HASHES = [hash_of(number) for number in range(6)]
 SHORT, LONG, GONE = HASHES[:3]
 FAULTS = {
-    PageFault(SHORT, "wrong_size", "it has 5 bytes in place of 4096"),
-    PageFault(LONG, "wrong_size", "it has 4097 bytes in place of 4096"),
+    PageFault(SHORT, "wrong_size", "it is 5 bytes long instead of 4,096"),
+    PageFault(LONG, "wrong_size", "it is 4,097 bytes long instead of 4,096"),
 }
 UNREADABLE = {
     UnreadableSpace(LOST.id, "its manifest is lost"),

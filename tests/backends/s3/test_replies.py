@@ -198,7 +198,7 @@ def test_interim_replies_are_passed_over_however_many_come_at_once() -> None:
 
 
 def test_a_server_that_sends_nothing_but_interim_replies_is_malformed() -> None:
-    with pytest.raises(Malformed, match="nothing but interim replies"):
+    with pytest.raises(Malformed, match="only interim replies"):
         feed(reader_of(), b"HTTP/1.1 102 Processing\r\n\r\n" * 100_000)
 
 

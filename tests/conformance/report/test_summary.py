@@ -47,10 +47,10 @@ def test_a_rule_takes_one_line() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[]", "no record"),
+        ("[]", "not a record"),
         ("{", "cannot be read as JSON"),
         ('{"summary_version": 2}', "summary_version 2"),
-        ('{"summary_version": 1}', "is no summary of a run: at store"),
+        ('{"summary_version": 1}', "is not a summary of a run: see store"),
     ],
 )
 def test_another_file_is_refused(tmp_path: Path, text: str, message: str) -> None:

@@ -47,7 +47,7 @@ OPEN = rule_of("KV-403", Outcome.NOT_VERIFIED, DOORLESS)
         ),
         (
             record_of(verdict=Verdict.INCONCLUSIVE),
-            "This run decides nothing about the store: too little ran, or the means failed.",
+            "This run decides nothing about the store: too few checks ran, or the tools failed.",
         ),
     ],
 )

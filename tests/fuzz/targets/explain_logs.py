@@ -67,7 +67,7 @@ def check(data: bytes) -> None:
     try:
         records = list(reader.records(selection))
     except ConfigError as error:
-        assert "is no explain log" in str(error)
+        assert "is not an explain log" in str(error)
         assert reader.unreadable_lines > reader.dropped_records == 0
         return
     assert reader.dropped_records >= 0

@@ -371,7 +371,11 @@ def test_key_spaces_of_other_programs_are_not_listed() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [({"page_size": 0}, "positive"), ({"cursor": "x"}, "no cursor"), ({"cursor": ""}, "no cursor")],
+    [
+        ({"page_size": 0}, "positive"),
+        ({"cursor": "x"}, "not a cursor"),
+        ({"cursor": ""}, "not a cursor"),
+    ],
 )
 def test_a_wrong_argument_is_refused(wrong: dict[str, Any], message: str) -> None:
     with _store() as store, pytest.raises(ValueError, match=message):

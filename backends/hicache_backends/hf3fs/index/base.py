@@ -217,8 +217,8 @@ class Rebuild:
         flight = self._flight.wait(deadline.remaining_s())
         if flight is None:
             raise StorageTimeout(
-                f"hf3fs: the index is being made anew, for longer than {deadline.timeout_s:g} s: it is"
-                " used when that is done"
+                "hf3fs: the index is being rebuilt, which takes longer"
+                f" than {deadline.timeout_s:g} s: it is used when that is done"
             )
         flight.result()
 
@@ -229,7 +229,9 @@ class Rebuild:
             StorageUnavailable: The storage was closed.
         """
         if self._closed.is_set():
-            raise StorageUnavailable("hf3fs: the storage was closed while the index was made anew")
+            raise StorageUnavailable(
+                "hf3fs: the storage was closed while the index was being rebuilt"
+            )
 
     def close(self) -> None:
         """Make the work end, and wait for it, but only for a limited time. Idempotent."""

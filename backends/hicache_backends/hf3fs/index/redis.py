@@ -21,6 +21,7 @@ from hicache_backends.hf3fs.layout import FILE_NBYTES, Place
 from hicache_backends.hf3fs.writer import is_dead, tokens
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import StorageUnavailable
+from hicache_storage.settings import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
@@ -131,8 +132,8 @@ class RedisIndex(RedisReader, Index):
             raise
         if lost:
             raise StorageUnavailable(
-                f"hf3fs: {lost} pages took longer than a lease of {self._lease_ms / 1000:.0f} s:"
-                " raise timeout_s"
+                f"hf3fs: {counted(lost, 'page')} took longer than a lease"
+                f" of {self._lease_ms / 1000:.0f} s: raise timeout_s"
             )
 
     def reclaim(self, space_id: str, places: Sequence[Place]) -> None:

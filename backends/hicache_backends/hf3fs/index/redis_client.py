@@ -81,7 +81,7 @@ class RedisClient:
             raise StorageUnavailable(f"hf3fs: {error.strerror or error}") from error
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise StorageUnavailable(
-                "hf3fs: the Redis server of the index gave an answer that no index gives"
+                "hf3fs: the Redis server of the index gave an unexpected answer"
                 f" ({type(error).__name__})"
             ) from error
         finally:

@@ -80,9 +80,9 @@ class KnownEpoch:
             maker = client.hget(f"{self._prefix}:state", "maker")
         if not maker or maker.decode("latin-1") != noted[1]:
             raise ConfigError(
-                f"hf3fs: index: the index of {self._layout.root} is in the Redis server {noted[0]}, and"
-                f" {place} does not hold it: name that server; if the index has moved, end all engines"
-                " and remove index.redis"
+                f"hf3fs: index: the index of {self._layout.root} is in the Redis"
+                f" server {noted[0]}, but {place} does not hold it: name that server; if the"
+                " index has moved, end all engines and remove index.redis"
             )
 
     def close(self) -> None:
@@ -107,8 +107,8 @@ class KnownEpoch:
             left_ms = int(until_ms or 0) - (seconds * 1000 + micros // 1000)
         if is_known and left_ms > 0:
             raise StorageUnavailable(
-                "hf3fs: the Redis server of the index was restarted: earlier writers may be at"
-                f" work for another {left_ms / 1000:.0f} s"
+                "hf3fs: the Redis server of the index was restarted: earlier writers may still"
+                f" write for another {left_ms / 1000:.0f} s"
             )
         return is_known, bool(made), IndexId(current, maker or b"")
 
@@ -147,7 +147,7 @@ class Epoch(KnownEpoch):
             else:
                 self._rebuild.run(deadline)
         raise StorageUnavailable(
-            "hf3fs: the Redis server of the index is another one at each call: name one server"
+            "hf3fs: each call reaches another Redis server for the index: name one server"
         )
 
     def close(self) -> None:
@@ -270,4 +270,4 @@ class _MadeElsewhere(StorageUnavailable):
     """Another process is rebuilding the index."""
 
     def __init__(self) -> None:
-        super().__init__("hf3fs: another process is making the index anew: try again")
+        super().__init__("hf3fs: another process is rebuilding the index: try again")

@@ -152,7 +152,7 @@ class Database:
             with self._translate_errors(session, deadline):
                 if session.is_usable(deadline):
                     return session
-                self._discard(session, f"no index of version {VERSION}")
+                self._discard(session, f"not an index of version {VERSION}")
         except HiCacheError:
             session.close()
             if self._identity() is None:
@@ -220,7 +220,7 @@ class Database:
         """
         with self._locked(fcntl.LOCK_EX, Deadline(0)):
             if session.is_current():
-                logger.warning("%s is %s: it is made anew", self._layout.index, reason)
+                logger.warning("%s is %s, so it is rebuilt", self._layout.index, reason)
                 self._layout.remove_indexes()
 
     @contextmanager
@@ -244,8 +244,8 @@ class Database:
             while not try_lock(fd, kind):
                 if deadline.passed():
                     raise StorageTimeout(
-                        f"hf3fs: {self._layout.lock} was held for {deadline.timeout_s:g} s: the index"
-                        " is being made anew, or a call that writes hangs"
+                        f"hf3fs: {self._layout.lock} was held for {deadline.timeout_s:g} s: the"
+                        " index is being rebuilt, or a call that writes hangs"
                     )
                 time.sleep(min(_POLL_S, deadline.remaining_s()))
         except HiCacheError:

@@ -128,7 +128,7 @@ class LookedAtDatabase:
             session = _LookingSession(self._layout)
             try:
                 if not session.is_usable(deadline):
-                    raise self._unavailable(f"it is no index of version {tables.VERSION}")
+                    raise self._unavailable(f"it is not an index of version {tables.VERSION}")
                 yield session
                 if not session.is_current():
                     raise self._unavailable("an engine opened or replaced it meanwhile: try again")
@@ -138,7 +138,7 @@ class LookedAtDatabase:
             raise
         except FileNotFoundError:
             raise self._unavailable(
-                "it is missing, and is made anew when an engine opens the store"
+                "it is missing, and will be rebuilt when an engine opens the store"
             ) from None
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):

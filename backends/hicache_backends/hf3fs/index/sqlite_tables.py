@@ -155,7 +155,7 @@ def end_reservations(db: sqlite3.Connection, space: bytes, places: Sequence[Plac
         ended += db.execute(query, (space, *slots, *stamps)).rowcount
     if ended != len(places):
         raise StorageUnavailable(
-            "hf3fs: the index has no entry for a slot that was reserved: it was replaced"
+            "hf3fs: the index was replaced, because it has no entry for a slot that was reserved"
         )
 
 

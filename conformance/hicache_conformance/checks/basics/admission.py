@@ -42,8 +42,8 @@ def an_empty_store_refuses_no_page(case: Case) -> None:
         if refused and case.claims.retention is not Retention.BEST_EFFORT:
             first = list(pages)[answers.index(False)][:8]
             raise store.violation(
-                f"batch_set refused a page of {space.stored_nbytes} bytes, the {offered}th that an idle,"
-                f" empty store was offered",
+                f"batch_set refused page {offered} that an idle, empty store was offered,"
+                f" of {space.stored_nbytes} bytes",
                 expected=f"True: there were {len(taken)} pages in the store, and nothing was wrong",
                 got=f"False for {first}",
                 sequence=case.trace.sequence(first),
@@ -77,7 +77,7 @@ def what_is_refused_is_counted(case: Case) -> None:
     case.evidence["counted"] = ", ".join(f"{name} {n}" for name, n in grown.items() if n) or "-"
     if max(grown.values(), default=0) < len(refused):
         raise probe.violation(
-            f"{len(refused)} pages were refused, and no counter of stats() has grown by as many",
+            f"{len(refused)} pages were refused, but no counter of stats() has grown by as many",
             expected="StorageStats(counters={...}) with refusals by reason",
             got=_growth_text(grown),
         )

@@ -55,12 +55,12 @@ def hashes_that_are_alike_are_apart(case: Case) -> None:
         hashes = budget.shortened(similar)
         pages = case.contents(space, hashes)
         with (
-            note(f"page hashes are taken for one another: {description}"),
+            note(f"page hashes are confused with each other: {description}"),
             budget.measured(len(hashes)),
         ):
             first = dict(list(pages.items())[:1])
             case.must_set(store, space, first)
-            case.must_miss(store, space, hashes[1:], "was never set, only one with a hash like it")
+            case.must_miss(store, space, hashes[1:], "was never set, only one with a similar hash")
             case.must_set(store, space, pages)
             case.must_hold(store, space, pages)
         store.delete(space, hashes)

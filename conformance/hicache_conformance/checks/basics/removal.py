@@ -104,7 +104,7 @@ def deleting_spares_hashes_that_are_alike(case: Case) -> None:
                 _must_delete(store, space, [page_hash])
                 pages.pop(page_hash)
                 case.must_miss(store, space, [page_hash], "was deleted")
-                with note(f"a page was deleted whose hash is like it: {description}"):
+                with note(f"a page was deleted whose hash is similar: {description}"):
                     case.must_hold(store, space, pages)
             store.delete(space, hashes)
 

@@ -101,13 +101,13 @@ def looking_into_a_key_space_does_not_make_it(case: Case) -> None:
         _must_list(case, store, strange, [])
         if strange in store.spaces():
             raise store.violation(
-                "spaces() lists a key space that was looked into, and never opened",
+                "spaces() lists a key space that was only read, never opened",
                 expected="key spaces that were opened",
                 got=f"{strange}",
             )
     case.must_hold(store, used, pages)
     store.open_space(strange)
-    with note("its key space was looked into before it was opened"):
+    with note("its key space was read before it was opened"):
         case.must_hold(store, strange, case.stored(store, strange, 2))
 
 
@@ -136,7 +136,7 @@ def a_page_shows_after_misses(case: Case) -> None:
         store.delete(space, list(pages)[:2])
         store.exists(space, list(pages))
         case.must_set(store, space, pages)
-        with note("it was looked for in vain before it was set"):
+        with note("it was looked up before it was set, and missed"):
             case.must_hold(store, space, pages)
 
 

@@ -76,7 +76,7 @@ def a_get_is_a_use_and_asking_is_none(case: Case) -> None:
     got, other = pages
     before = _times(store, space, [got, other])
     if before[0].used_at_s is None:
-        raise NotDeclared("the store does not tell when a page was used")
+        raise NotDeclared("the store does not record when a page was used")
     if before[0].used_within_s > _GRAIN_S:
         raise NotDeclared(f"the store notes a use every {before[0].used_within_s:g} s only")
     _pass_time(store, space, [got, other], before)

@@ -44,4 +44,4 @@ def a_digest_is_that_of_the_bytes(case: Case) -> None:
                     )
     case.evidence["digests"] = str(digests)
     if not digests:
-        raise NotDeclared("the store hands over no digests")
+        raise NotDeclared("the store returns no digests")

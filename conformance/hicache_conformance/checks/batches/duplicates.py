@@ -72,7 +72,7 @@ def duplicates_are_each_deleted(case: Case) -> None:
         verdicts = store.delete(space, [*hashes, *case.hashes(1) * 2])
         if not all(verdicts):
             raise store.violation(
-                "batch_delete is False where a page occurs twice in the batch",
+                "batch_delete is False for a page that occurs twice in the batch",
                 expected="True for each: the page is gone",
                 got=repr(verdicts),
             )
@@ -91,7 +91,7 @@ def _must_take(case: Case, store: Probe, space: KeySpace, items: list[tuple[str,
     verdicts = store.set_items(space, items)
     if not all(verdicts):
         violation = store.violation(
-            "batch_set is False where a page occurs twice in the batch",
+            "batch_set is False for a page that occurs twice in the batch",
             expected="True for each place of it",
             got=repr(verdicts),
         )

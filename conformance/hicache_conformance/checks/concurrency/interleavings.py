@@ -138,7 +138,7 @@ def listings_and_clear_while_a_page_is_set_show_no_half_page(case: Case) -> None
         ]
         if unexpected:
             raise store.violation(
-                "scan lists what is no page while another call sets one",
+                "scan lists something that is not a page while another call sets one",
                 expected=f"pages of {space.stored_nbytes} bytes",
                 got=str(unexpected[0]),
             )

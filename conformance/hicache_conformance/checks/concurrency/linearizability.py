@@ -100,7 +100,7 @@ class _Page:
         found = explain(self._history.operations())
         if isinstance(found, Counterexample):
             raise Violation(
-                "threads were told things about one page that no order of their calls explains",
+                "threads got answers about one page that no order of their calls explains",
                 "answers as if the calls had come one after the other",
                 str(found.culprit),
                 tuple(found.lines()),

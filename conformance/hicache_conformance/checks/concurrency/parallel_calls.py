@@ -52,7 +52,7 @@ def a_call_proceeds_while_another_gets_no_answer(case: Case) -> None:
         # This get may fail, because its server does not answer.
         slow = threads.start(caller.get, pages[:1])
         if not wait_until(lambda: slow.done or proxy.held > 0, _PROCEED_LIMIT_S) or slow.done:
-            raise NotVerified("calls do not go by way of the address in the config")
+            raise NotVerified("calls do not go through the address in the config")
         quick = threads.start(caller.get, pages[1:])
         proceeded = quick.wait(_PROCEED_LIMIT_S)
         proxy.pass_through()

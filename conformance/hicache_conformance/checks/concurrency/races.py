@@ -183,7 +183,7 @@ def _check_listing(store: Probe, space: KeySpace, known: set[str]) -> None:
     for info in store.scan(space):
         if info.nbytes != space.stored_nbytes or info.page_hash not in known:
             raise store.violation(
-                "scan lists what is no page while others write",
+                "scan lists something that is not a page while others write",
                 expected=f"pages of {space.stored_nbytes} bytes that were set",
                 got=str(info),
             )

@@ -31,14 +31,14 @@ def claims_are_a_record_of_sound_values(case: Case) -> None:
     for owner, claims in _owners(store):
         if not isinstance(claims, Capabilities):
             raise store.violation(
-                f"the capabilities of {owner} are no Capabilities",
+                f"the capabilities of {owner} are not a Capabilities",
                 expected="one hicache_storage.Capabilities",
                 got=repr(claims)[:200],
             )
         for name, sound in _soundness(claims).items():
             if not sound:
                 raise store.violation(
-                    f"the capabilities of {owner} declare a {name} that can't be",
+                    f"the capabilities of {owner} declare an impossible {name}",
                     expected=f"{name}: {_field_type(name)}",
                     got=repr(getattr(claims, name)),
                 )
@@ -97,7 +97,7 @@ def claims_stay_the_same(case: Case) -> None:
         ]
         if changed:
             raise store.violation(
-                f"the claims {when} are others than before: {', '.join(changed)}",
+                f"the claims {when} differ from those before: {', '.join(changed)}",
                 expected=_claims_text(first, changed),
                 got=_claims_text(claims, changed),
             )
@@ -265,7 +265,7 @@ def a_store_that_does_not_list_clears_all_or_nothing(case: Case) -> None:
         return
     if answer != len(pages) and (case.keeps or answer not in range(1, len(pages) + 1)):
         raise store.violation(
-            "clear answers, though enumerable is not declared, and its answer is wrong",
+            "clear answers, though enumerable is not declared, but its answer is wrong",
             expected=f"UnsupportedOperation, or {len(pages)}: the number of pages that were there",
             got=repr(answer),
         )

@@ -46,7 +46,7 @@ def clear_removes_every_page(case: Case) -> None:
                 got=f"scan lists {left[0].page_hash[:8]} and others",
             )
         case.must_miss(store, space, pages[:_SAMPLE] + pages[-_SAMPLE:], "was cleared")
-        _must_have_counted(case, store, removed, len(pages), "so many were set, and all are gone")
+        _must_have_counted(case, store, removed, len(pages), "that many were set, and all are gone")
 
 
 @check("KV-103")

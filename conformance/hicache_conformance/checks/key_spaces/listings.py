@@ -256,7 +256,7 @@ def _must_agree(
 ) -> None:
     names = Counter(info.page_hash for info in infos)
     unexpected = names.keys() - set(pages) - set(others)
-    none_of(store, "scan lists what is no page of the key space", unexpected)
+    none_of(store, "scan lists something that is not a page of the key space", unexpected)
     for info in infos:
         if info.nbytes != space.stored_nbytes:
             raise store.violation(

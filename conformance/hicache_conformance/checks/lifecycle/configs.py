@@ -100,7 +100,7 @@ def a_config_may_be_any_mapping(case: Case) -> None:
     error = refusal(case, MappingProxyType(case.config))
     if error is not None:
         raise Violation(
-            "from_config fails with a config that is no dict",
+            "from_config fails with a config that is not a dict",
             "the same as with a dict of the same fields: its type is Mapping[str, Any]",
             error_text(error),
             ("from_config(types.MappingProxyType(config))",),

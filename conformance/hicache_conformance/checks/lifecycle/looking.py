@@ -57,7 +57,7 @@ def asking_for_what_is_not_there_makes_nothing(case: Case) -> None:
     again = case.open()
     if case.claims.enumerable and unknown in again.spaces():
         raise again.violation(
-            "a key space is listed that was opened read-only and never set",
+            "a key space is listed that was only opened read-only, never written",
             expected="no such key space: open_space prepares nothing",
             got=f"tenant {unknown.tenant!r} in spaces()",
         )
@@ -202,7 +202,7 @@ def _must_show(case: Case, space: KeySpace, before: _Shown) -> None:
     again = case.open()
     if after != before and not case.forgets(again):
         raise again.violation(
-            "pages or their times are others after a look at the store",
+            "pages or their times have changed after a look at the store",
             expected=str(before),
             got=str(after),
         )

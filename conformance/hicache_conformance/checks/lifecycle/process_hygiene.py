@@ -69,7 +69,7 @@ def any_thread_may_open_use_and_close_it(case: Case) -> None:
     if error:
         raise Violation(
             f"{step} failed",
-            expected="a storage that does not care which thread calls it",
+            expected="a storage that works in whatever thread calls it",
             got=error,
             sequence=["thread 1: open", "thread 2: use", "thread 3: close"],
         )

@@ -75,7 +75,7 @@ def a_broken_url_is_not_repeated(case: Case) -> None:
         _must_not_repeat(error, name, "a URL with a wrong port")
         if error is not None and not isinstance(error, ConfigError):
             raise Violation(
-                f"from_config raised {type(error).__name__} for a URL whose port is no number",
+                f"from_config raised {type(error).__name__} for a URL whose port is not a number",
                 "a ConfigError that names the field",
                 type(error).__name__,
                 (f"from_config({{..., {name!r}: 'scheme://user:***@127.0.0.1:no-port/0'}})",),

@@ -46,7 +46,7 @@ def a_listing_that_never_came_is_no_empty_one(case: Case) -> None:
                 }
                 if not right[operation] and (case.keeps or all(there)):
                     raise caller.probe.violation(
-                        f"{operation} answers when {why}, and its answer is wrong",
+                        f"{operation} answers when {why}, but its answer is wrong",
                         expected="StorageUnavailable or StorageTimeout: nobody has said that there is"
                         " nothing",
                         got=f"{attempt.text}; there are {sum(there)} pages",

@@ -299,7 +299,7 @@ def _missed_by_page_store(
         if attempt == 0:
             store.close()
             store = FramedStore(case, reopen(case), space)
-    raise NotVerified("damaged pages are read whole: from a memory, or the store mends them itself")
+    raise NotVerified("damaged pages are read whole: from memory, or the store repairs them itself")
 
 
 def _no_errors(case: Case, verdicts: Mapping[str, Verdict]) -> None:

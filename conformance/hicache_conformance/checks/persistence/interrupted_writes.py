@@ -157,7 +157,7 @@ def a_connection_cut_in_a_set_leaves_the_page_absent_or_whole(case: Case) -> Non
         case.stored(writer, space, 1)
         cost = proxy.bytes_up - before
         if cost < LEAST_NBYTES:
-            raise NotVerified("sets do not go by way of the address in the config")
+            raise NotVerified("sets do not go through the address in the config")
         near_the_end = cost - min(cost, space.stored_nbytes) // 4
         cuts = [0, 1, cost // 2, cost - 1, cost, 12, cost // 4, near_the_end]
         for nbytes in cuts[: 4 if case.quick else None]:

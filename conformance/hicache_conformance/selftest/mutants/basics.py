@@ -109,7 +109,7 @@ class _RemembersMisses(DictStore):
         return key in self._absent
 
 
-@caught_by("KV-002:a_page_shows_after_misses", says="looked for in vain before")
+@caught_by("KV-002:a_page_shows_after_misses", says="looked up before it was set, and missed")
 class RemembersMisses(_RemembersMisses):
     """If exists misses a page once, it always misses it, because a set does not update its memory."""
 

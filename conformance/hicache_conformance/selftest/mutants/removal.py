@@ -47,7 +47,7 @@ class NeverAgain(DictStore):
             super()._put(key, stored)
 
 
-@caught_by("KV-007:deleting_spares_hashes_that_are_alike", says="whose hash is like it")
+@caught_by("KV-007:deleting_spares_hashes_that_are_alike", says="whose hash is similar")
 class DeletesByPattern(DictStore):
     """A delete removes every page whose hash begins with the same 32 digits."""
 

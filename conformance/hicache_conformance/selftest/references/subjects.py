@@ -203,4 +203,6 @@ def subject_of(storage_class: type[HiCacheStorage]) -> type[Subject]:
             absent = getattr(storage_class, "absent", {})
             fields = {"storage_class": storage_class, "absent": absent, "__module__": __name__}
             return type(f"{storage_class.__name__}Subject", (reference,), fields)
-    raise TypeError(f"{storage_class.__name__} derives from no reference store: give its subject")
+    raise TypeError(
+        f"{storage_class.__name__} does not derive from a reference store: give its subject"
+    )

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from hicache_storage.cli.operations.bench.run import FORMAT
+from hicache_storage.cli.sizes import counted
 from hicache_storage.errors import ConfigError, shown
 
 if TYPE_CHECKING:
@@ -60,12 +61,12 @@ def read_before(path: Path) -> dict[str, Any]:
     report = _fields(found)
     loads: Any = report.get("loads")
     if not isinstance(report.get("settings"), dict) or not isinstance(loads, list):
-        raise ConfigError(f"--compare {shown(path)}: is no report of hicache bench --json")
+        raise ConfigError(f"--compare {shown(path)}: is not a report of hicache bench --json")
     if report.get("format") != FORMAT:
-        raise ConfigError(f"--compare {shown(path)}: is of another version of hicache bench")
+        raise ConfigError(f"--compare {shown(path)}: is from another version of hicache bench")
     wanted: list[Any] = cast("Any", loads)
     if not all(map(_is_load, wanted)):
-        raise ConfigError(f"--compare {shown(path)}: is no whole report of hicache bench --json")
+        raise ConfigError(f"--compare {shown(path)}: is not a whole report of hicache bench --json")
     return report
 
 
@@ -102,7 +103,10 @@ def check_comparable(before: Mapping[str, Any], settings: Mapping[str, Any]) -> 
     """
     for name, value in settings.items():
         if (old := before["settings"].get(name)) != value:
-            raise ConfigError(f"--compare: {name} was {shown(old)} before, and is {value} now")
+            raise ConfigError(
+                f"--compare: {name} was {shown(old)} in the earlier run, but is {value} now: use"
+                " the same settings"
+            )
 
 
 def compare(
@@ -121,14 +125,16 @@ def compare(
         for cell in _load_cells(old[_key(load)], load, tolerances)
     ]
     if after["loads"] and not cells:
-        raise ConfigError("--compare: the runs share no page size with the same number of threads")
+        raise ConfigError(
+            "--compare: no page size was measured with the same number of threads in both runs"
+        )
     return cells
 
 
 def worse_problems(cells: Sequence[Cell]) -> list[str]:
     """Return a sentence about the figures that are worse, or nothing."""
     worse = sum(cell.worse for cell in cells)
-    return [f"{worse} of {len(cells)} figures are worse than tolerated"] if worse else []
+    return [f"worse than tolerated: {worse} of {counted(len(cells), 'figure')}"] if worse else []
 
 
 def _load_cells(

@@ -41,7 +41,7 @@ def html_page(report: Mapping[str, Any], cells: Sequence[Cell]) -> str:
             *([_ratio_section(cells)] if cells else []),
             section("settings", "The load", None, fact_list(_facts(report))),
         ],
-        footer="Made by hicache bench. Latencies are those of calls, from this machine.",
+        footer="Made by hicache bench. Latencies are those of whole calls, measured on this machine.",
     )
 
 
@@ -109,8 +109,9 @@ def _bandwidth_chart(load: Mapping[str, Any]) -> Element | None:
 def _ratio_section(cells: Sequence[Cell]) -> Element:
     return section(
         "ratios",
-        "Ratios to the run before",
-        "This run by the run before. A figure with ! is worse than tolerated.",
+        "Ratios to the earlier run",
+        "Each figure of this run divided by that of the earlier run. A ! marks figures that are"
+        " worse than tolerated.",
         figures(RATIO_TITLES, ratio_rows(cells)),
     )
 
@@ -120,7 +121,7 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     weights = ", ".join(f"{name} {weight:g}" for name, weight in settings["mix"].items())
     return [
         ("mix", weights),
-        ("pages of a call", str(settings["batch_pages"])),
+        ("pages in a call", str(settings["batch_pages"])),
         ("working set", format_nbytes(settings["working_set_nbytes"])),
         ("deadline of a call", f"{settings['timeout_s']:g} s"),
         ("data plane", report["data_plane"]),

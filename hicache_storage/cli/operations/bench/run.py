@@ -182,8 +182,8 @@ def _problems(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"{operation}: {counted(pages, 'page')}: {_words(verdict)}"
     if report["left_pages"]:
         yield (
-            f"{counted(report['left_pages'], 'page')} may be left: when the store is well, remove them"
-            " with hicache gc --model hicache-bench --yes"
+            f"{counted(report['left_pages'], 'page')} may be left: when the store works again,"
+            " remove them with hicache gc --model hicache-bench --yes"
         )
 
 

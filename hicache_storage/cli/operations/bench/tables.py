@@ -27,10 +27,10 @@ def tables(report: Mapping[str, Any], cells: Sequence[Cell]) -> Iterator[Table |
         yield title_of(load)
         yield text_table(TITLES, operation_rows(load), "lr", tight=True)
     if cells:
-        yield "Ratios to the run before (! is worse than tolerated):"
+        yield "Ratios to the earlier run (! marks figures that are worse than tolerated):"
         yield text_table(RATIO_TITLES, ratio_rows(cells), "lr", tight=True)
     if report["interrupted"]:
-        yield "Interrupted: the figures are those until then."
+        yield "Interrupted: the figures cover the time until then."
     yield from (f"! {problem}" for problem in report["problems"])
 
 

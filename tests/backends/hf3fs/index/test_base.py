@@ -44,7 +44,7 @@ class TestRebuild:
 
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", refused)
-            with pytest.raises(StorageUnavailable, match="no thread"):
+            with pytest.raises(StorageUnavailable, match="cannot start a thread"):
                 rebuild.run(Deadline(0.1))
         assert not done
         rebuild.run(Deadline(30))

@@ -292,8 +292,8 @@ class TestServer:
     @pytest.mark.parametrize(
         ("url", "named"),
         [
-            ("redis://127.0.0.1:1/zero", "index: must end with the number of a database"),
-            ("redis://127.0.0.1:1/3?db=5", "index: must end with the number of a database"),
+            ("redis://127.0.0.1:1/zero", "index: must end with a database number"),
+            ("redis://127.0.0.1:1/3?db=5", "index: must end with a database number"),
             ("redis://:1/0", "index: must name a host"),
         ],
     )

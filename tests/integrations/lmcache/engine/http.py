@@ -157,7 +157,7 @@ def test_a_listing_names_the_objects_that_a_delete_removes(file_params: dict[str
 def test_a_wrong_page_token_is_refused(file_params: dict[str, Any]) -> None:
     with Engine(file_params) as engine, client_of(engine) as client:
         answer = client.get(OBJECTS, params={"page_token": "x"})
-        assert (400, True) == (answer.status_code, "no cursor of a listing" in answer.text)
+        assert (400, True) == (answer.status_code, "not a cursor of a listing" in answer.text)
 
 
 def test_a_store_that_lists_nothing_is_named(file_params: dict[str, Any]) -> None:

@@ -57,7 +57,7 @@ class OlderKey:
     ("module", "changes", "message"),
     [
         ("base", {"L2AdapterInterface": AnotherSignature}, r"takes \(keys, objects, stream\)"),
-        ("base", {"L2AdapterInterface": AnotherDuty}, "get_placement is abstract and not known"),
+        ("base", {"L2AdapterInterface": AnotherDuty}, "get_placement is abstract and unknown"),
         ("base", {"L2AdapterInterface": None}, "L2AdapterInterface is missing"),
         ("api", {"ObjectKey": OlderKey}, "ObjectKey lacks the field cache_salt, object_group_id"),
         ("native", {"Bitmap": object}, "Bitmap lacks the method set, test"),
