@@ -1,4 +1,4 @@
-"""The candidates of `controller.py`: transfers of the same target and draft pages between L2 and L3."""
+"""The candidates of `controller.py`: each moves the same target and draft pages between L2 and L3."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 
 
 class Workload:
-    """The shared data of all candidates: L2, a storage in memory, and pages with known bytes.
+    """What all candidates share: L2, a storage in memory, and pages with known bytes.
 
-    L2 has twice as many slots as pages, and every slot is filled, so that a save needs no fill.
+    L2 has twice as many slots as there are pages, and every slot is filled, so a save needs no
+    fill.
     """
 
     def __init__(self, page_nbytes: int, pages: int) -> None:
@@ -57,11 +58,11 @@ class Workload:
 
     @property
     def request_nbytes(self) -> int:
-        """The number of bytes of all pages in both pools."""
+        """The number of bytes in all pages of both pools."""
         return sum(len(source) for source in self.sources)
 
     def hosts(self) -> list[npt.NDArray[np.uint8]]:
-        """Return L2's memory of one request as flat arrays: K and V of each pool."""
+        """Return L2's memory for one request as flat arrays: K and V of each pool."""
         tokens = self.pages * PAGE_TOKENS
         return [
             plane[:tokens].reshape(-1).view(np.uint8)
@@ -70,7 +71,7 @@ class Workload:
         ]
 
     def fill_storage(self) -> None:
-        """Put the source pages into the storage, with checksums."""
+        """Store the source pages, with checksums."""
         slots = range(self.pages)
         for pool, source in zip(self.pools, self.sources, strict=True):
             rows = source.reshape(self.pages, -1)
@@ -88,13 +89,13 @@ class Workload:
             self.storage.clear(space)
 
     def fill_hosts(self) -> None:
-        """Fill every slot with other bytes."""
+        """Fill every slot with new bytes."""
         for pool in self.pools:
             memory = np.frombuffer(pool.host.buffers[0], np.uint8)
             memory[:] = self._bytes(len(memory))
 
     def overwrite(self) -> None:
-        """Overwrite every destination, so that only a transfer can restore the contents."""
+        """Overwrite every destination, so that only a transfer can restore its contents."""
         for pool in self.pools:
             for memory in pool.host.buffers:
                 np.frombuffer(memory, np.uint8)[:] = 0xA5
@@ -102,7 +103,7 @@ class Workload:
             destination[:] = 0xA5
 
     def transfers(self, slots: Sequence[Sequence[int]]) -> list[Transfer]:
-        """Return the transfers of all pages of all pools in these slots."""
+        """Return the transfers of all pages of all pools, using these slots."""
         return [
             transfer
             for pool, taken in zip(self.pools, slots, strict=True)
@@ -110,7 +111,7 @@ class Workload:
         ]
 
     def check_hosts(self, slots: Sequence[Sequence[int]]) -> bool:
-        """Return True where `slots` hold the source pages."""
+        """Return True if `slots` contain the source pages."""
         for pool, source, taken in zip(self.pools, self.sources, slots, strict=True):
             rows = source.reshape(self.pages, -1)
             if len(taken) != self.pages:
@@ -123,7 +124,7 @@ class Workload:
         return True
 
     def check_storage(self, slots: Sequence[Sequence[int]]) -> bool:
-        """Return True where the storage has the contents of `slots`."""
+        """Return True if the storage has the contents of `slots`."""
         return all(
             self._stored(pool, page_hash) == pool.host.page(slot).tobytes()
             for pool, taken in zip(self.pools, slots, strict=True)
@@ -141,7 +142,7 @@ class Workload:
 
 
 class TransferMethod(abc.ABC):
-    """One implementation that moves all pages of a request from L3 to L2 and back."""
+    """One way to move all pages of a request from L3 to L2 and back."""
 
     name: str
 
@@ -158,11 +159,11 @@ class TransferMethod(abc.ABC):
         """Move the pages from L2 to L3, from `slots`. Timed."""
 
     def loaded(self) -> bool:
-        """Return True where `load` moved everything."""
+        """Return True if `load` moved everything."""
         return self.workload.check_hosts(self.slots)
 
     def saved(self) -> bool:
-        """Return True where `save` stored everything."""
+        """Return True if `save` stored everything."""
         return self.workload.check_storage(self.slots)
 
     def forget(self) -> None:  # noqa: B027 - most methods keep no page
@@ -173,7 +174,7 @@ class TransferMethod(abc.ABC):
 
 
 class Memcpy(TransferMethod):
-    """Plain copies of the same bytes: one copy for each thread and plane."""
+    """Plain copies of the same bytes: one copy per thread and plane."""
 
     def __init__(self, workload: Workload, threads: int) -> None:
         super().__init__(workload)
@@ -212,7 +213,7 @@ class Memcpy(TransferMethod):
 
 
 class Backend(TransferMethod):
-    """The two calls of the storage on one thread, with prepared pages."""
+    """The storage's two calls on one thread, with prepared pages."""
 
     name = "memory backend"
 
@@ -254,7 +255,7 @@ class Store(TransferMethod):
 
 
 class Controller(TransferMethod):
-    """The calls of an engine: prefetch, wait, take the lease; reserve, commit, drain the write queue."""
+    """An engine's calls: prefetch, wait, take the lease; reserve, commit, drain the write queue."""
 
     def __init__(self, workload: Workload, checksum: Literal["xxh3", "none"]) -> None:
         super().__init__(workload)
@@ -294,8 +295,8 @@ def framed(space: KeySpace) -> KeySpace:
 def reuse_freed_memory() -> None:
     """Let malloc keep freed memory.
 
-    The memory backend makes a new object for every page. With malloc's defaults each object is
-    fresh memory from the kernel, and its page faults would dominate the measurement.
+    The memory backend makes a new object for every page. With malloc's defaults each object would
+    get fresh memory from the kernel, and page faults would dominate the measurement.
     """
     libc = ctypes.CDLL(None)
     for option, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 1 << 30), (_M_ARENA_MAX, 1)):

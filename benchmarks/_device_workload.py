@@ -1,4 +1,4 @@
-"""Pages of a target and a draft in L1 and L2, for benchmarks of the copies between them."""
+"""Pages of a target and a draft in L1 and L2, for benchmarks of copies between the two."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Workload:
 
     @property
     def name(self) -> str:
-        """Device, layout, number of pages and kind of host memory."""
+        """The device, layout, number of pages and kind of host memory."""
         host = self.hosts[0]
         pinned = "pinned" if host.pinned else "not pinned"
         return f"{self.device.type}, {host.layout}, {self.pages} pages, {pinned}"
@@ -67,7 +67,7 @@ class Workload:
         return self.pages * sum(host.shape.nbytes for host in self.hosts)
 
     def layers(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[int]]]:
-        """Yield for each plane of each layer its device pages, its pages in L2, and L2's slots."""
+        """Yield, for each plane of each layer, its device pages, its pages in L2, and L2's slots."""
         for pool, slots in zip(self.pools, self.host_slots, strict=True):
             for layer in range(pool.layers):
                 for on_device, in_host in pool.planes(layer):
@@ -80,11 +80,11 @@ class Workload:
             source, target = (in_host, on_device) if hosts else (on_device, in_host)
             target.fill_(-1)
             source.copy_(torch.randint(1, 1 << 15, source.shape[1:], generator=generator))
-            source[:, 0, 0, 0] = torch.arange(len(source))  # no two pages are the same
+            source[:, 0, 0, 0] = torch.arange(len(source))  # no two pages are equal
         self.finish()
 
     def is_same(self) -> bool:
-        """Return True where the device has the contents of L2."""
+        """Return True if the device has the contents of L2."""
         return all(
             torch.equal(on_device[self.device_slots].cpu(), in_host[slots])
             for on_device, in_host, slots in self.layers()

@@ -1,8 +1,9 @@
-"""Directories and deletions that do not slow down the next candidate on ext4.
+"""Places and empties files so that no candidate slows down the next one on ext4.
 
-ext4 does not reuse an inode for a minute after it was freed, and a file creation searches past each
-such inode of its block group. So file creation is several times slower after many deletions. Each
-candidate gets block groups of its own, and files are emptied, not deleted, until the end.
+For a minute after an inode was freed, ext4 does not reuse it, and whoever creates a file searches
+past all such inodes of its block group. So after many deletions, creating files is several times
+slower. Therefore each candidate gets its own block groups, and files are emptied instead of deleted
+until the end.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ _TMPFS = Path("/dev/shm")  # noqa: S108 - new directories in it
 
 
 def default_parent() -> Path | None:
-    """Return tmpfs where there is one, for many small files. None: the temporary directory."""
+    """Return tmpfs if there is one, for many small files. None: the temporary directory."""
     return _TMPFS if _TMPFS.is_dir() else None
 
 
 def spread_directories(root: Path) -> None:
-    """Let ext4 place each directory that is made in `root` in a distant block group."""
+    """Make ext4 place each new directory in `root` in a distant block group."""
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with suppress(OSError):  # other file systems refuse the call
@@ -43,7 +44,7 @@ def spread_directories(root: Path) -> None:
 
 
 def empty_files(directory: Path) -> None:
-    """Truncate every file below `directory`, and keep the files."""
+    """Truncate every file below `directory`, but keep the files."""
     for path in files_below(directory):
         os.truncate(path, 0)
 

@@ -1,12 +1,13 @@
-"""A discrete simulation of engines that share one store: routers, tiers, and writes that take time.
+"""Simulates engines that share one store: routers, tiers, and writes that take time.
 
-Each engine has one cache of its own, L1 and L2 together, which is an LRU list of blocks. All share L3,
-another one. A request waits for its engine, finds the leading blocks that either tier has, loads those
-of L3, and computes the rest. The computed blocks that its engine lacked are then offered to L3. The
-capacities, the uses of each tier and their order are those of `hicache plan`
-(`hicache_storage.planning.tiers`) with `write_through`.
+Each engine has one cache of its own (L1 and L2 together), which is an LRU list of blocks. L3 is
+another LRU list, which all engines share. A request waits for its engine, finds the leading blocks
+that either tier has, loads those that only L3 has, and computes the rest. Then the computed blocks
+that its engine lacked are offered to L3. The capacities, and how and in which order each tier is
+used, are the same as in `hicache plan` (`hicache_storage.planning.tiers`) with `write_through`.
 
-A block is in L3 once its write has ended. Until then other engines do not find it, and compute it too.
+A block is in L3 once its write has ended. Until then other engines do not find it, so they compute
+it too.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ if TYPE_CHECKING:
     from hicache_storage.replay.trace import Request
 
 BUCKETS = 256
-"""The first two digits of a page's hash, by which `redis` places pages."""
+"""The first two digits of a page's hash. `redis` places pages by them."""
 
 
 class Router(enum.StrEnum):
-    """The choice of the engine that serves a request."""
+    """How the engine that serves a request is chosen."""
 
     ROUND_ROBIN = "round_robin"
     PREFIX = "prefix"
@@ -45,53 +46,53 @@ class Router(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSettings:
-    """The fleet. Sizes are blocks, times are seconds a block."""
+    """The fleet. Sizes are in blocks, times in seconds per block."""
 
     engines: int
     router: Router = Router.ROUND_ROBIN
     prefix_blocks: int = 1
-    """Blocks whose hash chooses the engine, for the router `prefix`."""
+    """For the router `prefix`: the hash of this many leading blocks chooses the engine."""
     host_blocks: int
     """L1 and L2 of one engine together."""
     storage_blocks: int
-    """L3. 0: there is none."""
+    """The size of L3. 0: there is no L3."""
     compute_s: float = 0.0
     load_s: float = 0.0
     write_s: float = 0.0
     look_first: bool = True
-    """Ask L3 for a block before it is written, as the backends do."""
+    """Ask L3 for a block before writing it, as the backends do."""
     second_use: bool = False
-    """Write a block when one engine offers it for the second time."""
+    """Write a block only when an engine offers it for the second time."""
     pages_per_block: int = 1
 
 
 @dataclass(slots=True)
 class FleetFigures:
-    """The counts of a run, in blocks."""
+    """What a run counted, in blocks."""
 
     blocks: int = 0
     host_hits: int = 0
     storage_hits: int = 0
     computed: int = 0
     offered: int = 0
-    """Computed blocks that the engine's own tiers lacked."""
+    """Computed blocks that were missing in the engine's own tiers."""
     refused: int = 0
-    """Offered blocks that the admission kept from L3."""
+    """Offered blocks that admission kept out of L3."""
     found: int = 0
-    """Offered blocks that L3 had when it was asked before the write."""
+    """Offered blocks that L3 already had when it was asked before the write."""
     written: int = 0
     duplicates: int = 0
     """Written blocks that L3 already had when the write ended."""
     again: int = 0
-    """Written blocks that L3 once had, and has evicted."""
+    """Written blocks that L3 once had but has evicted."""
     by_several: int = 0
     """Different blocks that more than one engine has written."""
     reads: Counter[int] = field(default_factory=Counter[int])
-    """Loaded pages by the bucket of their hash."""
+    """Loaded pages, by the bucket of their hash."""
     writes: Counter[int] = field(default_factory=Counter[int])
-    """Written pages by the bucket of their hash."""
+    """Written pages, by the bucket of their hash."""
     waited_s: float = 0.0
-    """Seconds that all requests together have waited for their engines."""
+    """How many seconds all requests together waited for their engines."""
 
 
 class Lru:
@@ -105,7 +106,7 @@ class Lru:
         return block in self._blocks
 
     def use(self, blocks: Iterable[int]) -> None:
-        """Make these blocks the newest, in this order. Evict the oldest ones afterwards."""
+        """Make these blocks the newest, in this order. Then evict the oldest ones."""
         for block in blocks:
             self._blocks[block] = None
             self._blocks.move_to_end(block)
@@ -139,11 +140,11 @@ class _Fleet:
         self._order = count()
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._writers: dict[int, int] = {}
-        """The engine that has written each block, or -1 for several."""
+        """Which engine has written each block, or -1 for several engines."""
         self._next = 0
 
     def run(self, prompts: Sequence[tuple[float, tuple[int, ...]]]) -> FleetFigures:
-        """Serve all prompts, each with its arrival in seconds."""
+        """Serve all prompts. Each comes with its arrival time in seconds."""
         for arrival_s, blocks in prompts:
             self._at(arrival_s, self._arrive, arrival_s, blocks)
         while self._events:
@@ -153,7 +154,7 @@ class _Fleet:
         return self.figures
 
     def _at(self, time_s: float, handle: Callable[..., None], *arguments: Any) -> None:
-        """Handle an event later. Events of one time are handled in the order of these calls."""
+        """Schedule an event. Events at the same time are handled in the order of these calls."""
         heapq.heappush(self._events, (time_s, next(self._order), handle, arguments))
 
     # --- events ----------------------------------------------------------------------------------
@@ -166,7 +167,7 @@ class _Fleet:
             self._start(now_s, engine)
 
     def _start(self, now_s: float, engine: _Engine) -> None:
-        """Begin the next request of an engine: find its prefix, and load what only L3 has."""
+        """Begin an engine's next request: find its prefix, and load what only L3 has."""
         engine.is_busy = bool(engine.waiting)
         if not engine.is_busy:
             return
@@ -196,7 +197,7 @@ class _Fleet:
         found: int,
         in_host: set[int],
     ) -> None:
-        """End a request: its blocks are in L2, and the new ones are offered to L3."""
+        """End a request: its blocks are now in L2, and the new ones are offered to L3."""
         engine.host.use((*reversed(blocks[:found]), *reversed(blocks[found:])))
         offered = [block for block in blocks[found:] if block not in in_host]
         self.figures.offered += len(offered)
@@ -234,7 +235,7 @@ class _Fleet:
                 return self._in_turn(lambda engine: engine.pending_blocks)
 
     def _in_turn(self, load: Callable[[_Engine], int]) -> _Engine:
-        """Return the engine with the least load, of equal ones the next in turn."""
+        """Return the engine with the least load. Among equal ones, take the next in turn."""
         first = self._next
         turns = (*self._engines[first:], *self._engines[:first])
         engine = min(turns, key=load)
@@ -249,7 +250,7 @@ class _Fleet:
         return [block for block, verdict in zip(blocks, verdicts, strict=True) if verdict]
 
     def _finds(self, block: int) -> bool:
-        """Ask L3 for a block before its write. A block that is there counts as used."""
+        """Ask L3 for a block before writing it. If the block is there, this counts as a use."""
         is_there = self.settings.look_first and block in self._storage
         if is_there:
             self.figures.found += 1
@@ -269,7 +270,10 @@ def simulate(requests: Sequence[Request], settings: FleetSettings, speed: float)
 def prompts_of(
     requests: Sequence[Request], speed: float = 1.0
 ) -> list[tuple[float, tuple[int, ...]]]:
-    """Return arrival and blocks of each request. A block's number is a hash of its whole prefix."""
+    """Return the arrival and blocks of each request.
+
+    A block's number is a hash of its whole prefix.
+    """
     names = Accesses.of(requests).names.tolist()
     prompts: list[tuple[float, tuple[int, ...]]] = []
     start = 0
@@ -281,12 +285,12 @@ def prompts_of(
 
 
 def page_buckets(block: int, pages: int) -> bytes:
-    """Return the bucket of each page of a block. The hashes of pages are uniform, and so are these."""
+    """Return the bucket of each page of a block. Page hashes are uniform, so the buckets are, too."""
     return hashlib.blake2b(block.to_bytes(8), digest_size=pages).digest()
 
 
 def max_over_mean(counts: Counter[int], servers: Sequence[tuple[float, Sequence[int]]]) -> float:
-    """Return the load of the busiest server in parts of the mean.
+    """Return the load of the busiest server, divided by the mean load.
 
     Args:
         counts: Pages by bucket.

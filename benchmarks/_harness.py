@@ -1,8 +1,8 @@
-"""Interleaved measurements, and tables of medians with their spread.
+"""Measures candidates in turns, and prints tables of medians with their spread.
 
-Candidates take turns in one process, each round in another order. So a slow phase of the machine
-affects all of them, and no candidate always follows the same other one. A ratio is the median of
-the ratios within each round, and never compares figures of different times.
+Candidates take turns in one process, in a different order each round. So a slow phase of the
+machine affects all of them, and no candidate always follows the same other one. A ratio is the
+median of the ratios within each round; it never compares figures from different times.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 KIB, MIB = 1 << 10, 1 << 20
 
-# Without a terminal, tables are wide enough for whole names.
+# Without a terminal, make tables wide enough for whole names.
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
 class Candidate:
-    """One implementation of the work."""
+    """One way to do the work."""
 
     name: str
 
@@ -52,7 +52,7 @@ class Candidate:
     def check(self) -> None:
         """Prove that the work was done, and clean up. Not timed.
 
-        Raises an exception where the work was not done.
+        Raise an exception if the work was not done.
         """
 
 
@@ -63,14 +63,14 @@ class Section:
     title: str
     unit: str
     work: float
-    """Amount of work in one run: GB moved, or millions of pages hashed."""
+    """How much work one run does: GB moved, or millions of pages hashed."""
     seconds: Mapping[str, Sequence[float]]
-    """Times of each candidate, in the order of the rounds."""
+    """The times of each candidate, in the order of the rounds."""
     baselines: Sequence[str]
     """Candidates that the others are compared with."""
 
     def rates(self, name: str) -> list[float]:
-        """Return units a second, round by round."""
+        """Return the units per second, round by round."""
         return [self.work / taken_s for taken_s in self.seconds[name]]
 
     def ratio(self, name: str, baseline: str) -> float:
@@ -88,7 +88,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """A minimum for a figure. It is printed as met or not; a benchmark does not fail because of it."""
+    """A minimum for a figure. It is printed as met or not; missing it does not fail the benchmark."""
 
     text: str
     least: float
@@ -115,7 +115,7 @@ class Report:
         distributions: Iterable[str] = (),
         facts: Mapping[str, str] | None = None,
     ) -> Report:
-        """Return an empty report on this machine, and print the facts."""
+        """Return an empty report for this machine, and print the facts."""
         report = cls({**machine_facts(path, distributions=distributions), **(facts or {})})
         for name, value in report.facts.items():
             console.print(f"{name:>9}  {value}", highlight=False, markup=False)
@@ -132,7 +132,7 @@ class Report:
         unit: str = "GB/s",
         baselines: Sequence[str] = (),
     ) -> Section:
-        """Run the candidates in turns, and add their table. A baseline that did not run is left out."""
+        """Run the candidates in turns, and add their table. Leave out baselines that did not run."""
         seconds = interleave(candidates, rounds)
         present = [name for name in baselines if name in seconds]
         return self.add(
@@ -140,13 +140,13 @@ class Report:
         )
 
     def add(self, section: Section) -> Section:
-        """Keep a section, and print it."""
+        """Store a section, and print it."""
         self.sections.append(section)
         console.print(table(section))
         return section
 
     def aim(self, section: Section, name: str, baseline: str, least: float) -> None:
-        """Note whether `name` is at least `least` times as fast as `baseline`, if both ran."""
+        """Record whether `name` is at least `least` times as fast as `baseline`, if both ran."""
         if name in section.seconds and baseline in section.seconds:
             text = f"{section.title}: {name} / {baseline}"
             self.aims.append(Aim(text, least, section.ratio(name, baseline)))
@@ -157,13 +157,13 @@ class Report:
             console.print(f"{mark}  {aim.reached:6.2f} (aim {aim.least:.2f})  {aim.text}")
 
     def finish(self, path: Path | None) -> None:
-        """Print the aims; write everything as JSON to `path`."""
+        """Print the aims, and write everything as JSON to `path`."""
         self.print_aims()
         if path is not None:
             self.write(path)
 
     def write(self, path: Path) -> None:
-        """Write everything so far as JSON, with every single time."""
+        """Write everything so far as JSON, including every single time."""
         whole = asdict(self)
         for aim, plain in zip(self.aims, whole["aims"], strict=True):
             plain["met"] = aim.met
@@ -173,9 +173,9 @@ class Report:
 
 
 def interleave(candidates: Sequence[Candidate], rounds: int) -> dict[str, list[float]]:
-    """Run all candidates `rounds` times, in changing order; return their times.
+    """Run all candidates `rounds` times, in changing order. Return their times.
 
-    One more round comes first and is not counted. It warms up, and checks that every candidate does
+    An extra round comes first and is not counted. It warms up, and checks that every candidate does
     the work.
     """
     seconds: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
@@ -193,14 +193,14 @@ def interleave(candidates: Sequence[Candidate], rounds: int) -> dict[str, list[f
 
 
 def page_hashes_of(name: str, turn: int, pages: int) -> list[str]:
-    """Return page hashes of one batch, which differ for every candidate and turn."""
+    """Return the page hashes of one batch. They differ for every candidate and turn."""
     return [
         hashlib.sha256(f"{name} {turn} {number}".encode()).hexdigest() for number in range(pages)
     ]
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser with the options of every benchmark, and those of its kind that it asks for."""
+    """A parser with every benchmark's options, and further ones that a benchmark asks for."""
 
     def __init__(
         self,
@@ -218,8 +218,8 @@ class Parser(argparse.ArgumentParser):
             doc: The module's docstring.
             rounds: Rounds of each table. None: by page size.
             page_sizes: The default of `--sizes`, in bytes. Empty: there is no such option.
-            multiple: KiB of which each size is a multiple.
-            quick_rounds: Rounds with `--quick`, which leaves pages of 4 MiB out.
+            multiple: Each size must be a multiple of this many KiB.
+            quick_rounds: Rounds with `--quick`, which leaves out pages of 4 MiB.
             path: Add `--path`, a directory for files.
         """
         super().__init__(description=(doc or "").partition("\n")[0], allow_abbrev=False)
@@ -239,7 +239,7 @@ class Parser(argparse.ArgumentParser):
             add("--path", type=Path, help="where to put files (default: a new directory)")
 
     def parsed(self, arguments: Sequence[str] | None) -> argparse.Namespace:
-        """Return the options, checked; `--quick` has changed the others."""
+        """Return the checked options. `--quick` has already changed the others."""
         options = self.parse_args(arguments)
         given = vars(options)
         if given.get("quick"):
@@ -255,24 +255,24 @@ class Parser(argparse.ArgumentParser):
 
 
 def names(text: str) -> list[str]:
-    """Return the names of an option that takes several."""
+    """Split an option that accepts several names."""
     return text.split(",")
 
 
 @contextmanager
 def scratch(parent: Path | None) -> Generator[Path, None, None]:
-    """Provide a new directory for files, which is removed at the end."""
+    """Provide a new directory for files. It is removed at the end."""
     with tempfile.TemporaryDirectory(prefix="hicache-bench-", dir=parent) as name:
         yield Path(name)
 
 
 def size_text(nbytes: int) -> str:
-    """Return a size in MiB if it is whole MiB, else in KiB."""
+    """Return a size in MiB if it is a whole number of them, else in KiB."""
     return f"{nbytes // MIB} MiB" if nbytes % MIB == 0 else f"{nbytes // KIB} KiB"
 
 
 def sizes(text: str) -> list[int]:
-    """Return the sizes in bytes of `--sizes`, a list of KiB."""
+    """Parse `--sizes`, a list in KiB. Return bytes."""
     return [int(part) * KIB for part in text.split(",")]
 
 
@@ -305,17 +305,17 @@ def run_verb(verb: str, *flags: str) -> dict[str, Any]:
 
 
 def markdown_row(cells: Iterable[str]) -> str:
-    """Return a row of a table in Markdown."""
+    """Return a row of a Markdown table."""
     return f"| {' | '.join(cells)} |"
 
 
 def markdown_head(titles: Sequence[str]) -> str:
-    """Return the first two lines of a table in Markdown."""
+    """Return the first two lines of a Markdown table."""
     return f"{markdown_row(titles)}\n{markdown_row(['---'] * len(titles))}"
 
 
 def machine_facts(path: Path | None = None, *, distributions: Iterable[str] = ()) -> dict[str, str]:
-    """Return processor, kernel, file system and versions, which the figures depend on."""
+    """Return what the figures depend on: processor, kernel, file system and versions."""
     facts = {
         "processor": f"{_processor()}, {len(os.sched_getaffinity(0))} cores",
         "kernel": platform.release(),
@@ -354,7 +354,7 @@ def _processor() -> str:
 
 
 def _file_system(path: Path) -> str:
-    """Return the type and mount point of the file system of `path`."""
+    """Return the type and mount point of the file system that contains `path`."""
     mounts: list[tuple[str, str]] = []
     for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
         _, mount_point, kind, *_ = line.split()

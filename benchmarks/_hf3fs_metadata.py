@@ -22,7 +22,7 @@ run_metadata_server("127.0.0.1", int(sys.argv[1]))
 
 
 class Hf3fsMetadata(servers.ServerProcess):
-    """A process that keeps the place of each page in memory."""
+    """A process that stores in memory where each page is."""
 
     ready_limit_s = 120.0  # the process imports most of SGLang
 

@@ -1,4 +1,4 @@
-"""The stores that `hf3fs.py` compares ours with: plain slots on the disk, and SGLang's backend."""
+"""The stores that `hf3fs.py` compares with ours: plain slots on disk, and SGLang's backend."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class PlainSlots(Store):
-    """Slots in one preallocated file, with one preadv or pwritev a page: the disk's limit."""
+    """Slots in one preallocated file, with one preadv or pwritev per page: the limit of the disk."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class PlainSlots(Store):
 
 
 class SGLangHf3fsStore(Store):
-    """SGLang's `HiCacheHF3FS` with its mock client and metadata in this process."""
+    """SGLang's `HiCacheHF3FS` with its mock client, and with its metadata in this process."""
 
     name = "HiCacheHF3FS, mock client"
 

@@ -1,4 +1,4 @@
-"""Kernels that compute a layer while the next layers are copied, against one after the other."""
+"""Compares computing a layer while the next ones are copied with doing one after the other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 STEPS = [(pool, layer) for pool, count in enumerate(LAYERS.values()) for layer in range(count)]
 FACTORS = {"cuda": (4096, torch.bfloat16), "cpu": (256, torch.float32)}
-"""Side and type of the matrices that a device multiplies."""
+"""The side and type of the matrices that a device multiplies."""
 IN_TURN = "copy, then compute"
 LEAST_SPEEDUP = 1.3
 
@@ -31,7 +31,7 @@ class LayerKernels:
     def __init__(self, workload: Workload) -> None:
         side, dtype = FACTORS[workload.device.type]
         self.products = 0
-        """Matrix products of each layer."""
+        """How many matrix products each layer computes."""
         self._workload = workload
         self._slots = torch.tensor(workload.device_slots, device=workload.device)
         self._factor = torch.randn(side, side, device=workload.device).to(dtype)
@@ -126,7 +126,7 @@ class _LayerByLayer(_Method):
 
 
 def measure_overlap(report: Report, workload: Workload, rounds: int) -> None:
-    """Add a table. The kernels of a layer take about as long as its copies."""
+    """Add a table in which a layer's kernels take about as long as its copies."""
     kernels = LayerKernels(workload)
     with LayerCopier(workload.pools) as copier:
         kinds = (_CopyAlone, _ComputeAlone, _InTurn, _LayerByLayer)
@@ -149,7 +149,7 @@ def measure_overlap(report: Report, workload: Workload, rounds: int) -> None:
 
 
 def _products(copy: _Method, compute: _Method) -> int:
-    """Return the products of a layer with which computing takes about as long as copying."""
+    """Return how many products per layer make computing take about as long as copying."""
     copy_s = _median_s(copy)
     read_s = _median_s(compute)
     count = 20
@@ -173,7 +173,7 @@ def _median_s(method: _Method) -> float:
 
 
 def _hidden(section: Section) -> float:
-    """Return the time saved, as a part of the largest possible one: the shorter of copy and compute."""
+    """Return the share that was saved of the shorter of copy and compute, the most possible."""
     names = (_CopyAlone.name, _ComputeAlone.name, IN_TURN, _LayerByLayer.name)
     rounds = zip(*(section.seconds[name] for name in names), strict=True)
     parts: list[float] = [

@@ -1,4 +1,4 @@
-"""The limit of the sockets: the bytes of the pages over them, and nothing else."""
+"""The limit of the sockets: moves the bytes of the pages over them, and does nothing else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Loopback(Store):
-    """The same bytes over several sockets, from and to memory, with a null server as the peer."""
+    """The same bytes over several sockets, from and to memory. The peer is a null server."""
 
     def __init__(self, port: int, source: Memory, destination: Memory, *, sockets: int = 1) -> None:
         super().__init__(source, destination)
@@ -28,7 +28,7 @@ class Loopback(Store):
         self._each(self._receive, self.destination)
 
     def prove(self) -> None:
-        """Do nothing: the received bytes are arbitrary."""
+        """Do nothing, because the received bytes are arbitrary."""
 
     def close(self) -> None:
         self._threads.shutdown()

@@ -25,16 +25,16 @@ class Cluster:
         self.native: Any = vars(vars(self.storage)["_client"])["_native"]
 
     def opened(self) -> HiCacheStorage:
-        """Return another storage of the same config, for the caller to close. Both share one client."""
+        """Return another storage with the same config. Both share one client. The caller closes it."""
         return open_storage("mooncake", self.config)
 
     def empty(self) -> None:
-        """Remove every object, by force, because recently read objects are leased."""
+        """Remove every object by force, because objects that were just read are leased."""
         if self.native.remove_all(True) < 0:
             raise RuntimeError("the cluster could not be emptied")
 
     def touch(self, nbytes: int) -> None:
-        """Write to all lent memory once, because the first write is slow in the kernel."""
+        """Write to all lent memory once, because the kernel makes the first write slow."""
         piece = Memory(1, 4 << 20)
         address = piece.whole.ctypes.data
         self.native.register_buffer(address, piece.page_nbytes)
@@ -67,7 +67,7 @@ class RawClient(Store):
 
 
 class ExistsFirstClient(RawClient):
-    """`RawClient` with a lookup before each put, which a caller needs to know the effect of a put."""
+    """`RawClient` with a lookup before each put. A caller needs it to find out what a put does."""
 
     name = "raw client, exists first"
 

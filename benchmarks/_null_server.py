@@ -1,13 +1,13 @@
-"""An S3 server that only moves bytes. It shows the limit for any client.
+"""Run an S3 server that only moves bytes, to show the limit for any client.
 
 python benchmarks/_null_server.py [CERTIFICATE KEY]
 
-prints its port, with a certificate also that of TLS, and serves until its standard input ends.
+It prints its port (with a certificate also the TLS port), and serves until its standard input ends.
 
-It serves HEAD, GET, PUT and DELETE of one object, listings (ListObjectsV2) and batch deletes. It
-ignores signatures. Memory of deleted objects is reused, because fresh memory would take most of the
-time. A request may also be `SINK n` or `SOURCE n`: n bytes in one direction without HTTP, for the limit
-of the sockets.
+It serves HEAD, GET, PUT and DELETE of an object, listings (ListObjectsV2) and batch deletes, and ignores
+signatures. It reuses the memory of deleted objects, because fresh memory would take most of the time. A
+request may also be `SINK n` or `SOURCE n`: n bytes in one direction without HTTP, for the limit of the
+sockets.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ objects: dict[bytes, bytearray] = {}
 spare: defaultdict[int, list[bytearray]] = defaultdict(list)
 block = bytearray(4 << 20)
 names: list[bytes] = []
-"""The names of `objects` in order, and names of deleted ones. Empty: to be sorted anew."""
+"""The names of `objects` in order, plus names of deleted ones. Empty: must be sorted again."""
 
 
 def serve(connection: socket.socket) -> None:
@@ -110,7 +110,7 @@ def remove(name: bytes) -> None:
 
 
 def deletion(bucket: bytes, body: bytes) -> bytes:
-    """Delete the objects that a batch delete names; return its answer."""
+    """Delete the objects that a batch delete names. Return its answer."""
     keys = _KEY.findall(body)
     for key in keys:
         remove(bucket + b"/" + key)
@@ -119,7 +119,7 @@ def deletion(bucket: bytes, body: bytes) -> bytes:
 
 
 def listing(bucket: bytes, query: dict[str, list[str]]) -> bytes:
-    """Return the next page of a listing. The token of the next one is the last name of this one."""
+    """Return the next page of a listing. Its last name is the token of the page after it."""
     if not names:
         names.extend(sorted(objects))
     head = bucket + b"/"
@@ -177,7 +177,7 @@ def send(connection: socket.socket, parts: list[bytes | bytearray]) -> None:
 
 
 def listen(context: ssl.SSLContext | None) -> int:
-    """Accept connections in a thread; return the port."""
+    """Accept connections on a thread. Return the port."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
 
     def accept() -> None:

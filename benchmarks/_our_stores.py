@@ -1,4 +1,4 @@
-"""This project's stores: any backend, called directly, and under the page store."""
+"""This project's stores: any backend, called directly or under the page store."""
 
 from __future__ import annotations
 
@@ -122,7 +122,10 @@ def in_directory(
     parallelism: int | None = None,
     **settings: Any,
 ) -> Store:
-    """Return a backend that keeps pages in a directory: under the page store with a `checksum`."""
+    """Return a backend that stores pages in a directory.
+
+    With `checksum`, it is under the page store.
+    """
     config = {"path": str(directory), "timeout_s": TIMEOUT_S, **settings}
     storage = open_storage(backend, config)
     if checksum is None:

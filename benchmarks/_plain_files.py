@@ -20,7 +20,7 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
 
 
 class PlainFiles(Store):
-    """Files in one directory: open, pwritev, close, rename for a set; open, preadv, close for a get."""
+    """Files in one directory. Set: open, pwritev, close, rename. Get: open, preadv, close."""
 
     name = "write+rename"
 
@@ -56,13 +56,13 @@ class PlainFiles(Store):
 
 
 class OpenedFiles(PlainFiles):
-    """`PlainFiles` under the name for tables of gets."""
+    """`PlainFiles` under the name that tables of gets use."""
 
     name = "open+preadv+close"
 
 
 class SyncedFiles(PlainFiles):
-    """`PlainFiles` with each file synced before its rename, and the directory after all of them."""
+    """`PlainFiles`, but each file is synced before its rename, and the directory after all of them."""
 
     name = "write+fsync+rename"
 
@@ -80,7 +80,7 @@ class SyncedFiles(PlainFiles):
 
 
 class OpenFiles(PlainFiles):
-    """Files read by preadv on open descriptors, on one or more threads."""
+    """Reads files by preadv on open descriptors, on one or more threads."""
 
     def __init__(
         self, directory: Path, source: Memory, destination: Memory, *, threads: int = 1
@@ -114,7 +114,7 @@ class OpenFiles(PlainFiles):
 
 
 class Memcpy(Store):
-    """Copies from memory to memory, without a file."""
+    """Copies from memory to memory, without files."""
 
     name = "memcpy"
 

@@ -1,4 +1,4 @@
-"""The stores that the `redis` backend is compared with: a bare loop, redis-py, LMCache's client."""
+"""The stores that the `redis` backend is compared with: a bare loop, redis-py and LMCache's client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from _store import Memory, Store
 
 
 class RawSocket(Store):
-    """The simplest client: a loop over one blocking socket that trusts every reply."""
+    """The simplest client: a loop over one blocking socket, which trusts every reply."""
 
     name = "raw socket"
     _set_depth = 4
@@ -94,7 +94,7 @@ class RedisPy(Store):
 
 
 class LmcacheClient(Store):
-    """LMCache's C++ client of Redis, with as many threads and connections as ours."""
+    """LMCache's C++ client for Redis, with as many threads and connections as ours."""
 
     name = "LMCache's C++ client"
     workers = 4
@@ -137,7 +137,7 @@ def _lmcache() -> Any:
 
 
 def _beyond(pieces: list[memoryview], nbytes: int) -> list[memoryview]:
-    """Return the rest of `pieces` after the first `nbytes`."""
+    """Return what is left of `pieces` after the first `nbytes`."""
     while pieces and nbytes >= len(pieces[0]):
         nbytes -= len(pieces[0])
         pieces = pieces[1:]

@@ -27,19 +27,19 @@ SECRET_KEY = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"  # noqa: S105 - AWS's do
 
 
 class S3Store(Store):
-    """A store on one server, under a prefix of its own."""
+    """A store on one server, under its own prefix."""
 
     port: int
     prefix: str
 
     def place(self, port: int) -> str:
-        """Take a prefix; return the URL of the server."""
+        """Choose a prefix. Return the URL of the server."""
         self.port = port
         self.prefix = re.sub("[^A-Za-z0-9]+", "-", self.name)
         return f"http://127.0.0.1:{port}"
 
     def object_names(self) -> list[str]:
-        """Return the names of the objects of the batch that was prepared last."""
+        """Return the object names of the batch that was prepared last."""
         return [f"{self.prefix}/{page_hash}" for page_hash in self.hashes]
 
     def clear(self) -> None:
@@ -48,7 +48,7 @@ class S3Store(Store):
 
 
 class Boto3(S3Store):
-    """boto3 with threads, by its defaults or without its most expensive options."""
+    """boto3 with threads, with its defaults or without its most expensive options."""
 
     def __init__(
         self, port: int, source: Memory, destination: Memory, *, threads: int, tuned: bool = False
@@ -138,7 +138,7 @@ class SeaweedFS(_sglang.V1Store, S3Store):
 
 
 class _OnS3Storage(S3Store):
-    """A store over `S3Storage`, with its names of objects."""
+    """A store over `S3Storage`, with the names that it gives objects."""
 
     def object_names(self) -> list[str]:
         root = f"{self.prefix}/{self.stored_space.id}"
@@ -146,7 +146,7 @@ class _OnS3Storage(S3Store):
 
     @property
     def stored_space(self) -> KeySpace:
-        """The key space in the storage."""
+        """The key space as the storage sees it."""
         raise NotImplementedError
 
 
@@ -163,7 +163,7 @@ class Ours(OurStorage, _OnS3Storage):
 
 
 class OurPagesOnS3(OurPageStore, _OnS3Storage):
-    """The page store over `S3Storage`: frames, checksums, verdicts, on its own threads."""
+    """The page store over `S3Storage`: frames, checksums and verdicts, on its own threads."""
 
     def __init__(
         self, port: int, source: Memory, destination: Memory, *, threads: int, scheme: str = "http"
@@ -192,7 +192,7 @@ def _storage(store: S3Store, scheme: str = "http") -> S3Storage:
 
 
 def request(port: int, method: str, names: Iterable[str] = ("",)) -> None:
-    """Send requests without signatures about the bucket or objects of it, which both servers accept."""
+    """Send unsigned requests about the bucket or its objects. Both servers accept them."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30.0)
     for name in names:
         connection.request(method, f"/{BUCKET}/{name}".rstrip("/"))

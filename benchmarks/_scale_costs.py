@@ -1,4 +1,4 @@
-"""The costs that `scale.py` measures, of one store that holds a number of pages."""
+"""Measures, for `scale.py`, what operations cost in a store that contains a number of pages."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 _FIRST_NEW = 1 << 40
 _FIRST_ABSENT = 1 << 41
 _IN_PROCESS = 4096
-"""The most pages that one process sets, rather than several."""
+"""Up to this many pages, one process sets them; beyond it, several do."""
 
 
 class FilledStore:
-    """A store with the pages from 0 to `pages`. Every operation proves that it was done."""
+    """A store that contains the pages from 0 to `pages`. Every operation proves that it was done."""
 
     def __init__(
         self, place: Place, pages: int, *, page_nbytes: int, batch: int, processes: int
@@ -44,17 +44,17 @@ class FilledStore:
         self.nbytes_a_page = (self._used_nbytes() - empty_nbytes) / pages
 
     def exists_hit(self) -> Sample:
-        """Look up a batch of pages that are there."""
+        """Look up a batch of pages that are stored."""
         return self._exists(self._present(), expected=True)
 
     def exists_miss(self) -> Sample:
-        """Look up a batch of pages that are not there."""
+        """Look up a batch of pages that are not stored."""
         first = _FIRST_ABSENT + self._random.randrange(_FIRST_ABSENT)
         hashes = [page_hash(first + number) for number in range(self._batch_pages)]
         return self._exists(hashes, expected=False)
 
     def get(self) -> Sample:
-        """Read a batch of pages that are there, at random places."""
+        """Read a batch of stored pages, chosen at random."""
         hashes = self._present()
         pages = self._batch.pages[: len(hashes)]
         self._batch.overwrite()
@@ -66,13 +66,13 @@ class FilledStore:
         return sample
 
     def set(self, pages: int | None = None) -> Sample:
-        """Set a batch, or some other number, of new pages. `forget_new` removes them."""
+        """Set a batch, or another number, of new pages. `forget_new` removes them."""
         numbers = range(self._new.stop, self._new.stop + (pages or self._batch_pages))
         self._new = range(self._new.start, numbers.stop)
         return set_numbers(self.storage, self._set_batch, numbers, self._page_nbytes)
 
     def evict(self, turns: int) -> Sample:
-        """Set new pages. In `turns` turns a store at its capacity is swept several times."""
+        """Set new pages. Over `turns` turns, a store at its capacity is swept several times."""
         share = int(self._place.evictions_a_page * self.pages / turns)
         return self.set(max(4 * self._batch_pages, share))
 
@@ -93,7 +93,7 @@ class FilledStore:
         return sample
 
     def open(self) -> Sample:
-        """Open another storage here and its key space, and look up a page."""
+        """Open another storage and its key space here, and look up a page."""
         hashes, sample = [page_hash(0)], Sample(count=1)
         with sample.timing():
             storage = self._place.open()
@@ -104,7 +104,7 @@ class FilledStore:
         return sample
 
     def count(self) -> Sample:
-        """Open a storage that has to look at every page first, until it takes a page."""
+        """Open a storage that must look at every page before it accepts one. Time it until it does."""
         assert self._place.forget_counts is not None
         fields = self._place.ample_capacity(self._stored_nbytes())
         self.storage.close()
@@ -120,7 +120,7 @@ class FilledStore:
 
     @contextmanager
     def at_capacity(self) -> Generator[None, None, None]:
-        """Let the store have no space beyond its pages, so that every `set` evicts."""
+        """Leave the store no space beyond its pages, so that every `set` evicts."""
         assert self._place.fill_capacity is not None
         assert self._place.evicted is not None
         self._reopen()  # other processes may have set pages that this storage has not counted
@@ -131,7 +131,7 @@ class FilledStore:
         _expect(evicted >= added / 2, f"{added} pages were set, and {evicted} were evicted")
 
     def clear(self) -> Sample:
-        """Remove all pages. The count may lack some after an eviction."""
+        """Remove all pages. After an eviction the count may be too low."""
         sample = Sample()
         with sample.timing():
             sample.count = self.storage.clear(self._space)
@@ -170,7 +170,7 @@ class FilledStore:
         self.storage.open_space(self._space)
 
     def _stored_nbytes(self) -> int:
-        """Return the bytes of all pages as the storage counts them."""
+        """Return the bytes of all pages, as the storage counts them."""
         return self.storage.stats().nbytes or 0
 
     def _used_nbytes(self) -> int:

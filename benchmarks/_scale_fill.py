@@ -1,4 +1,4 @@
-"""Filling a store with numbered pages, by several processes at once."""
+"""Fills a store with numbered pages, from several processes at once."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _DIGEST_NBYTES = 32
 
 @dataclass(slots=True, kw_only=True)
 class Sample:
-    """One measurement: pages, or 1 for a whole, and the time of all of them together."""
+    """One measurement: how many pages (or 1 for a whole), and the time of all of them together."""
 
     count: int = 0
     wall_s: float = 0.0
     cpu_s: float = 0.0
-    """Processor time of the clients, all of their threads included."""
+    """Processor time of the clients, including all of their threads."""
 
     @contextmanager
     def timing(self) -> Generator[None, None, None]:
@@ -57,7 +57,7 @@ def page_hash(number: int) -> str:
 
 
 class Batch:
-    """Pages with room for a number of payloads. The payload of a page is its hash, repeated."""
+    """Memory for a number of pages. The payload of a page is its hash, repeated."""
 
     def __init__(self, pages: int, page_nbytes: int) -> None:
         if page_nbytes % _DIGEST_NBYTES:
@@ -71,7 +71,7 @@ class Batch:
         self.pages = [Page(self._memory[start : start + page_nbytes]) for start in starts]
 
     def write(self, hashes: Sequence[str]) -> list[Page]:
-        """Fill one page for each hash, and return these pages."""
+        """Fill one page for each hash. Return these pages."""
         whole = self._payloads(hashes)
         self._memory[: len(whole)] = whole
         return self.pages[: len(hashes)]
@@ -84,7 +84,7 @@ class Batch:
         """Compare the pages with the payloads of these hashes.
 
         Raises:
-            RuntimeError: A byte is another one.
+            RuntimeError: A byte differs.
         """
         whole = self._payloads(hashes)
         if self._memory[: len(whole)].tobytes() != whole:
@@ -95,7 +95,7 @@ class Batch:
 
 
 def set_numbers(storage: HiCacheStorage, batch: Batch, numbers: range, page_nbytes: int) -> Sample:
-    """Set the pages with these numbers, in batches; return the time of the calls alone.
+    """Set the pages with these numbers, in batches. Return only the time of the calls.
 
     Raises:
         RuntimeError: A page was refused.
@@ -113,9 +113,9 @@ def set_numbers(storage: HiCacheStorage, batch: Batch, numbers: range, page_nbyt
 
 
 def fill(place: Place, pages: int, page_nbytes: int, processes: int) -> Sample:
-    """Set the pages from 0 to `pages` through storages in several processes, of any number.
+    """Set the pages from 0 to `pages` through storages in any number of processes.
 
-    The time is that of the calls, summed over the processes.
+    The time is the time of the calls, summed over the processes.
     """
     step = -(-pages // processes)
     parts = [range(start, min(start + step, pages)) for start in range(0, pages, step)]

@@ -27,22 +27,22 @@ _TTL = "30d"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A place of one store of pages, and what can be done to the store there."""
+    """A place for one store of pages, and what can be done to the store there."""
 
     backend: str
     config: Mapping[str, Any]
     nbytes: Callable[[], int] | None = None
-    """Return the bytes that the store takes in its place."""
+    """Returns the bytes that the store takes in its place."""
     fill_capacity: Callable[[int], Mapping[str, Any]] | None = None
-    """Make the used bytes the store's capacity; return the fields of a storage that then evicts."""
+    """Makes the used bytes the store's capacity. Returns the fields of a storage that then evicts."""
     evicted: Callable[[HiCacheStorage], int] | None = None
-    """Return the number of pages that were evicted so far."""
+    """Returns how many pages were evicted so far."""
     evictions_a_page: float = 0.0
-    """Share of the pages whose eviction takes several sweeps over the store."""
+    """Evicting this share of the pages takes several sweeps over the store."""
     forget_counts: Callable[[], None] | None = None
-    """Remove what a storage knows of its pages without looking at them."""
+    """Removes what a storage knows about its pages without looking at them."""
     ample_capacity: Callable[[int], Mapping[str, Any]] = lambda _: {}
-    """Return the fields of a storage that has to know its used bytes, and evicts nothing."""
+    """Returns the fields of a storage that must know its used bytes but evicts nothing."""
 
     def open(self, **fields: Any) -> HiCacheStorage:
         """Open a storage here."""
@@ -100,7 +100,7 @@ def hf3fs_redis_place(directory: Path | None) -> Generator[Place, None, None]:
 
 @contextmanager
 def redis_place(_: Path | None) -> Generator[Place, None, None]:
-    """Run a Redis server without persistence, in which pages expire, far in the future."""
+    """Run a Redis server without persistence, in which pages expire far in the future."""
     with ExitStack() as stack:
         port = stack.enter_context(redis_server())
         client: Any = stack.enter_context(Redis(host="127.0.0.1", port=port))
@@ -124,7 +124,7 @@ def redis_place(_: Path | None) -> Generator[Place, None, None]:
 
 @contextmanager
 def s3_place(_: Path | None) -> Generator[Place, None, None]:
-    """Run a server that keeps objects in the memory of its process."""
+    """Run a server that stores objects in the memory of its process."""
     with null_server() as port:
         yield Place(
             backend="s3",
@@ -158,5 +158,5 @@ def _new_directory(parent: Path | None) -> Generator[Path, None, None]:
 
 
 def _allocated_nbytes(root: Path) -> int:
-    """Return the bytes of the blocks that the file system has given to the files below `root`."""
+    """Return the bytes of all blocks that the file system has allocated for files below `root`."""
     return sum(os.stat(path).st_blocks * 512 for path in files_below(root))  # noqa: PTH116 - millions

@@ -1,4 +1,4 @@
-"""The stores of `scheduler.py`: each backend of this project under the page store, and SGLang's own."""
+"""The stores of `scheduler.py`: each of our backends under the page store, and SGLang's own."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Place:
     source: Memory
     destination: Memory
     parallelism: int | None = None
-    """The storage calls of a page store at a time. None: as many as the backend asks for."""
+    """How many storage calls the page store makes at a time. None: as many as the backend asks for."""
 
     @property
     def capacity_pages(self) -> int:
@@ -59,14 +59,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A store under measurement."""
+    """A store that is measured."""
 
     name: str
     store: Store
     empty: Callable[[], None]
-    """Make room. A store that evicts does nothing."""
+    """Makes space. A store that evicts does nothing."""
     most_repeats: int = 64
-    """The number of batches that it has room for."""
+    """For how many batches the store has space."""
 
 
 @contextmanager
@@ -121,7 +121,7 @@ def _on_s3(place: Place, *, tls: bool) -> Generator[Subject, None, None]:
     with null_servers(place.directory if tls else None) as ports:
         threads, scheme = place.parallelism or _S3_THREADS, "https" if tls else "http"
         store = OurPagesOnS3(ports[-1], *place.memories, threads=threads, scheme=scheme)
-        store.port = ports[0]  # for `clear`, which is plain
+        store.port = ports[0]  # for `clear`, which does not use TLS
         yield Subject("s3 over TLS" if tls else "s3", store, store.clear, most_repeats=1)
         store.close()
 
@@ -163,7 +163,7 @@ def _on_mooncake(place: Place, *, sglang: bool) -> Generator[Subject, None, None
 
 
 def openings() -> dict[str, Opening]:
-    """Return how to open each store that this environment has."""
+    """Return a way to open each store that this environment has."""
     found: dict[str, Opening] = {
         "file": lambda place: _in_directory(place, "file"),
         "hf3fs": lambda place: _in_directory(place, "hf3fs"),

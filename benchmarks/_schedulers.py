@@ -1,4 +1,4 @@
-"""Schedulers of an engine that run beside storage: in this process, or in a process of their own."""
+"""Engine schedulers that run next to storage: in this process, or in a separate one."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 _STEP_ITERATIONS = 20_000
-"""A step computes for about half a millisecond."""
+"""One step computes for about half a millisecond."""
 _DEVICE_S = 0.0005
-"""The time for which a yielding scheduler waits for its device in each step."""
+"""How long a yielding scheduler waits for its device in each step."""
 _REST_S = 0.002
 _BEGIN_S = 0.05
 
 
 class Mode(enum.IntEnum):
-    """The work of a scheduler."""
+    """What a scheduler does."""
 
     REST = 0
     SPIN = 1
-    """The scheduler runs Python without a pause."""
+    """It runs Python without a pause."""
     YIELD = 2
-    """After each step the scheduler waits for its device, for about as long as it computed."""
+    """After each step it waits for its device, for about as long as it computed."""
     END = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """A scheduler's mode, and its place."""
+    """A scheduler's mode, and the process in which it runs."""
 
     name: str
     mode: Mode
@@ -51,18 +51,18 @@ ARRANGEMENTS = (ALONE, SPIN_APART, SPIN_BESIDE, YIELD_APART, YIELD_BESIDE)
 
 
 class Scheduler:
-    """One scheduler, which rests until `begin`. Its loop may run in another process."""
+    """A scheduler, which rests until `begin`. Its loop may run in another process."""
 
     def __init__(self) -> None:
         self._cells = memoryview(mmap.mmap(-1, 4096)).cast("q")
 
     @property
     def steps(self) -> int:
-        """The number of steps since the start."""
+        """How many steps it has done since the start."""
         return self._cells[1]
 
     def begin(self, mode: Mode) -> None:
-        """Change the mode, and give the loop time to notice it."""
+        """Change the mode, and give the loop time to notice."""
         self._cells[0] = mode
         time.sleep(_BEGIN_S)
 
@@ -81,7 +81,7 @@ class Scheduler:
 
 
 class Schedulers:
-    """A scheduler in this process and one in another. At most one of them works."""
+    """A scheduler in this process and one in another. At most one of them works at a time."""
 
     def __init__(self, beside: Scheduler, apart: Scheduler) -> None:
         self._beside = beside
@@ -96,7 +96,7 @@ class Schedulers:
 
 @contextmanager
 def schedulers() -> Generator[Schedulers, None, None]:
-    """Start both schedulers, at rest. Call it before the process has threads: it forks."""
+    """Start both schedulers, at rest. This forks, so call it before the process has threads."""
     beside, apart = Scheduler(), Scheduler()
     process = multiprocessing.get_context("fork").Process(target=apart.run, daemon=True)
     process.start()

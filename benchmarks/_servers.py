@@ -1,4 +1,4 @@
-"""The servers of the benchmarks: those of the tests, and one that only moves bytes."""
+"""The servers of the benchmarks: the servers that tests use, and one that only moves bytes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REDIS = {"redis-server": servers.RedisServer, "valkey-server": servers.ValkeySer
 
 
 class TlsRedisServer(servers.RedisServer):
-    """A Redis with TLS only, without a password."""
+    """A Redis that accepts only TLS, without a password."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -47,12 +47,12 @@ class TlsRedisServer(servers.RedisServer):
 
 
 def mooncake_master(directory: Path) -> servers.MooncakeMaster:
-    """Return a master whose objects have Mooncake's own leases, and not the short ones of tests."""
+    """Return a master whose objects have Mooncake's default leases, not the short ones of tests."""
     return servers.MooncakeMaster(directory, "--default_kv_lease_ttl=5000ms")
 
 
 class Ministack(servers.Ministack):
-    """A server with S3's semantics that keeps objects in memory."""
+    """A server with S3's semantics that stores objects in memory."""
 
     def environment(self) -> Mapping[str, str]:
         return {**super().environment(), "S3_PERSIST": "0"}
@@ -60,28 +60,31 @@ class Ministack(servers.Ministack):
 
 @contextmanager
 def redis_server(name: str = "redis-server") -> Generator[int, None, None]:
-    """Run a server without persistence; yield its port."""
+    """Run a server without persistence. Yield its port."""
     with tempfile.TemporaryDirectory() as directory, REDIS[name](Path(directory)) as server:
         yield server.port
 
 
 @contextmanager
 def ministack() -> Generator[int, None, None]:
-    """Run a server with S3's semantics; yield its port."""
+    """Run a server with S3's semantics. Yield its port."""
     with tempfile.TemporaryDirectory() as directory, Ministack(Path(directory)) as server:
         yield server.port
 
 
 @contextmanager
 def null_server() -> Generator[int, None, None]:
-    """Run a server that only moves bytes; yield its port."""
+    """Run a server that only moves bytes. Yield its port."""
     with null_servers() as (port,):
         yield port
 
 
 @contextmanager
 def null_servers(certificates: Path | None = None) -> Generator[list[int], None, None]:
-    """Run a server that only moves bytes; yield its port, and that of TLS with `certificates`."""
+    """Run a server that only moves bytes.
+
+    Yield its port and, if there are `certificates`, its TLS port.
+    """
     files = [certificates / name for name in ("server.crt", "server.key")] if certificates else []
     with subprocess.Popen(
         [sys.executable, Path(__file__).with_name("_null_server.py"), *files],

@@ -3,9 +3,9 @@
 Two modules are replaced; all measured code is the wheel's:
 
 * `sglang` is an empty package that points into the wheel. The real `__init__` loads the front-end
-language and patches transformers.
-* `triton` is an empty module. `sglang.srt.utils.common` imports it; the evictor uses one function
-there, which parses sizes. No kernel is called.
+  language and patches transformers.
+* `triton` is an empty module, because `sglang.srt.utils.common` imports it. The evictor uses one
+  function of `common`, which parses sizes. No kernel is called.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _TAKEN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 
 
 class V1Store(Store):
-    """A backend over a host pool, called as SGLang's controller does, with one buffer a page (MLA)."""
+    """A backend over a host pool, called as by SGLang's controller: one buffer per page (MLA)."""
 
     _backend: Any
 
@@ -70,7 +70,7 @@ class V1Store(Store):
 
 
 def is_installed() -> bool:
-    """Return True where this environment has the wheel."""
+    """Return True if this environment has the wheel."""
     try:
         return metadata.version("sglang") == WHEEL_VERSION
     except metadata.PackageNotFoundError:
@@ -78,18 +78,18 @@ def is_installed() -> bool:
 
 
 def libraries(*others: str) -> list[str]:
-    """Return the distributions of SGLang's backends that are here: the wheel, and `others` with it."""
+    """Return the distributions that SGLang's backends need, if installed: `others` and the wheel."""
     return [*others, "sglang"] if is_installed() else []
 
 
 def tell(target: str) -> None:
-    """Tell which target makes an environment with the wheel, where this one lacks it."""
+    """If this environment lacks the wheel, print which target makes one that has it."""
     if not is_installed():
         console.print(f"SGLang {WHEEL_VERSION} is not here: `make {target}` has it")
 
 
 def hicache_file(directory: Path, *, capacity_nbytes: int | None = None) -> Any:
-    """Return the file backend of one rank in `directory`; with a capacity, with its LRU evictor."""
+    """Return the file backend of one rank in `directory`. With a capacity, it has its LRU evictor."""
     module = _hicache_storage()
     os.environ.pop(
         "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", None
@@ -149,23 +149,23 @@ def hicache_hf3fs(directory: Path, file_nbytes: int, page_nbytes: int) -> Any:
 
 
 def mooncake_store(config: dict[str, Any], native: Any) -> Any:
-    """Return the `MooncakeStore` of one rank, which calls `native`, an open client on the same cluster.
+    """Return the `MooncakeStore` of one rank. It calls `native`, an open client on the cluster.
 
-    The store opens a client of its own, which is closed: two busy clients share their bandwidth.
+    The store opens its own client, which we close, because two busy clients share their bandwidth.
     """
     module = _hicache_storage()
     _stand_in(_UNUSED_BY_MOONCAKE)
     theirs = importlib.import_module("sglang.srt.mem_cache.storage.mooncake_store.mooncake_store")
     fields = {"global_segment_size": 0, **{name: config[name] for name in _MOONCAKE_FIELDS}}
     backend = theirs.MooncakeStore(_config(module, fields))
-    backend.is_mla_backend = True  # a page is one object, not one of K and one of V
+    backend.is_mla_backend = True  # a page is one object, not one for K and one for V
     backend.store.close()
     backend.store = native
     return backend
 
 
 class _HostPool:
-    """The part of a host pool that the backends use, with one buffer a page. An index is a page."""
+    """The part of a host pool that the backends use, with one buffer per page. An index is a page."""
 
     page_size = 1
 
@@ -184,7 +184,7 @@ def flat_pages(memory: Memory) -> list[torch.Tensor]:
 
 
 def _stand_in(unused: dict[str, tuple[str, ...]]) -> None:
-    """Let modules that the backend imports and does not use be empty ones, with these classes."""
+    """Put empty modules, with these classes, in place of modules that are imported but not used."""
     for name, classes in unused.items():
         module = types.ModuleType(name)
         vars(module).update({each: type(each, (), {}) for each in classes})

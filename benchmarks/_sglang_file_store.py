@@ -1,4 +1,4 @@
-"""SGLang's file backend, called as its controller calls it."""
+"""SGLang's file backend, called like its controller calls it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 HEAD_DIM = 128
 
-# A copy of one page is too short for several threads: torch would wait longer than it copies.
+# Copying one page is too short for several threads: torch would wait longer than it copies.
 torch.set_num_threads(1)
 
 
 class HiCacheFileStore(Store):
-    """SGLang's `HiCacheFile`, called as its controller calls it.
+    """SGLang's `HiCacheFile`, called like its controller calls it.
 
     With `host_pool`, a get also copies each flat page into a page-first MHA host pool, and a set
     copies it from there. The copies are the expressions of `set_from_flat_data_page` and
-    `get_data_page` (pool_host/mha.py), and a request waits for them too. The controller allocates
+    `get_data_page` (pool_host/mha.py), and a request waits for them, too. The controller allocates
     flat pages for each get; here they are allocated once.
     """
 

@@ -1,4 +1,4 @@
-"""The interface of the compared stores, the memory of one batch, and the turns that move it."""
+"""The interface of the compared stores, the memory of a batch, and the turns that move it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DIRECTIONS: tuple[Direction, ...] = ("set", "get")
 
 
 class Memory:
-    """Host memory of one batch. It is mapped and touched before any measurement."""
+    """Host memory for one batch. It is mapped and touched before anything is measured."""
 
     def __init__(self, pages: int, page_nbytes: int) -> None:
         self.pages = pages
@@ -40,11 +40,11 @@ class Memory:
         return len(self.whole) / 1e9
 
     def fill(self, seed: int) -> None:
-        """Fill the pages with random bytes, which differ in every page."""
+        """Fill the pages with random bytes. All pages differ."""
         self.whole[:] = np.frombuffer(np.random.default_rng(seed).bytes(len(self.whole)), np.uint8)
 
     def stamp(self, turn: int) -> None:
-        """Make every page differ at both ends from its contents in any other turn."""
+        """Change both ends of every page, so that its contents differ from those of any other turn."""
         for number, row in enumerate(self.rows):
             mark = np.frombuffer(f"{turn:08d}{number:08d}".encode(), np.uint8)
             row[:16] = mark
@@ -66,7 +66,7 @@ class Store:
         self.hashes: Sequence[str] = ()
 
     def prepare_set(self, hashes: Sequence[str]) -> None:
-        """Take the hashes of the pages in the source memory."""
+        """Set the hashes of the pages in the source memory."""
         self.hashes = hashes
 
     def set(self) -> None:
@@ -83,45 +83,45 @@ class Store:
         self.get_part(self.hashes, slice(None))
 
     def set_part(self, hashes: Sequence[str], part: slice) -> None:
-        """Store a part of the source memory under `hashes`. Threads call it for different parts.
+        """Store a part of the source memory under `hashes`. Threads call this for different parts.
 
         Raises:
-            NotImplementedError: The store takes whole batches alone.
+            NotImplementedError: The store accepts only whole batches.
         """
         raise NotImplementedError
 
     def get_part(self, hashes: Sequence[str], part: slice) -> None:
-        """Read pages into a part of the destination memory. Threads call it for different parts.
+        """Read pages into a part of the destination memory. Threads call this for different parts.
 
         Raises:
-            NotImplementedError: The store takes whole batches alone.
+            NotImplementedError: The store accepts only whole batches.
         """
         raise NotImplementedError
 
     def received(self) -> npt.NDArray[np.uint8]:
-        """Return the result of `get`, one page a row."""
+        """Return the result of `get`, one page per row."""
         return self.destination.rows
 
     def read_back(self, hashes: Sequence[str]) -> None:
-        """Read pages, and prove that they are those of the source memory."""
+        """Read pages, and prove that they equal the source memory."""
         self.prepare_get(hashes)
         self.get()
         self.prove()
 
     def prove(self) -> None:
-        """Raise an exception unless the received pages are those of the source memory."""
+        """Raise an exception unless the received pages equal the source memory."""
         if not np.array_equal(self.received(), self.source.rows):
             raise RuntimeError(f"{self.name} did not bring back what was set")
 
     def clear(self) -> None:
-        """Delete the batch that was prepared last, from a store that does not evict it."""
+        """Delete the batch that was prepared last. Stores that evict do not need this."""
 
     def close(self) -> None:
         """Close descriptors and stop threads."""
 
 
 def nothing() -> None:
-    """Do nothing: the store evicts, or is another one each time."""
+    """Do nothing: the store evicts, or is a new one each time."""
 
 
 class BatchRun(Candidate):
@@ -137,7 +137,7 @@ class BatchRun(Candidate):
     ) -> None:
         """Move a new batch each time, in a store that `empty` has emptied.
 
-        With `repeats` every turn moves the same batch, which is set once before a get.
+        With `repeats` every turn moves the same batch. Before a get, it is set once.
         """
         self.store = store
         self.name = store.name
@@ -174,7 +174,7 @@ class BatchRun(Candidate):
 
 
 def print_cpu(turns: Sequence[BatchRun], work: float) -> None:
-    """Print the processor time of each client, which is the same on a real network."""
+    """Print the processor time of each client. It is the same on a real network."""
     shown = Table(title="processor time of the client", title_justify="left")
     shown.add_column("candidate")
     shown.add_column("s/GB", justify="right")
@@ -184,7 +184,7 @@ def print_cpu(turns: Sequence[BatchRun], work: float) -> None:
 
 
 def memories(pages: int, page_nbytes: int) -> tuple[Memory, Memory]:
-    """Return the memory of a batch to set, with random bytes, and that of a batch to get."""
+    """Return memory for a batch to set, with random bytes, and memory for a batch to get."""
     source = Memory(pages, page_nbytes)
     source.fill(page_nbytes)
     return source, Memory(pages, page_nbytes)

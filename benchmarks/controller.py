@@ -1,4 +1,4 @@
-"""The controller over the `memory` backend against a plain memcpy of the same bytes: the SDK's cost.
+"""Compare the controller over the `memory` backend with a memcpy of the same bytes: the SDK's cost.
 
 python benchmarks/controller.py [--sizes 64,4096] [--rounds N] [--profile] [--json FILE]
 """
@@ -33,7 +33,7 @@ MIN_OF_MEMCPY = 0.8
 MAX_ADDED_US = 50.0
 PROFILED_TURNS = 20
 PROFILED_LINES = 15
-# A condition, an event and a future wait with a lock, too.
+# Conditions, events and futures wait with a lock, too.
 WAITS = ("'acquire' of '_thread.lock'", "'get' of '_queue.SimpleQueue'")
 
 
@@ -79,7 +79,7 @@ def methods(workload: Workload) -> list[TransferMethod]:
 def measure(
     report: Report, workload: Workload, compared: list[TransferMethod], direction: str, rounds: int
 ) -> None:
-    """Measure one direction; add a table of rates and one of microseconds, and note the aims."""
+    """Measure one direction. Add a table of rates and one of microseconds, and record the aims."""
     turns = [TransferRun(method, direction) for method in compared]
     section = report.measure(
         f"{direction}, {workload.pages} pages of {size_text(workload.page_nbytes)} and a draft's",
@@ -105,7 +105,7 @@ def measure(
 
 
 def added_us(section: Section, name: str, baseline: str, pages: int) -> float:
-    """Return the microseconds that a page takes longer than with `baseline`, as a median."""
+    """Return how many microseconds longer a page takes than with `baseline`, as a median."""
     pairs = zip(section.seconds[name], section.seconds[baseline], strict=True)
     return statistics.median((ours - theirs) / pages * 1e6 for ours, theirs in pairs)
 
@@ -128,7 +128,7 @@ def added_table(section: Section, pages: int, title: str) -> Table:
 class ThreadProfiles:
     """cProfile on each thread that starts inside a `with`, and on this one while it is `watched`.
 
-    The profiler adds about a microsecond to each Python call, so the shares count and not the
+    The profiler adds about a microsecond to each Python call, so look at the shares, not at the
     seconds.
     """
 
@@ -150,7 +150,7 @@ class ThreadProfiles:
         self._own.disable()
 
     def table(self, title: str, pages: int) -> Table:
-        """Return the most expensive functions of each thread, once all of them have ended."""
+        """Return the most expensive functions of each thread. Call it after all threads have ended."""
         shown = Table(title=title, title_justify="left", title_style="bold")
         for column in ("thread", "function"):
             shown.add_column(column)
@@ -192,7 +192,7 @@ def _function(entry: Any) -> str:
 
 
 def profile_controller(workload: Workload, direction: str) -> None:
-    """Print the time by function on each thread of a controller with checksums."""
+    """Print the time by function, on each thread of a controller with checksums."""
     with ThreadProfiles() as profiles:
         method = Controller(workload, "xxh3")
         turn = TransferRun(method, direction)

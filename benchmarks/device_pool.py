@@ -1,10 +1,10 @@
-"""Copies between L1 and L2, target and draft together, against one plain copy of the same bytes.
+"""Compare copies between L1 and L2, target and draft together, with one plain copy of the same bytes.
 
 python benchmarks/device_pool.py [--device cuda] [--pages N] [--layouts page_first,...]
 [--stop-after SECONDS] [--json FILE]
 
 The first table computes each layer while the next ones are copied. The program runs on CUDA if torch
-finds it, else on the CPU, where the "device" is host memory too.
+finds it, else on the CPU, where the "device" is host memory, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LIMIT = "one copy"
 
 
 class TransferMethod(Candidate):
-    """One implementation that copies all pages in one direction."""
+    """One way to copy all pages in one direction."""
 
     def __init__(self, name: str, workload: Workload, *, loads: bool) -> None:
         self.name = name
@@ -73,7 +73,7 @@ class OneCopy(TransferMethod):
 
 
 class CopyAPage(TransferMethod):
-    """A copy for every page, plane and layer, in order, on the current stream."""
+    """One copy for every page, plane and layer, in order, on the current stream."""
 
     def __init__(self, workload: Workload, *, loads: bool) -> None:
         super().__init__("a copy a page and layer", workload, loads=loads)
@@ -88,7 +88,7 @@ class CopyAPage(TransferMethod):
 
 
 class Ours(TransferMethod):
-    """`LayerCopier`, which also records the time of the first layer."""
+    """`LayerCopier`. It also records the time of the first layer."""
 
     def __init__(self, workload: Workload, *, loads: bool) -> None:
         super().__init__("ours: LayerCopier", workload, loads=loads)
@@ -103,7 +103,7 @@ class Ours(TransferMethod):
         else:
             transfer = self._copier.store(workload.device_slots, workload.host_slots)
         transfer.wait(0)
-        if workload.device.type == "cuda":  # there `wait` holds the stream, not the thread
+        if workload.device.type == "cuda":  # on CUDA, `wait` holds the stream, not the thread
             torch.cuda.current_stream(workload.device).synchronize()
         self.first_layer_s.append(time.perf_counter() - began_s)
         transfer.settled.result()
@@ -156,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if layout == options.layouts[0]:
             measure_overlap(report, workload, options.rounds)
         for loads in (True, False):
-            if options.json:  # a run that is ended early leaves the tables that it has
+            if options.json:  # so that a run that is ended early leaves the tables that it has
                 report.write(options.json)
             if time.monotonic() - began_s < options.stop_after:
                 measure(report, workload, options.rounds, loads=loads)

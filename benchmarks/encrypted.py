@@ -1,10 +1,10 @@
-"""The encrypted backend against bare AES-256-GCM of the same library over the same pages.
+"""Compare the `encrypted` backend with the same library's bare AES-256-GCM over the same pages.
 
 python benchmarks/encrypted.py [--sizes KIB,KIB] [--rounds N] [--json FILE]
 
-The wrapped store of `encrypted` does nothing, so that a row is the cost of sealing alone: its set
-leaves the sealed pages in the buffer that the next get of the same batch is lent. The rows over
-`memory` have a store that copies pages.
+The store that `encrypted` wraps does nothing, so a row shows the cost of sealing alone: a set leaves the
+sealed pages in a buffer, and the next get of the same batch is lent that buffer. The rows over `memory`
+have a store that copies pages.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ KEY = bytes(range(32))
 
 
 class Bare(Store):
-    """AES-256-GCM with one key: a call of the library for each page, into memory that is there."""
+    """AES-256-GCM with one key: one library call per page, into memory that already exists."""
 
     name = LIMIT
 
@@ -66,7 +66,7 @@ class Bare(Store):
 
 
 class Lookup(Candidate):
-    """The names of a batch of pages."""
+    """Computes the names of a batch of pages."""
 
     name = "exists"
 
@@ -92,7 +92,7 @@ def encrypted(inner: HiCacheStorage) -> EncryptedStorage:
 
 
 def bench(report: Report, direction: Direction, page_nbytes: int, rounds: int) -> None:
-    """Measure gets or sets of pages of one size, and note the aims."""
+    """Measure gets or sets of pages of one size, and record the aims."""
     batch = memories(BATCH_NBYTES // page_nbytes, page_nbytes)
     stores: list[Store] = [Bare(*batch)]
     for name, storage, header_nbytes in (

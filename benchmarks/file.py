@@ -1,4 +1,4 @@
-"""The `file` backend against the machine's own limit and against SGLang's `HiCacheFile`, in one process.
+"""Compare the `file` backend with the machine's own limit and SGLang's `HiCacheFile`, in one process.
 
     python benchmarks/file.py [--quick] [--power] [--json FILE] [--path DIRECTORY]
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 BATCH_PAGES = 128
 ROUNDS = {64 * KIB: 15, 1 * MIB: 7, 4 * MIB: 3}
-# With more data the kernel would throttle writers until it has written back dirty pages.
+# With more data, the kernel would slow writers down until it has written dirty pages back.
 CAPACITY_PAGES = {64 * KIB: 4096, 1 * MIB: 512, 4 * MIB: 160}
 
 OURS = ("ours: FileStorage", "ours: page store, none", "ours: page store, xxh3")
@@ -61,7 +61,7 @@ class Bench:
     overhead_nbytes: int = 256
     """Space for the frame and the trailer that a store adds to a page."""
     index_nbytes: int = KIB
-    """The most bytes of a full store's files that are not pages."""
+    """The most bytes in a full store's files that are not pages."""
 
     @property
     def page_nbytes(self) -> int:
@@ -154,7 +154,7 @@ class SetMore(BatchRun):
         empty_files(self._directory)
 
     def _filling(self) -> list[list[str]]:
-        """Return batches that fill the store, or create each fan-out directory that a store may have."""
+        """Return batches that fill the store, or that create each fan-out directory it may have."""
         if self._full:
             batches = self._bench.capacity_pages // BATCH_PAGES + 1
             return [
@@ -174,7 +174,7 @@ class SetMore(BatchRun):
 
 
 def bench_get(bench: Bench) -> None:
-    """Measure reads of pages in the kernel's cache into mapped memory."""
+    """Measure reading pages from the kernel's cache into mapped memory."""
     factories: list[StoreFactory] = [
         Memcpy,
         OpenFiles,
@@ -195,7 +195,7 @@ def bench_get(bench: Bench) -> None:
 
 
 def bench_set_in_empty(bench: Bench) -> None:
-    """Measure the first batch of a new store, with the creation of its directories."""
+    """Measure the first batch of a new store, including the creation of its directories."""
     factories: list[StoreFactory] = [PlainFiles, *sglang_stores()[:1], *ours()]
     candidates = [SetInEmpty(factory, bench) for factory in factories]
     section = bench.measure("set, empty store", candidates, (PlainFiles.name, SGLANG))
@@ -204,7 +204,7 @@ def bench_set_in_empty(bench: Bench) -> None:
 
 
 def bench_set_below_capacity(bench: Bench) -> None:
-    """Measure a batch of new pages in a used store with free space."""
+    """Measure a batch of new pages in a used store that has free space."""
     factories: list[StoreFactory] = [Memcpy, PlainFiles, *sglang_stores(), *ours()]
     section = bench_set_more(bench, factories, "set, room to spare", PlainFiles.name, full=False)
     for name in OURS:
@@ -243,7 +243,7 @@ def bench_set_more(
 
 
 def sglang_stores(capacity_nbytes: int | None = None) -> list[StoreFactory]:
-    """Return SGLang's file backend without, then with the copies that its controller makes."""
+    """Return SGLang's file backend, without and then with the copies of its controller."""
     if not _sglang.is_installed():
         return []
     return [
@@ -264,7 +264,7 @@ def ours(**settings: Any) -> list[StoreFactory]:
 def benches(
     root: Path, report: Report, options: argparse.Namespace, **fields: Any
 ) -> Iterator[Bench]:
-    """Yield the shared data of each page size."""
+    """Yield what all sections of a page size share, for each size."""
     for page_nbytes in options.sizes:
         source, destination = memories(BATCH_PAGES, page_nbytes)
         yield Bench(

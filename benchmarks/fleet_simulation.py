@@ -1,11 +1,11 @@
-"""A fleet of engines over one store, simulated: hits by tier, duplicate writes, and load by server.
+"""Simulate a fleet of engines over one store: hits by tier, duplicate writes, and load by server.
 
     .venv/bin/python benchmarks/fleet_simulation.py --trace FILE.jsonl.gz
     .venv/bin/python benchmarks/fleet_simulation.py --conversations 4000 --speed 8
 
-Without `--trace` the requests are a synthetic trace. No page is moved. The rates of an engine are
-assumptions, which the flags change: they decide how long a block is on its way, and so how often two
-engines compute it at once.
+Without `--trace` the requests are a synthetic trace. No page is moved. An engine's rates are
+assumptions, which you can change with flags. They decide how long a block takes to be written, and
+therefore how often two engines compute it at the same time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _TB = 1e12
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the flags."""
+    """Parse the flags."""
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").partition("\n")[0], allow_abbrev=False
     )
@@ -145,7 +145,7 @@ def _fleet_settings(chosen: argparse.Namespace, plan: PlanSettings) -> FleetSett
 
 
 def _spaces(plan: PlanSettings, ranks: int) -> list[tuple[KeySpace, float]]:
-    """Return the key spaces of the pools of some ranks, each with the bytes of a page."""
+    """Return the key spaces of the pools for some ranks, each with the bytes of a page."""
     return [
         (
             KeySpace(
@@ -169,7 +169,7 @@ def placement(
 ) -> list[tuple[float, list[int]]]:
     """Return, for each key space, the bytes of a page and the server of each bucket in a cluster.
 
-    The slots of the cluster are dealt out in equal ranges, as `redis-cli --cluster create` does.
+    The cluster's slots are split into equal ranges, as `redis-cli --cluster create` does.
     """
     placed: list[tuple[float, list[int]]] = []
     for space, nbytes in spaces:
@@ -180,7 +180,7 @@ def placement(
 
 
 def _plain(figures: FleetFigures) -> dict[str, Any]:
-    """Return the figures ready for JSON. Counts by bucket are lists."""
+    """Return the figures in a form that JSON supports. Counts by bucket become lists."""
     plain = {field.name: getattr(figures, field.name) for field in fields(figures)}
     for name in ("reads", "writes"):
         plain[name] = [plain[name][bucket] for bucket in range(BUCKETS)]

@@ -1,4 +1,4 @@
-"""The `hf3fs` backend against the disk's own limit and against SGLang's `HiCacheHF3FS`, in one process.
+"""Compare the `hf3fs` backend with the disk's own limit and SGLang's `HiCacheHF3FS`, in one process.
 
     python benchmarks/hf3fs.py [--sizes KIB,KIB] [--rounds N] [--quick] [--json FILE] [--path DIRECTORY]
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 THREADS = 4
 SGLANG = SGLangHf3fsStore.name
-# Space for two marks and a frame in each slot, a block each.
+# Space in each slot for two marks and a frame, one block each.
 _BESIDE_NBYTES = 3 * 4096
 
 
 def factories(bench: Bench, *, direct: bool) -> list[StoreFactory]:
-    """Return the candidates with slots, with O_DIRECT or buffered."""
+    """Return the candidates with slots, either with O_DIRECT or buffered."""
     plain = partial(PlainSlots, direct=direct, capacity_pages=bench.capacity_pages)
     how = "O_DIRECT" if direct else "buffered"
     ours: dict[str, Any] = {

@@ -1,12 +1,12 @@
-"""L2 adapters of LMCache's MP server: our backends against LMCache's `fs`, `fs_native` and `resp`.
+"""Compare our backends with LMCache's `fs`, `fs_native` and `resp`, as L2 adapters of its MP server.
 
 python benchmarks/lmcache_l2.py [--rounds N] [--only file,redis] [--sizes 128,2048,8192]
 
 `make bench-lmcache` makes its environment. A run is one task as LMCache's controllers submit it: from
-the call until the eventfd has announced the result. All adapters move the same objects. Ours frames
-every page and verifies its checksum; LMCache's have neither. The last table has the time that
-LMCache's threads spend in our methods. The name is not `lmcache.py`, which Python would import
-instead of LMCache.
+the call until the eventfd has announced the result. All adapters move the same objects. Ours frame every
+page and verify its checksum; LMCache's do neither. The last table shows the time that LMCache's threads
+spend in our methods. The file is not named `lmcache.py`, because Python would import that instead of
+LMCache.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ KEYS_OF_A_STEP = 64
 
 
 def named(module: str, name: str) -> Any:
-    """Import a name of LMCache."""
+    """Import a name from LMCache."""
     return getattr(importlib.import_module(f"lmcache.v1.{module}"), name)
 
 
 class Adapter(Store):
-    """An L2 adapter, with the waiting of LMCache's controllers."""
+    """An L2 adapter, which waits like LMCache's controllers."""
 
     def __init__(
         self, name: str, spec: dict[str, Any], empty: Callable[[], None], batch: Batch
@@ -109,7 +109,7 @@ class Adapter(Store):
             raise RuntimeError(f"{self.name} loaded {found[0].popcount()} of {len(keys)} objects")
 
     def look_up(self, keys: list[Any]) -> None:
-        """Wait until a lookup has ended."""
+        """Look keys up, and wait for the result."""
         task = self.adapter.submit_lookup_and_lock_task(keys, {})
         self._wait(
             self.adapter.get_lookup_and_lock_event_fd(),
@@ -135,7 +135,7 @@ def keys_of(hashes: Sequence[str]) -> list[Any]:
 
 
 def objects_of(memory: Memory) -> list[Any]:
-    """Return pages of `memory` as objects of LMCache's L1: 16 tokens of bfloat16."""
+    """Return the pages of `memory` as objects of LMCache's L1: 16 tokens of bfloat16."""
     metadata = named("memory_management", "MemoryObjMetadata")
     tensor_object = named("memory_management", "TensorMemoryObj")
     shape = torch.Size((2, 1, 16, memory.page_nbytes // 64))
@@ -232,7 +232,7 @@ def measure(report: Report, kind: str, page_nbytes: int, options: argparse.Names
 
 
 def print_calls(adapter: Adapter, source: Memory) -> None:
-    """Print the time that LMCache's threads spend in the methods of an adapter."""
+    """Print how long LMCache's threads spend in an adapter's methods."""
     objects = objects_of(source)[:KEYS_OF_A_STEP]
     keys = keys_of(page_hashes_of("calls", 0, len(objects)))
     adapter.store(keys, objects)
@@ -253,7 +253,7 @@ def print_calls(adapter: Adapter, source: Memory) -> None:
 def timed_us(
     adapter: Adapter, method: str, call: Callable[..., None], arguments: tuple[Any, ...]
 ) -> float:
-    """Return the median time of a method of the adapter, in microseconds."""
+    """Return the median time of one of the adapter's methods, in microseconds."""
     inner = getattr(adapter.adapter, method)
     taken: list[float] = []
 

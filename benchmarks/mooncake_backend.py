@@ -1,9 +1,9 @@
-"""The `mooncake` backend against Mooncake's own client, SGLang's `MooncakeStore` and memcpy.
+"""Compare the `mooncake` backend with Mooncake's own client, SGLang's `MooncakeStore` and memcpy.
 
 python benchmarks/mooncake_backend.py [--quick] [--rounds N] [--json FILE]
 
-`make bench-mooncake` makes an environment that has SGLang's backend; elsewhere its row is left out.
-The name is not `mooncake.py`, because Python would import that file instead of the client.
+`make bench-mooncake` makes an environment that has SGLang's backend; elsewhere its row is left out. The
+file is not named `mooncake.py`, because Python would import that instead of the client.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def stores(cluster: Cluster, source: Memory, destination: Memory) -> list[Store]
 
 
 def measure(report: Report, where: str, rounds: int, turns: Sequence[BatchRun]) -> None:
-    """Add one table, and note the aims."""
+    """Add one table, and record the aims."""
     source, direction = turns[0].store.source, turns[0].direction
     section = report.measure(
         f"{direction}, {source.pages} pages of {size_text(source.page_nbytes)}, {where}",
@@ -66,7 +66,7 @@ def measure(report: Report, where: str, rounds: int, turns: Sequence[BatchRun]) 
 
 
 def bench(report: Report, options: argparse.Namespace, *, own_segment: bool) -> None:
-    """Measure all sizes in a cluster whose memory is this process's, or another process's."""
+    """Measure all sizes in a cluster whose memory belongs to this process, or to another one."""
     where = "own segment" if own_segment else "another process, TCP"
     with ExitStack() as stack:
         directory = stack.enter_context(scratch(None))

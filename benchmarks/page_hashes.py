@@ -1,4 +1,4 @@
-"""`page_hashes` against the bare hashlib loop that every implementation of these digests contains.
+"""Compare `page_hashes` with the bare hashlib loop that every implementation of it contains.
 
 python benchmarks/page_hashes.py [--rounds N] [--json FILE]
 """
@@ -45,13 +45,13 @@ class Hashing(Candidate):
 
 
 def limit_of(blocks: Sequence[bytes]) -> list[str]:
-    """Return one SHA-256 as hex for each prepared buffer, which is the minimum work."""
+    """Hash each prepared buffer with SHA-256, as hex. This is the least work that is possible."""
     sha256 = hashlib.sha256
     return [sha256(block).hexdigest() for block in blocks]
 
 
 def chained(tokens: Sequence[int], *, bigram: bool) -> list[bytes]:
-    """Return the input of each page's hash, with the digest before it, token by token as defined."""
+    """Return the input of each page's hash, with the previous digest, built token by token."""
     words = [token.to_bytes(4, "little") for token in tokens]
     if bigram:
         words = [first + second for first, second in pairwise(words)]

@@ -1,11 +1,11 @@
-"""Compare `hicache plan` with `hicache replay`: the hit shares that one predicts and the other measures.
+"""Compare `hicache plan` with `hicache replay`: the predicted hit shares with the measured ones.
 
     .venv/bin/python benchmarks/plan_check.py --sizes 1000:10000 4000:20000 -- --trace FILE.jsonl.gz
     .venv/bin/python benchmarks/plan_check.py --sizes 300:1500 -- --conversations 1500 --seed 1
 
-Sizes are blocks of 512 tokens in L2 and in L3. The flags behind `--` choose the trace of both commands.
-The store of the replay is `file` in a directory of its own, on tmpfs where there is one. A block takes
-10 KiB of it.
+Sizes are blocks of 512 tokens in L2 and in L3. The flags after `--` choose the trace for both commands.
+The replay stores pages with `file`, in its own directory, on tmpfs if there is one. A block takes 10 KiB
+of it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _POOLS = ("kv:mha,layers=2,heads=1,dim=2", "draft:mha,layers=1,heads=1,dim=1")
 _PAGE_NBYTES = 512 * (2 * 2 * 2 * 2 + 2 * 2)
 _FRAME_NBYTES = 128
 _TRAILER_NBYTES = 64
-"""Bytes that the backend `file` adds to each page, and that the plan does not know of."""
+"""Bytes that the backend `file` adds to each page. The plan does not include them."""
 
 
 def _report(verb: str, *flags: str) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def _report(verb: str, *flags: str) -> dict[str, Any]:
 
 
 def _check(host: int, storage: int, flags: list[str], scratch: Path) -> str:
-    """Return a row of the table: sizes, and the shares of L2 and of L3, planned and measured."""
+    """Return a row of the table: the sizes, and the shares of L2 and L3, planned and measured."""
     host_size = ("--host-size", str(host * _PAGE_NBYTES))
     planned_nbytes = storage * (_PAGE_NBYTES + len(_POOLS) * _FRAME_NBYTES)
     plan = _report("plan", *flags, *host_size, "--storage-size", str(planned_nbytes))
@@ -54,7 +54,7 @@ def _check(host: int, storage: int, flags: list[str], scratch: Path) -> str:
 
 
 def main() -> None:
-    """Print a table in Markdown."""
+    """Print a Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--sizes", nargs="+", required=True, metavar="L2:L3")
     parser.add_argument("flags", nargs="*")

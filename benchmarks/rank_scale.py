@@ -1,11 +1,11 @@
-"""Tensor parallel ranks over one store: what 1 to 8 processes move together, every byte checked.
+"""Measure what 1 to 8 tensor parallel ranks move together over one store, with every byte checked.
 
     .venv/bin/python benchmarks/rank_scale.py [--stores file,redis] [--ranks 1,2,4,8] [--rounds N]
                                               [--conversations N] [--path DIRECTORY]
 
 Each run is a `hicache replay` of the same trace and the same model, whose heads the ranks share. More
 ranks move the same bytes in more and smaller pages. A run fails unless the ranks find every block that
-an infinite cache has, drop no write, and read no other byte than was written.
+an infinite cache has, drop no write, and read exactly the bytes that were written.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def replay(name: str, config: Mapping[str, Any], ranks: int, conversations: int)
 
 
 def row(name: str, ranks: int, runs: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the cells of a table: medians over the runs."""
+    """Return the cells of a table row: medians over the runs."""
     median = statistics.median
     moved = [run["l3_read"]["nbytes"] + run["l3_write"]["nbytes"] for run in runs]
     pages = [_rank_pages(run) for run in runs]
@@ -71,7 +71,7 @@ def row(name: str, ranks: int, runs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _rank_pages(run: Mapping[str, Any]) -> int:
-    """Return the pages that all ranks together have read and written."""
+    """Return how many pages all ranks together have read and written."""
     ranks: Mapping[str, list[int]] | None = run["ranks"]
     if ranks is not None:
         return sum(ranks["written_pages"]) + sum(ranks["loaded_pages"])
@@ -80,7 +80,7 @@ def _rank_pages(run: Mapping[str, Any]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run every number of ranks in turns, and print a table in Markdown."""
+    """Run every number of ranks in turns, and print a Markdown table."""
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").partition("\n")[0], allow_abbrev=False
     )

@@ -1,9 +1,9 @@
-"""The `redis` backend against the socket, a bare loop, redis-py and LMCache's C++ client.
+"""Compare the `redis` backend with the socket, a bare loop, redis-py and LMCache's C++ client.
 
 python benchmarks/redis_backend.py [--quick] [--server valkey-server] [--json FILE]
 
-`make bench-redis` makes an environment that has LMCache's client; elsewhere its row is left out.
-The name is not `redis.py`, because Python would import that file instead of redis-py.
+`make bench-redis` makes an environment that has LMCache's client; elsewhere its row is left out. The
+file is not named `redis.py`, because Python would import that instead of redis-py.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def stores(port: int, sink_port: int, source: Memory, destination: Memory) -> li
 def measure(
     report: Report, direction: Direction, rounds: int, port: int, all_stores: Sequence[Store]
 ) -> None:
-    """Add one table and one of processor time, and note the aims."""
+    """Add one table and one of processor time, and record the aims."""
     client: Any = redis.Redis(port=port)
     with client:
         turns = [BatchRun(store, direction, empty=client.flushall) for store in all_stores]

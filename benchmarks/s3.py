@@ -1,8 +1,8 @@
-"""The `s3` backend against bare sockets, boto3, obstore and SGLang's S3 backend, in one process.
+"""Compare the `s3` backend with bare sockets, boto3, obstore and SGLang's S3 backend, in one process.
 
 python benchmarks/s3.py [--quick] [--sizes KIB,KIB] [--servers null,ministack] [--json FILE]
 
-`make bench-s3` makes an environment that has them all; elsewhere the missing rows are left out. The
+`make bench-s3` makes an environment that has all of them; elsewhere the missing rows are left out. The
 null server only moves bytes, so its tables show the cost of the clients.
 """
 
@@ -59,7 +59,7 @@ def factories(server: str) -> list[StoreFactory]:
 def measure(
     report: Report, where: str, stores: Sequence[Store], direction: Direction, rounds: int
 ) -> None:
-    """Add one table and one of processor time, and note the aims."""
+    """Add one table and one of processor time, and record the aims."""
     turns = [
         BatchRun(store, direction, empty=store.clear, repeats=direction == "get")
         for store in stores

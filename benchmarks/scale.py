@@ -1,12 +1,13 @@
-"""The cost of a page in stores of 10^3 to 10^7 pages, and of opening them.
+"""Measure what a page costs in stores of 10^3 to 10^7 pages, and what opening such a store costs.
 
     .venv/bin/python benchmarks/scale.py [--stores NAME,NAME] [--pages N,N] [--rounds N] [--batches N]
                                          [--batch PAGES] [--page-nbytes N] [--processes N]
                                          [--path DIRECTORY] [--json FILE]
 
-Beside each store there is another one of 10^3 pages, of the same kind, in a place of its own. Every
-operation is measured on both in turns, so that the ratio of the two does not depend on the machine's
-mood. Pages are small: the cost is that of finding and keeping a page, not of moving its bytes.
+Each store is compared with one of the same kind that has 10^3 pages and its own place. Every operation
+is measured on both in turns, so that their ratio does not depend on how fast the machine is at the
+moment. Pages are small, so that the cost is the cost of finding and storing a page, not of moving its
+bytes.
 """
 
 from __future__ import annotations
@@ -38,20 +39,20 @@ _CLEARED_REPEATEDLY = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """The cost of one operation in a store of `pages`, beside the same in a store of 10^3."""
+    """What one operation costs in a store of `pages`, compared with a store of 10^3."""
 
     operation: str
     pages: int
     wall_us: float
-    """Microseconds for each page, or for the whole where the operation is of no page."""
+    """Microseconds per page, or for the whole if the operation does not concern pages."""
     cpu_us: float
     ratio: float | None
-    """The wall time in parts of that in the store of 10^3 pages. None: it was not measured."""
+    """The wall time divided by the wall time in the store of 10^3 pages. None: it was not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amounts:
-    """The amounts of one run."""
+    """How much one run measures."""
 
     rounds: int
     batches: int
@@ -63,7 +64,7 @@ class Amounts:
 
 
 def measured(name: str, pages: int, amounts: Amounts) -> Iterator[Cost]:
-    """Yield the costs of a store of `pages`, which exists for as long as the iterator."""
+    """Yield the costs of a store of `pages`. The store exists as long as the iterator."""
     place = PLACES[name]
     with place(amounts.path) as here, place(amounts.path) as beside:
         sizes = {name: getattr(amounts, name) for name in ("page_nbytes", "batch", "processes")}
@@ -124,7 +125,7 @@ def _in_turns(
     ours: Callable[[], Sample],
     theirs: Callable[[], Sample],
 ) -> Cost:
-    """Measure both stores in turns, and the reference once more often."""
+    """Measure both stores in turns, and the reference once more."""
     reference = [theirs()]
     samples: list[Sample] = []
     for _ in range(turns):
@@ -134,7 +135,10 @@ def _in_turns(
 
 
 def _evictions(store: FilledStore, reference: FilledStore, turns: int) -> Cost:
-    """Measure evictions in turns. The cost is the mean: a few of them look for pages to evict."""
+    """Measure evictions in turns.
+
+    The cost is the mean, because only some of them look for pages to evict.
+    """
     samples = [(store.evict(turns), reference.evict(turns)) for _ in range(turns)]
     ours, theirs = (sum(each, Sample()) for each in zip(*samples, strict=True))
     return _cost("evict", store, [ours], [theirs])
@@ -161,7 +165,7 @@ def _median_us(seconds: Iterable[float]) -> float:
 
 
 def table(costs: Sequence[Cost], cell: Callable[[Cost], str]) -> list[str]:
-    """Return the lines of a table in Markdown: a row for each operation, a column for each size."""
+    """Return the lines of a Markdown table: a row for each operation, a column for each size."""
     sizes = sorted({cost.pages for cost in costs})
     rows = dict.fromkeys(cost.operation for cost in costs)
     cells = {(cost.operation, cost.pages): cell(cost) for cost in costs}
@@ -171,7 +175,7 @@ def table(costs: Sequence[Cost], cell: Callable[[Cost], str]) -> list[str]:
 
 
 def cost_cell(cost: Cost) -> str:
-    """Return the wall time, and the processor time behind it."""
+    """Return the wall time, followed by the processor time."""
     if cost.operation == "bytes":
         return f"{cost.wall_us:.0f}"
     return f"{cost.wall_us:.3g} ({cost.cpu_us:.3g})"
@@ -183,7 +187,7 @@ def ratio_cell(cost: Cost) -> str:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the flags."""
+    """Parse the flags."""
     parser = Parser(__doc__, rounds=5)
     add = parser.add_argument
     add(

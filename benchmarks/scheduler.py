@@ -1,4 +1,4 @@
-"""Storage beside an engine's scheduler: both in one process, against each in a process of its own.
+"""Compare storage and an engine's scheduler in one process with each in its own process.
 
     python benchmarks/scheduler.py [--stores file,redis] [--sizes KIB,KIB] [--rounds N] [--json FILE]
 
@@ -72,7 +72,7 @@ _TURN_S = 0.5
 
 @dataclass
 class Turn(Candidate):
-    """Moves batches in one direction while a scheduler runs, and counts its steps.
+    """Moves batches in one direction while a scheduler runs, and counts the scheduler's steps.
 
     A batch is cut into one transfer for each of the `threads`.
     """
@@ -85,7 +85,7 @@ class Turn(Candidate):
     transfers: int
     repeats: int
     step_s: list[float] = field(default_factory=list[float])
-    """Seconds for each step of the scheduler, round by round."""
+    """Seconds per step of the scheduler, round by round."""
 
     def __post_init__(self) -> None:
         self.name = self.arrangement.name
@@ -137,7 +137,7 @@ class Turn(Candidate):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The figures of one store, direction and page size."""
+    """The figures for one store, direction and page size."""
 
     store: str
     direction: str
@@ -147,17 +147,17 @@ class Result:
 
     @property
     def storage_ratio(self) -> float:
-        """The speed of storage beside a spinning scheduler, in parts of that in two processes."""
+        """The speed of storage beside a spinning scheduler, relative to running in two processes."""
         return self.storage.ratio(SPIN_BESIDE.name, SPIN_APART.name)
 
     @property
     def scheduler_ratio(self) -> float:
-        """The speed of a yielding scheduler beside storage, in parts of that in two processes."""
+        """The speed of a yielding scheduler beside storage, relative to running in two processes."""
         return self.scheduler.ratio(YIELD_BESIDE.name, YIELD_APART.name)
 
     @property
     def spinning_ratio(self) -> float:
-        """The same for a spinning scheduler."""
+        """The speed of a spinning scheduler beside storage, relative to running in two processes."""
         return self.scheduler.ratio(SPIN_BESIDE.name, SPIN_APART.name)
 
     @property
@@ -215,7 +215,7 @@ def measure(
 
 
 def _repeats(turn: Turn) -> int:
-    """Return the number of batches that take about `_TURN_S` without a scheduler."""
+    """Return how many batches take about `_TURN_S` without a scheduler."""
     for number in (-1, -2):
         turn.prepare(number)
         turn.run()
@@ -247,7 +247,7 @@ def table(results: Sequence[Result]) -> Table:
 
 
 def aims(result: Result) -> list[Aim]:
-    """Return the aims of one result. The peers and the remote stores have none."""
+    """Return the aims for one result. Other projects' stores and remote stores have none."""
     if result.store not in HELD_TO_AIMS:
         return []
     what = f"{result.store}, {result.direction}, {size_text(result.page_nbytes)}"

@@ -1,9 +1,10 @@
-"""Processor time for each page that SGLang's adapter moves. Small pages, so that bytes weigh little.
+"""Measure the processor time for each page that SGLang's adapter moves.
 
     PYTHONPATH=tests/support .venv-sglang-engine/bin/python -W ignore benchmarks/sglang_adapter.py
 
-A call moves 128 pages, as SGLang's controller does, from or to its host pool. The time is that of the
-whole process: adapter, page store with checksums, and the storage, which is in memory.
+A call moves 128 pages, as SGLang's controller does, from or to its host pool. The time covers the
+whole process: the adapter, the page store with checksums, and the storage, which is in memory. Pages
+are small, so that bytes matter little.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ _STORES: dict[str, dict[str, Any]] = {
 
 
 def config_of(store: str, root: str) -> dict[str, Any]:
-    """Return the extra config of SGLang for a store."""
+    """Return SGLang's extra config for a store."""
     place = {} if store == "memory" else {"path": root}
     return {**_CONFIG, "backend_name": store, **_STORES[store], **place}
 
 
 def us_a_page(call: Callable[[], object], rounds: int) -> list[float]:
-    """Return the processor time of a page in each round; the calls before the first do not count."""
+    """Return the processor time per page in each round, after an uncounted first round."""
     times: list[float] = []
     for round_number in range(rounds + 1):
         began_s = time.process_time()
@@ -55,7 +56,10 @@ def us_a_page(call: Callable[[], object], rounds: int) -> list[float]:
 
 
 def calls_of(engine: Engine) -> dict[str, Callable[[], object]]:
-    """Return the calls of SGLang's controller by name. The set is first: the others find its pages."""
+    """Return the calls of SGLang's controller by name.
+
+    The set comes first, because the others find its pages.
+    """
     storage, tokens = engine.storage, _PAGES * engine.page_tokens
     keys, indices = hashes_of(range(tokens), engine.page_tokens), torch.arange(tokens)
     return {
@@ -77,7 +81,7 @@ def profile(name: str, call: Callable[[], object]) -> None:
 
 
 def main() -> None:
-    """Print a table: a row for each layout of the host pool."""
+    """Print a table with a row for each layout of the host pool."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument(

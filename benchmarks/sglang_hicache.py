@@ -1,11 +1,11 @@
-"""Backup and prefetch through SGLang's own cache controller: our backends against SGLang's.
+"""Compare our backends with SGLang's: backup and prefetch through SGLang's own cache controller.
 
 python benchmarks/sglang_hicache.py [--rounds N] [--pages N] [--only file,hf3fs,mooncake,s3]
 
 `make bench-sglang` makes its environment. A run is one operation of SGLang's: `backup` from
-`write_storage` to its acknowledgement, `prefetch` from the query to the last page in host memory.
-Ours verifies a checksum of every page; SGLang's have none. A store is emptied after every backup. A
-store with slots is full from the beginning instead, so every backup takes the slots of other pages.
+`write_storage` to its acknowledgment, `prefetch` from the query to the last page in host memory. Ours
+verifies a checksum of every page; SGLang's have none. A store is emptied after every backup. But a store
+with slots is full from the beginning, so every backup takes the slots of other pages.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _prompts = itertools.count()
 
 
 class Backup(Candidate):
-    """Writes a new prompt each time. The store is emptied after it, unless it must stay full."""
+    """Writes a new prompt each time. Then the store is emptied, unless it must stay full."""
 
     def __init__(self, name: str, engine: Engine, pages: int, *, full: bool = False) -> None:
         self.name = name
@@ -76,7 +76,7 @@ class Backup(Candidate):
 
 
 class Prefetch(Candidate):
-    """Reads one prompt repeatedly, into other host pages."""
+    """Reads one prompt repeatedly, into different host pages."""
 
     def __init__(self, name: str, engine: Engine, pages: int) -> None:
         self.name = name
@@ -101,7 +101,7 @@ class Prefetch(Candidate):
 
 
 def prompt(pages: int) -> list[int]:
-    """Return tokens of a prompt that no earlier prompt begins with."""
+    """Return the tokens of a prompt that shares no prefix with an earlier one."""
     return [next(_prompts), *range(1, pages * PAGE_TOKENS)]
 
 
@@ -157,7 +157,7 @@ def mooncake_pair(stack: ExitStack, root: Path, plan: PoolPlan) -> Pair:  # noqa
 
 
 def s3_pair(stack: ExitStack, root: Path, plan: PoolPlan) -> Pair:  # noqa: ARG001
-    """Return ours and SGLang's over rclone's S3 server on a directory."""
+    """Return ours and SGLang's, over rclone's S3 server on a directory."""
     server = stack.enter_context(Rclone(root))
     keys = {"access_key_id": server.access_key, "secret_access_key": server.secret_key}
     ours = {"bucket": "ours", "endpoint_url": server.endpoint_url, **keys}

@@ -1,12 +1,13 @@
-"""Rows of vLLM's CPU tier to files and back: our tier over `file` against vLLM's own `fs` tier.
+"""Compare our tier over `file` with vLLM's own `fs` tier: rows of vLLM's CPU tier to files and back.
 
     python benchmarks/vllm.py [--sizes KIB,KIB] [--rounds N] [--json FILE] [--path DIRECTORY]
 
 `make bench-vllm` makes its environment. vLLM's own tiering spec makes the tiers and the region in
 /dev/shm. A run is one job, from `submit_store` or `submit_load` to the poll that reports it. Ours
-verifies a checksum of every row; vLLM's has none. vLLM's tier uses O_DIRECT where it can; it is measured
-without it, too, because `file` uses the page cache. Its compiled part needs CUDA's libraries, so its
-Python code is measured. The last tables have the time that the scheduler's thread spends in the tiers.
+verifies a checksum of every row; vLLM's has none. vLLM's tier uses O_DIRECT if it can. It is also
+measured without O_DIRECT, because `file` uses the page cache. Its compiled part needs CUDA's libraries,
+so its Python code is measured. The last tables show the time that the scheduler's thread spends in the
+tiers.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ numpy: Any = importlib.import_module("numpy")
 JOB_NBYTES = 64 * MIB
 FS, BUFFERED, OURS, BARE = "vLLM: fs", "vLLM: fs, buffered", "ours: file", "ours: file, no checksum"
 LOOKUPS = 64
-"""Keys of a request, for the time of a step."""
+"""How many keys a request has, for the time of a step."""
 LOOKUP_AIM_S, STEP_AIM_S = 20e-6, 200e-6
 LIMIT_S = 60.0
 _turns = itertools.count()
 
 
 class Tier:
-    """A tier of vLLM's tiering manager, which is called as the manager does."""
+    """A tier of vLLM's tiering manager, called like the manager calls it."""
 
     def __init__(self, name: str, fields: dict[str, Any], row_nbytes: int, rows: int) -> None:
         self.name = name
@@ -86,7 +87,7 @@ class Tier:
 
 
 class Store(Candidate):
-    """Stores rows under new keys each time. What was stored is deleted afterwards."""
+    """Stores rows under new keys each time. Afterwards the stored rows are deleted."""
 
     def __init__(self, tier: Tier, root: Path) -> None:
         self.name = tier.name
@@ -109,7 +110,7 @@ class Store(Candidate):
 
 
 class Load(Candidate):
-    """Loads the same rows each time. They are zeros before, and compared afterwards."""
+    """Loads the same rows each time. They are zeros before, and are compared afterwards."""
 
     def __init__(self, tier: Tier) -> None:
         self.name = tier.name
@@ -135,7 +136,7 @@ class Load(Candidate):
 
 
 class Calls:
-    """The calls of one step, of a request whose prefix is known, and the time inside of them."""
+    """The calls of one step for a request whose prefix is known, and the time spent in them."""
 
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
@@ -154,7 +155,7 @@ class Calls:
         return taken_s / len(self.keys)
 
     def longest_step_s(self) -> float:
-        """Return the longest of the steps of a request: it asks, it has hits, it loads, it is over."""
+        """Return the longest step of a request, which asks, gets hits, loads and finishes."""
         asked, tier = request(), self.tier.tier
         context = base.ScheduleEndContext((), ())
         job = tiering.TransferJob(
@@ -189,7 +190,7 @@ class Calls:
 
 
 def keys_of(turn: int, rows: int) -> list[bytes]:
-    """Return vLLM's keys of rows, of group 0."""
+    """Return vLLM's keys for rows, in group 0."""
     digests = (hashlib.sha256(f"{turn} {row}".encode()).digest() for row in range(rows))
     return [base.make_offload_key(digest, 0) for digest in digests]
 
@@ -281,7 +282,7 @@ def measure(report: Report, row_nbytes: int, options: argparse.Namespace) -> Non
 
 
 def measure_calls(report: Report, tiers: list[Tier], size: str, rounds: int) -> None:
-    """Measure the time that the scheduler's thread spends inside the tiers."""
+    """Measure how long the scheduler's thread spends in the tiers."""
     calls = [Calls(tier) for tier in tiers]
     for title, unit, aim_s in (
         ("a lookup of a known key", "calls/s", LOOKUP_AIM_S),

@@ -1,6 +1,6 @@
-"""A complete backend, to copy for your own: it keeps pages in a dict.
+"""A complete backend that you can copy for your own: it stores pages in a dict.
 
-As a program it stores the first of two pages, and looks both up.
+Run as a program, it stores the first of two pages, and looks both up.
 """
 
 from __future__ import annotations

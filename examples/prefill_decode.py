@@ -1,4 +1,4 @@
-"""Hand a prompt over from the process that computes it to the one that decodes it, by a directory."""
+"""Hand a prompt over, through a directory, from a process that computes it to one that decodes."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def engine(directory: str) -> Generator[tuple[CacheController, PageStore], None,
 
 
 def computed(pool: str, page_hash: str, nbytes: int) -> bytes:
-    """Return a page's content, which stands for a model's output: a function of pool and hash."""
+    """Return a page's content. It stands for a model's output, and is a function of pool and hash."""
     return hashlib.shake_128(f"{pool} {page_hash}".encode()).digest(nbytes)
 
 
 def prefill(directory: str) -> None:
-    """Compute every page of the prompt, and publish the prompt when all pages are in storage."""
+    """Compute every page of the prompt. Publish the prompt once all pages are in storage."""
     hashes = page_hashes(PROMPT, PAGE_TOKENS)
     with engine(directory) as (controller, store), HandoffSender(controller, store) as sender:
         reservation = controller.reserve(hashes)
@@ -81,7 +81,7 @@ def decode(directory: str) -> None:
         HandoffReceiver(controller, store) as receiver,
         receiver.expect(REQUEST_ID, hashes).result() as prefix,
     ):
-        # Here an engine copies prefix.slots to its device. The pages keep their slots meanwhile.
+        # Here an engine copies prefix.slots to its device. Meanwhile the pages keep their slots.
         wrong = 0
         for pool, slots in zip(controller.cache.pools, prefix.slots, strict=True):
             for page_hash, slot in zip(hashes, slots, strict=False):

@@ -6,9 +6,9 @@ KV cache is in one of these states:
 1. It was never evicted.
 2. Target and draft were restored from storage.
 3. Storage lost the draft's pages, so only the target was restored.
-4. The same, but the draft model computed its part again.
+4. Storage lost them, too, but the draft model computed its part again.
 
-The answer is the target's own each time. What changes is how many tokens a step of the target gives.
+Each time the answer is the target's own. What changes is how many tokens a step of the target yields.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ SHARPNESS = 20.0
 
 
 class Transformer:
-    """A causal transformer whose input is each token with the `context` tokens before it.
+    """A causal transformer. Its input is each token with the `context` tokens before it.
 
-    The weights are seeded, not trained. A head attends to an earlier occurrence of the last `context`
-    tokens and copies the token after it, so the model repeats passages of its prompt.
+    The weights are seeded, not trained. A head attends to an earlier occurrence of the last
+    `context` tokens and copies the token after it, so the model repeats passages of its prompt.
     """
 
     def __init__(self, *, layers: int, context: int, seed: int) -> None:
@@ -90,7 +90,10 @@ class Transformer:
         )
 
     def extend(self, text: Sequence[int], cache: Cache) -> list[int]:
-        """Compute what of `text` is not in `cache`, and return the next token at each position."""
+        """Compute the part of `text` that is not in `cache`.
+
+        Return the next token at each position.
+        """
         start, rows = cache.tokens, cache.rows[: len(text)]
         x = self._embed(torch.tensor(text), start)
         later = torch.arange(len(text)) > torch.arange(start, len(text))[:, None]
@@ -122,14 +125,14 @@ MODELS = {"kv": TARGET, "draft": DRAFT}
 
 @dataclass(slots=True)
 class Cache:
-    """A model's KV cache of one text: the engine's tensors, and the rows of the tokens."""
+    """A model's KV cache for one text: the engine's tensors, and the rows of the tokens."""
 
     planes: Sequence[Sequence[torch.Tensor]]
     rows: torch.Tensor
     pool: int
     loading: LayerTransfer | None = None
     tokens: int = 0
-    """Number of tokens in the cache."""
+    """How many tokens are in the cache."""
 
     def wait(self, layer: int) -> None:
         """Wait until the layer has been loaded."""
@@ -139,20 +142,20 @@ class Cache:
 
 @dataclass(slots=True)
 class Answer:
-    """The answer to a request, with the tokens of each step."""
+    """The answer to a request, and how many tokens each step gave."""
 
     tokens: list[int] = field(default_factory=list[int])
     steps: list[int] = field(default_factory=list[int])
-    """Number of tokens from each step of the target."""
+    """How many tokens each step of the target gave."""
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens for each step: 1 without a draft, at most 1 more than the drafted tokens."""
+        """Tokens per step: 1 without a draft, at most 1 more than the drafted tokens."""
         return sum(self.steps) / len(self.steps)
 
 
 class Engine:
-    """Two models with their KV caches in L1, L2 and L3. L1 and L2 of a new engine are empty."""
+    """Two models with their KV caches in L1, L2 and L3. A new engine's L1 and L2 are empty."""
 
     def __init__(self, directory: str) -> None:
         with ExitStack() as opened:
@@ -178,7 +181,7 @@ class Engine:
             self._opened = opened.pop_all()
 
     def read(self, document: Sequence[int]) -> list[int]:
-        """Prefill with both models, and return the slots of the document's pages in L1."""
+        """Prefill with both models. Return the slots of the document's pages in L1."""
         slots = self._l1.allocate(len(document) // PAGE_TOKENS) or []
         for model, cache in zip(MODELS.values(), self._caches(slots), strict=True):
             model.extend(document, cache)
@@ -197,8 +200,8 @@ class Engine:
     ) -> tuple[list[int], LayerTransfer]:
         """Load the document from L3 to L2, and start its transfer to L1, layer by layer.
 
-        With `recompute_draft` the draft model computes its missing pages, and the controller writes them
-        to L3.
+        With `recompute_draft` the draft model computes its missing pages, and the controller writes
+        them to L3.
         """
         hashes = page_hashes(document, PAGE_TOKENS)
         lease = self._controller.prefetch("question", hashes).result()
@@ -226,7 +229,7 @@ class Engine:
         *,
         drafted_tokens: int = DRAFTED_TOKENS,
     ) -> Answer:
-        """Continue `prompt` after the pages in `slots`: draft tokens and verify them in one step."""
+        """Continue `prompt` after the pages in `slots`. Each step drafts tokens and verifies them."""
         pages = -(-(len(prompt) + ANSWER_TOKENS + 2 * drafted_tokens) // PAGE_TOKENS)
         own = self._l1.allocate(pages - len(slots)) or []
         target, draft = self._caches(slots + own, loading)
@@ -260,7 +263,7 @@ class Engine:
 
 
 def _device_tensors(model: Transformer) -> list[list[torch.Tensor]]:
-    """Return K and V, a tensor for each layer. A real engine has them on its GPU."""
+    """Return K and V, one tensor per layer. In a real engine they are on its GPU."""
     rows = (L1_PAGES * PAGE_TOKENS, HEADS, model.head_dim)
     return [[torch.zeros(rows) for _ in range(model.layers)] for _ in ("K", "V")]
 

@@ -1,7 +1,9 @@
-"""Store a prompt from two tensor parallel ranks, a process each. An engine of one rank then finds it.
+"""Store a prompt from two tensor parallel ranks, one process each.
 
-Both engines cut their pages into groups of two KV heads, so one rank can read the pages of two. The
-draft's latent (MLA) is the same on both ranks, so only one of them writes it.
+Then an engine of one rank finds it.
+
+Both engines cut their pages into groups of two KV heads, so one rank can read what two ranks wrote.
+The draft's latent (MLA) is the same on both ranks, so only one of them writes it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from hicache_storage.page_store import PageStore
 from hicache_storage.topology import Extent, Grid, Part, Topology
 
 PAGE_TOKENS = 64
-# In page_head a group of heads is one segment.
+# In page_head, a group of heads is one segment.
 LAYOUT = {"kv": "page_head", "draft": "page_first_direct"}
 MODEL = {"kv": Extent(layers=4, heads=4), "draft": Extent(layers=1)}
 GRID = {"kv": Grid(head_group=2), "draft": Grid()}
@@ -78,14 +80,14 @@ def compute(pool: CachePool, slot: int, page: int) -> None:
 
 
 def expected(pool: CachePool, plane: int, page: int, like: np.ndarray) -> np.ndarray:
-    """Return the content of a slot after `compute`, for the heads of this rank."""
+    """Return what a slot contains after `compute`, for the heads of this rank."""
     first, end = pool.space.shard.heads or (0, 1)
     heads = np.arange(first, end).reshape(-1, *[1] * (like.ndim - 1))
     return np.broadcast_to(100 * plane + 10 * page + heads, like.shape)
 
 
 def serve(name: str, topology: Topology, rank: int, directory: str) -> None:
-    """Run a rank: agree with the others on the prefix that all have, and compute the rest."""
+    """Run a rank: agree with the others on the prefix that all of them have, and compute the rest."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # all ranks are on this host
     hashes = page_hashes(PROMPT, PAGE_TOKENS)
     with ExitStack() as stack:
@@ -118,7 +120,7 @@ def serve(name: str, topology: Topology, rank: int, directory: str) -> None:
 
 
 def run(name: str, topology: Topology, directory: str) -> None:
-    """Run an engine with one process for each rank."""
+    """Run an engine with one process per rank."""
     context = multiprocessing.get_context("forkserver")
     # The import takes seconds. The fork server does it once for all ranks.
     context.set_forkserver_preload(["torch.distributed"])

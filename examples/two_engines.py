@@ -49,7 +49,8 @@ def serve(name: str, directory: str, prompt: list[int]) -> None:
         controller = stack.enter_context(CacheController(store, pools, settings))
 
         with controller.prefetch("request-1", hashes).result() as prefix:
-            # Here an engine copies prefix.slots to its device. The pages keep their slots meanwhile.
+            # Here an engine copies prefix.slots to its device. Meanwhile the pages keep their
+            # slots.
             found = (
                 f"{prefix.pages} of {len(hashes)} pages found, {prefix.l3_pages} of them in storage"
             )

@@ -2,14 +2,14 @@
 
 A sealed page is a header followed by the encrypted page:
 
-  offset  bytes  field
-  0       4      magic "HiKS"
-  4       2      format version
-  6       2      zeros
-  8       24     nonce
-  32      16     tag
-  48      80     key id: one length byte, the id in ASCII, zeros
-  128            zeros up to a multiple of the backend's alignment
+    offset  bytes  field
+    0       4      magic "HiKS"
+    4       2      format version
+    6       2      zeros
+    8       24     nonce
+    32      16     tag
+    48      80     key id: one length byte, the id in ASCII, zeros
+    128            zeros up to a multiple of the backend's alignment
 
 The tag covers the page, every other byte of the header, the key-space id and the page hash. The other
 backend receives encrypted page hashes, and key spaces whose `model` is a sealed manifest. Both are

@@ -1,14 +1,14 @@
 """One page in one file: the bytes of the page, then a trailer that proves them.
 
-  offset  bytes  field of the trailer
-  0       4      magic "HiPg"
-  4       2      format version
-  6       2      zeros
-  8       16     key-space id
-  24      16     xxh3-128 of the page hash
-  40      1      1: synced to disk before it was published
-  41      15     nonce, new with every write
-  56      8      xxh3-64 of the 56 bytes before
+    offset  bytes  field of the trailer
+    0       4      magic "HiPg"
+    4       2      format version
+    6       2      zeros
+    8       16     key-space id
+    24      16     xxh3-128 of the page hash
+    40      1      1: synced to disk before it was published
+    41      15     nonce, new with every write
+    56      8      xxh3-64 of the 56 bytes before
 
 A file may be overwritten in place while a reader holds it open (`recycle`). The writer first makes the
 trailer invalid, and writes the new one last. The reader compares the trailer before and after it reads

@@ -1,15 +1,15 @@
 """The names of files, and the format of a page's file: its bytes, then a trailer that proves them.
 
-  ID/manifest.json     the key space ID, as JSON
-  ID/HASH              one page
-  writing/TOKEN-N      a file that is not published yet
+    ID/manifest.json     the key space ID, as JSON
+    ID/HASH              one page
+    writing/TOKEN-N      a file that is not published yet
 
-  offset  bytes  field of the trailer
-  0       4      magic "HiFs"
-  4       2      format version
-  6       2      zeros
-  8       16     xxh3-128 of key-space id and page hash
-  24      8      xxh3-64 of the page's bytes and the 24 bytes before
+    offset  bytes  field of the trailer
+    0       4      magic "HiFs"
+    4       2      format version
+    6       2      zeros
+    8       16     xxh3-128 of key-space id and page hash
+    24      8      xxh3-64 of the page's bytes and the 24 bytes before
 
 A filesystem may show a file that is partly written, cut short or mixed up. Such a file does not end
 with the digest of the bytes before it, so it is a miss.

@@ -13,21 +13,21 @@ spaces/ID/slots-0000           its slots (`slots`)
 
 A slot contains one page: a mark, the page's bytes, the same mark again, zeros up to a whole block.
 
-  offset  bytes  field of the mark
-  0       4      magic "HiSl"
-  4       2      format version
-  6       1      length of the page hash in bytes
-  7       1      zero
-  8       16     key-space id
-  24      24     stamp
-  48      64     page hash, zeros
-  112     8      zeros
-  120     8      xxh3-64 of the 120 bytes before
+    offset  bytes  field of the mark
+    0       4      magic "HiSl"
+    4       2      format version
+    6       1      length of the page hash in bytes
+    7       1      zero
+    8       16     key-space id
+    24      24     stamp
+    48      64     page hash, zeros
+    112     8      zeros
+    120     8      xxh3-64 of the 120 bytes before
 
-  offset  bytes  field of the stamp, which no two writes share
-  0       8      time of the write in nanoseconds, big-endian
-  8       8      token of the writer
-  16      8      number of the write among those of its writer, big-endian
+    offset  bytes  field of the stamp, which no two writes share
+    0       8      time of the write in nanoseconds, big-endian
+    8       8      token of the writer
+    16      8      number of the write among those of its writer, big-endian
 
 Both marks and the page are written in one call, in this order. A write that stopped halfway has changed
 the first mark but not the last, so a slot with two equal marks contains one whole page. A lost index is

@@ -4,8 +4,8 @@ The indices of the buckets find the pages, however many other keys the database 
 been evicted, a walk over the database finds the pages instead. Either way a page is listed only after
 it was seen. Pages leave their indices while others set the same pages:
 
-  writer     ZADD GT index expiry hash      SET page        ZADD GT index expiry hash
-  remover    ZADD XX index mark hash        UNLINK page     ZREMRANGEBYSCORE index mark mark
+    writer     ZADD GT index expiry hash      SET page        ZADD GT index expiry hash
+    remover    ZADD XX index mark hash        UNLINK page     ZREMRANGEBYSCORE index mark mark
 
 A remover gives the members a score of its own, the mark. When all of its pages are gone, it removes the
 members that still have the mark. A writer that comes in between gives its member another score. So no

@@ -1,7 +1,7 @@
 """The keys that the backend uses in the database.
 
-  PREFIX{SPACE:BB}HASH     a page: a string of exactly the page's bytes
-  PREFIX{SPACE:BB}         the index of a bucket: a sorted set of page hashes by their expiry
+    PREFIX{SPACE:BB}HASH     a page: a string of exactly the page's bytes
+    PREFIX{SPACE:BB}         the index of a bucket: a sorted set of page hashes by their expiry
   PREFIXspaces             a hash from key-space id to manifest
 
 BB is the first two digits of the page hash. A cluster chooses the slot by the part in braces. So a page

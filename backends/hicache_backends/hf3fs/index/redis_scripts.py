@@ -2,13 +2,13 @@
 
 KEYS[1] is the prefix of all keys of a root. It has a hash tag, so that all of them are on one server.
 
-  P:state         hash    made, run, until_ms, maker (`redis_epoch`); used: bytes of all slots in use
-  P:spaces        hash    key-space id -> bytes of a slot
-  P:allocated     hash    key-space id -> number of slots
-  P:pages:SPACE   hash    page hash -> "slot stamp"
-  P:free:SPACE    zset    slot, by slot
-  P:lru           zset    "space hash", by access time
-  P:leases        zset    "space slot stamp", by the end of the lease
+    P:state         hash    made, run, until_ms, maker (`redis_epoch`); used: bytes of all slots in use
+    P:spaces        hash    key-space id -> bytes of a slot
+    P:allocated     hash    key-space id -> number of slots
+    P:pages:SPACE   hash    page hash -> "slot stamp"
+    P:free:SPACE    zset    slot, by slot
+    P:lru           zset    "space hash", by access time
+    P:leases        zset    "space slot stamp", by the end of the lease
 
 The docstring of a script lists its arguments, then "->" and its result.
 """
