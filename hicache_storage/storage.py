@@ -239,7 +239,6 @@ class HiCacheStorage(abc.ABC):
     """None if a subclass does not call this class's `__new__`."""
 
     def __new__(cls, *_args: Any, **_fields: Any) -> Self:
-        """Record the process that opens the storage."""
         storage = super().__new__(cls)
         storage._opened_by = _Opener()
         return storage

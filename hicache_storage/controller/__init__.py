@@ -1,4 +1,4 @@
-"""The cache controller: it moves pages between host memory (L2) and storage (L3) for an engine.
+"""The cache controller: it moves pages between host memory (L2) and storage (L3).
 
 Start with `CacheController`. `docs/controller.md` explains the flow of a request.
 """

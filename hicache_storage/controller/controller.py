@@ -105,7 +105,7 @@ class CacheController:
         self._prefetch_worker = PrefetchWorker(self._context)
         self._attached: AttachedStore | None = None
         self._busy_detached: list[AttachedStore] = []
-        """Stores that were detached while one of their calls was running."""
+        """Stores that were detached while a call was running."""
         self._all_written = True
         """False if a page that should have been written before the last detach was lost."""
         self._attach_lock = threading.Lock()
@@ -273,7 +273,7 @@ class CacheController:
         }
 
     def close(self, *, drain: bool = True, timeout_s: float = 10.0) -> bool:
-        """Stop the threads. With `drain`, pages that are waiting to be written come first. Idempotent.
+        """Detach the store, and stop the threads. Idempotent.
 
         Return what `detach` returns, or False if a prefetch still runs after `timeout_s`. If a call
         still runs, its pages stay pinned until it returns. Call `close` again to wait for it.

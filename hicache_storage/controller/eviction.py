@@ -69,7 +69,6 @@ class PageSlotAllocator:
         )
 
     def free(self, slots: Sequence[int | None]) -> None:
-        """Free the slots of a page."""
         for host, slot in zip(self._hosts, slots, strict=True):
             if slot is not None:
                 host.free([slot])
@@ -207,7 +206,6 @@ class EvictingAllocator:
         return self.trailing.allocate(number, self._is_evictable)
 
     def free(self, groups: Iterable[PageSlots]) -> None:
-        """Free slots."""
         for slots in groups:
             self._slots.free(slots)
 

@@ -145,7 +145,6 @@ class PrefetchJob:
         return self._complete.is_set()
 
     def finish(self) -> None:
-        """Mark the job as complete."""
         self._complete.set()
 
     def wait(self) -> None:

@@ -42,7 +42,6 @@ class PrefetchWorker:
         ]
 
     def start(self) -> None:
-        """Start the threads."""
         for thread in self._threads:
             thread.start()
 

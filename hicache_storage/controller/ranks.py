@@ -66,7 +66,6 @@ class SingleRank:
     size = 1
 
     def all_reduce_min(self, channel: Channel, values: Sequence[int]) -> list[int]:  # noqa: ARG002 - the protocol's
-        """Return the values."""
         return list(values)
 
     def close(self) -> None:

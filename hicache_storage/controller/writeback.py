@@ -81,7 +81,6 @@ class Writeback:
         self._thread = threading.Thread(target=self._run, name="hicache-writeback", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def offer(self, entries: Sequence[Entry]) -> None:

@@ -71,8 +71,6 @@ class PoolSpec:
 
 
 class HasHitPolicy(Protocol):
-    """A pool with a hit policy."""
-
     @property
     def hit_policy(self) -> HitPolicy: ...
 
@@ -184,7 +182,6 @@ class ExistsQuery:
         del self._pages[bisect_left(self._pages, end) :]
 
     def hashes_of(self, pages: Sequence[int]) -> list[str]:
-        """Return the hashes of `pages`."""
         return [self._hashes[page] for page in pages]
 
     def record(self, pages: Sequence[int], result: list[bool] | Verdict) -> None:

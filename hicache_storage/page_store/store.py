@@ -143,7 +143,6 @@ class PageStore:
         return self._framed(space)
 
     def has_space(self, space: KeySpace) -> bool:
-        """Return True if `space` was opened."""
         return space in self._opened
 
     def match(
