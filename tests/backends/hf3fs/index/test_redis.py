@@ -232,7 +232,7 @@ class TestLostData:
         with client_of(server) as client:
             client.hdel(f"{index._prefix}:state", "made")
             client.set(f"{index._prefix}:maker", "another", px=300)
-            with pytest.raises(StorageUnavailable, match="making"):
+            with pytest.raises(StorageUnavailable, match="rebuilding"):
                 hits(storage, range(1))
             wait_until(lambda: _works(storage), limit_s=10)
 
@@ -620,7 +620,7 @@ class TestLostLeases:
             return real(*arguments, **options)
 
         monkeypatch.setattr(owner, step, overtaken)
-        with pytest.raises(StorageUnavailable, match="making"):
+        with pytest.raises(StorageUnavailable, match="rebuilding"):
             count_hits(storage, range(8))
 
         assert 16 == count_hits(storage, range(16))
