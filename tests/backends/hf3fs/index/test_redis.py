@@ -590,7 +590,7 @@ class TestLostLeases:
         monkeypatch.setattr(epoch, "require", lost_afterwards)
         if act == "scan":
             calls.append("it looks at the index once less")
-        with pytest.raises(HiCacheError, match=r"anew|restarted"):
+        with pytest.raises(HiCacheError, match=r"rebuilt|restarted"):
             perform(act, storage)
         assert 32 == count_hits(other, range(32))
 
