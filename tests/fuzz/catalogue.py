@@ -7,12 +7,10 @@ that mutations insert. Its docstring states the property. Files in `corpus/NAME/
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any
 
 _ROOM = Path(__file__).parent
 NAMES = sorted(path.stem for path in (_ROOM / "targets").glob("*.py"))

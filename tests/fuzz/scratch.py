@@ -7,14 +7,10 @@ import os
 import shutil
 import socket
 import tempfile
+from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
 
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """A file system in memory: some others write a file to the disk when it is overwritten and closed."""

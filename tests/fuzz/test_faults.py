@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from fuzz.catalogue import Target
 from fuzz.generated import first_finding
 from hicache_backends.hf3fs.slot_files import SlotFiles
 from hicache_backends.redis import page_io
-from hicache_backends.redis.replies import WrongReply
+from hicache_backends.redis.replies import Reply, WrongReply
 
 from hicache_storage import durations
 from hicache_storage.page_store.frame import Framing
-
-if TYPE_CHECKING:
-    from hicache_backends.redis.replies import Reply
 
 pytestmark = pytest.mark.no_cover
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import urllib.request
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from replays import assert_shared
 from servers import MooncakeMaster, load_mooncake
 
 from hicache_storage import open_storage
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 load_mooncake()
 

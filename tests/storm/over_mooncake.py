@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from storm.storm import rage
 from storm.worlds import WORLDS
 
+from hicache_storage.storage import HiCacheStorage
 from hicache_storage.testing import Fault, FaultyStorage, Odds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from hicache_storage.storage import HiCacheStorage
 
 
 @pytest.mark.parametrize(

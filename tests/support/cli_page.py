@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import hicache_conformance.cli
 
 import hicache_storage.cli
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hicache_storage.cli.program import Program, Verb
+from hicache_storage.cli.program import Program, Verb
 
 PROGRAMS = (hicache_storage.cli._HICACHE, hicache_conformance.cli._HICACHE_CONFORMANCE)
 

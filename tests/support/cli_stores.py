@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pytest
 from pages import hash_of, page, space
 
-from hicache_storage import open_storage
+from hicache_storage import HiCacheStorage, KeySpace, open_storage
 from hicache_storage.cli import main
 from hicache_storage.page_store import PageStore, Transfer
 from hicache_storage.page_store.frame import FramedPage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import pytest
-
-    from hicache_storage import HiCacheStorage, KeySpace
 
 SPACE = space()
 DRAFT = space(pool="draft", page_nbytes=512)

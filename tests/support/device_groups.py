@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
+from hicache_storage.controller import CachePool
 from hicache_storage.device_pool import DevicePool, LayeredPool
 from hicache_storage.host_pool import HostPool, PageShape
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hicache_storage.controller import CachePool
 
 DEVICES = [
     "cpu",

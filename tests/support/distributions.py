@@ -6,12 +6,9 @@ import os
 import subprocess
 import sys
 import tomllib
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from servers import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 VERSION: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 DIST = ROOT / "dist"

@@ -6,12 +6,10 @@ import socket
 import socketserver
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Self, cast
+from collections.abc import Callable
+from typing import Any, Self, cast
 
 from hicache_conformance.tools.network.proxy import FaultProxy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 LIMIT_S = 20.0
 

@@ -6,13 +6,10 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from servers import RedisServer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 FROM_REDIS = "out of Redis"
 """The words of a process that did not compute the KV."""

@@ -4,35 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Callable, Collection, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from pages import hash_of, space
+from stores import HookedStorage
 
 from hicache_storage.controller import (
     CacheController,
     CachePool,
+    Channel,
     ControllerSettings,
+    Lease,
     PrefetchPolicy,
     RanksLost,
 )
 from hicache_storage.host_pool import HostPool, PageShape
-from hicache_storage.page_store import PageStore, PageStoreSettings
+from hicache_storage.keys import KeySpace
+from hicache_storage.page_store import Observer, PageStore, PageStoreSettings
+from hicache_storage.page_store.admission import Admission
 from hicache_storage.page_store.frame import FRAME_NBYTES
 from hicache_storage.page_store.lookup import HitPolicy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Sequence
-
-    from stores import HookedStorage
-
-    from hicache_storage.controller import Channel, Lease
-    from hicache_storage.keys import KeySpace
-    from hicache_storage.page_store import Observer
-    from hicache_storage.page_store.admission import Admission
-    from hicache_storage.request_log import ExplainLog
-    from hicache_storage.storage import HiCacheStorage
+from hicache_storage.request_log import ExplainLog
+from hicache_storage.storage import HiCacheStorage
 
 PAGE_TOKENS = 16
 TARGET_SHAPE = PageShape.mha(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable
+from typing import Any, Self
 
 import msgspec
 import zmq
 from servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _LIMIT_MS = 20_000
 _END = (1 << 64) - 1

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING
 
 import job_runners
 from framed import TARGET, framed
@@ -18,9 +18,6 @@ from pages import hash_of
 from hicache_storage.metrics import CacheView, ViewCollector
 from hicache_storage.page_store import PageStore, PageStoreSettings, PoolSpec, Transfer
 from hicache_storage.testing import Fault, FaultyStorage, Odds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
 
 _PAGES = [hash_of(number) for number in range(4)]
 

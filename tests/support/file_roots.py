@@ -6,15 +6,13 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hicache_backends.file import FileStorage
 from hicache_backends.file.page_file import TRAILER_NBYTES
 from pages import blank, hash_of, page, space
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 SPACE = space()
 FILE_NBYTES = 4096 + TRAILER_NBYTES

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from hicache_backends.fsspec import FsspecStorage
 from pages import hash_of, space
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 fsspec: Any = importlib.import_module("fsspec")  # it has no types
 MemoryFileSystem: Any = fsspec.get_filesystem_class("memory")

@@ -6,13 +6,11 @@ config = given("mine")
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Mapping
+from typing import Any, Self
 
 from hicache_storage.storage import HiCacheStorage
 from hicache_storage.testing import WrapperStorage
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 STORAGES: dict[str, HiCacheStorage] = {}
 

@@ -7,10 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engines import content_in
 from pages import hash_of, space
@@ -20,22 +21,20 @@ from hicache_storage.controller import (
     CacheController,
     CachePool,
     ControllerSettings,
+    Lease,
     PrefetchPolicy,
+    Ranks,
+    Reservation,
 )
 from hicache_storage.handoff import HandoffReceiver, HandoffSender, HandoffSettings
 from hicache_storage.host_pool import HostPool, PageShape
+from hicache_storage.keys import KeySpace
+from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.page_store.lookup import HitPolicy
 from hicache_storage.registry import open_storage
+from hicache_storage.storage import HiCacheStorage
 from hicache_storage.topology import Extent, Grid, Part, Topology
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
-
-    from hicache_storage.controller import Lease, Ranks, Reservation
-    from hicache_storage.keys import KeySpace
-    from hicache_storage.page import Page
-    from hicache_storage.storage import HiCacheStorage
 
 HEADS = 4
 PAGE_TOKENS = 16

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import redis
 from hicache_backends.hf3fs import Hf3fsStorage
 from hicache_backends.hf3fs.layout import Geometry
 from pages import blank, hash_of, page, space
+from servers import RedisServer
 
-if TYPE_CHECKING:
-    from collections.abc import Generator
-    from pathlib import Path
-
-    from servers import RedisServer
-
-    from hicache_storage import KeySpace
+from hicache_storage import KeySpace
 
 SPACE = space()
 SLOT_NBYTES = Geometry(SPACE).slot_nbytes

@@ -6,17 +6,14 @@ import os
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Generator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, Any
 
 from hicache_backends.hf3fs import Hf3fsStorage
 from hicache_backends.hf3fs.layout import Geometry
 from pages import blank, hash_of, page, space
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-    from typing import IO
 
 NBYTES = 256 << 10
 SPACE = space(page_nbytes=NBYTES)

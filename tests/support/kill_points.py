@@ -7,14 +7,11 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
 
 _SOURCE = Path(__file__).with_suffix(".c")
 _COMPILER = os.environ.get("CC", "cc")

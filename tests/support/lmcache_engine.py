@@ -19,19 +19,16 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from unittest import mock
 
 from servers import wait_until
 
 from hicache_storage.integrations._backend_choice import BackendChoice
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from hicache_storage.storage import HiCacheStorage
+from hicache_storage.storage import HiCacheStorage
 
 os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
 os.environ.setdefault("LMCACHE_LOG_LEVEL", "ERROR")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import sqlite3
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
+from typing import Any
 
 _MODULES = frozenset({"posix", "fcntl", "hicache_storage.native._native"})
 _KEEP_THE_LOCK = frozenset(

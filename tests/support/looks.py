@@ -5,20 +5,17 @@ from __future__ import annotations
 import shutil
 import stat
 import subprocess
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pages import blank
 
+from hicache_storage import KeySpace
 from hicache_storage.errors import UnsupportedOperation
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-    from pathlib import Path
-
-    from hicache_storage import KeySpace
-    from hicache_storage.storage import HiCacheStorage
+from hicache_storage.storage import HiCacheStorage
 
 
 def snapshot(root: Path) -> dict[str, tuple[int, int, Any]]:

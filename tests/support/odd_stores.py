@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 from hicache_backends.memory import MemoryStorage
 
 from hicache_storage.errors import StorageUnavailable, UnsupportedOperation
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hicache_storage.keys import KeySpace
-    from hicache_storage.page import Page
+from hicache_storage.keys import KeySpace
+from hicache_storage.page import Page
 
 
 class Crashing(MemoryStorage):

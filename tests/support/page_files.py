@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, Self
 
+from hicache_conformance import Scratch
 from hicache_conformance.run.subject import Subject
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-    from typing import Any, Self
-
-    from hicache_conformance import Scratch
-
-    from hicache_storage import KeySpace
+from hicache_storage import KeySpace
 
 
 class _Files(Protocol):

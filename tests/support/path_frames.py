@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 import sys
 import threading
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 from hicache_storage import native
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-    from types import FrameType
 
 _OURS = ("hicache_storage", "hicache_backends")
 _SOURCES = Path(native.__file__).parent

@@ -6,12 +6,9 @@ import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from multiprocessing.connection import Connection
 
 _LIMIT_S = 30.0
 

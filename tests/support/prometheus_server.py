@@ -6,14 +6,12 @@ import json
 import subprocess
 import urllib.parse
 import urllib.request
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import yaml
 from servers import ROOT, ServerProcess, program
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 ALERTS = ROOT / "deploy/prometheus/alerts.yml"
 _INTERVAL = "250ms"

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engines import compute, content, engine_on, is_right, leaked, windowed
 from pages import hash_of
 from stores import HookedStorage
 
-from hicache_storage.controller import PartialHits
-
-if TYPE_CHECKING:
-    from hicache_storage.controller import CacheController, Lease, Ranks
+from hicache_storage.controller import CacheController, Lease, PartialHits, Ranks
 
 PAGES = 12
 _LOSSES = {"draft": 0.5, "swa": 0.1, "kv": 0.05}

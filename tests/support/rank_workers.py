@@ -7,16 +7,14 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
-
-    from hicache_storage.controller import Channel
-    from hicache_storage.controller.torch_consensus import TorchRanks
+from hicache_storage.controller import Channel
+from hicache_storage.controller.torch_consensus import TorchRanks
 
 _numbers = itertools.count()
 _PRELOADED = ["torch.distributed", "hicache_storage.replay.job", "hicache_backends.file"]

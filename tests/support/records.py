@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from hicache_backends.memory import MemoryStorage
 from hicache_conformance.report.record import CheckRecord, Record
 from hicache_conformance.rules import RULES
+from hicache_conformance.run.outcomes import Outcome
 from hicache_conformance.run.verdict import RunFacts, make_record
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hicache_conformance.run.outcomes import Outcome
-    from hicache_conformance.run.waivers import Waiver
+from hicache_conformance.run.waivers import Waiver
 
 
 def check_record(

@@ -7,9 +7,11 @@ import ssl
 import subprocess
 import threading
 from abc import ABC, abstractmethod
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
+from pathlib import Path
+from typing import Any, Self, TypeAlias, cast
 
 import redis
 from hicache_backends.redis import RedisStorage
@@ -24,13 +26,8 @@ from servers import (
     wait_until,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    from hicache_storage.keys import KeySpace
-    from hicache_storage.page import Page
+from hicache_storage.keys import KeySpace
+from hicache_storage.page import Page
 
 _redis: Any = redis  # untyped
 AnyServer: TypeAlias = RedisServer | RedisCluster

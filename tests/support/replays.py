@@ -6,17 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from servers import wait_until
 
 from hicache_storage.cli import main
 from hicache_storage.replay.report import RequestCounts, Throughput, figures
 from hicache_storage.replay.trace import Request, read_trace, synthetic_trace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 _LIMIT_S = 100
 POOL = {"shape": "mha,layers=1", "page_nbytes": 4096}

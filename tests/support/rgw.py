@@ -8,13 +8,10 @@ from __future__ import annotations
 import os
 import subprocess
 import uuid
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 from servers import FETCHED, S3Server, ServerProcess, free_port, make_certificates
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 CEPH = FETCHED / "ceph"
 _LIBRARIES = CEPH / "usr/lib/x86_64-linux-gnu"

@@ -9,13 +9,11 @@ import ssl
 import struct
 import threading
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+from pathlib import Path
+from typing import Any, Self
 
 _HEAD = re.compile(rb"(?P<method>[A-Z]+) (?P<target>\S+) HTTP/1\.1\r\n")
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")

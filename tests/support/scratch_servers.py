@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from pathlib import Path
+from typing import Generic, Self, TypeVar
 
 from servers import ServerProcess
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 S = TypeVar("S", bound=ServerProcess)
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from hicache_backends.encrypted import EncryptedSettings, EncryptedStorage
 from hicache_backends.encrypted.layout import Names, header_nbytes
 from hicache_backends.file import FileStorage
 from hicache_backends.memory import MemoryStorage
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hicache_storage.keys import KeySpace
-    from hicache_storage.storage import HiCacheStorage
+from hicache_storage.keys import KeySpace
+from hicache_storage.storage import HiCacheStorage
 
 KEYS = {"a": b"A" * 32, "b": b"B" * 32, "c": b"C" * 32}
 

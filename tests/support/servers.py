@@ -24,12 +24,10 @@ import sysconfig
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
 
 ROOT = Path(__file__).parents[2]
 FETCHED = ROOT / ".servers"

@@ -12,16 +12,14 @@ import contextlib
 import importlib
 import json
 from array import array
+from collections.abc import Callable, Generator, Sequence
 from itertools import count
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import sglang_engine
 from servers import wait_until
 from sglang_engine import PAGE_TOKENS, CacheRequestHandle, PoolPlan, RadixKey, engine_world, named
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
 
 torch: Any = importlib.import_module("torch")
 UnifiedRadixCache = named("mem_cache.unified_radix_cache", "UnifiedRadixCache")

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+from pathlib import Path
 
 MARK_NBYTES = 128
 BLOCK_NBYTES = 4096

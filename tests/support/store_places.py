@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from hicache_conformance.selftest.references.blobs import Blobs
 from hicache_conformance.selftest.references.dict_store import DictStore
@@ -16,11 +18,7 @@ from hicache_conformance.selftest.references.sqlite_store import SqliteStore
 from hicache_conformance.selftest.references.wire import WireServer, WireStore
 from pages import blank, space
 
-if TYPE_CHECKING:
-    from collections.abc import Generator
-    from pathlib import Path
-
-    from hicache_storage.storage import HiCacheStorage
+from hicache_storage.storage import HiCacheStorage
 
 STORES: tuple[type[HiCacheStorage], ...] = (
     DictStore,

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 from hicache_backends.memory import MemoryStorage
 
+from hicache_storage.keys import KeySpace
+from hicache_storage.page import Page
 from hicache_storage.storage import Capabilities
 from hicache_storage.testing import WrapperStorage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from hicache_storage.keys import KeySpace
-    from hicache_storage.page import Page
 
 
 class HookedStorage(WrapperStorage):

@@ -6,14 +6,12 @@ import json
 import random
 import struct
 import unicodedata
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
 from hicache_storage.keys import KeySpace, Shard
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 TEXT_FIELDS = ("model", "dtype", "layout", "pool", "revision", "tenant")
 VICTIM = KeySpace(

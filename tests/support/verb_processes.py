@@ -7,15 +7,13 @@ import pty
 import signal
 import subprocess
 import sys
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from cli_stores import CliStore
 from servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-    from pathlib import Path
 
 # A program that was started in the background, as a script does with "&", ignores Ctrl-C, and so do its
 # children, unless it has a handler itself.

@@ -21,16 +21,14 @@ import os
 import random
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import vllm_cpu
 from servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
 
 vllm_cpu.stand_in()
 

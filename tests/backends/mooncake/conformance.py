@@ -6,18 +6,16 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from hicache_conformance import Scratch, StorageConformance
 from hicache_conformance.run.subject import Subject
 from servers import MooncakeMaster, MooncakeNode, load_mooncake
 
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from hicache_storage.keys import KeySpace
+from hicache_storage.keys import KeySpace
 
 load_mooncake()
 _backend: Any = importlib.import_module("hicache_backends.mooncake")

@@ -12,7 +12,9 @@ import sys
 import textwrap
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pages import hash_of, page, space
@@ -21,12 +23,7 @@ from servers import MooncakeMaster, library_path, load_mooncake, wait_until
 from hicache_storage import open_storage
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from hicache_storage.storage import HiCacheStorage
+from hicache_storage.storage import HiCacheStorage
 
 load_mooncake()
 master_module: Any = importlib.import_module("hicache_backends.mooncake.master")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import urllib.request
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pages import blank, hash_of, page, space
@@ -11,13 +13,7 @@ from servers import MooncakeMaster, load_mooncake
 
 from hicache_storage import open_storage
 from hicache_storage.errors import UnsupportedOperation
-from hicache_storage.storage import PageFault, UnreadableSpace
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from hicache_storage.storage import HiCacheStorage
+from hicache_storage.storage import HiCacheStorage, PageFault, UnreadableSpace
 
 load_mooncake()
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hicache_backends.mooncake.settings import parse_settings
 
 from hicache_storage.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MASTER = {"master_server_address": "10.0.0.1:50051"}
 

@@ -10,7 +10,10 @@ import sys
 import threading
 import time
 import urllib.request
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pages import blank, hash_of, page, space
@@ -25,13 +28,7 @@ from hicache_storage.errors import (
     UnsupportedOperation,
 )
 from hicache_storage.page import Page
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from multiprocessing.connection import Connection
-    from pathlib import Path
-
-    from hicache_storage.storage import HiCacheStorage
+from hicache_storage.storage import HiCacheStorage
 
 load_mooncake()
 native_module: Any = importlib.import_module("mooncake.store")

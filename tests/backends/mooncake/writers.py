@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from multiprocessing.connection import Connection
+from typing import Any
 
 import pytest
 from hicache_conformance import FaultProxy
@@ -13,12 +15,7 @@ from pages import blank, hash_of, page, space
 from servers import MooncakeMaster, MooncakeNode, load_mooncake, wait_until
 
 from hicache_storage import open_storage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from multiprocessing.connection import Connection
-
-    from hicache_storage.storage import HiCacheStorage
+from hicache_storage.storage import HiCacheStorage
 
 load_mooncake()
 importlib.import_module("mooncake.store")

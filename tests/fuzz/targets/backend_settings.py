@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fuzz.choices import CANARY, Choices
 from hicache_backends.file.settings import FileSettings
@@ -17,9 +17,7 @@ from hicache_backends.s3.settings import S3Settings
 from hicache_storage.errors import ConfigError
 from hicache_storage.events.settings import EventSettings
 from hicache_storage.page_store.admission import AdmissionSettings
-
-if TYPE_CHECKING:
-    from hicache_storage.settings import Settings
+from hicache_storage.settings import Settings
 
 _KINDS: tuple[type[Settings], ...] = (
     *(FileSettings, MemorySettings, RedisSettings, S3Settings, Hf3fsSettings, FsspecSettings),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from fuzz.choices import Choices
@@ -19,9 +20,6 @@ from hicache_storage.integrations.lmcache._object_layouts import Layouts, Unknow
 from hicache_storage.integrations.vllm._rows import KEY_NBYTES, KeyGroups, Rows
 from hicache_storage.keys import check_page_hashes, namespace_seed, page_hashes
 from hicache_storage.request_log.trace import block_id
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _MAX_TOKEN = 2**63 - 1
 _SPACES = {0: space(), 1: space(pool="draft"), 2**32 - 1: space(pool="last")}

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+import socket
+from typing import Any
 
 from fuzz.choices import Choices
 from fuzz.scratch import peer_of
 from hicache_backends.redis.page_io import get_pages
-from hicache_backends.redis.replies import ErrorReply, WrongReply
+from hicache_backends.redis.replies import ErrorReply, Reply, WrongReply
 
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.deadline_socket import DeadlineSocket
 from hicache_storage.page import Page
-
-if TYPE_CHECKING:
-    import socket
-
-    from hicache_backends.redis.replies import Reply
 
 _LINE = re.compile(rb".*?\r\n", re.DOTALL)
 _SIZES = (1, 9, 12, 130)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator
+from typing import Any
 
 from fuzz.choices import Choices
 from fuzz.targets.http_replies import _feed, _reader
 from hicache_backends.s3.client import Answer
 from hicache_backends.s3.losses import CallFailed
 from hicache_backends.s3.page_calls import PageCalls, _crc32
+from hicache_backends.s3.replies import Reply
 from hicache_backends.s3.settings import S3Settings
 
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.errors import StorageUnavailable
 from hicache_storage.page import Page
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-    from hicache_backends.s3.replies import Reply
 
 _NBYTES = 20
 _PAGE = bytes(range(65, 65 + _NBYTES))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from fuzz.choices import CANARY, Choices
 
@@ -21,9 +22,6 @@ from hicache_storage.scalars import (
     parse_integer,
     parse_nbytes,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _OF_VALUES: tuple[tuple[Callable[[Any], Any], Callable[[Any], bool]], ...] = (
     (parse_seconds, math.isfinite),

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from s3_kit import config_of, make_ready
 from servers import Ministack, RedisServer
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-    from pathlib import Path
 
 
 @pytest.fixture

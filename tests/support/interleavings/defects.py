@@ -6,9 +6,11 @@ The functions have the logic of before the mend. A scenario that finds them can 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 from hicache_backends.file.eviction import EvictionSweep
@@ -16,20 +18,14 @@ from hicache_backends.file.eviction import EvictionSweep
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.controller.attached_store import AttachedStore
 from hicache_storage.controller.cache import HostCache
+from hicache_storage.controller.eviction import Entry
 from hicache_storage.handoff import HandoffReceiver, HandoffSender
-from hicache_storage.page_store.breaker import Breakers
+from hicache_storage.handoff.request import HandoffRequest
+from hicache_storage.page_store.breaker import Breakers, Permit
+from hicache_storage.page_store.results import Outcome
+from hicache_storage.page_store.settings import PageStoreSettings
 from hicache_storage.page_store.storage_calls import Lane, Lanes, _RunningCall
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-    from concurrent.futures import Future
-
-    from hicache_storage.controller.eviction import Entry
-    from hicache_storage.handoff.request import HandoffRequest
-    from hicache_storage.page_store.breaker import Permit
-    from hicache_storage.page_store.results import Outcome
-    from hicache_storage.page_store.settings import PageStoreSettings
-    from hicache_storage.storage import HiCacheStorage
+from hicache_storage.storage import HiCacheStorage
 
 
 @dataclass(frozen=True, slots=True)

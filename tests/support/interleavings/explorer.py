@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from interleavings.patching import Patches, patched
 from interleavings.primitives import Thread
+from interleavings.scenario import Scenario
 from interleavings.scheduler import Finding, Scheduler, Step
 from interleavings.statements import with_points
-from interleavings.strategies import Replay, of_seed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from interleavings.scenario import Scenario
-    from interleavings.strategies import Key, Strategy
+from interleavings.strategies import Key, Replay, Strategy, of_seed
 
 _MAX_SHRINKING_RUNS = 1000
 

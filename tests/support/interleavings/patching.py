@@ -7,18 +7,15 @@ import logging
 import queue
 import threading
 import time
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, _base
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 from hicache_storage.host_pool import memory
 from interleavings.primitives import Condition, Lock, SimpleQueue, Thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-    from interleavings.scheduler import Scheduler
+from interleavings.scheduler import Scheduler
 
 _EPOCH_S = 1_700_000_000
 _RUNS_PER_COLLECTION = 50

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import queue
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from interleavings.scheduler import Scheduler, Task
+from interleavings.scheduler import Scheduler, Task
 
 
 class Lock:

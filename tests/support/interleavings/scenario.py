@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, ClassVar, NoReturn, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import ClassVar, NoReturn, TypeVar
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from contextlib import AbstractContextManager
-
-    from interleavings.scheduler import Scheduler
+from interleavings.scheduler import Scheduler
 
 T = TypeVar("T")
 

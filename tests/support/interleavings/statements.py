@@ -6,8 +6,10 @@ import ast
 import importlib
 import inspect
 import pkgutil
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, cast
 from unittest import mock
 
 import hicache_storage.backend_support
@@ -16,12 +18,7 @@ import hicache_storage.handoff
 import hicache_storage.host_pool
 import hicache_storage.integrations
 import hicache_storage.page_store
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-    from types import CodeType, FunctionType, ModuleType
-
-    from interleavings.patching import Patches
+from interleavings.patching import Patches
 
 _PACKAGES = (
     hicache_storage.backend_support,

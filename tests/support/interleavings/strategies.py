@@ -9,18 +9,13 @@ the choices of a run.
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeAlias
 
-from interleavings.scheduler import CLOCK
+from interleavings.scheduler import CLOCK, Task
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import TypeAlias
-
-    from interleavings.scheduler import Task
-
-    Key: TypeAlias = tuple[int, int]
-    """A choice: the number of the task that was current, and the number of its choice."""
+Key: TypeAlias = tuple[int, int]
+"""A choice: the number of the task that was current, and the number of its choice."""
 
 
 class Strategy(Protocol):

@@ -13,8 +13,9 @@ import argparse
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType
 
 import pytest
 from servers import ROOT
@@ -23,10 +24,6 @@ from storm.calls import CALL_WORLDS, call
 from storm.progress import Progress
 from storm.storm import go_on
 from storm.worlds import WORLDS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import FrameType
 
 _KEPT = ROOT / "artifacts" / "storm"
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from multiprocessing.connection import Connection
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from pages import blank, hash_of, page, space
 
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from multiprocessing.connection import Connection
-
-    from hicache_storage.storage import HiCacheStorage
-    from storm.world import World
+from hicache_storage.storage import HiCacheStorage
+from storm.world import World
 
 T = TypeVar("T")
 Operation: TypeAlias = Literal["batch_get", "batch_set", "batch_delete"]

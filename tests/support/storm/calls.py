@@ -15,13 +15,16 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from hicache_conformance.tools.network.proxy import FaultProxy
 from hicache_conformance.tools.processes.resources import ProcessResources, remaining_after
 from pages import blank, hash_of, page, space
 
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
+from hicache_storage.keys import KeySpace
 from hicache_storage.page_store import (
     FramedPage,
     PageStore,
@@ -31,16 +34,9 @@ from hicache_storage.page_store import (
     Verdict,
 )
 from hicache_storage.testing import Fault, FaultyStorage, Odds
+from storm.progress import Progress
+from storm.world import World
 from storm.worlds import WORLDS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from hicache_conformance.tools.network.proxy import FaultProxy
-
-    from hicache_storage.keys import KeySpace
-    from storm.progress import Progress
-    from storm.world import World
 
 T = TypeVar("T")
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from servers import (
     MooncakeMaster,
@@ -24,10 +25,6 @@ from hicache_storage.registry import open_storage
 from storm.hazards import TIMEOUT_S, Isolation, Kill, Pause
 from storm.networks import Network
 from storm.world import LIMIT_S, World, has_no_client
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
-    from pathlib import Path
 
 _DURABLE = ("--appendonly", "yes", "--appendfsync", "always", "--protected-mode", "no")
 

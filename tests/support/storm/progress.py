@@ -7,10 +7,8 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
+from typing import Any, Self
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ import argparse
 import logging
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from engines import leaked
 from hicache_conformance.tools.processes.resources import (
@@ -32,9 +32,6 @@ from servers import ROOT
 from storm.progress import Progress
 from storm.soak_clients import GROWTH_NBYTES, flapping_storage, soaked, soaking_engine
 from storm.soak_handoffs import Handoffs
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ROUND = 10_000
 _HANDED_OVER = 50

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import random
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from engines import ThreadRanks, leaked, on_each_rank
 from handoff_sides import compute, engine_rank, is_right
 from hicache_backends.memory import MemoryStorage
 from pages import hash_of
 
+from hicache_storage.controller import CacheController
 from hicache_storage.handoff import HandoffReceiver, HandoffSender, HandoffSettings
 from hicache_storage.testing import Fault, FaultyStorage, Odds
-
-if TYPE_CHECKING:
-    from hicache_storage.controller import CacheController
 
 _RANKS = 2
 _PAGES = 6

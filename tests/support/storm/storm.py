@@ -20,17 +20,13 @@ from __future__ import annotations
 import multiprocessing
 import random
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 from storm.actors import PAGES, SPACES, Begin, End, Orders, Sight, check, read, write
 from storm.progress import Progress
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from storm.world import World
+from storm.world import World
 
 WRITERS = 2
 _FORK = multiprocessing.get_context("fork")

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from storm.hazards import TIMEOUT_S
+from hicache_conformance.tools.network.proxy import FaultProxy
+from servers import ServerProcess
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hicache_conformance.tools.network.proxy import FaultProxy
-    from servers import ServerProcess
-
-    from hicache_storage.storage import HiCacheStorage
-    from storm.hazards import Hazard
+from hicache_storage.storage import HiCacheStorage
+from storm.hazards import TIMEOUT_S, Hazard
 
 LIMIT_S = TIMEOUT_S + 1
 """The time within which a call on a server must end."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hicache_conformance.tools.network.proxy import FaultProxy
@@ -15,17 +17,10 @@ from sealed_stores import key_files
 from servers import Rclone, RedisServer, ServerProcess, wait_until
 
 from hicache_storage.registry import open_storage
+from hicache_storage.storage import HiCacheStorage
 from storm.clusters import mooncake, redis_cluster
-from storm.hazards import TIMEOUT_S, FullDisk, Kill, Partition, Pause
+from storm.hazards import TIMEOUT_S, FullDisk, Hazard, Kill, Partition, Pause
 from storm.world import LIMIT_S, World, has_no_client
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    from hicache_storage.storage import HiCacheStorage
-    from storm.hazards import Hazard
 
 _DISK_NBYTES = 1 << 20
 """Less than all pages of a storm need."""

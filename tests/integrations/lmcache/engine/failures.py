@@ -5,22 +5,19 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hicache_conformance.tools.network.proxy import FaultProxy
 from lmcache_engine import Engine, GroupPlan, Plan
 from servers import RedisServer, wait_until
 
+from hicache_storage.storage import HiCacheStorage
 from hicache_storage.testing import Fault, FaultyStorage, WrapperStorage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from pathlib import Path
-
-    from hicache_storage.storage import HiCacheStorage
 
 QUICK: dict[str, Any] = {"lookup_timeout_s": 0.3, "load_timeout_s": 0.6, "store_timeout_s": 0.6}
 # LMCache answers a request within our deadlines, and within its own threads' steps on a busy machine.

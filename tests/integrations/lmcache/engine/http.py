@@ -8,17 +8,15 @@ import json
 import sys
 import threading
 import urllib.request
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from lmcache_engine import ADAPTER, Engine, parse_config
 from servers import ServerProcess, free_port, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
-    from pathlib import Path
 
 RECONFIGURE = "/reconfigure/plugin/l2"
 OBJECTS = "/cache/objects"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from lmcache_engine import Engine, GroupPlan, Plan
 from servers import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CHUNKS = range(2)
 # Ranks of a whole engine, for tests of one server of it.

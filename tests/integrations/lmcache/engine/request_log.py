@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from lmcache_engine import Engine, GroupPlan, Plan
 
 from hicache_storage.request_log import Operation, Reason, RequestRecord
 from hicache_storage.request_log.reading import LogReader, Selection
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TWO_GROUPS = Plan(groups=(GroupPlan(), GroupPlan(shapes=((1, 2, 16, 32),), window=2)))
 

@@ -9,14 +9,12 @@ import contextlib
 import importlib
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from lmcache_engine import ADAPTER, Engine, GroupPlan, Plan
 from servers import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WINDOWED = Plan(
     groups=(

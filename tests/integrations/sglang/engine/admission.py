@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +11,6 @@ from servers import wait_until
 from sglang_engine import MORE, TOKENS, WINDOW, Engine, PoolPlan, engine_world, hashes_of
 
 from hicache_storage.page_store.sketch_store import POOL as SKETCH_POOL
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,8 +5,9 @@ SGLang has an environment of its own, so `make test-sglang` runs these tests.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -25,9 +26,6 @@ from sglang_engine import (
 )
 
 from hicache_storage.integrations.sglang import _stored_pool
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 BEFORE_0_5_23 = metadata.version("sglang") < "0.5.23"
 LAYOUTS = [

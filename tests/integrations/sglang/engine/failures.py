@@ -7,9 +7,11 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hicache_backends.file import FileStorage
@@ -26,10 +28,6 @@ from sglang_engine import (
 )
 
 from hicache_storage.errors import StorageUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-    from pathlib import Path
 
 BEFORE_0_5_23 = metadata.version("sglang") < "0.5.23"
 

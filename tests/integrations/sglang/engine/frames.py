@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from typing import Any
 
 import pytest
 import torch
 from path_frames import c_frames, path_frames
+from servers import RedisServer
 from sglang_engine import TOKENS, Engine, PoolPlan, engine_world, hashes_of
 
 from hicache_storage import native
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from servers import RedisServer
 
 pytestmark = pytest.mark.skipif(
     native.implementation != "compiled", reason="the path leads into the compiled data plane"

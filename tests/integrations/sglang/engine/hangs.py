@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from servers import RedisServer, wait_until
 from sglang_engine import TOKENS, Engine, PoolName, PoolPlan, engine_world
 from sglang_radix import Server, server_world
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-    from pathlib import Path
 
 PROBES_S = 8.0
 """The breaker lets a probe through every five seconds."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from sglang_engine import (
@@ -14,10 +16,6 @@ from sglang_engine import (
     engine_world,
     get_context,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hicache_backends.file import FileStorage
@@ -22,11 +23,7 @@ from sglang_engine import (
 )
 
 from hicache_storage.page import Page
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from hicache_storage.storage import Capabilities
+from hicache_storage.storage import Capabilities
 
 POOLS = [
     PoolPlan(kind=kind, layout=layout)

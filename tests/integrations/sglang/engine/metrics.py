@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import values
@@ -13,10 +15,6 @@ from servers import free_port
 from sglang_engine import TOKENS, Engine, PoolPlan, engine_world
 
 from hicache_storage.integrations.sglang._adapter import rank_number
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-    from pathlib import Path
 
 common: Any = importlib.import_module("sglang.srt.utils.common")
 Starlette: Any = importlib.import_module("starlette.applications").Starlette

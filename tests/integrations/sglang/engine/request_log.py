@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from sglang_engine import MORE, TOKENS, WINDOW, Engine, PoolPlan, engine_world
 
 from hicache_storage.request_log import Operation, Reason, RequestRecord
 from hicache_storage.request_log.reading import LogReader, Selection
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from typing import Any
 
 import pytest
 from sglang_engine import (
@@ -16,9 +17,6 @@ from sglang_engine import (
     hashes_of,
     named,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 torch: Any = importlib.import_module("torch")
 HASHES = hashes_of(range(8))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from given_storage import STORAGES, given
@@ -17,9 +18,6 @@ from vllm_engine import BLOCK, FULL, PROMPT, Engine
 
 from hicache_storage.errors import BackendNotInstalled, ConfigError, UnknownBackend
 from hicache_storage.testing import Fault, FaultyStorage, Odds
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 OTHER = [*PROMPT][:FULL] + [9] * 40
 SLACK_S = 1.0

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import logging
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import fields, replace
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from vllm_engine import BLOCK, FULL, MODEL, PROMPT, Engine, config, interface, model_dir
@@ -17,9 +18,6 @@ from hicache_storage.errors import ConfigError
 from hicache_storage.integrations import vllm as adapter
 from hicache_storage.integrations.vllm import _facts
 from hicache_storage.integrations.vllm._variables import VARIABLES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NEWEST = metadata.version("vllm").startswith("0.33.")
 WEIGHTS = model_dir("weights")

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pytest
 from scrapes import exposition, sample
 from servers import RedisServer, free_port
 from vllm_engine import PROMPT, Engine
 
 from hicache_storage.integrations.vllm._tier import _replica
 from hicache_storage.metrics import ViewCollector, serve
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 LABELS = {"engine": "vllm", "rank": "0"}
 

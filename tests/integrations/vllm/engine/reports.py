@@ -5,14 +5,12 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from vllm_engine import CONNECTOR, FULL, MODULE, PROMPT, Engine, config
 
 from hicache_storage.integrations.vllm import _metrics
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 kv_events: Any = importlib.import_module("vllm.distributed.kv_events")
 prometheus: Any = importlib.import_module("prometheus_client")

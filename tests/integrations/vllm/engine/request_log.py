@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from vllm_engine import BLOCK, FULL, PROMPT, Engine
@@ -13,9 +14,6 @@ from hicache_storage.errors import ConfigError
 from hicache_storage.replay.trace import read_trace
 from hicache_storage.request_log import Operation, Reason, RequestRecord
 from hicache_storage.request_log.reading import LogReader, Selection
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LONG = range(1000, 1000 + 62 * BLOCK + 3)
 """A block of a trace has 32 pages: the prompt has one such block, and 30 pages."""

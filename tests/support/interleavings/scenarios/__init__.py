@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from interleavings.scenario import Scenario
 from interleavings.scenarios.backend_support import (
     ExecutorScenario,
     SharedResourceScenario,
@@ -21,9 +20,6 @@ from interleavings.scenarios.page_store import (
 )
 from interleavings.scenarios.server_pool import ServerPoolScenario
 from interleavings.scenarios.victims import VictimsScenario
-
-if TYPE_CHECKING:
-    from interleavings.scenario import Scenario
 
 SCENARIOS: dict[str, type[Scenario]] = {
     scenario.name: scenario

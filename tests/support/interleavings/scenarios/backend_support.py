@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from functools import partial
-from typing import TYPE_CHECKING
 
 from hicache_storage.backend_support.executor import DaemonExecutor, when_all_done
 from hicache_storage.backend_support.shared_resource import SharedResource
 from hicache_storage.backend_support.single_flight import SingleFlight
 from hicache_storage.errors import StorageClosed
 from interleavings.scenario import Scenario
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 _EPSILON_S = 0.001
 

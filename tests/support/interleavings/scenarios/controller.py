@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from engines import leaked, lost_pages
 
@@ -16,6 +17,8 @@ from hicache_storage.controller import (
     WritePolicy,
 )
 from hicache_storage.errors import StorageClosed, StorageTimeout
+from hicache_storage.keys import KeySpace
+from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from interleavings.scenario import Scenario
 from interleavings.scenarios.engines import (
@@ -27,12 +30,6 @@ from interleavings.scenarios.engines import (
     recompute_draft,
 )
 from interleavings.scenarios.storage import FAILS, REFUSES, SLOW, WORKS, ExploredStorage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from hicache_storage.keys import KeySpace
-    from hicache_storage.page import Page
 
 _TIMEOUT_S = 5.0
 

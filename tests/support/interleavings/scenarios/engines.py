@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from engines import DRAFT_SHAPE, PAGE_TOKENS, TARGET_SHAPE
 from pages import hash_of, space
 
-from hicache_storage.controller import CachePool
+from hicache_storage.controller import CacheController, CachePool, Lease
 from hicache_storage.host_pool import HostPool
 from hicache_storage.page_store.frame import FRAME_NBYTES
+from interleavings.scenario import Scenario
 from interleavings.scenarios.storage import content
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from hicache_storage.controller import CacheController, Lease
-    from interleavings.scenario import Scenario
 
 HASHES = [hash_of(number) for number in range(6)]
 _SHAPES = {"kv": TARGET_SHAPE, "draft": DRAFT_SHAPE}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 from engines import leaked
 
@@ -14,9 +14,6 @@ from interleavings.scenario import Scenario
 from interleavings.scenarios.controller import PairedStorage
 from interleavings.scenarios.engines import HASHES, check_lease, check_slots, compute, make_pools
 from interleavings.scenarios.storage import REFUSES, WORKS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 _PROMPT = HASHES[:2]
 _REFUSALS = (*(WORKS,) * 5, REFUSES)

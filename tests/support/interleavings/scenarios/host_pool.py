@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 from hicache_storage.host_pool import HostPool, PageShape
 from hicache_storage.page_store.frame import FRAME_NBYTES
 from interleavings.scenario import Scenario
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 _SHAPE = PageShape.mha(page_tokens=2, layers=1, heads=1, head_dim=4, dtype="bfloat16")
 _SLOTS = 4

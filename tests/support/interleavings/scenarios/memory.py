@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 from hicache_backends.memory import MemoryStorage
 from pages import hash_of, space
@@ -11,9 +11,6 @@ from hicache_storage.errors import StorageClosed
 from hicache_storage.page import Page
 from interleavings.scenario import Scenario
 from interleavings.scenarios.storage import content
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 _NBYTES = 64
 _SPACE = space(page_nbytes=_NBYTES)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
 
 from pages import hash_of, space
 
 from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.page_store.frame import FRAME_NBYTES, FramedPage
-from hicache_storage.page_store.results import Transfer, Verdict
+from hicache_storage.page_store.results import Outcome, Transfer, Verdict
 from interleavings.scenario import Scenario
 from interleavings.scenarios.storage import (
     FAILS,
@@ -22,11 +22,6 @@ from interleavings.scenarios.storage import (
     address,
     content,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from hicache_storage.page_store.results import Outcome
 
 _SPACE = space(pool="kv", page_nbytes=256)
 _HASHES = [hash_of(number) for number in range(4)]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, cast
 from unittest import mock
 
 from hicache_backends.redis import server_pool
@@ -12,10 +13,6 @@ from hicache_backends.redis.server_pool import ServerPool
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import StorageClosed
 from interleavings.scenario import Scenario
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
-    from contextlib import AbstractContextManager
 
 _LIMIT = 2
 

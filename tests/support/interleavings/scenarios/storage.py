@@ -5,23 +5,20 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from hicache_backends.memory import MemoryStorage
 
 from hicache_storage.backend_support.copies import private_copy
 from hicache_storage.errors import StorageUnavailable
+from hicache_storage.keys import KeySpace
 from hicache_storage.page import Page
 from hicache_storage.storage import Capabilities
 from hicache_storage.testing import WrapperStorage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from hicache_storage.keys import KeySpace
-    from interleavings.scenario import Scenario
+from interleavings.scenario import Scenario
 
 T = TypeVar("T")
 

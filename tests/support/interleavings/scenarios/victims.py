@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from hicache_backends.file.eviction import EvictionSweep, Victim
 
 from hicache_storage.backend_support.deadline import Deadline
 from interleavings.scenario import Scenario
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 _STALL_S = 30.0
 _EPSILON_S = 0.001
