@@ -1,4 +1,4 @@
-"""Verify that a stored page is the right page for its key, by its frame and its payload's checksum."""
+"""Verify that a stored page belongs to its key and is intact, by its frame and payload checksum."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class SpaceUsage:
     nbytes: int | None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the manifest, the id, and the figures."""
+        """Return the manifest, the id and the figures, ready for JSON."""
         return {
             "id": self.space.id,
             **self.space.manifest(),

@@ -42,7 +42,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Verification:
-    """The result of a run."""
+    """What reading and verifying the pages has shown so far."""
 
     proofs: Counter[Proof] = field(default_factory=Counter[Proof])
     findings: list[Finding] = field(default_factory=list[Finding])
