@@ -25,7 +25,7 @@ class Registrations:
         self._has_forgotten = False
 
     def is_due(self, space: KeySpace) -> bool:
-        """Return True if the manifest must be looked for, and written if it is missing."""
+        """Return True if it is time to look for the manifest, and to write it if it is missing."""
         seen_at_s = self._seen_at_s.get(space)
         if seen_at_s is None:
             return self._has_forgotten

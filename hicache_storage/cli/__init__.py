@@ -39,5 +39,5 @@ _HICACHE = Program(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb and return its exit code. `--help` raises SystemExit, as in argparse."""
+    """Run one verb, and return its exit code. `--help` raises SystemExit, as in argparse."""
     return _HICACHE.main(sys.argv[1:] if argv is None else argv)

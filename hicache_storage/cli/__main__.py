@@ -1,4 +1,4 @@
-"""`python -m hicache_storage.cli`: the same as `hicache`."""
+"""`python -m hicache_storage.cli`, which does the same as `hicache`."""
 
 import sys
 

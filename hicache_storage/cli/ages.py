@@ -1,4 +1,4 @@
-"""Ages and times as people write and read them: `90s`, `12h`, `1d`, `2w`."""
+"""Parse and format ages and times: `90s`, `12h`, `1d`, `2w`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SHOWN = (("d", 86_400), ("h", 3600), ("m", 60))
 
 
 def age(text: str) -> float:
-    """Return the seconds of an age such as `1d` or `1.5h`. The function serves as an argparse type."""
+    """Parse an age such as `1d` or `1.5h` into seconds. Usable as an argparse type."""
     seconds = with_unit(text)
     if not seconds:
         raise argparse.ArgumentTypeError(
@@ -22,7 +22,7 @@ def age(text: str) -> float:
 
 
 def format_age(seconds: float) -> str:
-    """Return an age in the two largest units: `3d 4h`, `12m 5s`, `40s`."""
+    """Format an age in its two largest units: `3d 4h`, `12m 5s`, `40s`."""
     left = max(0, round(seconds))
     parts: list[str] = []
     for unit, unit_s in _SHOWN:
@@ -34,5 +34,5 @@ def format_age(seconds: float) -> str:
 
 
 def format_time(at_s: float) -> str:
-    """Return a time as ISO 8601 in UTC, to the second."""
+    """Format a time as ISO 8601 in UTC, to the second."""
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "List the storage backends: capabilities, and what is missing to use them."
 
-# Users choose a backend by these capabilities. More of them do not fit into 80 columns.
+# The capabilities by which users choose a backend. More do not fit into 80 columns.
 _MAIN_CAPABILITIES = ("retention", "durability", "shared", "bounded")
 _WIDE = 180
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print one entry for each backend and return 0."""
+    """Print one entry for each backend. Return 0."""
     from hicache_storage.registry import backends  # noqa: PLC0415 - keeps `hicache --help` fast
 
     entries = [_entry(backend) for backend in backends().values()]
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _entry(backend: Backend) -> dict[str, Any]:
-    """Return the `--json` entry of one backend; `problem` is null for a usable one."""
+    """Return the `--json` entry for one backend. `problem` is null if the backend is usable."""
     from hicache_storage.storage import describe  # noqa: PLC0415
 
     entry: dict[str, Any] = {
@@ -59,7 +59,7 @@ def _entry(backend: Backend) -> dict[str, Any]:
 
 
 def _print_table(entries: Sequence[dict[str, Any]], *, everything: bool) -> None:
-    """Print a line for each backend, then the problems, then all capabilities if `everything`."""
+    """Print a line for each backend, then the problems, and with `everything` all capabilities."""
     console = output_console()
     is_wide = console.width >= _WIDE
     names = (name for entry in entries for name in entry["capabilities"])

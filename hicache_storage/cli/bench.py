@@ -1,4 +1,4 @@
-"""`hicache bench`: put a load on a store, and measure it. No page stays."""
+"""`hicache bench`: put a load on a store, and measure it. Removes every page afterwards."""
 
 from __future__ import annotations
 
@@ -132,8 +132,8 @@ def _add_load_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the figures.
 
-    Return 0; 1 if calls failed, pages may be left, or a figure is worse than tolerated; or 128 plus
-    the number of the signal that ended the run.
+    Return 0. Return 1 if calls failed, pages may be left, or a figure is worse than the tolerance
+    allows. Return 128 plus the signal's number if a signal ended the run.
     """
     check_outputs(arguments)
     choice = store_choice(arguments)
@@ -184,7 +184,7 @@ def _settings(arguments: argparse.Namespace, choice: config.StorageChoice) -> Be
 
 
 def _mix(text: str) -> dict[str, float]:
-    """Return the weight of each operation. The function serves as an argparse type."""
+    """Parse the weight of each operation. Usable as an argparse type."""
     mix: dict[str, float] = {}
     for part in text.split(","):
         name, _, weight = part.partition("=")
@@ -202,7 +202,7 @@ def _mix(text: str) -> dict[str, float]:
 
 
 def _tolerance(text: str) -> tuple[str | None, float]:
-    """Return the name of a figure, or None for all, and the share. Serves as an argparse type."""
+    """Parse a share with the name of its figure, or None for all. Usable as an argparse type."""
     before, equals, after = text.partition("=")
     name, value = (before, parse_share(after)) if equals else (None, parse_share(before))
     if value is None or (name is not None and name not in _METRICS):
@@ -214,7 +214,7 @@ def _tolerance(text: str) -> tuple[str | None, float]:
 
 
 def _tolerances(arguments: argparse.Namespace) -> dict[str, float]:
-    """Return the tolerance of each figure: its own, else the one for all, else the default."""
+    """Return the tolerance for each figure: its own, or the one for all, or the default."""
     from hicache_storage.cli.operations.bench.comparison import TOLERANCES  # noqa: PLC0415
 
     given: dict[str | None, float] = dict(arguments.tolerance or ())

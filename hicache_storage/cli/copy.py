@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the figures. Return 0 if the target has every page of the source, else 1."""
+    """Print the figures. Return 0 if the target has every page of the source, otherwise 1."""
     choice, target_choice = store_choice(arguments), _target_choice(arguments)
     if is_same_store(choice, target_choice):
         raise ConfigError("copy: source and target are the same store: name another target")
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print(document: dict[str, Any] | None, result: Copied) -> None:
-    """Print the figures, also those of a copy that fails or is interrupted: it can go on from there."""
+    """Print the figures, even if the copy failed or was interrupted, because it can be continued."""
     if document is not None:
         print_json(document)
         return

@@ -1,4 +1,4 @@
-"""`hicache doctor`: open a store as an engine would, and say what is wrong and what to do."""
+"""`hicache doctor`: open a store as an engine would, and say what is wrong and how to fix it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the checks. Return 1 if one of them found a problem, else 0."""
+    """Print the checks. Return 1 if one of them found a problem, otherwise 0."""
     from hicache_storage.cli.operations.diagnosis import Check, Status, worst  # noqa: PLC0415 - `--help` stays fast
 
     checks: list[Check] = []
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         backend = shown(choice.backend)
         for check in _checks(arguments, choice):
             checks.append(check)  # noqa: PERF402 - those before an error count
-    except HiCacheError as failed:  # wrong use: the checks so far are printed, too
+    except HiCacheError as failed:  # the arguments are wrong, but print the checks so far
         error = failed
         checks.append(Check("open", Status.PROBLEM, str(error)))
     status = worst(checks)
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _checks(arguments: argparse.Namespace, choice: config.StorageChoice) -> Iterator[Check]:
-    """Look at the store, and write to it only if that shows nothing against it."""
+    """Examine the store. Write to it only if nothing speaks against it so far."""
     from hicache_storage.cli.operations import diagnosis  # noqa: PLC0415
     from hicache_storage.cli.operations.probe import probe  # noqa: PLC0415
 
@@ -122,7 +122,7 @@ def _checks(arguments: argparse.Namespace, choice: config.StorageChoice) -> Iter
 
 
 def _has_files(path: object) -> bool:
-    """Return True for a directory with files in it, other than those of a file system of its own."""
+    """Return True for a directory that has files, apart from those that a file system makes itself."""
     if not isinstance(path, str):
         return False
     try:
@@ -133,7 +133,7 @@ def _has_files(path: object) -> bool:
 
 
 def _looked(choice: config.StorageChoice, pages: int, page_nbytes: int) -> list[Check]:
-    """Return what a look at a store shows. A check of "write" says why no trial may follow."""
+    """Return what can be seen without writing. A check named "write" says why no trial may follow."""
     from hicache_storage.cli.operations import diagnosis  # noqa: PLC0415
     from hicache_storage.cli.operations.probe import prove  # noqa: PLC0415
 

@@ -1,17 +1,17 @@
-"""Texts that others wrote, as a terminal may get them."""
+"""Escape texts from others before a terminal gets them."""
 
 from __future__ import annotations
 
 
 def escaped(text: str) -> str:
-    """Return a text as one line, with each character escaped that a terminal obeys.
+    """Return a text as one line. Escape each character that a terminal would obey.
 
-    Whoever can write to a store chooses the names in it: controls would move the cursor or fill the
-    clipboard, and a line break would forge a row.
+    Whoever can write to a store chooses the names in it. Control characters could move the cursor or
+    fill the clipboard, and a line break could fake a row.
     """
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def one_line(text: str) -> str:
-    """Return a text of several lines as one, escaped."""
+    """Join a text of several lines to one line, and escape it."""
     return escaped(" ".join(text.split()))

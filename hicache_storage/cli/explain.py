@@ -1,4 +1,4 @@
-"""`hicache explain`: why requests hit or missed, from the explain log of an engine or a replay."""
+"""`hicache explain`: say why requests hit or missed, from the explain log of an engine or a replay."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a summary, or the records of a request or a page. Return 1 if there are none of these."""
+    """Print a summary, or the records of a request or a page. Return 1 if there are no such records."""
     from hicache_storage.request_log.reading import LogReader, Selection  # noqa: PLC0415 - keeps `--help` fast
 
     page_hash: str | None = arguments.hash and arguments.hash.lower()
@@ -98,7 +98,7 @@ def _tell(reader: LogReader, selection: Selection, *, as_json: bool) -> int:
 
 
 def _story(record: RequestRecord) -> Iterator[str]:
-    """Yield a record in plain words: a line of what was asked, and a line for the missing page."""
+    """Yield a record in plain words: a line about the question, and a line about the missing page."""
     yield (f"{format_time(record.at_s)}  {record.engine}, rank {record.rank}: {_subject(record)}")
     yield f"  {_counts(record)}"
     if record.reason is not None:

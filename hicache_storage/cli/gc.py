@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what goes. Return 1 if something that may be meant stays, else 0."""
+    """Print what is removed. Return 1 if something stays that you may have meant, otherwise 0."""
     choice = store_choice(arguments)
     _check_selection(arguments)
     from hicache_storage.cli.operations.collection import (  # noqa: PLC0415 - wrong flags fail fast
@@ -123,7 +123,7 @@ def _check_selection(arguments: argparse.Namespace) -> None:
 
 
 def _tell(space_id: str, pages: int) -> None:
-    """Say what has gone so far: a removal may take minutes."""
+    """Print what has been removed so far, because a removal may take minutes."""
     removed = f"removed key space {space_id} with {counted(pages, 'page')}"
     sys.stderr.write(f"hicache: {one_line(removed)}\n")
 
@@ -134,7 +134,7 @@ def _print_json(
     unreadable: Sequence[UnreadableSpace],
     removal: Removal,
 ) -> None:
-    """Print the document, also that of a removal that fails."""
+    """Print the document, even if the removal failed."""
     document = {
         "backend": backend,
         "spaces": [candidate.as_json() for candidate in found],
@@ -160,7 +160,7 @@ def _print(
     last = f"; none was used after {format_time(max(used))}" if used else ""
     spaces = counted(len(usages), "key space")
     total = f"{spaces}, {counted(pages, 'page')}, {format_nbytes(nbytes)}{last}"
-    if goes and not found:  # the store lists no pages of these
+    if goes and not found:  # the store does not list their pages
         total = f"{counted(len(unreadable), 'key space')} that cannot be read"
     console = output_console()
     parts = [*space_parts(usages, console.width), *unreadable_lines(unreadable), total]

@@ -1,4 +1,4 @@
-"""`hicache inspect`: the manifest of a key space, or the frame and the proof of one page."""
+"""`hicache inspect`: show the manifest of a key space, or the frame of one page and if it is right."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the facts. Return 0, or 1 for a page that is not there or not right."""
+    """Print the facts. Return 0, or 1 if the page is missing or wrong."""
     choice = store_choice(arguments)
     from hicache_storage.cli.operations.inspection import page_facts, space_facts  # noqa: PLC0415 - wrong flags fail fast
     from hicache_storage.cli.operations.selection import find_page, find_space  # noqa: PLC0415

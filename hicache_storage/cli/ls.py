@@ -1,4 +1,4 @@
-"""`hicache ls`: list the key spaces of a store, or the pages of one."""
+"""`hicache ls`: list the key spaces of a store, or the pages of one key space."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the list. Return 1 if there are key spaces that cannot be read, else 0."""
+    """Print the list. Return 1 if some key spaces cannot be read, otherwise 0."""
     choice = store_choice(arguments)
     from hicache_storage.cli.operations.selection import (  # noqa: PLC0415 - wrong flags fail fast
         SpaceSelection,
@@ -86,7 +86,7 @@ def _usages(
 
 
 def _print_pages(storage: HiCacheStorage, space: KeySpace, *, as_json: bool) -> None:
-    """Print a line for each page, as the store lists it. JSON: one document."""
+    """Print a line for each page as the store lists it, or one JSON document."""
 
     pages = storage.scan(space)
     if as_json:

@@ -1,4 +1,4 @@
-"""Files that a verb writes beside what it prints: checked before the work, written after it."""
+"""Files that a verb writes in addition to its output. They are checked before the work starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_output_arguments(parser: argparse.ArgumentParser, *, html: bool = True) -> Any:
-    """Add the flags of the files. Return their group, for more flags."""
+    """Add the flags for the files. Return their group, for more flags."""
     group = parser.add_argument_group("output")
     help_text = "also write the figures to a file"
     group.add_argument("--json", type=Path, metavar="FILE", help=help_text)
@@ -25,10 +25,10 @@ def add_output_arguments(parser: argparse.ArgumentParser, *, html: bool = True) 
 
 
 def check_outputs(arguments: argparse.Namespace) -> None:
-    """Refuse an unwritable file before the work rather than after it.
+    """Refuse a file that cannot be written before the work, not after it.
 
     Raises:
-        ConfigError: A path is a directory, or in none.
+        ConfigError: A path is a directory, or its directory does not exist.
     """
     for flag in ("json", "html"):
         path: Path | None = getattr(arguments, flag, None)
@@ -45,7 +45,7 @@ def write_outputs(
     report: Mapping[str, Any],
     html_page: Callable[[], str] | None = None,
 ) -> None:
-    """Write the files that are asked for.
+    """Write the files that were asked for.
 
     Raises:
         ConfigError: A file cannot be written.

@@ -1,4 +1,4 @@
-"""The size of the pages that a verb makes: that of a known model's pages, or a given one."""
+"""The size of the pages that a verb makes: as for a known model, or given by the user."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DEFAULT_PAGE_TOKENS = 64
 
 
 def add_model_argument(parser: Any) -> None:
-    """Add `--model` to a parser or a group, whose pages `model_page_nbytes` measures."""
+    """Add `--model` to a parser or a group. `model_page_nbytes` returns the size of its pages."""
     parser.add_argument(
         "--model",
         choices=PRESETS,

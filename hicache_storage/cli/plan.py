@@ -1,4 +1,4 @@
-"""`hicache plan`: from a trace to the sizes of L2 and L3 that pay, without moving a page."""
+"""`hicache plan`: find the sizes of L2 and L3 that are worth their cost, without moving a page."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MOST = 10_000_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the verb's flags. Those that `hicache replay` has, too, mean the same."""
+    """Add the verb's flags. Flags that `hicache replay` also has mean the same."""
     add = add_trace_arguments(parser, most_requests=_MOST).add_argument
     add(
         "--sample-above",
@@ -117,7 +117,7 @@ def _add_price_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the plan, write the files that are asked for, and return 0."""
+    """Print the plan, write the files that were asked for, and return 0."""
     check_outputs(arguments)
     if arguments.gpu_price is not None and arguments.prefill_rate is None:
         raise ConfigError(

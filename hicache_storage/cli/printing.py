@@ -1,6 +1,6 @@
-"""Tables and lines on standard output: as wide as the terminal, or 80 columns in a file.
+"""Print tables and lines on standard output, as wide as the terminal, or with 80 columns to a file.
 
-Every text that a verb prints goes through `print_lines` or `write_line`, which escape it.
+Every text of a verb is printed by `print_lines` or `write_line`, which escape it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _FILE_WIDTH = 80
 
 
 def output_console() -> Console:
-    """Return a console of standard output, which prints every text literally."""
+    """Return a console for standard output that prints every text literally."""
     from rich import console  # noqa: PLC0415 - `--help` stays fast
 
     class EscapingConsole(console.Console):
-        """A console to which a cell or a paragraph is text, and nothing in it a command."""
+        """A console that treats cells and paragraphs as text, never as commands."""
 
         def render_str(self, text: str, **options: Any) -> Text:
-            """Return what rich makes of each text that it prints or measures. Line breaks stay."""
+            """Convert a text that rich prints or measures. Line breaks stay."""
             return super().render_str("\n".join(map(escaped, text.split("\n"))), **options)
 
     output = EscapingConsole(highlight=False, markup=False, emoji=False)
@@ -39,7 +39,7 @@ def output_console() -> Console:
 
 
 def print_lines(console: Console, parts: Iterable[Table | str]) -> None:
-    """Print tables and paragraphs without spaces at the ends of lines. The terminal wraps paragraphs."""
+    """Print tables and paragraphs, without spaces at line ends. The terminal wraps paragraphs."""
     with console.capture() as captured:
         for part in parts:
             console.print(part, soft_wrap=isinstance(part, str))
@@ -53,5 +53,5 @@ def print_json(document: object) -> None:
 
 
 def write_line(text: str) -> None:
-    """Print one line at once, as long as it is."""
+    """Print one line at once, however long it is."""
     sys.stdout.write(f"{escaped(text)}\n")

@@ -1,4 +1,4 @@
-"""Shared parts of the project's commands: verbs, one-line error messages, exit codes."""
+"""The base of the project's commands: verbs, one-line error messages, exit codes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHELLS = ("bash", "zsh", "tcsh")
 
 
 class Verb(Protocol):
-    """The interface of a verb's module."""
+    """What the module of a verb must have."""
 
     __name__: str
 
@@ -36,18 +36,18 @@ class Verb(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A command line of verbs. `--help` raises SystemExit, as in argparse."""
+    """A command line with verbs. `--help` raises SystemExit, as in argparse."""
 
     name: str
     description: str
     verbs: tuple[Verb, ...]
     default: Verb | None = None
-    """Verb of a command line that names no verb."""
+    """The verb to run if the command line names none."""
     wrong_input: int = 2
-    """Exit code of invalid input, which also prints one line on stderr."""
+    """The exit code for invalid input, which also prints one line on stderr."""
 
     def main(self, argv: Sequence[str]) -> int:
-        """Run one verb and return its exit code."""
+        """Run one verb, and return its exit code."""
         code = 0
         try:
             try:
@@ -60,7 +60,7 @@ class Program:
                 raise
             if not isinstance(
                 error, BrokenPipeError
-            ):  # a reader that closes it is no failure of ours
+            ):  # if a reader closes it, that is not our failure
                 self._print_error(f"standard output cannot be written: {error.strerror}")
                 return self.wrong_input
         return code
@@ -103,7 +103,7 @@ class Program:
     def _add_verbs(
         self, parser: argparse.ArgumentParser, *, required: bool
     ) -> list[argparse.ArgumentParser]:
-        """Add the parser of each verb, and return them."""
+        """Add a parser for each verb, and return them."""
         choices = parser.add_subparsers(metavar="VERB", required=required)
         for verb in self.verbs:
             subparser = choices.add_parser(
@@ -130,10 +130,10 @@ class Program:
         return f"{self.name} {__version__}"
 
     def _completion(self, shell: object) -> str:
-        """Return a script for a shell.
+        """Return a completion script for a shell.
 
         Raises:
-            ConfigError: The library that writes scripts is not installed.
+            ConfigError: The library that makes the scripts is not installed.
         """
         try:
             import shtab  # noqa: PLC0415 - an extra
@@ -173,7 +173,8 @@ class Parser(argparse.ArgumentParser):
         """Return the values of flags, and the unknown arguments.
 
         Raises:
-            ConfigError: The message quotes no value that may be a secret. Argparse's own messages do.
+            ConfigError: The message quotes no value that may be a secret, unlike argparse's own
+                messages.
         """
         try:
             return self.parse_known_args(argv)
@@ -181,7 +182,7 @@ class Parser(argparse.ArgumentParser):
             raise ConfigError(_redacted(str(error), argv)) from None
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Print the help. Argparse itself says nothing where that fails."""
+        """Print the help, and report an error if that fails. Argparse itself ignores the error."""
         (file or sys.stderr).write(message)
 
     def error(self, message: str) -> NoReturn:
@@ -189,7 +190,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _redacted(message: str, argv: Sequence[str]) -> str:
-    """Return a message without the arguments that may be or hold secrets, which it may quote."""
+    """Remove arguments that may be secrets, or contain one, from a message that may quote them."""
     for text in argv:
         for value in {text, text.partition("=")[2]}:
             if shown(value) != value:
@@ -199,7 +200,7 @@ def _redacted(message: str, argv: Sequence[str]) -> str:
 
 
 def _gave_stdout_up() -> bool:
-    """Return whether standard output takes nothing. If so, discard what is left for it."""
+    """Return whether standard output accepts nothing any more. If so, discard what is left for it."""
     try:
         sys.stdout.write("\n")  # a failed write may have emptied the buffer
         sys.stdout.flush()
@@ -227,7 +228,7 @@ def _printing(text: Callable[[object], str]) -> type[argparse.Action]:
 
 
 def _mark_files(parser: argparse.ArgumentParser, completer: object) -> None:
-    """Let the values of flags that name files be completed as files."""
+    """Complete the values of flags that name files as files."""
     for action in parser._actions:  # noqa: SLF001 - argparse has no public list
         if action.type is Path or action.metavar == "FILE":
             vars(action)["complete"] = completer
@@ -238,10 +239,10 @@ def _name(verb: Verb) -> str:
 
 
 def add_cwd_to_path(backend: str, config: Mapping[str, Any]) -> None:
-    """Let the backend `dynamic` load a module of the working directory.
+    """Let the backend `dynamic` load a module from the working directory.
 
-    An installed command, unlike `python -m`, does not search that directory. A module that can already
-    be imported keeps its origin.
+    An installed command does not search that directory, but `python -m` does. A module that can be
+    imported already is still imported from its old place.
     """
     from hicache_storage.registry import DYNAMIC  # noqa: PLC0415 - keeps `--help` fast
 

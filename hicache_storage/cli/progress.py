@@ -1,4 +1,4 @@
-"""Progress on a terminal: pages, bytes, bytes a second and the time left."""
+"""Show progress on a terminal: pages, bytes, bytes per second and the time left."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 class Meter:
-    """The receiver of progress. This one shows nothing."""
+    """Receives progress. This class shows nothing."""
 
     wants_total = False
-    """True if somebody sees the share of the bytes that is done."""
+    """True if the share of the bytes that is done is shown."""
 
     def begin(self, nbytes: int | None) -> None:
-        """Announce the bytes of the work, or None if they are unknown."""
+        """Announce the bytes of the work. None if they are unknown."""
 
     def advance(self, pages: int, nbytes: int) -> None:
-        """Add work that is done."""
+        """Add work that has been done."""
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def meter(title: str, duration_s: float | None = None) -> Generator[Meter, None,
 
 
 class _BarMeter(Meter):
-    """A meter on a bar of rich."""
+    """Shows progress on a bar of rich."""
 
     def __init__(self, bar: Progress, title: str, duration_s: float | None) -> None:
         self._bar = bar
@@ -75,7 +75,7 @@ class _BarMeter(Meter):
             self._bar.update(self._task, completed=passed_s, moved=moved)
             return
         self._nbytes += nbytes
-        if self._nbytes or self._total:  # a listing moves none
+        if self._nbytes or self._total:  # a listing moves no bytes
             moved += f", {format_nbytes(self._nbytes)}{self._total}"
         speed = self._bar.tasks[self._task].speed
         if speed:

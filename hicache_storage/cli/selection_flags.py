@@ -1,4 +1,4 @@
-"""The flags that select key spaces."""
+"""Flags that select key spaces."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def add_selection_arguments(
 
 
 def selection_of(arguments: argparse.Namespace) -> SpaceSelection:
-    """Return the selection that the parsed flags make."""
+    """Return the selection that the flags describe."""
     from hicache_storage.cli.operations.selection import SpaceSelection  # noqa: PLC0415
 
     return SpaceSelection(

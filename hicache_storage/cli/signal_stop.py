@@ -1,4 +1,4 @@
-"""The first SIGINT or SIGTERM as an event, for verbs that end their work in order."""
+"""Turn the first SIGINT or SIGTERM into an event, for verbs that must finish their work properly."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Self
 
 
 class SignalStop:
-    """Turns the first SIGINT or SIGTERM into an event. A second one has its previous effect."""
+    """An event that the first SIGINT or SIGTERM sets. A second signal acts as it did before."""
 
     def __init__(self) -> None:
         self.event: threading.Event = threading.Event()

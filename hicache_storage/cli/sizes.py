@@ -1,4 +1,4 @@
-"""Bytes, counts and shares as people write and read them."""
+"""Parse sizes, counts and shares."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["counted", "format_nbytes", "parse_share", "share", "size", "size_fro
 
 
 def size(text: str) -> int:
-    """Return the bytes of a size from 1 on. The function serves as an argparse type."""
+    """Parse a size of at least 1 byte. Usable as an argparse type."""
     nbytes = size_from_zero(text)
     if nbytes < 1:
         raise argparse.ArgumentTypeError(f"must be at least one byte, not {shown(text)!r}")
@@ -19,7 +19,7 @@ def size(text: str) -> int:
 
 
 def size_from_zero(text: str) -> int:
-    """Return the bytes of a size, which may be 0. The function serves as an argparse type."""
+    """Parse a size that may be 0. Return its bytes. Usable as an argparse type."""
     try:
         return parse_nbytes(text)
     except ValueError as error:
@@ -29,7 +29,7 @@ def size_from_zero(text: str) -> int:
 
 
 def share(text: str) -> float:
-    """Return the share that `1%` or `0.01` is, above 0 and at most 1. Serves as an argparse type."""
+    """Parse a share such as `1%` or `0.01`, above 0 and at most 1. Usable as an argparse type."""
     value = parse_share(text)
     if value is None or not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"must be a share such as 1% or 0.01, not {shown(text)!r}")
@@ -37,7 +37,7 @@ def share(text: str) -> float:
 
 
 def parse_share(text: str) -> float | None:
-    """Return the share that `30%` or `0.3` is, from 0 on; None for any other text."""
+    """Parse a share such as `30%` or `0.3`, from 0 on. Return None for any other text."""
     try:
         value = parse_float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Key spaces below the names of their models, which are never cut."""
+"""Show key spaces under the names of their models, which are never cut."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ if TYPE_CHECKING:
 _GAP = 2
 _POOL = 1
 _WRAPPED = (3, 2, 4, 5, _POOL)
-"""The columns that wrap where the terminal is narrow, the first one first: format, shard, the
-figures, pool."""
+"""The columns that wrap if the terminal is narrow, in this order: format, shard, the figures, pool."""
 _LEAST_WIDTH = 10
 
 
 def space_parts(usages: Sequence[SpaceUsage], width: int) -> Iterator[Table | str]:
-    """Yield each model with its revision and tenant, and a table of its key spaces below."""
+    """Yield each model with its revision and tenant, then a table of its key spaces."""
     rows = [(_heading(usage.space), _cells(usage)) for usage in usages]
     widths = _widths([cells for _, cells in rows], width)
     for heading, group in groupby(rows, key=lambda row: row[0]):
@@ -50,7 +49,7 @@ def unreadable_lines(spaces: Iterable[UnreadableSpace]) -> list[str]:
 
 
 def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Return the widths of the columns. Those that wrap are cut between words, if that suffices."""
+    """Return the widths of the columns. Columns that wrap are cut between words, if that is enough."""
     columns = [*zip(*rows, strict=True)]
     widths = [max(map(cell_len, column)) for column in columns]
     for number in _WRAPPED if columns else ():

@@ -1,4 +1,4 @@
-"""Log records as lines on stderr."""
+"""Print log records as lines on stderr."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hicache_storage.cli.escapes import one_line
 
 
 class StderrHandler(logging.Handler):
-    """Prints each record on stderr as one line of the program, without a traceback."""
+    """Prints each record on stderr as one line, like the program's own, without a traceback."""
 
     def __init__(self, program: str) -> None:
         super().__init__()

@@ -1,10 +1,10 @@
-"""The flags with which a verb chooses a store, and the store that they open.
+"""Flags that choose a store for a verb, and functions that open the store.
 
     hicache ls --hicache-storage-backend file --hicache-storage-backend-extra-config @kv.toml
     hicache ls --config sglang.yaml
 
-The file of `--config` has the names of SGLang's flags, with or without hyphens. Other settings of an
-engine may be in it, too.
+The file given with `--config` uses the names of SGLang's flags, with or without hyphens. It may also
+hold other settings of an engine.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def add_store_arguments(
 
 
 def store_choice(arguments: argparse.Namespace) -> config.StorageChoice:
-    """Return the choice that the flags of `add_store_arguments` make.
+    """Return the choice made by the flags of `add_store_arguments`.
 
     Raises:
-        ConfigError: No backend was named, or named twice, or a config is wrong.
+        ConfigError: No backend is named, or it is named twice, or a config is wrong.
     """
     if arguments.config is None:
         return config.StorageChoice.from_arguments(arguments)
@@ -76,7 +76,7 @@ def store_choice(arguments: argparse.Namespace) -> config.StorageChoice:
 
 
 def config_file_choice(name: str, flag: str) -> config.StorageChoice:
-    """Return the choice that a file with SGLang's flags makes.
+    """Return the choice made by a file with SGLang's flags.
 
     Raises:
         ConfigError: The file cannot be read, or names no backend, or one of its values is wrong.
@@ -94,19 +94,19 @@ def config_file_choice(name: str, flag: str) -> config.StorageChoice:
 
 
 def open_store(choice: config.StorageChoice) -> HiCacheStorage:
-    """Open the store of a choice; the caller closes it. Raises what `registry.open_storage` raises."""
+    """Open the chosen store. The caller closes it. Raises what `registry.open_storage` raises."""
     add_cwd_to_path(choice.backend, choice.config)
     return choice.open()
 
 
 def open_existing_store(choice: config.StorageChoice) -> HiCacheStorage:
-    """Open the store of a choice for a verb that only looks (`registry.open_storage`, read-only)."""
+    """Open the chosen store read-only, for a verb that only looks (`registry.open_storage`)."""
     add_cwd_to_path(choice.backend, choice.config)
     return choice.open(read_only=True)
 
 
 def open_listed_store(choice: config.StorageChoice, verb: str) -> HiCacheStorage:
-    """Open the store of a choice for a verb that looks at its list of pages.
+    """Open the chosen store for a verb that reads its list of pages.
 
     Raises:
         UnsupportedOperation: The store cannot list its pages. The message says why the verb cannot work.
@@ -122,10 +122,10 @@ def open_listed_store(choice: config.StorageChoice, verb: str) -> HiCacheStorage
 
 
 def open_to_change(choice: config.StorageChoice) -> HiCacheStorage:
-    """Open the store of a choice for writing, once a look at it has shown that this evicts nothing.
+    """Open the chosen store for writing, after checking that this would not evict anything.
 
     Raises:
-        ConfigError: The store holds more than the capacity of the choice.
+        ConfigError: The store holds more than the capacity in the choice.
     """
     with suppress(NoSuchStore), open_existing_store(choice) as storage:
         if (excess := excess_of(storage)) is not None:
@@ -137,7 +137,7 @@ def open_to_change(choice: config.StorageChoice) -> HiCacheStorage:
 
 
 def excess_of(storage: HiCacheStorage) -> str | None:
-    """Return by what the pages of a store exceed its capacity, for people; None if they fit."""
+    """Return by how much a store's pages exceed its capacity, for people. None if they fit."""
     stats = storage.stats()
     if (
         stats.nbytes is None
@@ -152,12 +152,12 @@ def excess_of(storage: HiCacheStorage) -> str | None:
 
 
 def is_same_store(one: config.StorageChoice, other: config.StorageChoice) -> bool:
-    """Return True if two choices surely name the same store: one place, or one config."""
+    """Return True if two choices certainly name the same store, by the same place or the same config."""
     return one.backend == other.backend and _place(one.config) == _place(other.config)
 
 
 def _place(config: Mapping[str, Any]) -> object:
-    """Return what a config says of the place: its path, or all of it."""
+    """Return the part of a config that names the place: its path, or everything."""
     path = config.get("path")
     if isinstance(path, str):
         return os.path.realpath(os.path.expanduser(path))  # noqa: PTH111 - as the backends do
@@ -170,7 +170,7 @@ def _place(config: Mapping[str, Any]) -> object:
 
 
 def _storage_fields(fields: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return the fields about storage by the names of flags. Refuse misspelt ones."""
+    """Return the fields about storage, by the names of flags. Refuse misspelled ones."""
     found: dict[str, Any] = {}
     for name, value in fields.items():
         flag = name.replace("_", "-")
@@ -186,7 +186,7 @@ def _storage_fields(fields: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _flag_text(flag: str, value: Any, where: str) -> str:
-    """Return a value of a config file as it would follow a flag."""
+    """Return a value from a config file as you would write it after a flag."""
     if flag == _EXTRA_CONFIG and isinstance(value, dict):
         try:
             return json.dumps(cast("dict[str, Any]", value))

@@ -1,4 +1,4 @@
-"""The flags of a trace and of the model that it is for, as `plan` and `replay` share them."""
+"""Flags for a trace and its model, shared by `plan` and `replay`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SEED = re.compile(r"-?[0-9]{1,18}")
 
 
 def add_trace_arguments(parser: argparse.ArgumentParser, *, most_requests: int) -> Any:
-    """Add the flags that name a trace, or the synthetic one. Return their group, for more flags."""
+    """Add flags for a trace file or a synthetic trace. Return their group, for more flags."""
     group = parser.add_argument_group("trace")
     add = group.add_argument
     add(
@@ -59,7 +59,7 @@ def read_requests(arguments: argparse.Namespace) -> Sequence[Request]:
     """Return the requests of the trace that the flags name.
 
     Raises:
-        ConfigError: The trace cannot be read, or a flag of the synthetic trace is beside it.
+        ConfigError: The trace cannot be read, or flags of the synthetic trace are given as well.
     """
     from hicache_storage.replay.trace import read_trace, synthetic_trace  # noqa: PLC0415 - `--help` stays fast
 
@@ -82,7 +82,7 @@ def read_requests(arguments: argparse.Namespace) -> Sequence[Request]:
 
 
 def add_shape_arguments(parser: argparse.ArgumentParser, *, scale: str, scale_help: str) -> Any:
-    """Add the flags of the pools' shapes. Return their group, for more flags."""
+    """Add flags for the shapes of pools. Return their group, for more flags."""
     group = parser.add_argument_group("cache")
     shapes = group.add_mutually_exclusive_group()
     shapes.add_argument(
@@ -110,7 +110,7 @@ def model_of(arguments: argparse.Namespace) -> str:
 
 
 def pools_of(arguments: argparse.Namespace) -> tuple[PoolShape, ...]:
-    """Return the pools that the flags choose, scaled, the target first.
+    """Return the pools that the flags choose, scaled, with the target first.
 
     Raises:
         ConfigError: A `--pool` is wrong, or the target's is missing.
@@ -121,7 +121,7 @@ def pools_of(arguments: argparse.Namespace) -> tuple[PoolShape, ...]:
 
 
 def positive_number(text: str) -> float:
-    """Return a number above 0. The function serves as an argparse type."""
+    """Parse a number above 0. Usable as an argparse type."""
     value = parse_number(text)
     if not value:
         raise argparse.ArgumentTypeError(f"must be a number greater than 0, not {shown(text)!r}")
@@ -129,7 +129,7 @@ def positive_number(text: str) -> float:
 
 
 def number_from_zero(text: str) -> float:
-    """Return a number from 0 on. The function serves as an argparse type."""
+    """Parse a number from 0 on. Usable as an argparse type."""
     value = parse_number(text)
     if value is None:
         raise argparse.ArgumentTypeError(f"must be a number, 0 or more, not {shown(text)!r}")

@@ -1,4 +1,4 @@
-"""`hicache verify`: read and prove the pages of a store, and delete the wrong ones."""
+"""`hicache verify`: read and verify the pages of a store, and delete the wrong ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LISTED = 50
 _YES = "yes"
 _WIDE = 96
 _WHOLE_HASH, _SHORT_HASH = 128, 40
-"""The digits of a hash on a wide terminal, and on one of 80 columns: `inspect` takes both."""
+"""How many digits of a hash are shown, on a wide terminal and in 80 columns. `inspect` takes both."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what was found. Return 0 if every page was proved, else 1."""
+    """Print what was found. Return 0 if every page is right, otherwise 1."""
     choice = store_choice(arguments)
     asks = arguments.delete_wrong and not arguments.yes
     if asks and (arguments.json or not sys.stdin.isatty()):

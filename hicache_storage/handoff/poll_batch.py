@@ -27,7 +27,7 @@ _LOST = Progress(all_completions=False, in_time=False, idle=False, nothing_new=T
 
 
 class Awaited(Protocol):
-    """A request that is awaited."""
+    """A request that a rank waits for."""
 
     @property
     def topic(self) -> Topic: ...

@@ -50,7 +50,7 @@ class HandoffRequest:
         self.request_id = request_id
         self.hashes = hashes
         self.awaited = awaited
-        """The key spaces whose completions are awaited, by the completions' keys."""
+        """The key spaces of the completions to wait for, by the completions' keys."""
         self.topic: Topic = Topic.of_request(request_id, hashes)
         """The request as the topic that ranks use."""
         self._controller = controller

@@ -54,7 +54,7 @@ def missing_names(owner: str, kind: str, expected: set[str], actual: set[str]) -
 
 
 def field_names(record: Any) -> set[str]:
-    """Return the fields of a dataclass, and none of anything else."""
+    """Return the field names of a dataclass. Empty for anything else."""
     if record is None or not dataclasses.is_dataclass(record):
         return set()
     return {field.name for field in dataclasses.fields(record)}

@@ -94,7 +94,7 @@ class TransferJob:
             return not self._pieces
 
     def give_up(self, verdict: Verdict) -> None:
-        """Give every page the same verdict. Only for a job with no piece begun."""
+        """Give every page the same verdict. Only before any piece of the job has begun."""
         self._verdicts = [[verdict] * len(batch.hashes) for batch in self.batches]
 
     def result(self) -> JobResult:

@@ -84,7 +84,7 @@ class Buffers:
         return self._used.nbytes
 
     def acquire(self, nbytes: int, timeout_s: float) -> Buffer | None:
-        """Return a buffer of `nbytes`. It may be larger if there is no limit. None: none in time."""
+        """Return a buffer of `nbytes`, or a larger one without a limit. None if none is free in time."""
         if self.limit_nbytes is None:
             unit = max(_MIN_NBYTES, 1 << max(0, nbytes.bit_length() - _ROUNDING_BITS))
             nbytes = -(-nbytes // unit) * unit

@@ -1,5 +1,5 @@
-"""Replay: a trace of requests runs through a controller and a storage, and every byte is verified.
+"""Replay: run a trace of requests through a controller and a storage, and verify every byte.
 
-This is the library behind `hicache replay`. It takes the engine's part. It prefetches the prefix of each
-prompt, makes up the pages that are missing, as an engine would compute them, and commits them.
+This is the library behind `hicache replay`. It takes the place of an engine: it prefetches the prefix of
+each prompt, makes up the missing pages, which an engine would compute, and commits them.
 """

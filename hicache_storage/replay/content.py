@@ -1,7 +1,8 @@
-"""Page content of a replay: the key space and the page hash alone determine the bytes.
+"""Make the content of a replay's pages. The key space and the page hash alone determine the bytes.
 
 The content is a fixed pseudo-random pattern, rotated and XORed by 64 bits of both. No part of a page
-looks like a part of another page, so a swapped, shifted, torn, stale or zero-filled page is detected.
+looks like a part of another page, so a page that is swapped, shifted, torn, stale or filled with
+zeros is detected.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class PageContent:
             segment[:] = expected
 
     def matches(self, page_hash: str, page: Page) -> bool:
-        """Return whether `page` has exactly the bytes that `write` fills in."""
+        """Return whether `page` has exactly the bytes that `write` would fill in."""
         return all(
             np.array_equal(_widest(segment), _widest(expected))
             for segment, expected in self._segments(page_hash, page)
@@ -49,7 +50,7 @@ class PageContent:
     def _segments(
         self, page_hash: str, page: Page
     ) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]]:
-        """Yield each segment of `page` with its expected content."""
+        """Yield each segment of `page` with the content that it should have."""
         if page.nbytes != len(self._scratch):
             raise ValueError(f"the page must have {len(self._scratch)} bytes, not {page.nbytes}")
         seed = xxhash.xxh3_64_intdigest(f"{self._id}/{page_hash}".encode())
@@ -63,5 +64,5 @@ class PageContent:
 
 
 def _widest(octets: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
-    """Return a view of the same bytes in 64-bit items where possible: they compare faster."""
+    """View the same bytes as 64-bit items if possible, because they compare faster."""
     return octets.view(np.uint64) if octets.nbytes % 8 == 0 else octets

@@ -1,4 +1,4 @@
-"""Disruptions of a replay: injected faults and an exchange of backends, from flags to figures."""
+"""Disruptions of a replay: injected faults and a swap of backends, from the flags to the figures."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Disruptions:
-    """The faults and the exchange of one replay."""
+    """The faults and the swap of one replay."""
 
     faults: FaultPlan | None = None
     swap: config.StorageChoice | None = None
     swap_after: int | None = None
-    """Requests before the exchange."""
+    """How many requests run before the swap."""
     _faulty: list[FaultyStorage] = field(default_factory=list["FaultyStorage"])
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """Add the flags, in a group of their own."""
+        """Add the flags, in their own group."""
         add = parser.add_argument_group("disruptions").add_argument
         add(
             "--faults",
@@ -56,7 +56,7 @@ class Disruptions:
         """Read the flags, for a trace of `requests` requests.
 
         Raises:
-            ConfigError: The fault plan is invalid, or a flag lacks another one.
+            ConfigError: The fault plan is invalid, or a flag needs another one that is missing.
         """
         from hicache_storage.replay.faults import FaultPlan  # noqa: PLC0415 - keeps `--help` fast
 
@@ -84,12 +84,12 @@ class Disruptions:
     def open(
         self, choice: config.StorageChoice, opened: ExitStack
     ) -> tuple[HiCacheStorage, HiCacheStorage | None]:
-        """Open the first storage and, for a swap, the second one; `opened` closes them."""
+        """Open the first storage and, for a swap, the second one. `opened` closes them."""
         first = self._open(choice, opened)
         return first, None if self.swap is None else self._open(self.swap, opened)
 
     def figures(self, replay: Replay) -> dict[str, Any]:
-        """Return the disruptions so far, ready for JSON; null for each kind that is not configured."""
+        """Return the disruptions so far, ready for JSON, with null for a kind that is not configured."""
         from hicache_storage.replay.faults import fault_counts  # noqa: PLC0415
 
         faults = swap = None

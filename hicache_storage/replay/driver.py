@@ -1,4 +1,4 @@
-"""The replay of a trace: prefetch each prefix, verify its bytes, compute and commit the rest."""
+"""Replay a trace: prefetch each prefix, verify its bytes, then compute and commit the rest."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ if TYPE_CHECKING:
     from hicache_storage.replay.trace import Request
     from hicache_storage.storage import HiCacheStorage
 
-# No storage call takes that long, so a longer wait would find no free slot either.
+# Longer than any storage call takes, so a longer wait would not find a free slot either.
 _RESERVE_TIMEOUT_S = 30.0
 _DRAIN_TIMEOUT_S = 60.0
 _STOPPED_DRAIN_TIMEOUT_S = 5.0
 
 
 class StopSignal(Protocol):
-    """A signal that ends a replay early. `threading.Event` is one."""
+    """A signal that ends a replay early, for example a `threading.Event`."""
 
     def is_set(self) -> bool:
-        """Return whether to stop. It is called before each request, and once at the end."""
+        """Return whether to stop. Called before each request, and once at the end."""
         ...
 
     def wait(self, timeout_s: float, /) -> bool:
-        """Block until the signal is set, for at most `timeout_s`."""
+        """Block until the signal is set, at most for `timeout_s`."""
         ...
 
 
@@ -64,32 +64,32 @@ class ReplaySettings:
     """The settings of a replay.
 
     Raises:
-        ConfigError: The page size does not divide a block, or the host size holds no page.
+        ConfigError: The page size does not divide a block, or the host size does not hold a page.
     """
 
     model: str
-    """Model name of the key spaces."""
+    """Model name for the key spaces."""
     pools: tuple[PoolShape, ...]
     """All pools, the target first."""
     page_tokens: int = 64
     layout: str = "page_first"
     host_nbytes: int = 1 << 30
-    """Bytes of a rank's L2. The pools share them, each with the same number of slots."""
+    """Bytes of a rank's L2. The pools share them, and all have the same number of slots."""
     checksum: Literal["xxh3", "none"] = "xxh3"
     controller: ControllerSettings = field(default_factory=ControllerSettings)
     speed: float | None = None
-    """Speed relative to the trace's own time; None: as fast as possible."""
+    """Speed relative to the trace's own time. None: as fast as possible."""
     topology: Topology = field(default_factory=Topology)
     rank: int = 0
-    """Number of this process among those of `topology`."""
+    """Number of this process among the ranks of `topology`."""
     admission: AdmissionSettings = field(default_factory=AdmissionSettings)
-    """Rules for the pages that are written to L3. Their rate is one of the trace's own time."""
+    """Which pages are written to L3. Rates refer to the trace's own time."""
     grid: Grid = field(default_factory=Grid)
-    """Grid by which pages are cut into tiles for the storage."""
+    """The grid that cuts pages into tiles for the storage."""
     request_log: ExplainLogSettings = field(default_factory=ExplainLogSettings)
-    """The log of the reasons for each request's missing pages."""
+    """The log that records why each request's pages are missing."""
     events: EventSettings | None = None
-    """The publisher of KV events, of rank 0. None: there are no events."""
+    """The publisher of KV events, on rank 0. None: no events."""
     tracing: bool = False
     """Whether the page stores make OpenTelemetry spans."""
 
@@ -115,12 +115,12 @@ class ReplaySettings:
 
 
 class Replay:
-    """One run over one storage, which the caller closes. A context manager for one thread.
+    """One run over one storage, which the caller closes. A context manager, for one thread.
 
-    Requests run one after another. Without a `speed`, the replay drains the write queue whenever it
-    could keep slots from the next prefetch. Without a capacity, the sum of the hits then depends on the
-    trace and the size of L2 alone. Their split between L2 and L3 depends on which pages writes have
-    pinned when an eviction comes, and so does the sum where a tier evicts.
+    Requests run one after another. Without a `speed`, the replay drains the write queue whenever
+    queued writes could take slots from the next prefetch. If no tier has to evict, the sum of the
+    hits depends only on the trace and the size of L2. The split between L2 and L3 depends on which
+    pages are pinned by writes at the time of an eviction. If a tier evicts, so does the sum.
     """
 
     def __init__(
@@ -135,16 +135,16 @@ class Replay:
         """Allocate L2, open the key spaces and start the controller.
 
         Args:
-            storage: The storage of the first requests.
+            storage: The storage for the first requests.
             settings: The settings of the replay.
             next_storage: The storage that replaces it during `run`, at `swap_after`.
             ranks: The consensus with the other ranks of the topology. All replay the same requests.
-            undoes: True for a run that `remove_pages` ends. The storages are then asked about each page
-                before it is written.
+            undoes: True for a run that ends with `remove_pages`. The storages are then asked about each
+                page before it is written.
 
         Raises:
-            ConfigError: Shapes and layout do not fit, the machine has too little memory for L2, or the
-                log cannot be written.
+            ConfigError: Shapes and layout do not match, the machine has too little memory for L2, or
+                the log cannot be written.
             StorageUnavailable, StorageTimeout, UnsupportedOperation: A key space could not be opened.
         """
         self.settings = settings
@@ -194,7 +194,7 @@ class Replay:
         progress: Callable[[RequestCounts], None] | None = None,
         swap_after: int | None = None,
     ) -> bool:
-        """Replay `requests` until `stop`, drain the writes, and return whether all were replayed.
+        """Replay `requests` until `stop`, and drain the writes. Return whether all were replayed.
 
         The second storage replaces the first after `swap_after` requests.
         """
@@ -232,14 +232,14 @@ class Replay:
         return _STOPPED_DRAIN_TIMEOUT_S if self._stopped else _DRAIN_TIMEOUT_S
 
     def remove_pages(self) -> int:
-        """Delete the pages that the run was the first to make, after `finish`.
+        """After `finish`, delete the pages that this run was the first to make.
 
-        Return the number of pages of all pools that may be left.
+        Return how many pages of all pools may be left.
         """
         return sum(store.remove_own_pages() for store in self.stores)
 
     def figures(self) -> dict[str, Any]:
-        """Return everything counted so far, ready for JSON."""
+        """Return everything that was counted so far, ready for JSON."""
         return figures(
             self.counts,
             page_tokens=self.settings.page_tokens,
@@ -282,7 +282,7 @@ class Replay:
             self.counts.prefetch_s.append(time.perf_counter() - began_s)
             self._verify(hashes, lease)
             found, loaded = lease.pages, lease.loaded
-        # An engine has the prefix in device memory by now, so its slots in L2 may be evicted.
+        # By now an engine has the prefix in device memory, so its slots in L2 may be evicted.
         self._compute(hashes[found:])
         self.counts.ideal_block_hits += self._ideal.hits(request)
         self.counts.add_prompt(
@@ -293,16 +293,16 @@ class Replay:
         return page_hashes(block_tokens(request.blocks), self.settings.page_tokens)
 
     def _drain_before(self, pages: int) -> None:
-        """Drain the writes if they could keep slots from the next `pages`."""
+        """Drain the writes if they could take slots from the next `pages`."""
         self._undrained_pages += pages
         if self._undrained_pages > self.settings.slots:
             self.controller.drain(_DRAIN_TIMEOUT_S)
-            if self._ranks is not None:  # another rank may still write pages that this rank reads
+            if self._ranks is not None:  # another rank may still write pages that this one reads
                 self._ranks.all_reduce_min(Channel.RESULT, [0])
             self._undrained_pages = pages
 
     def _verify(self, hashes: Sequence[str], lease: Lease) -> None:
-        """Compare every byte of the usable prefix, in every pool, with the written content."""
+        """Compare every byte of the usable prefix, in every pool, with the content that was written."""
         intact = [True] * lease.pages
         for pool, contents, slots in zip(self.pools, self._contents, lease.slots, strict=True):
             for number, slot in enumerate(slots):
@@ -316,10 +316,11 @@ class Replay:
         self.counts.paired_pages += sum(intact)
 
     def _compute(self, hashes: Sequence[str]) -> None:
-        """Write and commit the missing pages, as many at a time as L2 has slots for."""
+        """Write and commit the missing pages. Each round takes as many as L2 has slots for."""
         while hashes:
             if self.settings.admission.is_enabled and self.settings.speed is None:
-                # Some pages are in L2 alone: hits then depend on the pages that writes have pinned.
+                # Some pages are only in L2, so without this hits would depend on which pages writes
+                # have pinned.
                 self.controller.drain(_DRAIN_TIMEOUT_S)
             reservation = self.controller.reserve(hashes, timeout_s=_RESERVE_TIMEOUT_S)
             if not reservation.pages:
@@ -346,7 +347,7 @@ def _page_stores(
     *,
     undoes: bool,
 ) -> list[TimedPageStore]:
-    """Return a page store for each storage. Their frame headers must have one size: that of L2."""
+    """Return a page store for each storage. All must have the frame size that L2 is made for."""
     pools = {pool.name for pool in settings.pools}
     events = (
         EventSource(
@@ -386,7 +387,7 @@ def _page_stores(
 
 
 def _tiles(pool: CachePool, slot: int) -> list[Page]:
-    """Return the pages that the storage stores for a slot: its tiles, or the slot itself."""
+    """Return the pages that the storage holds for a slot: its tiles, or the slot itself."""
     return [pool.host.framed_page(slot, tile).payload for tile in range(len(pool.stored))]
 
 
@@ -401,7 +402,7 @@ def _throughput(direction: str, stores: Sequence[TimedPageStore]) -> Throughput:
 
 
 def extent_of(shape: KVShape) -> Extent:
-    """Return the layers and heads of a pool of the whole model."""
+    """Return the layers and heads of the whole model in a pool."""
     return Extent(layers=shape.layers, heads=shape.heads if shape.kind == "mha" else None)
 
 
@@ -416,10 +417,10 @@ def rank_shape(shape: KVShape, topology: Topology, rank: int) -> KVShape:
 
 
 def cache_pools(settings: ReplaySettings, frame_nbytes: int, opened: ExitStack) -> list[CachePool]:
-    """Allocate the pools of this rank's L2; `opened` releases them.
+    """Allocate the pools of this rank's L2. `opened` releases them.
 
     Raises:
-        ConfigError: Shapes, layout, ranks or grid do not fit, or the machine has too little memory.
+        ConfigError: Shapes, layout, ranks or grid do not match, or the machine has too little memory.
     """
     memory_nbytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if settings.host_nbytes * settings.topology.size > memory_nbytes:

@@ -1,4 +1,4 @@
-"""The metrics of a replay over HTTP, while it runs."""
+"""Serve the metrics of a replay over HTTP while it runs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def serve_metrics(replay: Replay, backends: Sequence[str], port: int) -> MetricsServer:
-    """Serve the metrics of this rank at `port` plus its number.
+    """Serve the metrics of this rank, at `port` plus the rank's number.
 
-    `backends` names the first storage, and the one that replaces it. The controller's counters are
-    shown beside the first.
+    `backends` names the first storage, and the one that replaces it. The controller's counters appear
+    with the first.
 
     Raises:
         ConfigError: The extra is missing, or the port cannot be used.
@@ -41,7 +41,7 @@ def serve_metrics(replay: Replay, backends: Sequence[str], port: int) -> Metrics
 
 
 def _views(replay: Replay) -> list[Callable[[], CacheView]]:
-    """Return what a scrape reads of each storage: the first, and the one that replaces it."""
+    """Return the data for a scrape of each storage: the first, and the one that replaces it."""
     from hicache_storage.metrics import CacheView  # noqa: PLC0415 - an extra
 
     def swapped() -> bool:

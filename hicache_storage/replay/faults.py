@@ -2,9 +2,9 @@
 
     get:raise@5%,set:flip@1%,exists:delay@10%,seed=7
 
-An item is OPERATION:FAULT@SHARE or a setting. An operation is a method of the contract without its
-`batch_`. A fault is a value of `hicache_storage.testing.Fault`. `@12` means the call number 12 alone,
-counted from 0.
+An item is OPERATION:FAULT@SHARE or a setting. An operation is a method of the contract, without
+`batch_`. A fault is a value of `hicache_storage.testing.Fault`. `@12` means only call number 12, counted
+from 0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_FAULT_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultPlan:
-    """Faults on the calls of a storage. The same seed gives the same faults."""
+    """Faults in the calls of a storage. The same seed gives the same faults."""
 
     text: str
     """Text of the flag."""
@@ -36,7 +36,7 @@ class FaultPlan:
 
     @classmethod
     def parse(cls, text: str) -> FaultPlan:
-        """Parse the plan that `text` describes.
+        """Parse a fault plan.
 
         Raises:
             ConfigError: The message names the item that is wrong.
@@ -60,17 +60,17 @@ class FaultPlan:
         return cls(text=text, plan=tuple(plan), settings=settings)
 
     def wrap(self, storage: HiCacheStorage) -> FaultyStorage:
-        """Return `storage` with these faults. The returned storage closes it."""
+        """Return `storage` with these faults. Close the returned storage to close both."""
         return FaultyStorage(storage, self.plan, **self.settings)
 
 
 _HANG_S = 12.0
-"""Duration of a hanging call: longer than a page store's deadline, so that the call returns late."""
+"""How long a hanging call takes. Longer than a page store's deadline, so the call returns late."""
 _SETTINGS: dict[str, type[int | float]] = {"seed": int, "delay_s": float, "hang_s": float}
 
 
 def fault_counts(storages: Iterable[FaultyStorage]) -> dict[str, int]:
-    """Return how often each fault has happened, under the names that a plan uses."""
+    """Return how often each fault has happened, under the names used in a plan."""
     counts: dict[str, int] = {}
     for storage in storages:
         for (operation, fault), times in sorted(
@@ -115,7 +115,7 @@ def _setting(item: str) -> tuple[str, float]:
 
 
 def _number(item: str, text: str, kind: type[int | float]) -> float:
-    """Return a number from 0 on. An int must consist of digits only."""
+    """Return a number from 0 on. An int must consist only of digits."""
     number = parse_number(text)
     if number is None or (kind is int and not text.isdecimal()):
         expected = "a whole number" if kind is int else "a number"

@@ -1,4 +1,4 @@
-"""One process's replay: open the storages, run the requests, close everything, return the figures."""
+"""Run one process's replay: open the storages, run the requests, close all, return the figures."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReplayJob:
-    """Everything that a replay needs, as the flags describe it. It can be pickled."""
+    """Everything that the flags of a replay describe. It can be pickled."""
 
     choice: StorageChoice
     settings: ReplaySettings
     disruptions: Disruptions
     requests: Sequence[Request]
     metrics_port: int | None = None
-    """The port of rank 0's metrics, which rank n adds its number to. None: there are none."""
+    """The port for rank 0's metrics. Rank n adds n to it. None: no metrics are served."""
     keep: bool = False
-    """True: the pages stay in the storage at the end."""
+    """True if the pages stay in the storage at the end."""
 
 
 def run_job(
@@ -82,7 +82,7 @@ def run_job(
         return {**report, "left_pages": left_pages}
 
 
-# These backends evict by a clock of seconds (redis.io: maxmemory_clock).
+# These backends evict by a clock that counts seconds (redis.io: maxmemory_clock).
 _SECONDS_CLOCK = ("redis",)
 _TOO_FAST = (
     "Redis records the use of a page by the second (allkeys-lru), but this run was as fast as"
@@ -97,7 +97,7 @@ _WARM = (
 def notes(
     job: ReplayJob, storages: Sequence[HiCacheStorage | None], counts: RequestCounts
 ) -> list[str]:
-    """Return the reservations with which the figures must be read."""
+    """Return notes on how to read the figures, for example that the storage was not empty."""
     warm = counts.blocks.l2 + counts.blocks.l3 > counts.ideal_block_hits
     too_fast = job.settings.speed is None and _evicts_by_second(job, storages)
     return [*[_WARM] * warm, *[_TOO_FAST] * too_fast]

@@ -29,10 +29,10 @@ _FIELDS = {"mha": ("layers", "heads", "dim"), "mla": ("layers", "dim")}
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """The shape of one token's KV cache."""
+    """The KV cache of one token, as a shape."""
 
     kind: str
-    """Kind: `mha` is K and V of `heads` x `dim`, and `mla` is one latent vector of `dim`."""
+    """`mha` is K and V of `heads` x `dim`, `mla` is one latent vector of `dim`."""
     layers: int
     heads: int
     dim: int
@@ -62,7 +62,7 @@ class KVShape:
             raise ConfigError(f"pool shape {self}: {error}") from error
 
     def scaled(self, factor: float) -> KVShape:
-        """Return a shape of about `factor` times the bytes: fewer dims first, then heads, layers."""
+        """Return a shape of about `factor` times the bytes. Reduces dim first, then heads, layers."""
         shrunk = self
         for name in ("dim", "heads", "layers"):
             size = getattr(self, name)
@@ -78,7 +78,7 @@ class KVShape:
 
 @dataclass(frozen=True, slots=True)
 class PoolShape:
-    """A pool of a model, with its name."""
+    """A pool of a model, with its name and shape."""
 
     name: str
     shape: KVShape
@@ -86,10 +86,10 @@ class PoolShape:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A model that `--model` knows by name."""
+    """A model that you can name with `--model`."""
 
     model: str
-    """Id on Hugging Face."""
+    """The model's id on Hugging Face."""
     target: KVShape
 
     @property
@@ -112,7 +112,7 @@ def parse_pool(text: str) -> PoolShape:
     """Parse `NAME:mha,layers=L,heads=H,dim=D[,dtype=T]` or `NAME:mla,layers=L,dim=D[,dtype=T]`.
 
     Raises:
-        ConfigError: A part is invalid; the message names it.
+        ConfigError: A part is invalid. The message names it.
     """
     where = f"--pool {shown(text)}"
     name, colon, shape = text.partition(":")
@@ -132,10 +132,10 @@ def parse_pool(text: str) -> PoolShape:
 
 
 def check_pools(pools: Sequence[PoolShape]) -> tuple[PoolShape, ...]:
-    """Return the pools of one cache, the target first.
+    """Check the pools of one cache. Return them with the target first.
 
     Raises:
-        ConfigError: No pool is the target, or two pools have one name.
+        ConfigError: No pool is the target, or two pools have the same name.
     """
     names = [pool.name for pool in pools]
     duplicate = next((name for name in names if names.count(name) > 1), None)
@@ -147,10 +147,10 @@ def check_pools(pools: Sequence[PoolShape]) -> tuple[PoolShape, ...]:
 
 
 def parse_scale(text: str) -> float:
-    """Return the factor of a scale: `1/64`, `0.015625` and `64` all make pages 64 times smaller.
+    """Parse a scale: `1/64`, `0.015625` and `64` all make pages 64 times smaller.
 
     Raises:
-        ValueError: The text is no number greater than 0, or makes pages too small.
+        ValueError: The text is not a number greater than 0, or makes pages too small.
     """
     numerator, slash, denominator = text.partition("/")
     dividend, divisor = parse_number(numerator), parse_number(denominator if slash else "1")
@@ -165,7 +165,7 @@ def parse_scale(text: str) -> float:
 
 
 def parse_number(text: str) -> float | None:
-    """Return the value of a number such as 64, 0.015625 or 1e-3; None for any other text."""
+    """Parse a number such as 64, 0.015625 or 1e-3. Return None for any other text."""
     return float(text) if _NUMBER.fullmatch(text) else None
 
 

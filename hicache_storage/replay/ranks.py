@@ -1,7 +1,7 @@
-"""A replay by several tensor parallel ranks, each a process, with consensus on every prefix.
+"""Run a replay with several tensor-parallel ranks, each a process. They agree on every prefix.
 
-Each rank has its heads of the model, its own L2 and its own connection to the same storage. The first
-process that fails ends the run, because consensus needs every rank.
+Each rank has its own heads of the model, its own L2 and its own connection to the same storage. If a
+process fails, the run ends, because consensus needs every rank.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hicache_storage.controller import Ranks
     from hicache_storage.replay.job import ReplayJob
 
-# No request takes that long, even on the slowest rank. A dead rank is noticed at once.
+# Longer than any request takes on the slowest rank. A dead rank is noticed at once.
 _RANKS_TIMEOUT_S = 120.0
 _POLL_S = 0.2
 _END_TIMEOUT_S = 5.0
@@ -42,10 +42,10 @@ _PRELOADED = ["torch.distributed", "hicache_storage.replay.job"]
 
 
 def check_job(job: ReplayJob) -> None:
-    """Refuse a job that several ranks cannot run, before any process starts.
+    """Before any process starts, refuse a job that several ranks cannot run.
 
     Raises:
-        ConfigError: The storage is not shared, torch is missing, or the ranks cannot split the model.
+        ConfigError: The storage is not shared, torch is missing, or the model cannot be split by rank.
         HiCacheError: A storage could not be opened.
     """
     size = job.settings.topology.size
@@ -68,11 +68,11 @@ def check_job(job: ReplayJob) -> None:
 def run_ranks(
     job: ReplayJob, *, stop: threading.Event, progress: Callable[[int], None]
 ) -> dict[str, Any]:
-    """Run the replay on all ranks at once and return their combined figures.
+    """Run the replay on all ranks at once. Return their combined figures.
 
     Raises:
         ConfigError: As in `check_job`.
-        HiCacheError: A rank failed or died. All ranks have ended by then.
+        HiCacheError: A rank failed or died. By then all ranks have ended.
     """
     check_job(job)
     with tempfile.TemporaryDirectory(prefix="hicache-ranks-") as scratch:
@@ -83,14 +83,14 @@ def run_ranks(
 
 @dataclass(slots=True)
 class _Rank:
-    """A rank's process, as its parent sees it."""
+    """A rank's process, seen from its parent."""
 
     number: int
     process: BaseProcess
     connection: Connection
     figures: dict[str, Any] | None = None
     lost: str | None = None
-    """The rank's report that another rank is gone."""
+    """The rank's report that it has lost another rank."""
 
     def receive(self, progress: Callable[[int], None]) -> None:
         """Receive one message, or the end of the connection."""
@@ -121,9 +121,9 @@ class _Rank:
 
 @contextmanager
 def _processes(job: ReplayJob, rendezvous: str) -> Generator[list[_Rank], None, None]:
-    """Yield all ranks, started, and end every one of them afterwards."""
+    """Start all ranks and yield them. Afterwards end every one."""
     context = multiprocessing.get_context("forkserver")
-    # torch takes seconds to import. The fork server imports it once for all ranks.
+    # Importing torch takes seconds. The fork server imports it once for all ranks.
     context.set_forkserver_preload(_PRELOADED)
     ranks: list[_Rank] = []
     try:
@@ -155,8 +155,8 @@ def _figures(
 ) -> list[dict[str, Any]]:
     """Return the final figures of every rank.
 
-    A rank that reports a lost rank has not failed itself. The dead rank's own connection usually gives
-    the cause, so the loop waits a little longer for it.
+    A rank that reports a lost rank did not fail itself. The dead rank's own connection usually shows the
+    cause, so the loop waits a little longer for it.
     """
     stop_sent = False
     until_s = math.inf
@@ -164,7 +164,7 @@ def _figures(
         if stop.is_set() and not stop_sent:
             stop_sent = True
             for rank in waiting:
-                with suppress(OSError):  # the rank has died; `receive` reports it
+                with suppress(OSError):  # the rank has died, and `receive` reports it
                     rank.connection.send("stop")
         for connection in multiprocessing.connection.wait(
             [rank.connection for rank in waiting], _POLL_S
@@ -184,23 +184,23 @@ def _figures(
 
 
 class _CollectiveStop:
-    """A stop signal that takes effect after the same request on all ranks."""
+    """A stop signal that takes effect on all ranks after the same request."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._requested = threading.Event()
 
     def set(self) -> None:
-        """Request the stop on this rank."""
+        """Request a stop on this rank."""
         self._requested.set()
 
     def is_set(self) -> bool:
-        """Return whether any rank has a stop request. Every rank must call it equally often."""
+        """Return whether any rank was asked to stop. Every rank must call this equally often."""
         (go_on,) = self._ranks.all_reduce_min(Channel.RESULT, [not self._requested.is_set()])
         return not go_on
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until this rank has a stop request, for at most `timeout_s`."""
+        """Block until this rank is asked to stop, at most for `timeout_s`."""
         return self._requested.wait(timeout_s)
 
 
@@ -213,7 +213,7 @@ class RankReporter(logging.Handler):
         self._send_lock = threading.Lock()
 
     def send(self, kind: str, payload: Any) -> None:
-        """Send a message; it is dropped once the parent has closed the connection."""
+        """Send a message. It is dropped if the parent has closed the connection."""
         with self._send_lock:
             try:
                 self._connection.send((kind, payload))
@@ -225,7 +225,7 @@ class RankReporter(logging.Handler):
 
 
 def _run_rank(job: ReplayJob, rendezvous: str, connection: Connection) -> None:
-    """Run one rank's replay and send the outcome to the parent."""
+    """Run one rank's replay, and send the outcome to the parent."""
     from hicache_storage.controller.torch_consensus import TorchRanks  # noqa: PLC0415 - imports torch
     from hicache_storage.replay.job import run_job  # noqa: PLC0415 - only ranks run it
 
@@ -254,7 +254,7 @@ def _run_rank(job: ReplayJob, rendezvous: str, connection: Connection) -> None:
 
 
 def _listen(connection: Connection, stop: _CollectiveStop) -> None:
-    """Wait for the parent's stop message; exit if the parent is gone."""
+    """Wait for the parent's stop message. Exit if the parent is gone."""
     try:
         connection.recv()
     except (EOFError, OSError):

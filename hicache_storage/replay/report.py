@@ -1,4 +1,4 @@
-"""Figures of a replay: counted while it runs, then JSON under stable names, for one rank or for all."""
+"""Count the figures of a replay, and report them as JSON with stable names, for one rank or for all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DROPPED = "dropped"
 
 @dataclass(slots=True)
 class TierCounts:
-    """Numbers of blocks or pages by the tier that they were found in."""
+    """How many blocks or pages were found in each tier."""
 
     l2: int = 0
     l3: int = 0
@@ -26,11 +26,11 @@ class TierCounts:
 
     @property
     def total(self) -> int:
-        """The sum of all tiers and of the misses."""
+        """The sum over all tiers and the misses."""
         return self.l2 + self.l3 + self.miss
 
     def figures(self, unit: int = 1) -> dict[str, Any]:
-        """Return the counts times `unit`, and the hit rate."""
+        """Return the counts multiplied by `unit`, and the hit rate."""
         return {
             "total": self.total * unit,
             "l2_hits": self.l2 * unit,
@@ -46,23 +46,23 @@ class RequestCounts:
 
     requests: int = 0
     blocks: TierCounts = field(default_factory=TierCounts)
-    """A block is a hit if all of its pages are. It counts for L3 if one of them came from L3."""
+    """A block is a hit if all of its pages are. It counts as an L3 hit if any page came from L3."""
     pages: TierCounts = field(default_factory=TierCounts)
     ideal_block_hits: int = 0
     paired_pages: int = 0
     """Found pages whose bytes were right in every pool, target and draft."""
     corrupt_pages: int = 0
-    """Pages with other bytes than were written, counted in each pool."""
+    """Pages with other bytes than those written, counted separately in each pool."""
     verified_nbytes: int = 0
     unreserved_pages: int = 0
-    """Computed pages that found no slot in L2."""
+    """Computed pages for which L2 had no slot."""
     prefetch_s: list[float] = field(default_factory=list[float])
-    """Seconds of each prefetch, from its call to its lease."""
+    """How many seconds each prefetch took, from its call to its lease."""
 
     def add_prompt(
         self, pages: int, found: int, loaded: Sequence[int], pages_per_block: int
     ) -> None:
-        """Count a prompt of `pages`, of which `found` were usable and `loaded` came from L3."""
+        """Count a prompt of `pages`. `found` of them were usable, and `loaded` came from L3."""
         self.requests += 1
         self.pages.l2 += found - len(loaded)
         self.pages.l3 += len(loaded)
@@ -76,14 +76,14 @@ class RequestCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """Bytes that moved in one direction between L2 and L3, checksums included."""
+    """Bytes moved in one direction between L2 and L3, including checksums."""
 
     nbytes: int
     busy_s: float
-    """Time during which at least one call was running."""
+    """How long at least one call was running."""
 
     def figures(self) -> dict[str, Any]:
-        """Return the fields and the bandwidth while busy; the bandwidth is null if nothing moved."""
+        """Return the fields, and the bandwidth while busy. It is null if nothing was moved."""
         rate = self.nbytes / self.busy_s / 1e9 if self.nbytes and self.busy_s else None
         return {**asdict(self), "gb_per_s": rate}
 
@@ -132,9 +132,9 @@ def figures(
 
 
 def unsaved_pages(dropped: int, unsaved: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """Return the pages whose write failed, by reason, with their `total`.
+    """Return how many pages could not be written, by reason and in `total`.
 
-    The pages of all pools count as one. A page whose write fails twice counts twice.
+    A page counts once for all pools together. If its write fails twice, it counts twice.
     """
     counts: Counter[str] = Counter()
     for each in unsaved:
@@ -145,7 +145,7 @@ def unsaved_pages(dropped: int, unsaved: Sequence[Mapping[str, int]]) -> dict[st
 
 
 def percentile(values: Sequence[float], percent: int) -> float | None:
-    """Return the smallest value that `percent` % of `values` do not exceed; None for no values."""
+    """Return the smallest of `values` that `percent` % of them do not exceed. None if there are none."""
     if not values:
         return None
     rank = max(1, -(-len(values) * percent // 100))
@@ -153,7 +153,7 @@ def percentile(values: Sequence[float], percent: int) -> float | None:
 
 
 def ratio(part: int, total: int) -> float:
-    """Return `part / total`, or 0.0 for no total."""
+    """Return `part / total`, or 0.0 if `total` is 0."""
     return part / total if total else 0.0
 
 
@@ -169,9 +169,9 @@ _COUNTERS = ("controller", "store", "storage")
 
 
 def combine_ranks(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return one report for all ranks, which are given in the order of their numbers.
+    """Return one report for all ranks, given in the order of their numbers.
 
-    All ranks found the same pages. The hits by tier are those of the rank that loaded most from L3.
+    All ranks found the same pages. The hits by tier are taken from the rank that loaded most from L3.
 
     Raises:
         HiCacheError: The ranks used prefixes of different lengths, which is a bug.
@@ -217,13 +217,13 @@ def _reasons(unsaved: Mapping[str, int]) -> dict[str, int]:
 
 
 def _store_counter(name: str, rank: Mapping[str, Any]) -> int:
-    """Return a counter of a rank's page store, plus that of the second store after a swap."""
+    """Return a counter of a rank's page store. After a swap, add the second store's counter."""
     stores = [rank["store"], *([rank["swap"]["store"]] if rank["swap"] else [])]
     return sum(store.get(name, 0) for store in stores)
 
 
 def _combine_pool(pools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the first rank's pool with the key spaces of all ranks."""
+    """Return the first rank's pool, with the key spaces of all ranks."""
     spaces = dict.fromkeys(space for pool in pools for space in pool["spaces"])
     return {**pools[0], "spaces": list(spaces)}
 
@@ -236,7 +236,7 @@ def _sum_counters(counters: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _combine_throughputs(throughputs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return all bytes over the longest time: ranks move their pages at the same time."""
+    """Return all bytes over the longest time, because ranks move their pages at the same time."""
     each = list(throughputs)
     nbytes = sum(one["nbytes"] for one in each)
     return Throughput(nbytes=nbytes, busy_s=max(one["busy_s"] for one in each)).figures()

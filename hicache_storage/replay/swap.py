@@ -1,4 +1,4 @@
-"""An exchange of the storage for another one while requests run, as an operator would do it."""
+"""Swap the storage for another one while requests run, as an operator would."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ if TYPE_CHECKING:
     from hicache_storage.controller import CacheController
     from hicache_storage.page_store import PageStore
 
-# No storage call takes that long. A call that still runs then is abandoned.
+# Longer than any storage call takes. A call that still runs after it is abandoned.
 _DETACH_TIMEOUT_S = 30.0
 
 
 @dataclass(slots=True, kw_only=True)
 class Swap:
-    """Detaches one store and attaches another on a thread of its own, while the engine goes on."""
+    """Detaches one store and attaches another in a separate thread, while the engine goes on."""
 
     controller: CacheController
     store: PageStore
     """The second store. The caller closes it."""
     drained: bool = False
-    """All pending writes to the first store had ended when it was detached."""
+    """True if all pending writes to the first store had ended when it was detached."""
     attached: bool = False
     error: str | None = None
-    """Reason why the second store could not be attached. The cache goes on with L2 alone."""
+    """Why the second store could not be attached. The cache then goes on with only L2."""
     took_s: float | None = None
     _thread: threading.Thread | None = field(default=None, init=False)
 
     def start(self) -> None:
-        """Start the exchange; requests may run meanwhile."""
+        """Start the swap. Requests may run meanwhile."""
         self._thread = threading.Thread(target=self._run, name="hicache-swap", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Block until a started exchange is over."""
+        """Block until a swap that has started is over."""
         if self._thread is not None:
             self._thread.join()
 

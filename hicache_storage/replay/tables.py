@@ -1,4 +1,4 @@
-"""Tables of a replay's report, for people."""
+"""Show a replay's report as tables, for people."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TIERS = {
 
 
 def tables(report: Mapping[str, Any]) -> list[Table]:
-    """Return two tables of a run's report: hits by tier, and everything else."""
+    """Return the two tables of a report: hits by tier, and everything else."""
     titles = ("found in", *_COUNTED, "of blocks")
     return [text_table(titles, _tier_rows(report), "lr"), fact_table(_facts(report))]
 
@@ -156,7 +156,7 @@ def _run_facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _times(factor: float) -> str:
-    """Return a factor below 1 as a fraction: 1/64."""
+    """Format a factor below 1 as a fraction: 1/64."""
     return f"1/{1 / factor:.5g}"
 
 

@@ -1,4 +1,4 @@
-"""A page store that measures its busy time, counts failed writes by reason, and can undo its writes."""
+"""A page store that measures busy time, counts failed writes by reason, and can undo its writes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UNWRITTEN = frozenset({Verdict.REFUSED, Verdict.BREAKER_OPEN, Verdict.NOT_ADMIT
 
 
 class BusyTime:
-    """The time during which at least one call was running. Overlapping calls count once. Thread-safe."""
+    """Measures how long at least one call was running. Overlapping calls count once. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -58,10 +58,10 @@ class BusyTime:
 
 
 class TimedPageStore(PageStore):
-    """A page store that counts the time of its calls, and every page that it failed to store.
+    """A page store that counts the time of its calls, and the pages that it could not store.
 
-    With `undoes` it asks the storage about each page just before the page is written. The pages that
-    were absent then are this store's own, which `remove_own_pages` deletes.
+    With `undoes` it asks the storage about each page just before it writes the page. Pages that were
+    absent then are its own, and `remove_own_pages` deletes them.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class TimedPageStore(PageStore):
         self._own_lock = threading.Lock()
         self._own_pages: dict[KeySpace, set[bytes]] = {}
         self._doubtful_pages: dict[KeySpace, set[bytes]] = {}
-        """Written pages about which the storage gave no answer before."""
+        """Written pages for which the storage gave no answer before the write."""
         self.busy: dict[str, BusyTime] = {"load": BusyTime(), "save": BusyTime()}
         self._unsaved_lock = threading.Lock()
         self._unsaved_pages: Counter[str] = Counter()
@@ -100,9 +100,9 @@ class TimedPageStore(PageStore):
         return outcome
 
     def remove_own_pages(self) -> int:
-        """Delete the pages that `save` was the first to make. Return the number that may be left.
+        """Delete the pages that `save` was the first to make. Return how many may be left.
 
-        A page stays where the storage did not say, before the write, that it was absent.
+        A page stays unless the storage said before the write that it was absent.
         """
         left = sum(map(len, self._doubtful_pages.values()))
         for space, own in self._own_pages.items():
@@ -115,12 +115,12 @@ class TimedPageStore(PageStore):
 
     @property
     def unsaved(self) -> dict[str, int]:
-        """Pages that `save` did not store, by reason. The pages of all pools count as one."""
+        """How many pages `save` did not store, by reason. A page counts once for all pools together."""
         with self._unsaved_lock:
             return dict(self._unsaved_pages)
 
     def _answers(self, transfer: Transfer, timeout_s: float | None) -> Sequence[bool | None]:
-        """Return what the storage says of each page: is it there? None: it does not say."""
+        """Ask the storage if it has each page. None: no answer."""
         try:
             return self.present(transfer.space, transfer.hashes, timeout_s=timeout_s)
         except HiCacheError:
@@ -129,7 +129,7 @@ class TimedPageStore(PageStore):
     def _add_own(
         self, transfer: Transfer, answers: Sequence[bool | None], verdicts: Sequence[Verdict]
     ) -> None:
-        """Remember the pages that this save has written, or may have: a late call may still do so."""
+        """Remember pages that this save has written or, if a call is late, may still write."""
         with self._own_lock:
             own = self._own_pages.setdefault(transfer.space, set())
             doubtful = self._doubtful_pages.setdefault(transfer.space, set())
@@ -143,7 +143,7 @@ class TimedPageStore(PageStore):
 
 
 def _first_failures(transfers: Sequence[Transfer], outcome: Outcome) -> dict[str, Verdict]:
-    """Return each page that some pool did not store, with the first failed pool's verdict."""
+    """Return each page that at least one pool did not store, with the first failed pool's verdict."""
     failures: dict[str, Verdict] = {}
     for transfer, verdicts in zip(transfers, outcome.verdicts, strict=True):
         if verdicts.count(Verdict.OK) < len(verdicts):

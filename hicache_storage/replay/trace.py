@@ -1,14 +1,14 @@
-"""Traces of requests: files in the Mooncake format, and synthetic traces.
+"""Read traces of requests in the Mooncake format, and make synthetic traces.
 
-The format (kvcache-ai/Mooncake, FAST25-release/traces) has a JSON object in each line:
+The format (kvcache-ai/Mooncake, FAST25-release/traces) has one JSON object in each line:
 
     timestamp                    arrival in ms
     input_length, output_length  tokens
     hash_ids                     prefix-chained ids of the prompt's blocks of 512 tokens
 
-A partly filled last block counts as a full one, as in the figures published with the trace. The reader
-refuses inconsistent files: a prompt with more or fewer ids than its length needs, or a request that
-arrives before the previous one.
+A last block that is only partly filled counts as full, as in the figures published with the traces. The
+reader refuses inconsistent files: a prompt with more or fewer ids than its length needs, or a request
+that arrives before the previous one.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class Request:
 
 
 def read_trace(path: Path, limit: int | None = None) -> list[Request]:
-    """Return the first `limit` requests of a file in the Mooncake format, gzipped or not.
+    """Read the first `limit` requests of a file in the Mooncake format, gzipped or not.
 
     Raises:
-        ConfigError: The file is invalid; the message names the file and the line.
+        ConfigError: The file is invalid. The message names the file and the line.
     """
     requests: list[Request] = []
     latest_s = 0.0
@@ -86,7 +86,7 @@ def read_trace(path: Path, limit: int | None = None) -> list[Request]:
 
 
 def block_tokens(blocks: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Return the prompt's token ids: 512 for each block, different for different block ids."""
+    """Return the token ids of a prompt: 512 for each block, different for different block ids."""
     import numpy as np  # noqa: PLC0415 - `read_trace` does without it
 
     narrow = max(blocks, default=0) < 2**32 // BLOCK_TOKENS
@@ -103,7 +103,7 @@ def _offsets() -> npt.NDArray[Any]:
 
 
 def check_page_tokens(page_tokens: int) -> None:
-    """Refuse pages that do not fill a block of a trace.
+    """Refuse a page size that does not divide a block of a trace.
 
     Raises:
         ConfigError: The message names the flag.
@@ -116,13 +116,13 @@ def check_page_tokens(page_tokens: int) -> None:
 
 
 class InfiniteCache:
-    """A cache that starts empty and evicts nothing: the upper bound of hits on a trace."""
+    """A cache that starts empty and never evicts. It gives the upper bound of the hits in a trace."""
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
 
     def hits(self, request: Request) -> int:
-        """Return the number of leading blocks that earlier requests had, and add all blocks."""
+        """Return how many leading blocks earlier requests had. Then add all blocks."""
         new = (n for n, block in enumerate(request.blocks) if block not in self._seen)
         hits = next(new, len(request.blocks))
         self._seen.update(request.blocks)
@@ -145,7 +145,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 class _Line(BaseModel):
-    """A line of a file, as the format has it."""
+    """A line of a file, as the format defines it."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(strict=True)
 
@@ -214,11 +214,12 @@ _SYSTEM_PROMPT_BLOCKS = (1, 2, 4, 6)
 
 
 def synthetic_trace(seed: int, *, conversations: int, limit: int | None = None) -> list[Request]:
-    """Return the first `limit` requests of conversations of several turns that overlap in time.
+    """Return the first `limit` requests of multi-turn conversations that overlap in time.
 
-    The same arguments make the same requests, and a limit does not change them. Each conversation starts
-    with one of a few shared system prompts. The prompt of a turn is the conversation so far, answers
-    included, and a new question. Its full blocks recur in the next turn, and its last block does not.
+    Equal arguments make equal requests, and a limit does not change them. Each conversation starts
+    with one of a few shared system prompts. The prompt of a turn is the conversation so far,
+    including answers, plus a new question. Its full blocks are used again in the next turn, its last
+    block is not.
     """
     rng = random.Random(seed)
     fresh = count()
@@ -252,7 +253,7 @@ def _starts(rng: random.Random, conversations: int) -> Iterator[float]:
 
 
 class _Conversation:
-    """The text of one conversation so far, as full blocks and remaining tokens."""
+    """The text of a conversation so far, as full blocks and remaining tokens."""
 
     def __init__(self, system: tuple[int, ...]) -> None:
         self._blocks = list(system)
@@ -272,5 +273,5 @@ class _Conversation:
 
 
 def _length(rng: random.Random, median: int) -> int:
-    """Return a random message length in tokens: most messages are short, and a few are long."""
+    """Return a random message length in tokens. Most messages are short, and a few are long."""
     return max(1, min(32 * median, round(median * rng.lognormvariate(0.0, 1.0))))

@@ -1,4 +1,4 @@
-"""Warnings of a run: each change of state is shown, and a repeated warning is not."""
+"""Show the warnings of a run: every change of state, but no repeated warning."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ _ALTERNATING_INTERVAL_S = 1.0
 
 
 class RepeatFilter(logging.Filter):
-    """Drops a message that was shown less than 30 s ago; 1 s if its logger has shown another one since.
+    """Drops a warning that was shown less than 30 s ago.
 
-    "the store is full", "it takes pages again", "the store is full" are three lines. The same warning
-    of a thousand failed calls is one line. Thread-safe.
+    If its logger has shown a different warning since then, the limit is 1 s.
+
+    So "the store is full", "it takes pages again", "the store is full" are three lines, but the same
+    warning from a thousand failed calls is one line. Thread-safe.
     """
 
     def __init__(self) -> None:

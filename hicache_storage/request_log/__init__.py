@@ -1,15 +1,15 @@
-"""Logs of an engine's requests: why each one hit or missed, and a trace for capacity planning.
+"""Log an engine's requests: why each one hit or missed, and as a trace for capacity planning.
 
     reasons      the reasons for a missing page
     records      a line of the explain log
-    settings     the fields of the engines' adapters
+    settings     the fields in the settings of the engines' adapters
     line_writer  the thread that writes lines, and drops them rather than wait
     log_file     the file, its limit, and its rotation
-    explain_log  records from the results of a page store
+    explain_log  makes records from the results of a page store
     trace        a trace in the Mooncake format
-    reading      the records of a file, selected and counted
+    reading      selects and counts the records of a file
 
-The logs hold page hashes and request ids. They never hold tokens, keys of a store or settings.
+The logs hold page hashes and request ids, but never tokens, keys of a store or settings.
 """
 
 from __future__ import annotations

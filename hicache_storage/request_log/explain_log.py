@@ -1,4 +1,4 @@
-"""The explain log: records from the results of a page store, for a file of JSON lines."""
+"""The explain log: write the results of a page store as records, to a file of JSON lines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ExplainLog:
-    """The records of one rank's requests. Thread-safe; no method waits or raises."""
+    """Records the requests of one rank. Thread-safe. No method waits or raises."""
 
     def __init__(self, file: LogFile, *, engine: str, rank: int = 0) -> None:
         """Open the file, and start the thread that writes it.
@@ -37,21 +37,21 @@ class ExplainLog:
 
     @property
     def dropped_records(self) -> int:
-        """The number of records that were dropped."""
+        """The number of records dropped so far."""
         return self._writer.dropped_lines
 
     def add(self, operation: Operation, **fields: Any) -> None:
-        """Add a record; `fields` are its other fields, without time, engine and rank."""
+        """Add a record. `fields` are all its fields except time, engine and rank."""
         self.add_later(operation, lambda: fields)
 
     def add_later(self, operation: Operation, fields: Callable[[], dict[str, Any]]) -> None:
-        """Add a record whose other fields the writer's thread makes."""
+        """Add a record. The writer's thread calls `fields` to make its other fields."""
         self._writer.add(partial(self._line, time.time(), operation, fields))
 
     def add_match(
         self, hashes: Sequence[str], match: Match, pools: Sequence[str], *, elapsed_s: float
     ) -> None:
-        """Add a lookup of a prefix in `pools`, one name for each row of the match."""
+        """Add the lookup of a prefix in `pools`, which has one name for each row of the match."""
         hashes = list(hashes)
         self.add_later(Operation.LOOKUP, partial(_match_fields, hashes, match, pools, elapsed_s))
 
@@ -65,8 +65,8 @@ class ExplainLog:
     ) -> None:
         """Add a lookup, a load or a store of pages of one pool.
 
-        `verdicts` has a row for each part of the pool. `fields` are the record's other fields. A store
-        that has written every page gets no record.
+        `verdicts` has a row for each part of the pool. `fields` are the record's other fields. A
+        store gets no record if every page was written.
         """
         if operation is Operation.STORE and all(
             verdict is Verdict.OK for row in verdicts for verdict in row
@@ -77,7 +77,7 @@ class ExplainLog:
         )
 
     def close(self) -> None:
-        """Write the records that wait, for some seconds at most, and end the thread. Idempotent."""
+        """Write the waiting records, for at most some seconds, and end the thread. Idempotent."""
         self._writer.close()
 
     # --- in the writer's thread ----------------------------------------------------------------------
@@ -95,7 +95,7 @@ class ExplainLog:
 def _match_fields(
     hashes: Sequence[str], match: Match, pools: Sequence[str], elapsed_s: float
 ) -> dict[str, Any]:
-    """Return the fields of the lookup of a prefix, which ends at the first page that a pool lacks."""
+    """Return the fields for a prefix lookup. The prefix ends at the first page that a pool lacks."""
     page = match.pages
     found: dict[str, Any] = {
         "asked_pages": len(hashes),
@@ -105,7 +105,7 @@ def _match_fields(
     }
     if page < len(hashes):
         row = next((row for row, present in enumerate(match.present) if not present[page]), None)
-        # Without such a row, a window in front of a longer prefix has a gap.
+        # There is no such row if a window before the end of a longer prefix has a gap.
         failure = None if row is None else match.failures[row]
         found |= {
             "page": page,
@@ -123,7 +123,7 @@ def _page_fields(
     pool: str,
     fields: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return the fields of a lookup or a transfer, and the verdicts of its missing pages."""
+    """Return the fields for a lookup or transfer, with the reasons for its missing pages."""
     reason_of = Reason.of_lookup if operation is Operation.LOOKUP else Reason.of
     reasons = [
         next((reason_of(verdict) for verdict in column if verdict is not Verdict.OK), None)
@@ -147,7 +147,7 @@ def _page_fields(
 def open_explain_log(
     settings: ExplainLogSettings, *, engine: str, rank: int = 0
 ) -> ExplainLog | None:
-    """Open the explain log that an adapter's settings name, or return None.
+    """Open the explain log named in an adapter's settings. Return None if none is named.
 
     Raises:
         ConfigError: The file cannot be written.

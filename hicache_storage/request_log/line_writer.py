@@ -1,4 +1,4 @@
-"""A thread that writes lines to a file, so that no thread of an engine ever waits for the file."""
+"""Write lines to a file in a separate thread, so that an engine's threads never wait for the file."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _CLOSE_TIMEOUT_S = 5.0
 
 
 class LineWriter:
-    """A bounded queue of lines, and the thread `hicache-request-log` that appends them to a file.
+    """A bounded queue of lines, with the thread `hicache-request-log` that appends them to a file.
 
-    Thread-safe. `add` neither waits nor raises: a line that finds no room in the queue, or cannot be
-    written, is dropped and counted. In a forked child, which lacks the thread, `add` does nothing.
+    Thread-safe. `add` never waits and never raises: a line is dropped and counted if the queue is
+    full, or if it cannot be written. In a forked child, which lacks the thread, `add` does nothing.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class LineWriter:
     ) -> None:
         """Open the file, and start the thread.
 
-        `dropped_line` makes a line that tells of dropped lines, once lines can be written again.
+        If lines were dropped, `dropped_line` makes a line about them once lines can be written again.
 
         Raises:
             OSError: The file cannot be written.
@@ -56,11 +56,11 @@ class LineWriter:
 
     @property
     def dropped_lines(self) -> int:
-        """The number of lines that were dropped."""
+        """The number of lines dropped so far."""
         return self._dropped
 
     def add(self, line: Callable[[], str]) -> None:
-        """Queue a line, which the thread makes. Neither waits nor raises."""
+        """Queue a line. The thread calls it to make the text. Never waits and never raises."""
         if os.getpid() != self._pid:
             return
         if self._closing:
@@ -76,7 +76,7 @@ class LineWriter:
         if os.getpid() != self._pid:
             return
         self._closing = True
-        with suppress(queue.Full):  # a full queue wakes the thread, too
+        with suppress(queue.Full):  # if the queue is full, the thread is awake
             self._queue.put_nowait(None)
         self._thread.join(timeout_s)
 
@@ -88,11 +88,11 @@ class LineWriter:
         while True:
             batch = [self._queue.get()]
             while len(batch) < _BATCH_LINES and not self._queue.empty():
-                batch.append(self._queue.get_nowait())  # this thread alone takes from the queue
+                batch.append(self._queue.get_nowait())  # only this thread takes from the queue
             self._write([line for line in batch if line is not None])
             if self._closing and self._queue.empty():
                 break
-        self._write([])  # tells of the last dropped lines
+        self._write([])  # reports the last dropped lines
         self._file.close()
 
     def _write(self, lines: list[Callable[[], str]]) -> None:
@@ -119,7 +119,7 @@ class LineWriter:
             )
 
     def _made(self, line: Callable[[], str]) -> str:
-        """Return the text of a line, or none where the line cannot be made."""
+        """Return the text of a line, or "" if the line cannot be made."""
         try:
             return line()
         except Exception:

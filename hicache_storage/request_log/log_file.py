@@ -1,8 +1,8 @@
-"""A file of lines that several processes append to, with a limit of its size.
+"""A file of lines that several processes append to, with a size limit.
 
-Each append is one write at the end of the file, under a lock of the file. A file that would exceed the
-limit is renamed, `log.jsonl` to `log.jsonl.1`, in place of the one that was renamed before. A file that
-another program has moved away is made again.
+Each append is one write at the end of the file, while the file is locked. If the file would exceed
+the limit, `log.jsonl` is renamed to `log.jsonl.1`, which replaces the file that was renamed before.
+If another program moves the file away, a new one is made.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ATTEMPTS = 100
 
 
 def older_file(path: Path) -> Path:
-    """Return the name of the file that the rotation keeps."""
+    """Return the name of the older file that rotation keeps."""
     return path.with_name(f"{path.name}.1")
 
 
@@ -29,7 +29,7 @@ class LogFile:
     """One process's access to a file of lines. Not thread-safe."""
 
     def __init__(self, path: Path, max_nbytes: int, *, alone: bool) -> None:
-        """Do nothing yet. With `alone` this process locks the file as long as it is open."""
+        """Do nothing yet. With `alone`, this process locks the file while it is open."""
         self.path: Path = path
         self._max_nbytes = max_nbytes
         self._alone = alone
@@ -39,7 +39,7 @@ class LogFile:
         """Open the file, or make it.
 
         Raises:
-            OSError: The file cannot be written, or is no regular file.
+            OSError: The file cannot be written, or is not a regular file.
         """
         if self._descriptor is not None:
             return
@@ -50,10 +50,10 @@ class LogFile:
         self._descriptor = descriptor
 
     def append(self, data: bytes) -> None:
-        """Append whole lines, or nothing of them.
+        """Append whole lines, or nothing.
 
         Raises:
-            OSError: The file cannot be written. With `alone` also where another process has it.
+            OSError: The file cannot be written or, with `alone`, another process has it.
         """
         descriptor = self._lock()
         try:
@@ -69,13 +69,13 @@ class LogFile:
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Close the file, which ends the lock. Idempotent."""
+        """Close the file, which also unlocks it. Idempotent."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
 
     def _lock(self) -> int:
-        """Open and lock the file that has the path now. Return its descriptor."""
+        """Open and lock the file that is at the path now. Return its descriptor."""
         for _ in range(_ATTEMPTS):
             self.open()
             assert self._descriptor is not None
@@ -93,7 +93,7 @@ class LogFile:
 
 
 def _write(descriptor: int, data: bytes, nbytes: int) -> None:
-    """Write `data` behind the `nbytes` of a file; take back a part where the rest does not fit."""
+    """Append `data` to a file of `nbytes`. If it does not fit, remove the part that was written."""
     try:
         left = memoryview(data)
         while left:

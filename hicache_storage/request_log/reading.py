@@ -1,4 +1,4 @@
-"""The records of an explain log, selected by request, page and time, and counted by reason."""
+"""Read the records of an explain log: select them by request, page and time, and count the reasons."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _MAX_LINE_CHARACTERS = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The records to read. Every field that is not None must fit."""
+    """Which records to read. A record must match every field that is not None."""
 
     request: str | None = None
     """The request's id, or the first digits of the hash of its first page."""
     page_hash: str | None = None
-    """The first digits of the hash of a record's first asked or first missing page."""
+    """The first digits of the hash of a record's first page, or of its first missing page."""
     since_s: float | None = None
-    """The earliest time of a record's end, in seconds since 1970."""
+    """The earliest end of a record, in seconds since 1970."""
 
     def __contains__(self, record: RequestRecord) -> bool:
         if self.since_s is not None and record.at_s < self.since_s:
@@ -49,7 +49,7 @@ class Selection:
 
 @dataclass(slots=True)
 class ReasonCount:
-    """The records of one operation that have the same reason for their first missing page."""
+    """The records of one operation that give the same reason for their first missing page."""
 
     records: int = 0
     missing_pages: int = 0
@@ -58,11 +58,11 @@ class ReasonCount:
 
 @dataclass(slots=True)
 class Summary:
-    """The records of a log, counted."""
+    """The counts of a log's records."""
 
     records: int = 0
     whole_records: int = 0
-    """Records of requests that have every page."""
+    """Records of requests that found every page."""
     asked_pages: int = 0
     hit_pages: int = 0
     l2_pages: int = 0
@@ -75,7 +75,7 @@ class Summary:
     )
 
     def add(self, record: RequestRecord) -> None:
-        """Count a record. Pages of stores are counted by their reasons only."""
+        """Count a record. For stores, pages are counted only by reason."""
         self.records += 1
         self.first_s = record.at_s if self.first_s is None else min(self.first_s, record.at_s)
         self.last_s = record.at_s if self.last_s is None else max(self.last_s, record.at_s)
@@ -93,20 +93,20 @@ class Summary:
 
 
 class LogReader:
-    """The records of a log file and of the older file that its rotation keeps."""
+    """Reads the records of a log file, and of the older file that rotation keeps."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.dropped_records: int = 0
-        """Records that the writers have dropped, of the part that was read."""
+        """How many records the writers dropped, in the part that was read."""
         self.unreadable_lines: int = 0
-        """Lines that are no records."""
+        """Lines that are not records."""
 
     def records(self, selection: Selection) -> Iterator[RequestRecord]:
-        """Yield the selected records in their order in the files.
+        """Yield the selected records, in the order of the files.
 
         Raises:
-            ConfigError: The file cannot be read, or none of its lines is one of a log.
+            ConfigError: The file cannot be read, or none of its lines is a record.
         """
         lines = 0
         for lines, line in enumerate(self._lines(), start=1):  # noqa: B007 - the last number counts

@@ -1,4 +1,4 @@
-"""The reasons for a missing page, each with a clause for an operator."""
+"""The reasons for a missing page, each written as a clause for an operator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hicache_storage.page_store.results import Verdict
 
 
 class Reason(enum.Enum):
-    """The reason that a prefix ends. Its value completes a sentence about the first missing page."""
+    """Why a prefix ends. The value completes a sentence about the first missing page."""
 
     ABSENT = "was not in storage"
     VANISHED = "was gone when it was read, though storage had said that it was there"
@@ -38,12 +38,12 @@ class Reason(enum.Enum):
 
     @classmethod
     def of(cls, verdict: Verdict) -> Reason:
-        """Return the reason of a prefix that ends at a page with this verdict of a load or a store."""
+        """Return why a prefix ends at a page with this verdict of a load or a store."""
         return _BY_VERDICT.get(verdict, cls.STORE_ERROR)
 
     @classmethod
     def of_lookup(cls, verdict: Verdict) -> Reason:
-        """Return the reason of a prefix that ends at a page with this verdict of a lookup."""
+        """Return why a prefix ends at a page with this verdict of a lookup."""
         return cls.ABSENT if verdict is Verdict.MISS else cls.of(verdict)
 
 

@@ -1,4 +1,4 @@
-"""A line of the explain log: one operation of one request, and the first page that it lacks."""
+"""One line of the explain log: an operation of a request, and the first page that it lacks."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 from hicache_storage.request_log.reasons import Reason
 
 MAX_ID_CHARACTERS = 200
-"""A longer request id is cut."""
+"""Longer request ids are cut."""
 
 
 class Operation(enum.Enum):
-    """The operation that a record is about."""
+    """What a record is about."""
 
     PREFETCH = "prefetch"
     """A lookup and the loads that follow it, from the request's first question to its end."""
     LOOKUP = "lookup"
     LOAD = "load"
     STORE = "store"
-    """Pages that were to be written. Only stores that left pages out have a record."""
+    """Pages to be written. Only stores that left out pages have a record."""
 
 
 _YEAR_10000_S = 253_402_300_800 - 1
-"""Python's dates end before that year. The second is for rounding."""
+"""Python's dates end before the year 10000. One second is subtracted for rounding."""
 _Count = Annotated[int, Field(strict=True, ge=0)]
 _Rounded = PlainSerializer(lambda seconds: round(seconds, 6))
 _Time = Annotated[float, Field(strict=True, ge=0, lt=_YEAR_10000_S), _Rounded]
@@ -40,41 +40,41 @@ _NamedReason = Annotated[
 
 
 class RequestRecord(BaseModel):
-    """One operation of one request on one rank. Fields of a later release are left out."""
+    """One operation of one request on one rank. Fields that a later release adds are ignored."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore")
 
     at_s: _Time
-    """The time of its end, in seconds since 1970."""
+    """When the operation ended, in seconds since 1970."""
     engine: str
     """The engine: "sglang", "vllm", "lmcache" or "replay"."""
     rank: _Count
     operation: Operation
     request: _RequestId | None = None
-    """The request's id; None where the engine does not tell it."""
+    """The request's id. None if the engine does not pass it on."""
     first_hash: str | None = None
-    """The hash of the first page that was asked for."""
+    """The hash of the first page asked for."""
     asked_pages: _Count
     hit_pages: _Count
-    """The pages that were found, loaded or stored. Of a prefetch: the length of the usable prefix."""
+    """How many pages were found, loaded or stored. For a prefetch, the length of the usable prefix."""
     l2_pages: _Count | None = None
-    """Of these, the pages that were in host memory; None where the engine does not tell it."""
+    """How many of them were in host memory. None if the engine does not pass it on."""
     page: _Count | None = None
-    """The index of the first missing page; None where no page is missing."""
+    """The index of the first missing page. None if no page is missing."""
     page_hash: str | None = None
     """The hash of the first missing page."""
     pool: str | None = None
-    """The pool that lacks the page; None where another rank lacks it, or no store was asked."""
+    """The pool that lacks the page. None if another rank lacks it, or no store was asked."""
     other_rank: _Count | None = None
-    """The rank with the shortest prefix, where it is another rank."""
+    """The rank with the shortest prefix, if it is a different rank."""
     reason: _NamedReason | None = None
-    """The reason for the first missing page; None where no page is missing."""
+    """The reason for the first missing page. None if no page is missing."""
     reasons: dict[_NamedReason, _Count] = Field(default_factory=dict[Reason, int])
-    """The number of missing pages of each reason, as far as they were asked for."""
+    """How many pages are missing for each reason, among those asked for."""
     elapsed_s: _Seconds | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the record ready for JSON, without the fields that are None."""
+        """Return the record ready for JSON, leaving out fields that are None."""
         found = self.model_dump(mode="json", exclude_none=True)
         return {name: value for name, value in found.items() if value != {}}
 
@@ -84,6 +84,6 @@ class RequestRecord(BaseModel):
 
 
 def dropped_line(pages: int, at_s: float, engine: str, rank: int) -> str:
-    """Return the line that tells of records which were dropped."""
+    """Return the line that reports dropped records."""
     told = {"at_s": round(at_s, 6), "engine": engine, "rank": rank, "dropped_records": pages}
     return json.dumps(told, separators=(",", ":")) + "\n"

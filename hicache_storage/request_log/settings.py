@@ -1,4 +1,4 @@
-"""The fields about request logs in the settings of the engines' adapters."""
+"""The fields for request logs in the settings of the engines' adapters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ExplainLogSettings(Settings):
     """The explain log of an adapter."""
 
     explain_log: str = ""
-    """The file of the explain log, in which `{pid}` stands for the process id; "" for none."""
+    """The file of the explain log. `{pid}` in it stands for the process id. "" for no log."""
     log_file_nbytes: ByteSize = Field(default=64 << 20, ge=1 << 16)
     """The size at which a log file is rotated. One older file is kept."""
 
@@ -21,9 +21,9 @@ class TraceSettings(ExplainLogSettings):
     """The explain log of an adapter, and a trace of its requests."""
 
     trace: str = ""
-    """The file of a trace for `hicache plan` and `hicache replay`, with `{pid}`; "" for none."""
+    """The file of a trace for `hicache plan` and `hicache replay`. `{pid}` works, too. "" for none."""
 
 
 def path_of(text: str) -> Path:
-    """Return the path of a log file for this process."""
+    """Return the path of this process's log file."""
     return Path(text.replace("{pid}", str(os.getpid())))

@@ -1,7 +1,7 @@
-"""A recorder of traces in the Mooncake format, which `hicache plan` and `hicache replay` read.
+"""Record traces in the Mooncake format, which `hicache plan` and `hicache replay` read.
 
-An id of a block is 54 bits of the hash of the block's last page. Page hashes are chained, so equal ids
-mean equal prefixes, in the traces of all engines whose pages have equal hashes.
+A block's id is 54 bits of the hash of the block's last page. Page hashes are chained, so equal ids mean
+equal prefixes, in the traces of all engines whose page hashes are equal.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
     from hicache_storage.request_log.settings import TraceSettings
 
 BLOCK_TOKENS = 512
-"""The tokens of a block of a trace."""
+"""The number of tokens in a block of a trace."""
 _HASH_NBYTES = 8
 _SPARE_BITS = 10
-"""A replay has token ids of 63 bits: nine of them tell the tokens of a block apart."""
+"""A replay has token ids of 63 bits, and nine of these distinguish the tokens in a block."""
 _IDS = 1 << 8 * _HASH_NBYTES - _SPARE_BITS
 
 
 class TraceRecorder:
-    """The requests of one engine as lines of a trace. Thread-safe; `record` neither waits nor raises."""
+    """Records the requests of one engine as a trace. Thread-safe. `record` never waits or raises."""
 
     def __init__(
         self, file: LogFile, page_tokens: int, *, clock: Callable[[], int] = time.time_ns
     ) -> None:
         """Open the file, and start the thread that writes it. Pages have `page_tokens` tokens.
 
-        `clock` gives the nanoseconds since 1970.
+        `clock` returns nanoseconds since 1970.
 
         Raises:
-            ValueError: Neither of a page and a block is a multiple of the other.
+            ValueError: Neither a page nor a block is a multiple of the other.
             OSError: The file cannot be written.
         """
         if BLOCK_TOKENS % page_tokens and page_tokens % BLOCK_TOKENS:
@@ -59,23 +59,23 @@ class TraceRecorder:
 
     @property
     def dropped_requests(self) -> int:
-        """The number of requests that were dropped."""
+        """The number of requests dropped so far."""
         return self._writer.dropped_lines
 
     def record(self, hashes: Sequence[str] | Sequence[bytes]) -> None:
-        """Record a request whose prompt has these full pages. A prompt of no full page is left out."""
+        """Record a request whose prompt has these full pages. Skip a prompt without a full page."""
         if not hashes:
             return
         pages = len(hashes)
         ends: list[str | bytes] = [*hashes[self._block_pages - 1 :: self._block_pages]]
         if pages % self._block_pages:
             ends.append(hashes[-1])
-        with self._lock:  # the clock may go back, and the lines of a trace are in order
+        with self._lock:  # a clock may go back, but the lines of a trace must be in order
             self._latest_ms = max(self._latest_ms, self._clock() // 1_000_000)
             self._writer.add(partial(self._line, self._latest_ms, pages, ends))
 
     def close(self) -> None:
-        """Write the lines that wait, for some seconds at most, and end the thread. Idempotent."""
+        """Write the waiting lines, for at most some seconds, and end the thread. Idempotent."""
         self._writer.close()
 
     def _line(self, at_ms: int, pages: int, ends: Sequence[str | bytes]) -> str:
@@ -93,14 +93,14 @@ class TraceRecorder:
 
 
 def block_id(page_hash: str | bytes) -> int:
-    """Return the id of a block that ends with the page of this hash, in hexadecimal digits or bytes."""
+    """Return the id of the block whose last page has this hash, given as hex digits or bytes."""
     if isinstance(page_hash, str):
         page_hash = bytes.fromhex(page_hash[: 2 * _HASH_NBYTES])
     return int.from_bytes(page_hash[:_HASH_NBYTES], "big") >> _SPARE_BITS
 
 
 def open_trace(settings: TraceSettings, page_tokens: int, *, engine: str) -> TraceRecorder | None:
-    """Open the trace that an adapter's settings name, or return None.
+    """Open the trace named in an adapter's settings. Return None if none is named.
 
     Raises:
         ConfigError: The file cannot be written, or the page size does not fit a trace.

@@ -1,1 +1,1 @@
-"""The work of the verbs, without flags and without printing."""
+"""The work of the verbs. Nothing here reads flags or prints."""

@@ -1,4 +1,4 @@
-"""Batches of pages: their size, the memory that they are read into, and threads that work on them."""
+"""Batches of pages: their size, the memory that they are read into, and threads that process them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BATCHES_PER_THREAD = 2
 
 
 def trial_space(model: str, pool: str, page_nbytes: int, page_tokens: int) -> KeySpace:
-    """Return a key space for pages of a verb's own, of a model that no engine uses."""
+    """Return a key space for a verb's own pages, with a model that no engine uses."""
     return KeySpace(
         model=model,
         dtype="uint8",
@@ -41,32 +41,32 @@ def trial_space(model: str, pool: str, page_nbytes: int, page_tokens: int) -> Ke
 
 
 def pages_per_batch(space: KeySpace, *storages: HiCacheStorage) -> int:
-    """Return the number of pages of one call: what fits into 32 MiB, and what every storage takes."""
+    """Return how many pages one call may have: at most 32 MiB, and as many as every storage accepts."""
     limits = [one.capabilities.max_batch for one in storages]
     fitting = max(1, _MOST_NBYTES // space.stored_nbytes)
     return min(_MOST_PAGES, fitting, *(limit for limit in limits if limit is not None))
 
 
 def threads_for(*storages: HiCacheStorage) -> int:
-    """Return the number of threads from which every storage gains."""
+    """Return the most threads that still make every storage faster."""
     return min(_MOST_THREADS, *(one.capabilities.parallelism for one in storages))
 
 
 def batches(items: Iterable[T], pages: int) -> Iterator[list[T]]:
-    """Yield the items in lists of `pages`; the last one may be shorter."""
+    """Yield the items in lists of `pages`. The last list may be shorter."""
     rest = iter(items)
     while batch := list(islice(rest, pages)):
         yield batch
 
 
 def listed(storage: HiCacheStorage, space: KeySpace) -> Iterator[list[PageInfo]]:
-    """Yield the pages of a key space as the store lists them, as many as one call takes."""
+    """Yield a key space's pages as the store lists them, in lists that fit one call."""
     most = storage.capabilities.max_batch or _MOST_LISTED
     return batches(storage.scan(space), min(_MOST_LISTED, most))
 
 
 class PageMemory:
-    """Memory for the batches of one key space: a buffer for each thread, reused from batch to batch."""
+    """Memory for the batches of one key space. Each thread reuses one buffer for every batch."""
 
     def __init__(self, space: KeySpace, pages: int, alignment: int) -> None:
         self._nbytes = space.stored_nbytes
@@ -75,17 +75,17 @@ class PageMemory:
         self._local = threading.local()
 
     def views(self, count: int) -> list[memoryview]:
-        """Return the memory of `count` pages of this thread. The next call lends the same memory."""
+        """Return memory for `count` pages of this thread. The next call returns the same memory."""
         buffer: mmap.mmap | None = getattr(self._local, "buffer", None)
         if buffer is None:
-            # A mapping begins at a page of memory, which is aligned for every store.
+            # A mapping begins at a page boundary, which is aligned enough for every store.
             buffer = self._local.buffer = mmap.mmap(-1, self._stride * self._pages)
         whole = memoryview(buffer)
         starts = (number * self._stride for number in range(count))
         return [whole[start : start + self._nbytes] for start in starts]
 
     def replace(self) -> None:
-        """Let this thread get new memory from now on. Views of the old memory stay valid."""
+        """Give this thread new memory from now on. Views of the old memory stay valid."""
         self._local.buffer = None
 
 
@@ -96,12 +96,13 @@ def run_batches(
     *,
     stop: Callable[[], None] | None = None,
 ) -> Generator[R, None, None]:
-    """Yield the result of `work` on each batch, as they end. Only a few batches wait at any time.
+    """Yield the result of `work` for each batch, in the order in which they end.
 
-    An error of one batch ends the run: the batches under way end, and no other begins. The same
-    happens when the caller stops, or is interrupted. `stop` is called then, and ends waits of `work`.
+    Only a few batches wait at any time. If a batch fails, the batches under way end, and no other
+    begins. The same happens if the caller stops or is interrupted. Then `stop` is called, to end
+    waits in `work`.
     """
-    # The pool does not wait for a thread during whose start Ctrl-C was pressed: the gate does.
+    # If Ctrl-C is pressed while the pool starts a thread, the pool does not wait for it. The gate does.
     gate = CallGate()
 
     def unless_ended(batch: list[T]) -> R:

@@ -1,4 +1,4 @@
-"""Key spaces with their pages, and the removal of those that nobody uses any more."""
+"""Find key spaces that nobody uses any more, and remove them with their pages."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from hicache_storage.storage import HiCacheStorage, PageTimes, UnreadableSpace
 
 _FIRST_USE_S = 1_577_836_800.0
-"""The begin of 2020, before which no page can have been used: this program is younger."""
+"""The beginning of 2020. No page can have been used before, because this program is younger."""
 _LAST_TIME_S = 253_402_300_799.0
-"""The end of the year 9999, beyond which no time can be printed."""
+"""The end of the year 9999. A later time cannot be printed."""
 _CLOCKS_APART_S = 5.0
-"""The time by which a right clock may be ahead of another one, or of one that counts in seconds."""
+"""How far a correct clock may be ahead of another one, or of one that counts only seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Candidate:
 
     usage: SpaceUsage
     used_at_s: float | None
-    """The time after which none of its pages was used. None: the store was not asked."""
+    """No page was used after this time. None: the store was not asked."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the key space and its last use."""
@@ -42,13 +42,13 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A key space that stays, although it was asked for."""
+    """A key space that stays although its removal was asked for."""
 
     space_id: str
     reason: str
-    """The reason for people: "it was used meanwhile"."""
+    """The reason, for people, for example "it was used meanwhile"."""
     is_doubt: bool = False
-    """True if somebody has to look: its times are impossible, or it could not be removed."""
+    """True if somebody must look at it: its times are impossible, or it could not be removed."""
 
 
 @dataclass(slots=True)
@@ -56,27 +56,27 @@ class Removal:
     """The result of a removal."""
 
     pages: int = 0
-    """The pages that were removed."""
+    """How many pages were removed."""
     kept: list[Kept] = field(default_factory=list[Kept])
     """The key spaces that were used after they had been chosen, or that could not be removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Conditions beside its fields on which a key space goes."""
+    """Which key spaces to remove, apart from conditions on their fields."""
 
     used_before_s: float | None = None
-    """None: whenever it was used."""
+    """Only key spaces that were last used before this time. None: the last use does not matter."""
     is_empty: bool = False
-    """True: only key spaces that hold nothing, neither pages nor damaged ones."""
+    """True: only key spaces that hold nothing, neither pages nor damaged pages."""
 
     def found(
         self, storage: HiCacheStorage, spaces: Sequence[KeySpace], meter: Meter
     ) -> Iterator[Candidate | Kept]:
-        """Yield the key spaces to remove, and those of which that cannot be known.
+        """Yield the key spaces to remove, and those for which that cannot be decided.
 
         Raises:
-            UnsupportedOperation: The store does not know when a page was used.
+            UnsupportedOperation: The store does not record when pages are used.
         """
         for space in spaces:
             found = self.look(storage, space, meter)
@@ -84,7 +84,7 @@ class Wanted:
                 yield found
 
     def look(self, storage: HiCacheStorage, space: KeySpace, meter: Meter) -> Candidate | Kept:
-        """Return what becomes of one key space."""
+        """Decide what to do with one key space."""
         pages = nbytes = 0
         last_s: float | None = None
         for batch in listed(storage, space):
@@ -118,10 +118,10 @@ def remove(
     meter: Meter,
     tell: Callable[[str, int], None],
 ) -> None:
-    """Remove the chosen key spaces from `storage`, and tell of each one with the number of its pages.
+    """Remove the chosen key spaces from `storage`. Call `tell` with each id and its number of pages.
 
-    `look` sees the same store. Each key space is looked at again just before. One that was used
-    meanwhile is kept. One that cannot be removed does not keep the others.
+    `look` sees the same store. Each key space is looked at again just before its removal, and kept if it
+    was used meanwhile. If one cannot be removed, the others still are.
     """
     for one in chosen:
         if isinstance(one, Candidate):
@@ -143,7 +143,7 @@ def remove(
 
 
 def _remove(storage: HiCacheStorage, space_id: str, space: KeySpace | None) -> int:
-    """Remove a key space, or the pages alone where a store keeps no list of key spaces."""
+    """Remove a key space, or only its pages if the store does not list key spaces."""
     try:
         return storage.remove_space(space_id)
     except UnsupportedOperation:
@@ -156,7 +156,7 @@ def _remove(storage: HiCacheStorage, space_id: str, space: KeySpace | None) -> i
 def _uses(
     storage: HiCacheStorage, space: KeySpace, hashes: Sequence[str]
 ) -> list[tuple[str, PageTimes]]:
-    """Return the times of the pages that are still there."""
+    """Return the times of the pages that still exist."""
     found = [*zip(hashes, storage.page_times(space, hashes), strict=True)]
     unknown = [page_hash for page_hash, times in found if times.used_at_s is None]
     if unknown and any(storage.batch_exists(space, unknown)):
@@ -168,7 +168,7 @@ def _uses(
 
 
 def _doubt(times: PageTimes) -> str:
-    """Return what is impossible in the times of a page; nothing if they may be right."""
+    """Return what is impossible about the times of a page. Empty if they may be right."""
     used_s = times.used_at_s or 0.0
     if used_s < _FIRST_USE_S:
         return f"was used at {_format(used_s)} according to the store, which cannot be true"

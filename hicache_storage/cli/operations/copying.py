@@ -1,12 +1,12 @@
-"""Copies of key spaces from one store to another.
+"""Copy key spaces from one store to another.
 
-The copy looks at the target before it reads a page: a page that is there is skipped. A copy that was
-killed therefore goes on where it ended, without a file of its own. Each page is proved between its
-read and its write.
+A page that the target has already is skipped without being read. So if a copy was killed, the next
+one continues where it ended, without a file that records the progress. Each page is verified between
+its read and its write.
 
-The frame of a page is as large as the alignment of its store needs. A target with another alignment
-gets the same payload behind a frame of its own size. The key space there differs in `frame_nbytes`
-alone, and is the one that an engine on the target uses.
+The size of a page's frame depends on the alignment that its store needs. If the target's alignment is
+different, the same payload gets a frame of the target's size. The target's key space then differs
+only in `frame_nbytes`, and is the one that an engine on the target uses.
 """
 
 from __future__ import annotations
@@ -50,29 +50,29 @@ T = TypeVar("T")
 _TRIES = 4
 _FIRST_DELAY_S = 0.5
 _MOST_REFUSED = 1024
-"""The pages that a target refuses in a row before the copy gives up. One of them may be too large, or
-meet a store that is full for a moment."""
+"""After how many refused pages in a row the copy gives up. A single page may be too large, or may meet
+a store that is full only for a moment."""
 
 
 @dataclass(slots=True)
 class Copied:
-    """The pages of a copy, by what became of them."""
+    """The pages of a copy, counted by what happened to them."""
 
     copied: int = 0
     skipped: int = 0
-    """The pages that were there before."""
+    """Pages that the target had already."""
     refused: int = 0
-    """The pages that the target did not take, because it is full."""
+    """Pages that the target refused, because it is full."""
     nbytes: int = 0
     not_proved: Counter[Proof] = field(default_factory=Counter[Proof])
-    """The pages that were not copied, by reason."""
+    """Pages that were not copied, by reason."""
     unframed_spaces: list[KeySpace] = field(default_factory=list[KeySpace])
-    """The key spaces whose pages have no frames, so that none can be proved."""
+    """Key spaces whose pages have no frames, so none of them can be verified."""
     unreadable: Sequence[UnreadableSpace] = ()
-    """The key spaces of the source of which no page can be read."""
+    """Key spaces of the source in which no page can be read."""
     elapsed_s: float = 0.0
     refused_in_a_row: int = 0
-    """The pages that the target did not take since it took one."""
+    """Pages that the target has refused since it last accepted one."""
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
@@ -83,7 +83,7 @@ class Copied:
 
     @property
     def is_given_up(self) -> bool:
-        """True if the target has refused so many pages in a row that it is full."""
+        """True if the target has refused so many pages in a row that it must be full."""
         return self.refused_in_a_row >= _MOST_REFUSED
 
     def note(self, *, skipped: int = 0, copied: int = 0, refused: int = 0, nbytes: int = 0) -> None:
@@ -123,13 +123,13 @@ def copy(
     *,
     result: Copied | None = None,
 ) -> Copied:
-    """Copy the pages of `spaces` that the target does not have, and count them in `result`.
+    """Copy the pages of `spaces` that the target does not have. Count them in `result`.
 
-    The figures of `result` are right also where the copy raises.
+    The figures in `result` are right even if the copy raises.
 
     Raises:
-        StorageUnavailable, StorageTimeout: A store did not answer, also when it was asked again.
-        UnsupportedOperation: The target does not take pages of this size.
+        StorageUnavailable, StorageTimeout: A store did not answer, not even when it was asked again.
+        UnsupportedOperation: The target does not accept pages of this size.
     """
     result = Copied() if result is None else result
     if meter.wants_total:
@@ -157,7 +157,7 @@ def target_space(space: KeySpace, target: HiCacheStorage) -> KeySpace:
 
 
 class SpaceCopy:
-    """The copy of one key space."""
+    """Copies one key space."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class SpaceCopy:
         target.open_space(self._target_space)
 
     def run(self) -> Generator[int, None, None]:
-        """Yield the number of pages of each batch."""
+        """Copy the key space. Yield the number of pages in each batch."""
         hashes = (info.page_hash for info in self._source.scan(self._space))
         return run_batches(
             self._move,
@@ -222,7 +222,7 @@ class SpaceCopy:
         )
 
     def _reframed(self, hashes: Sequence[str], memory: Sequence[memoryview]) -> list[memoryview]:
-        """Return the pages with frames of the target. Pages with the same frame are not copied."""
+        """Return pages with the target's frames. Pages whose frame stays the same are not copied."""
         if self._target_space == self._space:
             return list(memory)
         views = self._target_memory.views(len(memory))
@@ -232,7 +232,7 @@ class SpaceCopy:
         return views
 
     def _retried(self, call: Callable[[], T]) -> T:
-        """Return the result of a call, which is made again if a store does not answer it."""
+        """Return the result of a call. Repeat the call if a store does not answer."""
         for attempt in range(1, _TRIES):
             try:
                 return call()

@@ -1,4 +1,4 @@
-"""Checks of a store as an engine would use it, and of the machine under it."""
+"""Check a store in the way an engine would use it, and the machine that it runs on."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ENGINES = ("sglang", "vllm", "lmcache")
 _SLOW_ROUND_TRIP_S = 0.02
 _CLOCK_SKEW_S = 5.0
 _TIMES_S = 2.0
-"""The time for which pages of each key space are asked for their times."""
+"""How long to ask for the times of pages in each key space."""
 _MOST_NAMED = 4
 _LEFT = re.compile(r"for another ([0-9]+ s)")
 _LEAST_FREE_SHARE = 0.05
@@ -60,11 +60,11 @@ _SLOW_ADVICE = (
 
 
 class Status(enum.Enum):
-    """The weight of a check's result."""
+    """How serious a check's result is."""
 
     OK = "ok"
     NOTE = "note"
-    """An operator should know it. It may be wanted."""
+    """An operator should know about it, but it may be intended."""
     PROBLEM = "problem"
 
 
@@ -98,7 +98,7 @@ def machine_checks() -> Iterator[Check]:
 
 
 def path_checks(choice: StorageChoice, storage: HiCacheStorage) -> Iterator[Check]:
-    """Yield the checks of the file system of a store that has a path."""
+    """Yield the checks of the file system, for a store that has a path."""
     path = choice.config.get("path")
     if not isinstance(path, str):
         return
@@ -128,7 +128,7 @@ def path_checks(choice: StorageChoice, storage: HiCacheStorage) -> Iterator[Chec
 
 
 def store_checks(storage: HiCacheStorage, said: Sequence[Diagnosis]) -> Iterator[Check]:
-    """Yield what the store says about itself, and what a look at its key spaces shows."""
+    """Yield what the store says about itself, and what its key spaces show."""
     is_listed = storage.capabilities.enumerable
     yield Check(
         "listing",
@@ -173,7 +173,7 @@ def _key_spaces(spaces: Sequence[KeySpace], unreadable: Sequence[UnreadableSpace
 
 
 def _times(storage: HiCacheStorage, spaces: Iterable[KeySpace]) -> Iterator[Check]:
-    """Look at the times of some pages: one from the future is evicted last, whoever uses it."""
+    """Check the times of some pages. A page from the future is evicted last, even if nobody uses it."""
     looked = ahead = 0
     most_s, end_s = 0.0, time.monotonic() + _TIMES_S
     for space in spaces:
@@ -203,7 +203,7 @@ def why_not_to_write(
     storage: HiCacheStorage,
     nbytes: int,
 ) -> str:
-    """Return why a trial of `nbytes` must not be written; nothing if it may be."""
+    """Return why a trial of `nbytes` must not be written. Empty if it may be."""
     stats = storage.stats()
     if any(check.status is Status.PROBLEM for check in checks):
         return "solve the problems above first"
@@ -218,7 +218,7 @@ def why_not_to_write(
 
 
 def proof_checks(measured: Measured | None, choice: StorageChoice) -> Iterator[Check]:
-    """Yield the checks of pages that were there, in the place of those of a trial."""
+    """Yield the checks of pages that were there already, in place of a trial's checks."""
     if measured is None:
         yield Check("read", Status.NOTE, "not tried: there is no page")
     else:
@@ -226,7 +226,7 @@ def proof_checks(measured: Measured | None, choice: StorageChoice) -> Iterator[C
 
 
 def opening_problem(error: HiCacheError) -> Check:
-    """Return the check of a store that does not open."""
+    """Return the check for a store that does not open."""
     advice = "start the store, or correct its address; until then engines run without L3"
     cause = error.__cause__
     if isinstance(cause, OSError) and cause.errno == errno.EROFS:
@@ -242,12 +242,12 @@ def opening_problem(error: HiCacheError) -> Check:
     elif (left := _LEFT.search(str(error))) is not None:
         advice = f"wait {left[1]}, then engines can open the store"
     elif "again" in str(error):
-        advice = ""  # the message says what to do
+        advice = ""  # the message already says what to do
     return Check("open", Status.PROBLEM, str(error), advice)
 
 
 def probe_checks(measured: Measured, choice: StorageChoice) -> Iterator[Check]:
-    """Yield the checks of what was measured with pages of the doctor's own."""
+    """Yield the checks of what was measured with the doctor's own pages."""
     for step, error in measured.failures:
         is_late = Verdict.TIMEOUT.value in error
         yield Check(step, Status.PROBLEM, error, _SLOW_ADVICE if is_late else _ADVICE[step])
@@ -290,7 +290,7 @@ def _clock(skew_s: float) -> Check:
 
 
 def _prefetch(measured: Measured, choice: StorageChoice) -> Check:
-    """Compare SGLang's time-outs with the time that the measured reads need."""
+    """Compare SGLang's timeouts with the time that the measured reads need."""
     token_nbytes = measured.page_nbytes / measured.page_tokens
     late: list[str] = []
     for tokens in _REQUESTS_TOKENS:
@@ -311,7 +311,7 @@ def _prefetch(measured: Measured, choice: StorageChoice) -> Check:
 
 
 def mount_of(path: Path, mounts: Path) -> tuple[str, str]:
-    """Return the kind of the file system of `path`, and where it is mounted."""
+    """Return the type of the file system that `path` is on, and where it is mounted."""
     best = ("unknown", "/")
     try:
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -329,7 +329,7 @@ def mount_of(path: Path, mounts: Path) -> tuple[str, str]:
 
 
 def worst(checks: Sequence[Check]) -> Status:
-    """Return PROBLEM if any check found one, else NOTE or OK."""
+    """Return PROBLEM if any check found one, otherwise NOTE or OK."""
     order = [Status.OK, Status.NOTE, Status.PROBLEM]
     return max((check.status for check in checks), key=order.index, default=Status.OK)
 

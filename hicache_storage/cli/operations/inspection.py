@@ -1,4 +1,4 @@
-"""The facts about one key space, or about one page."""
+"""Collect the facts about one key space, or about one page."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def space_facts(storage: HiCacheStorage, space: KeySpace) -> dict[str, Any]:
 def page_facts(
     storage: HiCacheStorage, space: KeySpace, page_hash: str
 ) -> tuple[dict[str, Any], bool]:
-    """Return the proof and the frame of a page, and True if the page is right."""
+    """Return the facts about a page, such as its times and frame, and True if the page is right."""
     (times,) = storage.page_times(space, [page_hash])
     (memory,) = PageMemory(space, 1, storage.capabilities.alignment).views(1)
     (found,) = PageProver(storage, space).read([page_hash], [memory])
@@ -51,7 +51,7 @@ def page_facts(
 
 
 def _times(times: PageTimes) -> dict[str, str]:
-    """Return the times that the store knows, each with the age."""
+    """Return the times that the store knows, each with its age."""
     known = {"written": times.written_at_s, "used": times.used_at_s}
     return {name: _time(at_s) for name, at_s in known.items() if at_s is not None}
 
@@ -64,7 +64,7 @@ def _time(at_s: float) -> str:
 
 
 def frame_fields(memory: memoryview) -> dict[str, Any]:
-    """Return the fields of the frame in front of a page, as they are written there."""
+    """Return the fields in a page's frame, exactly as they are stored."""
     magic, version, flags, nbytes, checksum, space_id, length, digest = FRAME_FIELDS.unpack_from(
         memory[:FRAME_NBYTES]
     )

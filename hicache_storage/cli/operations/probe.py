@@ -1,4 +1,4 @@
-"""Pages that are written, read, proved and deleted, to see that a store works, and how fast."""
+"""Write, read, verify and delete pages, to see if a store works, and how fast."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ _LOOKUPS = 16
 _TIMEOUT_S = 60.0
 _LATE_POLL_S = 0.5
 _MOST_LATE_S = 5.0
-"""The time for which late pages are looked for."""
+"""How long to look for pages that arrive late."""
 _FINE = frozenset({Proof.OK, Proof.GONE, Proof.NO_CHECKSUM, Proof.NO_FRAME})
 _CLOSE_TIMEOUT_S = 10.0
 _UNANSWERED = frozenset({Verdict.TIMEOUT, Verdict.BREAKER_OPEN})
-"""The verdicts after which a call to the storage itself may never end."""
+"""Verdicts after which a direct call of the storage may never end."""
 
 
 @dataclass(slots=True)
 class Measured:
-    """The results of a probe. None: a step failed, or the store does not tell."""
+    """The results of a probe. None: a step failed, or the store does not report the value."""
 
     pages: int
     page_nbytes: int
     page_tokens: int
     failures: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    """The steps that failed, each with the reason."""
+    """The steps that failed, each with its reason."""
     write_nbytes_s: float | None = None
     read_nbytes_s: float | None = None
     round_trip_s: float | None = None
     clock_skew_s: float | None = None
-    """The time by which that of a page lies before the begin of its write, or behind the end."""
+    """How far the time of a page is before the start of its write, or after its end."""
     is_late: bool = False
-    """True if the store did not answer a write in time: it may carry it out later."""
+    """True if the store did not answer a write in time. It may still carry the write out."""
 
 
 def probe(
@@ -61,9 +61,9 @@ def probe(
     page_tokens: int,
     timeout_s: float = _TIMEOUT_S,
 ) -> Measured:
-    """Write, read, prove and delete pages with random hashes. No page is left behind.
+    """Write, read, verify and delete pages with random hashes. Leaves no page behind.
 
-    Each step ends after `timeout_s`, also where the store hangs.
+    Each step ends after `timeout_s`, even if the store hangs.
     """
     measured = Measured(pages, page_nbytes, page_tokens)
     space = trial_space(PROBE_MODEL, "doctor", page_nbytes, page_tokens)
@@ -90,9 +90,9 @@ def probe(
 
 
 def prove(storage: HiCacheStorage, spaces: Iterable[KeySpace], pages: int) -> Measured | None:
-    """Read and prove pages that are there, of the first key space that has some. None: there are none.
+    """Read and verify existing pages, from the first key space that has any. None: no page exists.
 
-    The store stays as it is if it was opened read-only.
+    If the store was opened read-only, it stays unchanged.
     """
     for space in spaces:
         hashes = [info.page_hash for info in islice(storage.scan(space), pages)]
@@ -122,14 +122,14 @@ def prove(storage: HiCacheStorage, spaces: Iterable[KeySpace], pages: int) -> Me
 
 
 def _delete(store: PageStore, space: KeySpace, hashes: list[str]) -> int:
-    """Delete the probe's pages; return the number of those that may be left."""
+    """Delete the probe's pages. Return how many may be left."""
     deleted = store.delete(space, hashes)
     left = store.present(space, hashes)
     return max(len(hashes) - deleted, len(hashes) - left.count(False))
 
 
 def _delete_late(store: PageStore, space: KeySpace, hashes: list[str], most_s: float) -> int:
-    """Look again for pages that the store writes after its time-out, and delete them."""
+    """Find and delete pages that the store writes after their timeout."""
     end_s = time.monotonic() + most_s
     while time.monotonic() < end_s:
         time.sleep(min(_LATE_POLL_S, most_s))
@@ -153,7 +153,7 @@ def _remove_space(storage: HiCacheStorage, space: KeySpace, measured: Measured) 
 
 
 class _Probe:
-    """The steps of a probe. A step that fails ends the probe."""
+    """The steps of a probe. If a step fails, the probe ends."""
 
     def __init__(
         self, store: PageStore, space: KeySpace, hashes: list[str], measured: Measured
@@ -165,7 +165,7 @@ class _Probe:
         framed = store.framed(space)
         memory = PageMemory(framed, len(hashes), store.storage.capabilities.alignment)
         self._pages = [framed_page(framed, view) for view in memory.views(len(hashes))]
-        memory.replace()  # a read must not find what was written in its memory
+        memory.replace()  # so that a read cannot find what was written in its memory
         self._read = [framed_page(framed, view) for view in memory.views(len(hashes))]
 
     def run(self) -> None:
@@ -187,7 +187,7 @@ class _Probe:
             self._measured.failures.append(("read", "a page came back with wrong bytes"))
 
     def _moved(self, step: str, pages: list[FramedPage]) -> float | None:
-        """Return the bytes a second of a step; None if it failed."""
+        """Return a step's speed in bytes per second. None if it failed."""
         transfer = Transfer(self._space, self._hashes, pages)
         began_s = time.monotonic()
         outcome = self._store.save([transfer]) if step == "write" else self._store.load([transfer])
@@ -203,7 +203,7 @@ class _Probe:
         return len(verdicts) * self._space.page_nbytes / max(elapsed_s, 1e-9)
 
     def _look_up(self) -> bool:
-        """Measure look-ups of one page. Return False if one failed."""
+        """Measure look-ups of one page. Return False if a look-up failed."""
         times: list[float] = []
         for _ in range(_LOOKUPS):
             began_s = time.monotonic()
@@ -220,12 +220,12 @@ class _Probe:
         return True
 
     def _fail(self, step: str, reason: str, verdicts: set[Verdict]) -> None:
-        """Note the failure of a step, with the storage's own words if it has any."""
+        """Record the failure of a step, with the storage's own message if there is one."""
         words = "" if verdicts & _UNANSWERED else self._words(step)
         self._measured.failures.append((step, f"{reason}; {words}" if words else reason))
 
     def _words(self, step: str) -> str:
-        """Return the error that the storage itself raises in a step, or nothing."""
+        """Return the message of the error that the storage itself raises in a step, or nothing."""
         storage, framed = self._store.storage, self._store.framed(self._space)
         if not storage.capabilities.scatter_gather:
             return ""

@@ -1,4 +1,4 @@
-"""Proof that a stored page is the page of its key: its frame, and the checksum of its payload."""
+"""Verify that a stored page belongs to its key and is intact, by its frame and payload checksum."""
 
 from __future__ import annotations
 
@@ -19,47 +19,47 @@ if TYPE_CHECKING:
 
 _CHECKSUMMED = 1
 _WORDS = frozenset({"wrong_size", "corrupt", "not_authentic", "unknown_key"})
-"""The reasons of `PageFault`."""
+"""The reasons that a `PageFault` can have."""
 
 
 class Proof(enum.Enum):
-    """The result of reading one page. Its value is the reason in lists and in JSON."""
+    """The result of reading one page. The value is the reason in lists and in JSON."""
 
     OK = "ok"
     CORRUPT = "corrupt"
     WRONG_KEY = "wrong_key"
     WRONG_SIZE = "wrong_size"
     NOT_AUTHENTIC = "not_authentic"
-    """The page does not open with the key that it names."""
+    """The page cannot be opened with the key that it names."""
     UNKNOWN_KEY = "unknown_key"
     """The page is sealed with a key that the config does not list."""
     UNREADABLE = "unreadable"
-    """The store says that the page is there, and does not read it."""
+    """The store says that the page exists, but does not return it."""
     NO_CHECKSUM = "no_checksum"
-    """The frame is right, and has no checksum of the payload."""
+    """The frame is right, but has no checksum of the payload."""
     NO_FRAME = "no_frame"
-    """Pages of this key space have no frames. Nothing can be proved."""
+    """The pages of this key space have no frames, so nothing can be verified."""
     GONE = "gone"
-    """The page was listed, and is not there any more."""
+    """The page was listed, but does not exist any more."""
 
 
 WRONG = frozenset({Proof.CORRUPT, Proof.WRONG_KEY, Proof.WRONG_SIZE, Proof.NOT_AUTHENTIC})
-"""Pages that no engine can use. It is safe to delete them."""
+"""Results for pages that no engine can use, so it is safe to delete them."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageProof:
-    """The proof of one page, and for a wrong page the details."""
+    """The result for one page, with details if the page is wrong."""
 
     page_hash: str
     proof: Proof
     detail: str = ""
     is_read: bool = False
-    """True if the store has read the page, right or wrong."""
+    """True if the store returned the page, right or wrong."""
 
 
 class PageProver:
-    """Reads pages of one key space and proves them. Thread-safe."""
+    """Reads and verifies the pages of one key space. Thread-safe."""
 
     def __init__(self, storage: HiCacheStorage, space: KeySpace) -> None:
         self._storage = storage
@@ -68,7 +68,7 @@ class PageProver:
         storage.open_space(space)
 
     def read(self, hashes: Sequence[str], memory: Sequence[memoryview]) -> list[PageProof]:
-        """Read each page into its memory, and return the proofs in the order of the hashes."""
+        """Read each page into its memory. Return the results in the order of the hashes."""
         pages = [Page(view) for view in memory]
         for page in pages:
             page.digest_skip = self._space.frame_nbytes
@@ -127,12 +127,12 @@ class PageProver:
 
 
 def fault_proof(fault: PageFault) -> PageProof:
-    """Return what the store says of a damaged page. A word that is not known here is `unreadable`."""
+    """Convert the store's reason for a damaged page. A reason that is unknown here is `unreadable`."""
     if fault.reason in _WORDS:
         return PageProof(fault.page_hash, Proof(fault.reason), fault.detail)
     return PageProof(fault.page_hash, Proof.UNREADABLE, f"{fault.reason}: {fault.detail}")
 
 
 def framed_page(space: KeySpace, memory: memoryview) -> FramedPage:
-    """Return the frame and the payload of a stored page that lies in one piece."""
+    """Return the frame and the payload of a stored page in one piece of memory."""
     return FramedPage(memory[: space.frame_nbytes], Page(memory[space.frame_nbytes :]))

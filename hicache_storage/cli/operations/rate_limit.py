@@ -1,4 +1,4 @@
-"""A limit on bytes a second that threads share."""
+"""Limit the bytes per second that threads move together."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from hicache_storage.durations import MAX_DURATION_S
 
 
 class RateLimit:
-    """Delays its callers so that together they move at most so many bytes a second. Thread-safe."""
+    """Delays its callers, so that together they move at most this many bytes per second. Thread-safe."""
 
     def __init__(self, nbytes_per_s: float | None) -> None:
         self._nbytes_per_s = nbytes_per_s
         self._lock = threading.Lock()
         self.stopped: threading.Event = threading.Event()
-        """An event that ends all waits. A thread that waits for something else may use it, too."""
+        """An event that ends all waits. Threads that wait for something else may use it, too."""
         self._free_at_s = time.monotonic()
 
     def wait(self, nbytes: int) -> None:
-        """Wait until `nbytes` may be moved. Return at once after `stop`, and without a limit."""
+        """Wait until `nbytes` may be moved. Return at once after `stop`, or if there is no limit."""
         if self._nbytes_per_s is None:
             return
         with self._lock:

@@ -1,4 +1,4 @@
-"""The key spaces of a store that a verb works on."""
+"""Select the key spaces of a store that a verb works on."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _MOST_CHOICES = 8
 
 @dataclass(frozen=True, slots=True)
 class SpaceUsage:
-    """A key space, and its pages. None: they were not counted."""
+    """A key space and its pages. None: the pages were not counted."""
 
     space: KeySpace
     pages: int | None
     nbytes: int | None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the manifest, the id, and the figures."""
+        """Return the manifest, the id and the figures, ready for JSON."""
         return {
             "id": self.space.id,
             **self.space.manifest(),
@@ -44,31 +44,31 @@ class SpaceUsage:
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """The key spaces that a selection finds in a store."""
+    """The key spaces that a selection found in a store."""
 
     spaces: list[KeySpace]
-    """Ordered by model and pool."""
+    """Sorted by model and pool."""
     unreadable: list[UnreadableSpace]
-    """Those that the store cannot name: each may be any key space, unless it was chosen by its id."""
+    """Key spaces that the store cannot name. Each could be any key space, unless chosen by its id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceSelection:
-    """Key spaces by id, and by fields. Empty: all. A value of None selects any value."""
+    """Selects key spaces by id and by fields. Empty: all. A field that is None matches any value."""
 
     ids: Sequence[str] = ()
-    """Beginnings of ids. Each must select one key space."""
+    """The first digits of ids. Each must match exactly one key space."""
     model: str | None = None
     revision: str | None = None
     tenant: str | None = None
     pool: str | None = None
 
     def of(self, storage: HiCacheStorage) -> Selected:
-        """Return the selected key spaces of a store, which may be empty.
+        """Return the selected key spaces of a store. There may be none.
 
         Raises:
-            ConfigError: An id is that of no key space, or of several; or no key space that the store
-                can name has these fields, and it can name some.
+            ConfigError: An id matches no key space, or several. Or the store can name key spaces, but
+                none of them has these fields.
         """
         known = sorted(
             storage.spaces(),
@@ -105,8 +105,8 @@ def find_space(storage: HiCacheStorage, text: str) -> KeySpace:
     """Return the key space whose id begins with `text`.
 
     Raises:
-        ConfigError: There is none, or more than one, or the store cannot name it, or the text has too
-            few digits.
+        ConfigError: No key space matches, or several do, or the store cannot name it, or the text has
+            too few digits.
     """
     selected = SpaceSelection(ids=[text]).of(storage)
     for one in selected.unreadable:
@@ -115,10 +115,10 @@ def find_space(storage: HiCacheStorage, text: str) -> KeySpace:
 
 
 def find_page(storage: HiCacheStorage, space: KeySpace, text: str) -> str:
-    """Return the hash of the page of `space` that begins with `text`. A whole hash may be absent.
+    """Return the page hash in `space` that begins with `text`. A whole hash need not be stored.
 
     Raises:
-        ConfigError: There is none, or more than one, or the text is no beginning of a hash.
+        ConfigError: No page matches, or several do, or the text is not the beginning of a hash.
     """
     text = text.lower()
     try:
@@ -155,7 +155,7 @@ def _only_one(kind: str, names: Iterable[str], text: str, where: str) -> str:
 
 
 def format_shard(shard: Shard) -> str:
-    """Return the layers, heads and context of a shard, such as `L0-32 H0-8`."""
+    """Format the layers, heads and context of a shard: `L0-32 H0-8`."""
     parts = [f"L{shard.layers[0]}-{shard.layers[1]}"]
     if shard.heads is not None:
         parts.append(f"H{shard.heads[0]}-{shard.heads[1]}")

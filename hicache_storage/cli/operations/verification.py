@@ -1,4 +1,4 @@
-"""Reading and proving the pages of key spaces, and deleting the wrong ones."""
+"""Read and verify the pages of key spaces, and delete the wrong ones."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ class Finding:
 
 @dataclass(slots=True)
 class Verification:
-    """The result of a run."""
+    """What reading and verifying the pages has shown so far."""
 
     proofs: Counter[Proof] = field(default_factory=Counter[Proof])
     findings: list[Finding] = field(default_factory=list[Finding])
-    """The pages that are wrong, cannot be read, or cannot be proved."""
+    """Pages that are wrong, or that cannot be read or verified."""
     nbytes: int = 0
     elapsed_s: float = 0.0
     is_done: bool = False
-    """False if the run was ended before it had read all pages."""
+    """False if the run ended before it had read all pages."""
     deleted: int = 0
     unreadable: Sequence[UnreadableSpace] = ()
-    """The key spaces of which no page can be read."""
+    """Key spaces in which no page can be read."""
 
     def add(self, space: KeySpace, proofs: Sequence[PageProof]) -> None:
-        """Add the proofs of pages of one key space."""
+        """Add the results for pages of one key space."""
         for page in proofs:
             self.proofs[page.proof] += 1
             if page.proof is not Proof.GONE:
@@ -66,12 +66,12 @@ class Verification:
 
     @property
     def pages(self) -> int:
-        """The number of pages that were read."""
+        """How many pages were read."""
         return sum(self.proofs.values())
 
     @property
     def is_clean(self) -> bool:
-        """True if every page that is there was proved."""
+        """True if every existing page was verified as right."""
         return not self.findings and not self.unreadable
 
     def as_json(self) -> dict[str, Any]:
@@ -105,9 +105,9 @@ def verify(
     share: float = 1.0,
     chance: Callable[[], float] = random.random,
 ) -> Verification:
-    """Read and prove a share of the pages, chosen by chance, and list all pages of a wrong length.
+    """Read and verify a random share of the pages, and list all pages with a wrong length.
 
-    `result` has what was found so far, also if this is interrupted.
+    `result` has what was found so far, even if this call is interrupted.
     """
     result = result or Verification()
     if meter.wants_total:
@@ -128,10 +128,10 @@ def verify(
 
 
 def delete_wrong(look: HiCacheStorage, storage: HiCacheStorage, findings: Sequence[Finding]) -> int:
-    """Delete the wrong pages among `findings` from `storage`, and return their number.
+    """Delete the wrong pages among `findings` from `storage`. Return how many were deleted.
 
-    A page is read again first, by `look`, to which a read changes nothing: an engine may have replaced
-    it. A page that the store does not read, or that cannot be proved, stays.
+    Each page is read again first, because an engine may have replaced it. The read uses `look`, whose
+    reads change nothing. A page that the store does not return, or that cannot be verified, stays.
     """
     deleted = 0
     for finding in findings:
@@ -149,7 +149,7 @@ def delete_wrong(look: HiCacheStorage, storage: HiCacheStorage, findings: Sequen
 def _proofs(
     storage: HiCacheStorage, space: KeySpace, share: float, chance: Callable[[], float]
 ) -> Generator[list[PageProof], None, None]:
-    """Yield the proofs of the chosen pages of a key space, a batch at a time."""
+    """Yield the results for the chosen pages of a key space, one batch at a time."""
     pages = pages_per_batch(space, storage)
     memory = PageMemory(space, pages, storage.capabilities.alignment)
     prover = PageProver(storage, space)

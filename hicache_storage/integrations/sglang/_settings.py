@@ -75,7 +75,7 @@ def split_config(
 ) -> tuple[str, AdapterSettings, dict[str, Any]]:
     """Return the backend's name, the adapter's settings, and the backend's own fields.
 
-    The backend's fields stand beside SGLang's fields, or under `config`, which takes precedence.
+    The backend's fields are next to SGLang's fields, or under `config`, which takes precedence.
 
     Raises:
         ConfigError: A field is invalid or missing.

@@ -203,8 +203,8 @@ def _layout(config: Any, own: str) -> str:
         parts.append("canonical")
     elif config.replicated_layout:
         parts.append("replicated")
-    # In direct rows the bytes of the ranks follow each other, layer by layer inside each: another
-    # number of ranks is another order, also where vLLM calls the rows parallelism-agnostic.
+    # Direct rows hold the bytes of one rank after the other, and layer by layer within a rank. So
+    # another number of ranks means another order, even if vLLM calls the rows parallelism-agnostic.
     portable = config.canonical_layout and parallel.is_parallelism_agnostic
     if not portable and not config.replicated_layout:
         parts.append(f"tp={parallel.tp_size};pp={parallel.pp_size}")

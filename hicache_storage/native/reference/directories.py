@@ -19,7 +19,7 @@ _NO_DIRECTORY = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
 def list_directories(paths: Sequence[bytes]) -> tuple[list[int], list[list[str]]]:
-    """List the regular files in directories whose names are page hashes.
+    """List directories: the regular files in them whose names are page hashes.
 
     Args:
         paths: The directories. A symbolic link does not count as a directory.

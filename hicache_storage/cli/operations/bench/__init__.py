@@ -1,1 +1,1 @@
-"""A load on a store: its pages, its calls, its figures, and the comparison of two runs."""
+"""Put a load on a store: its pages, its calls, its figures, and the comparison of two runs."""

@@ -1,4 +1,4 @@
-"""Two runs of `hicache bench` side by side: the ratio of each figure, and those that are worse."""
+"""Compare two runs of `hicache bench`: the ratio of each figure, and the figures that are worse."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ METRICS = {
     "p99": ("p99_s", False),
     "p99.9": ("p999_s", False),
 }
-"""The figures of an operation by name: the field in a report, and True if more is better."""
+"""The figures of an operation by name: the field in a report, and True if higher is better."""
 CPU = "cpu"
-"""The processor time for a GB of a load, where less is better."""
+"""The processor time for each GB of a load. Lower is better."""
 TOLERANCES = {"throughput": 0.25, "p50": 0.25, "p99": 0.5, "p99.9": 1.0, CPU: 0.25}
-"""The share by which a figure may become worse."""
+"""By how large a share a figure may become worse."""
 _MOST = 1e15
 
 
@@ -35,10 +35,10 @@ class Cell:
     page_nbytes: int
     threads: int
     operation: str
-    """Empty for a figure of the whole load."""
+    """The operation. Empty for a figure of the whole load."""
     metric: str
     ratio: float | None
-    """After / before. None: the run before has the figure, and this one has not."""
+    """After / before. None: only the earlier run has this figure."""
     worse: bool
 
     def as_json(self) -> dict[str, Any]:
@@ -47,10 +47,10 @@ class Cell:
 
 
 def read_before(path: Path) -> dict[str, Any]:
-    """Return the report that `--json` of an earlier run wrote.
+    """Read the report that an earlier run wrote with `--json`.
 
     Raises:
-        ConfigError: The file cannot be read, or is no such report.
+        ConfigError: The file cannot be read, or is not such a report.
     """
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -71,7 +71,7 @@ def read_before(path: Path) -> dict[str, Any]:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Return the fields of an object, and none of anything else."""
+    """Return the fields of an object. Empty for anything else."""
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
@@ -96,7 +96,7 @@ def _is_figure(value: Any) -> bool:
 
 
 def check_comparable(before: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Refuse runs of different loads.
+    """Refuse to compare runs with different loads.
 
     Raises:
         ConfigError: The message names the first setting that differs.
@@ -115,7 +115,7 @@ def compare(
     """Return the figures of the loads that both runs have.
 
     Raises:
-        ConfigError: There is no such load.
+        ConfigError: They have no load in common.
     """
     old = {_key(load): load for load in before["loads"]}
     cells = [
@@ -132,7 +132,7 @@ def compare(
 
 
 def worse_problems(cells: Sequence[Cell]) -> list[str]:
-    """Return a sentence about the figures that are worse, or nothing."""
+    """Return one sentence about the figures that are worse, or nothing."""
     worse = sum(cell.worse for cell in cells)
     return [f"worse than tolerated: {worse} of {counted(len(cells), 'figure')}"] if worse else []
 
@@ -159,7 +159,7 @@ def _cell(
     better: bool,
 ) -> Iterator[Cell]:
     before, after = values
-    if not before:  # there is nothing to compare with
+    if not before:  # nothing to compare with
         return
     ratio = after / before if after else None
     factor = 1 / ratio if ratio and better else ratio

@@ -1,4 +1,4 @@
-"""A run of `hicache bench` as one self-contained HTML page."""
+"""Write a run of `hicache bench` as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _load_section(number: int, load: Mapping[str, Any]) -> Element:
 
 
 def _latency_chart(load: Mapping[str, Any]) -> Element | None:
-    """Return the latencies by percentile, which are spread out towards the slowest calls."""
+    """Return the latencies by percentile. The axis gives the slowest calls more room."""
     lines = [
         Line(operation, [(one_in, seconds * 1000) for one_in, seconds in figures["curve"]])
         for operation, figures in load["operations"].items()
@@ -92,7 +92,7 @@ def _latency_chart(load: Mapping[str, Any]) -> Element | None:
 
 
 def _bandwidth_chart(load: Mapping[str, Any]) -> Element | None:
-    """Return the bytes of each second of the load."""
+    """Return the bytes moved in each second of the load."""
     lines = [
         Line(operation, figures["series"])
         for operation, figures in load["operations"].items()

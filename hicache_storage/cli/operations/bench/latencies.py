@@ -1,4 +1,4 @@
-"""Latencies in buckets: percentiles to within half a percent, in little memory."""
+"""Count latencies in buckets: percentiles are right to within half a percent, in little memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Latencies:
 
     @property
     def count(self) -> int:
-        """The number of latencies."""
+        """How many latencies were counted."""
         return self._buckets.total()
 
     def add(self, seconds: float) -> None:
@@ -27,11 +27,11 @@ class Latencies:
         self._buckets[math.floor(math.log(max(seconds, _LEAST_S)) / _WIDTH)] += 1
 
     def merge(self, other: Latencies) -> None:
-        """Count all latencies of `other`, too."""
+        """Add all latencies of `other`."""
         self._buckets.update(other._buckets)
 
     def quantile(self, share: float) -> float | None:
-        """Return the latency that a share of the calls did not exceed; None without calls."""
+        """Return the latency that this share of the calls did not exceed. None without calls."""
         rank = max(1, math.ceil(share * self.count))
         for bucket in sorted(self._buckets):
             rank -= self._buckets[bucket]
@@ -40,7 +40,7 @@ class Latencies:
         return None
 
     def curve(self) -> list[tuple[float, float]]:
-        """Return points (n, latency that one call of n exceeds), with n from 1 to 1000."""
+        """Return points (n, latency that one call in n exceeds), with n from 1 to 1000."""
         most = min(_MOST_ONE_IN, self.count)
         points: list[tuple[float, float]] = []
         for step in range(_CURVE_STEPS + 1):

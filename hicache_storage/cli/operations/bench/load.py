@@ -1,4 +1,4 @@
-"""Threads that read, write and look up pages for a time, and the figures of each operation."""
+"""Run threads that read, write and look up pages for some time, and record each operation's figures."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 _TICK_S = 0.2
 _PAUSE_S = 0.1
-"""The pause of a thread after a call that was not tried. An open breaker would let it spin."""
+"""How long a thread pauses after a call that was not tried, so that it does not spin."""
 
 _WITHOUT_LATENCY = frozenset({Verdict.UNAVAILABLE, Verdict.ERROR, Verdict.BREAKER_OPEN})
-"""Verdicts of calls that the store did not carry out. A time-out has the latency of its deadline."""
+"""Verdicts of calls that the store did not carry out. The latency of a time-out is its deadline."""
 
 _Bytes = Counter[int]
 
@@ -40,7 +40,7 @@ class Operation(enum.Enum):
     WRITE = "write"
     LOOK_UP = "look-up"
     DELETE = "delete"
-    """Writes make it: a thread deletes its oldest pages, so that the store does not grow."""
+    """Writes cause these: a thread deletes its oldest pages, so that the store does not grow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,21 +50,21 @@ class BenchSettings:
     page_sizes: Sequence[int]
     page_tokens: int
     threads: Sequence[int]
-    """The numbers of threads of the loads."""
+    """The number of threads of each load."""
     batch_pages: int
-    """Pages of one call."""
+    """Pages in one call."""
     mix: Mapping[Operation, float]
     """The weight of each operation."""
     duration_s: float | None
-    """Seconds of each load."""
+    """Seconds that each load lasts."""
     pages: int | None
-    """Pages of all calls of a load together, instead of a duration."""
+    """Pages in all calls of a load together, instead of a duration."""
     working_set_nbytes: int
-    """Bytes of pages that are written before the loads, and the most that a load leaves in the store."""
+    """Bytes of pages written before the loads, and the most that a load leaves in the store."""
     timeout_s: float
 
     def as_json(self) -> dict[str, Any]:
-        """Return the settings that two runs must share to be compared."""
+        """Return the settings that two runs must share before they can be compared."""
         return {
             "page_tokens": self.page_tokens,
             "batch_pages": self.batch_pages,
@@ -80,7 +80,7 @@ class Figures:
 
     latencies: Latencies = field(default_factory=Latencies)
     verdicts: Counter[Verdict] = field(default_factory=Counter[Verdict])
-    """Pages by verdict."""
+    """The number of pages by verdict."""
     calls: int = 0
     nbytes_by_second: _Bytes = field(default_factory=_Bytes)
     """Bytes of right pages, by the second of the load in which their call ended."""
@@ -99,10 +99,10 @@ class Measured:
 
     elapsed_s: float
     cpu_s: float
-    """Time of this process on all processors, whatever its threads did."""
+    """Processor time of this process, over all its threads."""
     operations: Mapping[Operation, Figures]
     written: Sequence[str]
-    """The hashes of pages that were written, or may have been, and may be in the store."""
+    """The hashes of pages that were written, or may have been written, and may still be in the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +112,15 @@ class Target:
     store: PageStore
     space: KeySpace
     stored: Sequence[str]
-    """The hashes of the pages that are there to be read."""
+    """The hashes of the pages that reads can find."""
     hashes: Hashes
-    """The hashes of pages to write."""
+    """The hashes of the pages to write."""
 
 
 def measure(
     target: Target, load: BenchSettings, threads: int, meter: Meter, stop: threading.Event
 ) -> Measured:
-    """Run a load of some threads until its end, or until `stop`. Calls under way end first."""
+    """Run a load with some threads until it ends, or until `stop`. Waits for the calls under way."""
     shared, page_nbytes = _Shared(target, load, stop), target.space.page_nbytes
     most_nbytes = load.working_set_nbytes // threads
     workers = [_Worker(shared, number, most_nbytes) for number in range(threads)]
@@ -149,7 +149,7 @@ def measure(
 
 
 class _Shared:
-    """The state that the threads of a load share. Thread-safe."""
+    """The state that a load's threads share. Thread-safe."""
 
     def __init__(self, target: Target, load: BenchSettings, stop: threading.Event) -> None:
         self.store, self.space, self.stored = target.store, target.space, target.stored
@@ -173,7 +173,7 @@ class _Shared:
         return late or self._stop.is_set() or self.halt.is_set()
 
     def take_pages(self) -> int:
-        """Return the pages of the next call; 0 if the load has had all of its pages."""
+        """Return the number of pages for the next call. 0 if the load has used up its pages."""
         with self._lock:
             if self._left is None:
                 return self.load.batch_pages
@@ -183,7 +183,7 @@ class _Shared:
 
 
 class _Worker:
-    """The calls of one thread."""
+    """One thread of a load, and its calls."""
 
     def __init__(self, shared: _Shared, number: int, most_nbytes: int) -> None:
         self._shared = shared

@@ -1,4 +1,4 @@
-"""The pages of a load in a store: written before it, removed after it, in a key space of their own."""
+"""Write a load's pages to a store before it, and remove them after it. They have their own key space."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from hicache_storage.storage import HiCacheStorage
 
 MODEL = "hicache-bench"
-"""The model in the key spaces of a load, which no engine uses."""
+"""The model in a load's key spaces. No engine uses it."""
 
 
 def bench_space(page_nbytes: int, page_tokens: int) -> KeySpace:
-    """Return the key space of a load's pages."""
+    """Return the key space for a load's pages."""
     return trial_space(MODEL, "bench", page_nbytes, page_tokens)
 
 
 class Hashes:
-    """New page hashes, which no other run has. Thread-safe."""
+    """New page hashes that no other run has. Thread-safe."""
 
     def __init__(self) -> None:
         self._seed = os.urandom(16)
@@ -59,8 +59,8 @@ class Hashes:
 class PageBuffers:
     """Memory for the pages of one call, for each thread. The bytes are random.
 
-    Every payload begins with the hash of its page. A page that comes back with those of another one
-    is wrong, whatever its frame says.
+    Every payload begins with the hash of its page. If a page comes back with the bytes of another
+    page, it is wrong, whatever its frame says.
     """
 
     def __init__(self, store: PageStore, space: KeySpace, pages: int) -> None:
@@ -70,10 +70,10 @@ class PageBuffers:
         self._random = os.urandom(space.page_nbytes)
 
     def to_write(self, hashes: Sequence[str]) -> Transfer:
-        """Return pages with new bytes, which the next call of this thread reuses."""
+        """Return pages with new bytes. The next call of this thread reuses their memory."""
         views = self._payloads(hashes)
         for view, page_hash in zip(views, hashes, strict=True):
-            if not any(view[-8:]):  # memory that nobody has written yet
+            if not any(view[-8:]):  # memory that was not written yet
                 view[:] = self._random
             self._stamp(view, page_hash)
         return self._transfer(hashes)
@@ -83,7 +83,7 @@ class PageBuffers:
         return self._transfer(hashes)
 
     def proved(self, hashes: Sequence[str], verdicts: Sequence[Verdict]) -> list[Verdict]:
-        """Return the verdicts of a read. A page with the bytes of another one is CORRUPT."""
+        """Return the verdicts of a read. A page with the bytes of another page is CORRUPT."""
         return [
             Verdict.CORRUPT if verdict is Verdict.OK and not self._is(view, page_hash) else verdict
             for view, page_hash, verdict in zip(
@@ -92,7 +92,7 @@ class PageBuffers:
         ]
 
     def settle(self, outcome: Outcome) -> None:
-        """Take other memory for the next call if a call that is late may still use this one."""
+        """Use other memory for the next call if a late call may still use this memory."""
         if not outcome.settled.done():
             self._memory.replace()
 
@@ -120,7 +120,7 @@ def fill(
     meter: Meter,
     stop: threading.Event,
 ) -> tuple[list[str], Counter[Verdict]]:
-    """Write pages. Return the hashes of those that were stored, and the number of each verdict."""
+    """Write pages. Return the hashes of the stored ones, and the count of each verdict."""
     pages = pages_per_batch(store.framed(space), store.storage)
     buffers = PageBuffers(store, space, pages)
 
@@ -147,14 +147,14 @@ def remove(
     meter: Meter,
     timeout_s: float,
 ) -> int:
-    """Delete pages, and the key space if it is empty then. Return the number of those that may be left.
+    """Delete pages, then the key space if it is empty. Return how many pages may be left.
 
-    The calls go through a page store of their own, whose breaker knows no earlier failures.
+    The calls use a new page store, so its breaker does not remember earlier failures.
     """
     with PageStore(storage, PageStoreSettings(timeout_s=timeout_s)) as store:
         try:
             store.open_space(space)
-        except HiCacheError:  # the store is down, which the figures show
+        except HiCacheError:  # the store is down, as the figures show
             return len(hashes)
 
         def delete(batch: list[str]) -> tuple[int, int]:
@@ -174,7 +174,7 @@ def remove(
 
 def _remove_empty(storage: HiCacheStorage, space: KeySpace) -> None:
     """Remove a key space, unless another run has pages in it."""
-    with suppress(HiCacheError):  # an empty one does no harm
+    with suppress(HiCacheError):  # an empty key space does no harm
         if not any(True for _ in storage.scan(space)):
             storage.remove_space(space.id)
 

@@ -1,4 +1,4 @@
-"""A run of `hicache bench`: pages of each size are written, loaded by threads, and removed."""
+"""A run of `hicache bench`: write pages of each size, load them with threads, and remove them."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def run_bench(
     stop: threading.Event,
     meter: Callable[[str, float | None], AbstractContextManager[Meter]],
 ) -> dict[str, Any]:
-    """Run all loads, and return the figures as the fields of a report. No page is left behind.
+    """Run all loads. Return the figures as the fields of a report. Leaves no page behind.
 
-    `meter` returns a progress bar for a title and a duration. After `stop` no load begins, and what
-    was measured so far is returned.
+    `meter` makes a progress bar from a title and a duration. After `stop` no load begins, and the
+    figures so far are returned.
     """
     report: dict[str, Any] = {
         "format": FORMAT,
@@ -55,7 +55,7 @@ def run_bench(
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """The parts that all page sizes of a run share."""
+    """The parts that a run uses for all page sizes."""
 
     storage: HiCacheStorage
     settings: BenchSettings
@@ -65,7 +65,7 @@ class _Run:
 
 
 class _PageSize:
-    """The loads on pages of one size."""
+    """The loads with pages of one size."""
 
     def __init__(self, run: _Run, page_nbytes: int) -> None:
         self._storage, self._settings, self._stop = run.storage, run.settings, run.stop
@@ -78,7 +78,7 @@ class _PageSize:
         self._written: list[str] = []
 
     def run(self) -> None:
-        """Fill, measure with each number of threads, and remove every page."""
+        """Fill the store, measure with each number of threads, and remove every page."""
         store = self._open()
         try:
             with self._meter("filling", None) as shown:
@@ -116,7 +116,7 @@ class _PageSize:
         self._make_room(store)
 
     def _make_room(self, store: PageStore) -> None:
-        """Delete the pages that a load wrote, before the next one writes as many."""
+        """Delete the pages that a load wrote, before the next load writes as many."""
         pages = pages_per_batch(store.framed(self._space), self._storage)
         for batch in batches(self._written, pages):
             if store.delete(self._space, batch) < len(batch):
@@ -124,7 +124,7 @@ class _PageSize:
         self._written.clear()
 
     def _remove(self, hashes: Sequence[str]) -> None:
-        """Remove pages, and count those that may be left."""
+        """Remove pages, and count the pages that may be left."""
         with self._meter("removing", None) as shown:
             self._report["left_pages"] += remove(
                 self._storage, self._space, hashes, shown, self._settings.timeout_s

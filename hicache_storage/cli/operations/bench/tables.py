@@ -1,4 +1,4 @@
-"""The figures of a run as tables and lines of 80 columns."""
+"""Show the figures of a run as tables and lines of 80 columns."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tables(report: Mapping[str, Any], cells: Sequence[Cell]) -> Iterator[Table |
 
 
 def title_of(load: Mapping[str, Any]) -> str:
-    """Return the load and its whole figures: `1 MiB pages, 4 threads: 1.20 GiB/s, ...`."""
+    """Name a load with the figures of the whole: `1 MiB pages, 4 threads: 1.20 GiB/s, ...`."""
     cpu = load["cpu_s_per_gb"]
     pages, threads = format_nbytes(load["page_nbytes"]), thread_name(load["threads"])
     return (
@@ -46,12 +46,12 @@ def title_of(load: Mapping[str, Any]) -> str:
 
 
 def thread_name(threads: int) -> str:
-    """Return a number of threads in words."""
+    """Write a number of threads in words."""
     return counted(threads, "thread")
 
 
 def operation_rows(load: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return the cells of each operation for `TITLES`."""
+    """Return each operation's cells for `TITLES`."""
     return [
         (
             operation,
@@ -70,7 +70,7 @@ RATIO_TITLES = ("pages", "threads", "operation", *METRICS, CPU)
 
 
 def ratio_rows(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
-    """Return the cells of each operation for `RATIO_TITLES`. The whole load is the operation `all`."""
+    """Return each operation's cells for `RATIO_TITLES`. The whole load is the operation `all`."""
     rows: dict[tuple[int, int, str], dict[str, str]] = {}
     for cell in cells:
         key = cell.page_nbytes, cell.threads, cell.operation or "all"
@@ -88,7 +88,7 @@ def ratio_rows(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
 
 
 def format_seconds(seconds: float | None) -> str:
-    """Return a latency with three digits: `0.21 ms`, `1.20 s`."""
+    """Format a latency with three digits: `0.21 ms`, `1.20 s`."""
     if seconds is None:
         return ""
     value, unit = (seconds, "s") if seconds >= 1 else (seconds * 1000, "ms")
