@@ -4,7 +4,7 @@
     .venv/bin/python benchmarks/fleet_simulation.py --conversations 4000 --speed 8
 
 Without `--trace` the requests are a synthetic trace. No page is moved. An engine's rates are
-assumptions, which you can change with flags. They decide how long a block takes to be written, and
+assumptions, which you can change with flags. They decide how long a block takes to reach L3, and
 therefore how often two engines compute it at the same time.
 """
 

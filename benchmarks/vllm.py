@@ -155,7 +155,7 @@ class Calls:
         return taken_s / len(self.keys)
 
     def longest_step_s(self) -> float:
-        """Return the longest step of a request, which asks, gets hits, loads and finishes."""
+        """Return the time of the longest step of a request that asks, gets hits, loads and ends."""
         asked, tier = request(), self.tier.tier
         context = base.ScheduleEndContext((), ())
         job = tiering.TransferJob(

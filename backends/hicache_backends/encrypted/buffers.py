@@ -33,7 +33,7 @@ class _Buffer(NamedTuple):
 class SealedBuffers:
     """Reusable buffers, registered with `storage`.
 
-    Thread-safe; it uses no lock, which a fork could catch.
+    Thread-safe, without a lock that a fork could leave held.
     """
 
     def __init__(self, storage: HiCacheStorage, *, most_kept: int) -> None:

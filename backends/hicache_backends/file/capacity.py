@@ -167,7 +167,7 @@ class Capacity:
         return True
 
     def release_replaced(self, nbytes: int, deadline: Deadline) -> None:
-        """Take `nbytes` off the ledger: other files, with their own grants, replaced these pages."""
+        """Take `nbytes` off the ledger, because files with their own grants replaced these pages."""
         self._ledger.add(-nbytes, deadline)
 
     def evict(self, nbytes: int, deadline: Deadline) -> None:

@@ -116,7 +116,7 @@ class EvictionSweep:
     def put_back(self, late: list[Victim], vain: int) -> None:
         """Put back victims for which there was no time.
 
-        `vain` counts victims that were gone or in use.
+        `vain` counts victims that were gone or had been used.
         """
         with self._changed:
             self._candidates[:0] = late

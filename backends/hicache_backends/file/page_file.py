@@ -89,7 +89,7 @@ class PageFiles:
         return f"{self.directory}/{page_hash[:2]}/{page_hash}"
 
     def unusable(self, hashes: Sequence[str]) -> dict[str, int]:
-        """Find the directories of these pages that are symbolic links or cannot be looked at.
+        """Find the directories of these pages that are symbolic links, or cannot be read.
 
         Return their errors by directory name. A directory that was found usable is not checked
         again.

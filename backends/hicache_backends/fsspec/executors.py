@@ -1,4 +1,4 @@
-"""Run a filesystem's calls: on an event loop that has its own thread, or on several threads.
+"""Runs a filesystem's calls: on an event loop that has its own thread, or on several threads.
 
 An operation is a coroutine function of one item. On an event loop it waits like any other
 coroutine. In a thread executor the filesystem blocks instead, so the operation never waits, and a

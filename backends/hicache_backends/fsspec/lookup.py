@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MIN_LISTING_S = 0.1
 """If asking for each page takes no longer than this, do not risk a listing, which may take long."""
 _MIN_PAGES = 16
-"""The time of a smaller look-up is not proportional to its pages, so it is not measured."""
+"""The time of a smaller lookup is not proportional to its pages, so it is not measured."""
 _WEIGHT = 0.2
 _DECAY = 0.9
 _MOST_SPACES = 4096

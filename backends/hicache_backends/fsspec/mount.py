@@ -21,10 +21,7 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 
 _CLIENT_LIMIT_S = 30.0
-"""The limit for making a client.
-
-Some clients read megabytes of their own data, even if the store is fast.
-"""
+"""The limit for making a client. Some read megabytes of their own data, whatever the store."""
 _BLOCKING_GUESS_S = 1e-4
 _NETWORK_GUESS_S = 1e-3
 
@@ -105,7 +102,7 @@ class Mount:
 
     @property
     def page_guess_s(self) -> float:
-        """The time that one page of a look-up is expected to take, until it is measured."""
+        """The time that one page of a lookup is expected to take, until it is measured."""
         return _BLOCKING_GUESS_S if self._blocking else _NETWORK_GUESS_S
 
     def close(self) -> None:

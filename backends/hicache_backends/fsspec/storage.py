@@ -401,7 +401,7 @@ class FsspecStorage(HiCacheStorage):
     def _check_there(self) -> None:
         names = [entry.name for entry in self._entries("", "", self._deadline())]
         if not any(name == WRITING or SPACE_ID.fullmatch(name) for name in names):
-            no_store = ConfigError if names else NoSuchStore  # engines refuse other files
+            no_store = ConfigError if names else NoSuchStore  # none is made next to other files
             raise no_store(
                 f"fsspec: url: there is no store at {self._settings.shown_url}: correct it; engines"
                 " make a store there when they write"
@@ -415,8 +415,8 @@ class FsspecStorage(HiCacheStorage):
             StorageUnavailable: The bucket or the directory is gone, so nothing is known about the pages.
         """
         if self._root_was_present and verdicts and not any(verdicts):
-            # The credentials may allow access to pages but not to the bucket itself. Such an error
-            # is no proof.
+            # The credentials may allow access to pages but not to the bucket. Then an error proves
+            # nothing.
             (missing,) = self._each(self._mounts.get().files.is_root_missing, [None], deadline)
             if missing.value:
                 raise StorageUnavailable(

@@ -45,8 +45,7 @@ def load() -> Any:
         ModuleNotFoundError: The wheel is not installed.
         BackendNotInstalled: The wheel is installed, but a system library that it needs is not.
     """
-    # The library reads these variables once. By default it logs every step and tries to join for 90
-    # s.
+    # The library reads these variables once. By default it logs every step and tries 90 s to join.
     os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
     os.environ.setdefault("MC_STORE_CLIENT_SETUP_RETRIES", "1")
     try:

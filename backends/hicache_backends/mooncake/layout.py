@@ -32,17 +32,17 @@ class Layout:
         return f"{self.prefix}{space_id}/{_MANIFEST}"
 
     def page_hash(self, space_id: str, key: str) -> str | None:
-        """Return the page hash if the key is the key of a page, else None."""
+        """Return the page hash if `key` is a page's key, else None."""
         page_hash = key.removeprefix(self.root(space_id))
         return page_hash if PAGE_HASH.fullmatch(page_hash) else None
 
     def owner(self, key: str) -> str | None:
-        """Return the key-space id if the key is the key of a page or a manifest, else None."""
+        """Return the key-space id if `key` is the key of a page or a manifest, else None."""
         space_id, _, name = key.removeprefix(self.prefix).partition("/")
         is_ours = name == _MANIFEST or PAGE_HASH.fullmatch(name)
         return space_id if is_ours and SPACE_ID.fullmatch(space_id) else None
 
     def space_id(self, key: str) -> str | None:
-        """Return the key-space id if the key is the key of a manifest, else None."""
+        """Return the key-space id if `key` is a manifest's key, else None."""
         space_id, _, name = key.removeprefix(self.prefix).partition("/")
         return space_id if name == _MANIFEST and SPACE_ID.fullmatch(space_id) else None

@@ -55,7 +55,7 @@ class RegisteredMemory:
             unregister(start)
 
     def outside(self, pages: Sequence[Page], indices: Sequence[int]) -> list[int]:
-        """Return the indices of pages that have a segment outside every range."""
+        """Return the indices of pages with a segment that no single range contains."""
         with self._lock:  # copy them, because searching for a large batch would block other calls
             starts, ends = list(self._starts), list(self._ends)
         found: list[int] = []

@@ -159,7 +159,7 @@ class Connection:
             raise WrongReply("a reply has an unexpected form") from error
 
     def _is_idle(self, connected: DeadlineSocket, deadline: Deadline) -> bool:
-        """Return True if nothing has arrived since the last use, not even a late reply or an end."""
+        """Return True if nothing has arrived since the last use: no late reply, no end."""
         connected.deadline = deadline
         try:
             return not self._redis_connection.can_read(0)

@@ -83,7 +83,7 @@ class RedisStorage(HiCacheStorage):
 
     @classmethod
     def open_read_only(cls, config: Mapping[str, Any]) -> Self:
-        """Open it for a program that only looks: it prunes no index, and its reads are not uses."""
+        """Open it for a program that only looks: prune no index, count no read as a use."""
         return cls(RedisSettings.parse("redis", config), is_read_only=True)
 
     def open_space(self, space: KeySpace) -> None:

@@ -50,7 +50,7 @@ class Addresses:
             self._expires_s = float("inf")
 
     def wait_until_known(self, limit_s: float) -> bool:
-        """Return True once an address is known, or False if `limit_s` has passed before.
+        """Return True once an address is known. Return False after `limit_s`.
 
         Raises:
             StorageUnavailable: The name has no address.

@@ -41,12 +41,12 @@ class Layout:
         return f"{self.manifest_root}{space_id}.json"
 
     def is_page(self, space_id: str, name: str) -> bool:
-        """Return True if the name is the name of a page in this key space."""
+        """Return True if `name` is the name of a page in this key space."""
         root = self.root(space_id)
         return name.startswith(root) and _PAGE.fullmatch(name, len(root)) is not None
 
     def space_id(self, name: str) -> str | None:
-        """Return the key-space id if the name is the name of a manifest, else None."""
+        """Return the key-space id if `name` is a manifest's name, else None."""
         space_id = name.removeprefix(self.manifest_root).removesuffix(".json")
         is_manifest = SPACE_ID.fullmatch(space_id) and name == self.manifest(space_id)
         return space_id if is_manifest else None

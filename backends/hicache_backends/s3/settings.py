@@ -31,7 +31,7 @@ _OWN_HEADERS = frozenset(
 
 
 def _prefix(text: str) -> str:
-    """Return the prefix with a slash at its end, so that it matches no longer name."""
+    """Return the prefix with a slash at its end: without it, `kv` would also match `kv2`."""
     prefix = text if not text or text.endswith("/") else f"{text}/"
     if not _PREFIX.fullmatch(prefix) or any(part in (".", "..") for part in prefix.split("/")):
         raise ValueError(

@@ -114,7 +114,7 @@ class SqliteIndex(SqliteReader, Index):
             self._update_used(db)
 
     def clear(self, files: SlotFiles) -> int:
-        """Remove pages in the order of their hashes, so that all that were there at first go.
+        """Remove pages in order of hash, so that every page that existed at the start is removed.
 
         The slots of one step are far apart. They are deallocated at the end, in the order of the
         files.
