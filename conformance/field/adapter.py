@@ -1,4 +1,4 @@
-"""The base of all adapters: a store that was written for another interface than ours."""
+"""The base of all adapters, which wrap stores that were written for another interface than ours."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ ONE_RESULT_A_BATCH = {"batch_set": "it gives one verdict for a batch, not one a 
 
 
 class AdaptedStorage(HiCacheStorage):
-    """A store of another engine. An operation that its interface lacks raises UnsupportedOperation.
+    """A store of another engine. If its interface lacks an operation, that raises UnsupportedOperation.
 
-    An exception of the store is passed on unchanged, because its engine would meet it as well.
+    The adapter passes on exceptions of the store unchanged, because its engine would meet them too.
     """
 
     distribution: ClassVar[str]
-    """The store's own distribution. The record names its version."""
+    """The store's own distribution, whose version the record shows."""
     absent: ClassVar[Mapping[str, str]]
     """The operations that the interface lacks, each with the reason: `Subject.absent` of its tests."""
 
@@ -42,9 +42,9 @@ class AdaptedStorage(HiCacheStorage):
 
 
 def results_from_prefix_counts(ask: Callable[[list[str]], int], keys: Sequence[str]) -> list[bool]:
-    """Return whether each page exists, from a store that only counts the leading pages that exist.
+    """Return whether each page exists, for a store that only counts the leading pages that exist.
 
-    One call suffices where all exist. After a miss each further page takes a call of its own.
+    One call is enough if all exist. After a miss, each further page takes a call of its own.
     """
     wanted = list(keys)
     leading = ask(wanted) if wanted else 0
@@ -53,7 +53,7 @@ def results_from_prefix_counts(ask: Callable[[list[str]], int], keys: Sequence[s
 
 
 def results_from_batch_flag(stored: bool, count: int) -> list[bool]:  # noqa: FBT001 - the peer's own verdict
-    """Return one result a page, from a store that gives one for a whole batch.
+    """Return one result per page, for a store that returns one for a whole batch.
 
     Raises:
         UnsupportedOperation: The store refused the batch, and does not report which pages.
@@ -66,7 +66,7 @@ def results_from_batch_flag(stored: bool, count: int) -> list[bool]:  # noqa: FB
 
 
 def equal_part(part: tuple[int, int], total: int, what: str) -> tuple[int, int]:
-    """Return the number of this part among equal parts, and the number of parts, as ranks hold them.
+    """Return the number of this part among equal parts, as ranks hold them, and how many there are.
 
     Raises:
         UnsupportedOperation: `part` is not one of equal parts.

@@ -1,13 +1,13 @@
 """LMCache's L2 adapters, called as the storage manager of its MP mode calls them.
 
 An L2 adapter takes tasks, and signals by eventfds that some are done. As in LMCache's prefetch
-controller, only pages that a lookup found are loaded: the last `batch_exists`, or a lookup that
-`batch_get` makes. Each page is stored by a task of its own, because a task has one result. The
-tasks run one after the other, because LMCache's L1 never stores two objects of one key at once.
+controller, only pages that a lookup found are loaded. The lookup is the last `batch_exists`, or one
+that `batch_get` makes. Each page is stored by a task of its own, because a task has one result. The
+tasks run one after the other, because LMCache's L1 never stores two objects under one key at once.
 
 LMCache's engine passes on these fields of a key space: the tokens of a page (in the chunk hash),
 the model, the place of the shard (as one rank of all), the pool (as the number of an object group)
-and the tenant (as `cache_salt`). It passes on neither dtype nor layout nor revision.
+and the tenant (as `cache_salt`). It does not pass on dtype, layout and revision.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _ADAPTERS = "lmcache.v1.distributed.l2_adapters"
 
 
 class LMCacheSettings(Settings):
-    """The engine, of which the shards of key spaces are ranks, and the config of its adapter."""
+    """The engine, whose ranks hold the shards of key spaces, and the config of its adapter."""
 
     total_heads: int = Field(default=16, ge=1)
-    """KV heads of the model: a shard of `n` is one of `total_heads / n` tensor-parallel ranks."""
+    """The model's KV heads: a shard of `n` is one of `total_heads / n` tensor-parallel ranks."""
     total_layers: int = Field(default=32, ge=1)
     l2_adapter: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Further fields of `--l2-adapter`, passed to the adapter unchanged."""
@@ -75,7 +75,7 @@ class LMCacheStorage(AdaptedStorage):
         except (OSError, RuntimeError) as error:  # LMCache's server would not start either
             raise StorageUnavailable(f"the adapter {kind!r} can't be made: {error}") from error
         self._found: set[Any] = set()
-        """Keys that a lookup found and no load has used since."""
+        """Keys that a lookup found, and that no load has used since."""
 
     def open_space(self, space: KeySpace) -> None:
         super().open_space(space)
@@ -119,7 +119,7 @@ class LMCacheStorage(AdaptedStorage):
         return verdicts
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        """Call the `delete` of LMCache's eviction. It has no result: True means that it returned."""
+        """Call `delete` as LMCache's eviction does. It has no result: True means that it returned."""
         self.ensure_open()
         self._adapter.delete(self.object_keys(space, hashes))
         return [True] * len(hashes)
@@ -148,9 +148,9 @@ class LMCacheStorage(AdaptedStorage):
         ]
 
     def _look_up(self, keys: list[Any]) -> list[bool]:
-        """Return whether each page exists. LMCache's controllers submit no empty task.
+        """Return whether each page exists. Submit no empty task, as in LMCache's controllers.
 
-        The locks are released at once: these adapters do not use them.
+        The locks are released at once, because these adapters do not use them.
         """
         if not keys:
             return []
@@ -183,14 +183,14 @@ def s3_object(key: Any) -> str:
 
 
 def _chunk_hash(space: KeySpace, page_hash: str) -> bytes:
-    """Return the hash of a chunk. It covers the chunk size, the tokens and those before them."""
+    """Return the hash of a chunk. It covers the chunk size, its tokens and those before them."""
     return hashlib.sha256(f"{space.page_tokens}|{page_hash}".encode()).digest()
 
 
 def _rank(shard: Shard, engine: LMCacheSettings) -> tuple[int, int]:
-    """Return the rank that holds a shard, and the number of ranks: `kv_worker_id` and `kv_world_size`.
+    """Return a shard's rank, and how many ranks there are: `kv_worker_id` and `kv_world_size`.
 
-    Ranks are numbered by pipeline stage, then by tensor-parallel rank (one where heads are
+    Ranks are numbered by pipeline stage, then by tensor-parallel rank (one if heads are
     replicated), then by context rank.
     """
     stage, stages = equal_part(shard.layers, engine.total_layers, "layers")
@@ -207,7 +207,7 @@ def _l2_adapter(kind: str, fields: Mapping[str, Any]) -> Any:
 
 
 def _memory_object(page: Page) -> Any:
-    """Return a page as an object of LMCache's L1, over its memory or over a copy of read-only memory."""
+    """Return a page as an object of LMCache's L1, over its memory or, if read-only, a copy."""
     torch = _module("torch")
     memory = _module("lmcache.v1.memory_management")
     (segment,) = page.segments
@@ -219,7 +219,7 @@ def _memory_object(page: Page) -> Any:
 
 
 def _module(name: str) -> Any:
-    """Return a module of LMCache, or torch, without a usage report.
+    """Return a module of LMCache, or torch, with usage reports off.
 
     Raises:
         BackendNotInstalled: The module is not installed.

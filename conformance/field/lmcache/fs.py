@@ -1,4 +1,4 @@
-"""LMCache's `fs` (Python, asyncio) and `fs_native` (C++): a file a page in one flat directory."""
+"""LMCache's `fs` (Python, asyncio) and `fs_native` (C++): one file per page in one flat directory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class LMCacheFilesSettings(LMCacheSettings):
-    """The config of the adapters, with the place of the files."""
+    """The config of the adapters, and where the files lie."""
 
     path: str
     """`base_path` of the adapter's config."""
@@ -40,7 +40,7 @@ class LMCacheFiles(LMCacheStorage):
         return cls(LMCacheFilesSettings.parse(f"lmcache_{cls.kind}", config))
 
     def path_of(self, space: KeySpace, page_hash: str) -> Path:
-        """Return the file of a page: for back doors."""
+        """Return the file of a page, for back doors."""
         (key,) = self.object_keys(space, [page_hash])
         return self._directory / file_name(key)
 

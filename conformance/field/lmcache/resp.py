@@ -1,4 +1,4 @@
-"""LMCache's `resp` adapter: a C++ client of Redis, a key a page."""
+"""LMCache's `resp` adapter: a C++ client of Redis, with one key per page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LMCacheRespSettings(LMCacheSettings):
-    """The config of the adapter, with the address of its server."""
+    """The config of the adapter, and the address of its server."""
 
     host: str
     port: int
@@ -43,6 +43,6 @@ class LMCacheResp(LMCacheStorage):
         return cls(LMCacheRespSettings.parse("lmcache_resp", config))
 
     def key_of(self, space: KeySpace, page_hash: str) -> str:
-        """Return the key of a page in the server: for back doors."""
+        """Return the key of a page in the server, for back doors."""
         (key,) = self.object_keys(space, [page_hash])
         return redis_key(key)

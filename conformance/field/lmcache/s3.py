@@ -1,4 +1,4 @@
-"""LMCache's `s3` adapter: Python on asyncio over the AWS CRT, an object a page in a bucket."""
+"""LMCache's `s3` adapter: Python on asyncio over the AWS CRT, with one object per page in a bucket."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class LMCacheS3Settings(LMCacheSettings):
-    """The config of the adapter, with the address of its bucket and a pair of keys."""
+    """The config of the adapter, the address of its bucket and a pair of keys."""
 
     endpoint: str
     """`s3_endpoint` of the adapter's config: BUCKET.HOST:PORT, over plain HTTP."""
@@ -48,6 +48,6 @@ class LMCacheS3(LMCacheStorage):
         return cls(LMCacheS3Settings.parse("lmcache_s3", config))
 
     def object_of(self, space: KeySpace, page_hash: str) -> str:
-        """Return the name of a page's object: for back doors."""
+        """Return the name of a page's object, for back doors."""
         (key,) = self.object_keys(space, [page_hash])
         return s3_object(key)

@@ -1,4 +1,4 @@
-"""The waiting side of an L2 adapter of LMCache: each submitted task has a future."""
+"""Waits for the tasks of an LMCache L2 adapter: each submitted task has a future."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STORE, _LOOK_UP, _LOAD = range(3)
 class Tasks:
     """One thread that waits on the eventfds of an adapter, as LMCache's controllers do. Thread-safe.
 
-    The objects of a task are held until the task is done. There is no time limit, as in LMCache.
+    It keeps the objects of a task until the task is done. As in LMCache, there is no time limit.
     """
 
     def __init__(self, adapter: Any) -> None:
@@ -37,13 +37,13 @@ class Tasks:
         self._thread.start()
 
     def store(self, keys: list[Any], objects: list[Any]) -> Future[list[bool]]:
-        """Store objects; the future has one result for the whole task."""
+        """Store objects. The future has one result for the whole task."""
         return self._submitted(
             _STORE, lambda: self._adapter.submit_store_task(keys, objects), objects
         )
 
     def look_up(self, keys: list[Any]) -> Future[list[bool]]:
-        """Look keys up; the future has a result for each.
+        """Look up keys. The future has one result per key.
 
         Found keys are locked until `submit_unlock`.
         """
@@ -52,7 +52,7 @@ class Tasks:
         )
 
     def load(self, keys: list[Any], objects: list[Any]) -> Future[list[bool]]:
-        """Read into the objects; the future has a result for each."""
+        """Read into the objects. The future has one result per object."""
         return self._submitted(
             _LOAD, lambda: self._adapter.submit_load_task(keys, objects), objects
         )

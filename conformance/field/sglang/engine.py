@@ -2,7 +2,7 @@
 
 SGLang's engine passes on these fields of a key space: the model, the place of the shard (as ranks
 and sizes of tensor, pipeline and context parallelism), the pool, and in the page hash the tenant
-and the tokens of a page. It passes on neither dtype nor layout nor revision.
+and the tokens of a page. It does not pass on dtype, layout and revision.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace, Shard
 
 BATCH_PAGES = 128
-"""The number of pages that SGLang's controller passes in one call: `STORAGE_BATCH_SIZE`."""
+"""How many pages SGLang's controller passes in one call: `STORAGE_BATCH_SIZE`."""
 KV = "kv"
 _LOADING = threading.Lock()
 
 
 class EngineSettings(Settings):
-    """The engine, of which the shards of key spaces are ranks, and the config of its backend."""
+    """The engine, whose ranks hold the shards of key spaces, and the config of its backend."""
 
     total_heads: int = Field(default=16, ge=1)
-    """KV heads of the model: a shard of `n` is one of `total_heads / n` tensor-parallel ranks."""
+    """The model's KV heads: a shard of `n` is one of `total_heads / n` tensor-parallel ranks."""
     total_layers: int = Field(default=32, ge=1)
     extra_config: dict[str, Any] = Field(default_factory=dict[str, Any])
     """`--hicache-storage-backend-extra-config`, passed to the backend unchanged."""
@@ -60,8 +60,8 @@ class SGLangStorage(AdaptedStorage):
     def rank(self, space: KeySpace) -> Any:
         """Return the backend's instance at the rank that holds this shard. The first use starts it.
 
-        A model is MLA for its engine (`is_mla_model`) where its KV pool has no heads, whatever its
-        other pools have.
+        A model counts as MLA for its engine (`is_mla_model`) if its KV pool has no heads, whatever
+        its other pools have.
         """
         self.ensure_open()
         with self._lock:
@@ -76,11 +76,11 @@ class SGLangStorage(AdaptedStorage):
             return self._ranks[place]
 
     def engine_key(self, space: KeySpace) -> int:  # noqa: ARG002 - unused by this default
-        """Return what further separates engines, besides model and shard."""
+        """Return what separates engines besides model and shard."""
         return 0
 
     def make_rank(self, space: KeySpace, config: Any) -> Any:  # noqa: ARG002 - unused by this default
-        """Return the rank of a new instance: here the instance alone."""
+        """Return the rank of a new instance. Here it is the instance alone."""
         return self.make_backend(config)
 
     def make_backend(self, config: Any) -> Any:
@@ -102,7 +102,7 @@ class SGLangStorage(AdaptedStorage):
 
 
 def storage_config(space: KeySpace, engine: EngineSettings) -> Any:
-    """Return SGLang's `HiCacheStorageConfig` of the rank that holds the shard of `space`.
+    """Return SGLang's `HiCacheStorageConfig` for the rank that holds the shard of `space`.
 
     Raises:
         UnsupportedOperation: No equal cut of the model's layers and heads has this shard.
@@ -149,8 +149,8 @@ def module(name: str) -> Any:
     """Return `sglang.srt.NAME` of the wheel, without the imports of `sglang` itself.
 
     `sglang` becomes an empty package that points into the wheel, because the real one loads a
-    front-end language and patches transformers. `triton` becomes an empty module where it is not
-    installed; storage uses no kernel.
+    front-end language and patches transformers. If `triton` is not installed, it becomes an empty
+    module, because storage uses no kernel.
 
     Raises:
         BackendNotInstalled: There is no wheel.
@@ -161,7 +161,7 @@ def module(name: str) -> Any:
 
 
 def _find_wheel() -> None:
-    """Make `sglang` and `triton` importable, once a process."""
+    """Make `sglang` and `triton` importable, once per process."""
     if "sglang" not in sys.modules:
         try:
             found = metadata.distribution("sglang").locate_file("sglang")
@@ -180,8 +180,8 @@ def _find_wheel() -> None:
 def replace_classes(unused: Mapping[str, Mapping[str, type]]) -> None:
     """Replace classes of SGLang that a backend imports and does not construct.
 
-    Their modules would import half of an engine. A backend names the classes in annotations, or in
-    `isinstance`.
+    Their modules would import half of an engine. A backend uses the classes only in annotations, or
+    in `isinstance`.
     """
     module("environ")
     for name, classes in unused.items():

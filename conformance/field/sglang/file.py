@@ -1,9 +1,9 @@
-"""SGLang's `HiCacheFile`: a file a page in one flat directory.
+"""SGLang's `HiCacheFile`: one file per page in one flat directory.
 
 KV pages take the path of `_generic_page_get` and `_generic_page_set` of the cache controller: a get
-reads each page into a fresh flat tensor, and a set has one result a batch. Pages of other pools are
-read and written one by one under `hash.pool`, as `batch_get_v2` and `batch_set_v2` do. A page is
-deleted as the evictor deletes one.
+reads each page into a fresh flat tensor, and a set has one result per batch. Pages of other pools
+are read and written one by one under `hash.pool`, as in `batch_get_v2` and `batch_set_v2`. The
+adapter deletes a page as the evictor does.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 
 
 class SGLangFileSettings(EngineSettings):
-    """The config of the adapter, with the place of the files."""
+    """The config of the adapter, and where the files lie."""
 
     path: str
     """`file_storage_path` of the backend's config."""
     capacity_nbytes: ByteSize | None = Field(default=None, gt=0)
     """`max_size` of the backend's config, for its evictor."""
     strided: bool = False
-    """Read into tensors that are not contiguous, which the engine never does."""
+    """True: read into tensors that are not contiguous, which the engine never does."""
 
 
 class SGLangFile(SGLangStorage):
@@ -117,7 +117,7 @@ class SGLangFile(SGLangStorage):
         return [rank.set(key, value) for key, value in zip(keys, values, strict=True)]
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        """Delete files as the evictor does. The backend has no delete that takes a key."""
+        """Delete files as the evictor does, because the backend has no delete that takes a key."""
         rank = self.rank(space)
         for page_hash in hashes:
             path = self.path_of(space, page_hash)
@@ -130,7 +130,7 @@ class SGLangFile(SGLangStorage):
     def clear(self, space: KeySpace) -> int:
         """Call the backend's `clear` at this rank.
 
-        The result is the number of files that disappeared.
+        Return how many files disappeared.
         """
         rank = self.rank(space)
         before = self._files()
@@ -138,7 +138,7 @@ class SGLangFile(SGLangStorage):
         return before - self._files()
 
     def path_of(self, space: KeySpace, page_hash: str) -> Path:
-        """Return the file of a page, named by the backend: for back doors."""
+        """Return the file of a page, as the backend names it, for back doors."""
         (key,) = pool_keys(space, [page_hash])
         name = self.rank(space)._get_suffixed_key(key)  # noqa: SLF001 - there is no public method
         return Path(self._directory, f"{name}.bin")
@@ -148,7 +148,7 @@ class SGLangFile(SGLangStorage):
 
 
 def _tensor(page: Page) -> Any:
-    """Return a page as a flat tensor over its memory, or over a copy of read-only memory."""
+    """Return a page as a flat tensor over its memory, or over a copy if that is read-only."""
     (segment,) = page.segments
     memory = bytearray(segment) if segment.readonly else segment
     return _torch().frombuffer(memory, dtype=_torch().uint8)

@@ -5,9 +5,9 @@ and `batch_set_v2`, to and from a host pool that holds the pages of the call. Th
 "page_first" takes its zero-copy path, with K and V of an MHA page in a slot each. Other layouts
 take its path over flat pages, and so does a page without halves.
 
-An engine has one model, one dtype, layout, revision and page size. A key space that differs in one
-of these is another server of the same configuration, with its own metadata. Only another page size
-has its own file, as the backend's documentation advises for servers with different slots.
+An engine has one model, dtype, layout, revision and page size. If a key space differs in one of
+these, it stands for another server of the same configuration, with its own metadata. Only another
+page size has its own file, as the backend's documentation advises for servers with different slots.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _UNUSED_CLASSES = {
 }
 _CONFIG_PATH = "SGLANG_HICACHE_HF3FS_CONFIG_PATH"
 _STARTING = threading.Lock()
-"""The lock for starts: the backend reads its config from an environment variable."""
+"""Held while a backend starts, because it reads its config from an environment variable."""
 
 
 class SGLangHF3FSSettings(EngineSettings):
@@ -66,13 +66,13 @@ class SGLangHF3FSSettings(EngineSettings):
     path: str
     """The directory of `file_path_prefix`."""
     slots: int = Field(default=12_000, ge=1)
-    """Number of slots, of one page each. `file_size` is this number times the slot size."""
+    """How many slots there are, for one page each. `file_size` is this number times the slot size."""
     capacity_nbytes: ByteSize | None = Field(default=None, gt=0)
-    """`file_size`, instead of `slots`."""
+    """`file_size`, in place of `slots`."""
     numjobs: int = Field(default=4, ge=1)
     entries: int = Field(default=8, ge=1)
     page_flags: bool = False
-    """Return the flags of a set for each page, instead of `all` of them as the engine does."""
+    """True: return the flags of a set for each page. The engine returns `all` of them."""
 
 
 class SGLangHF3FS(AdaptedStorage):
@@ -128,7 +128,7 @@ class SGLangHF3FS(AdaptedStorage):
         return [True] * len(hashes)
 
     def clear(self, space: KeySpace) -> int:
-        """Call the backend's `clear` at this rank. The result is the number of keys that disappeared."""
+        """Call the backend's `clear` at this rank. Return how many keys disappeared."""
         return self._rank(space).clear()
 
     def close(self) -> None:
@@ -179,7 +179,7 @@ class _Rank:
             return self._v2(self.backend.batch_set_v2, keys, indices)
 
     def delete(self, keys: list[str]) -> None:
-        """Delete by the metadata, as the backend's `delete` does, which its engine never calls."""
+        """Delete through the metadata, as in the backend's `delete`, which its engine never calls."""
         self._metadata("delete_keys", self._stored(keys))
 
     def clear(self) -> int:
@@ -247,7 +247,7 @@ class _HostPool:
         return self._page_nbytes
 
     def get_ksize_per_token(self) -> int:
-        """Return the size of K, as `MHATokenToKVPoolHost` does; the whole size where there is no V."""
+        """Return the size of K, as in `MHATokenToKVPoolHost`, or the whole size if there is no V."""
         return self._page_nbytes // self._parts
 
     def get_data_page(self, index: Any, *, flat: bool) -> Any:
@@ -264,7 +264,7 @@ class _HostPool:
 
 
 def _started(space: KeySpace, settings: SGLangHF3FSSettings, host: _HostPool) -> Any:
-    """Return the backend as `backend_factory.py` makes it, from its config file.
+    """Return the backend, made from its config file as `backend_factory.py` makes it.
 
     Raises:
         UnsupportedOperation: The backend refuses MLA models with metadata in the process.
@@ -300,7 +300,7 @@ def _hf3fs() -> Any:
 
 @contextmanager
 def _off_main_thread() -> Generator[None]:
-    """Leave out the backend's signal handlers on another thread than the main one.
+    """Leave out the backend's signal handlers if this is not the main thread.
 
     Its constructor sets signal handlers, which only the main thread may do. The engine calls it
     there, but checks of the kit also open it on other threads.
@@ -317,7 +317,7 @@ def _off_main_thread() -> Generator[None]:
 
 
 def _set_nothing(*_: object) -> None:
-    """Replace `signal.signal`."""
+    """Stand in for `signal.signal`, and do nothing."""
 
 
 def _torch() -> Any:

@@ -1,8 +1,8 @@
 """A host pool in the layout `page_first`, for SGLang's zero-copy backends.
 
 It has the methods that they call on `MHATokenToKVPoolHost`, whose pages are a K and a V half in two
-buffers, or on `MLATokenToKVPoolHost`, whose pages are in one buffer. An index is a page here, as if
-a page were a token.
+buffers, or on `MLATokenToKVPoolHost`, whose pages are in one buffer. Here an index stands for a
+page, as if a page were a token.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SLOTS = 512
 _NO_RESERVE = 0x4000
-"""MAP_NORESERVE of Linux: only a few slots of large pages are ever touched."""
+"""MAP_NORESERVE of Linux, because only a few slots of large pages are ever touched."""
 
 
 class HostPool:
@@ -46,7 +46,7 @@ class HostPool:
 
     @contextmanager
     def take_slots(self, count: int) -> Generator[list[int]]:
-        """Yield the indices of `count` free slots, and wait until there are so many."""
+        """Yield the indices of `count` free slots. Wait until there are so many."""
         with self._returned:
             self._returned.wait_for(lambda: len(self._free) >= count)
             slots = [self._free.pop() for _ in range(count)]
@@ -71,7 +71,7 @@ class HostPool:
         page.copy_from(b"".join(parts)[: self._page_nbytes])
 
     def get_page_buffer_meta(self, indices: Any) -> tuple[list[int], list[int]]:
-        """Return address and size of every buffer of every page, in page order."""
+        """Return the address and size of every buffer of every page, in page order."""
         base = self.kv_buffer.data_ptr()
         places = [place for index in indices.tolist() for place in self._parts_of(index)]
         return [base + start for start, _ in places], [nbytes for _, nbytes in places]
@@ -106,12 +106,12 @@ class HostPool:
         return self.part_nbytes[0]
 
     def is_stride_page_aligned(self, page_size_bytes: int = 4096) -> bool:
-        """Return True where every buffer of every page begins at a multiple of `page_size_bytes`."""
+        """Return True if every buffer of every page begins at a multiple of `page_size_bytes`."""
         places = (self.kv_buffer.data_ptr(), *self._starts, *self.part_nbytes)
         return all(place % page_size_bytes == 0 for place in places)
 
     def _parts_of(self, slot: int) -> list[tuple[int, int]]:
-        """Return offset and size of each part of a slot."""
+        """Return the offset and size of each part of a slot."""
         return [
             (start + slot * nbytes, nbytes)
             for start, nbytes in zip(self._starts, self.part_nbytes, strict=True)
@@ -119,14 +119,14 @@ class HostPool:
 
 
 class WholeHostPool(HostPool):
-    """Pages in one buffer, as of MLA."""
+    """Pages in one buffer, as in MLA."""
 
     def __init__(self, page_nbytes: int) -> None:
         super().__init__(page_nbytes, (page_nbytes,))
 
 
 class HalvedHostPool(HostPool):
-    """Pages with K and V in two buffers, none of which is empty, even for a page of one byte."""
+    """Pages with K and V in two buffers. Neither is empty, even for a page of one byte."""
 
     def __init__(self, page_nbytes: int) -> None:
         k_nbytes = max(1, page_nbytes // 2)
@@ -142,7 +142,7 @@ class HalvedHostPool(HostPool):
 
 
 class StateHostPool(HostPool):
-    """The state of Mamba: a temporal part and a convolution part, none of which is empty."""
+    """The state of Mamba: a temporal part and a convolution part, neither of which is empty."""
 
     def __init__(self, page_nbytes: int) -> None:
         temporal_nbytes = max(1, page_nbytes // 2)
@@ -154,7 +154,7 @@ class StateHostPool(HostPool):
 
 
 def host_pool(page_nbytes: int, *, pool: str = "kv", replicated: bool) -> HostPool:
-    """Return a host pool for pages of this size. Replicated pages are those of MLA."""
+    """Return a host pool for pages of this size. Replicated pages are laid out as in MLA."""
     if pool == "mamba":
         return StateHostPool(page_nbytes)
     return WholeHostPool(page_nbytes) if replicated else HalvedHostPool(page_nbytes)

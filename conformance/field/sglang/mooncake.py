@@ -1,4 +1,4 @@
-"""SGLang's `MooncakeStore`: an object a buffer of a page, in the memory of a Mooncake cluster."""
+"""SGLang's `MooncakeStore`: one object per buffer of a page, in the memory of a Mooncake cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Unused:
-    """The replacement of a class that is constructed only with metrics, or for a device."""
+    """Replaces a class that is constructed only with metrics, or for a device."""
 
 
 _POOLS: dict[str, dict[str, type]] = {
@@ -30,15 +30,15 @@ _POOLS: dict[str, dict[str, type]] = {
     "mem_cache.pool_host.mla": {"MLATokenToKVPoolHost": WholeHostPool},
     "observability.metrics_collector": {"StorageMetrics": _Unused},
 }
-"""Replaced classes. The backend tells pools of MHA from pools of MLA by their classes."""
+"""Classes to replace. The backend tells pools of MHA from pools of MLA by their classes."""
 
 
 class SGLangMooncake(ZeroCopyStorage):
     """`sglang.srt.mem_cache.storage.mooncake_store.mooncake_store.MooncakeStore`.
 
     `extra_config` has its fields: `master_server_address`, `protocol`, `global_segment_size`, ...
-    Pages outlive an engine that lends no memory (a `global_segment_size` of 0) on a cluster where
-    other processes do.
+    If an engine lends no memory (a `global_segment_size` of 0) and other processes of the cluster
+    do, pages outlive the engine.
     """
 
     absent: ClassVar[Mapping[str, str]] = {
@@ -81,7 +81,7 @@ class SGLangMooncake(ZeroCopyStorage):
         return [all(there[i : i + buffers]) for i in range(0, len(there), buffers)]
 
     def clear(self, space: KeySpace) -> int:
-        """Call the backend's `clear` at this rank. The result comes from the master's list of keys."""
+        """Call the backend's `clear` at this rank. Compute the result from the master's list of keys."""
         rank = self.rank(space)
         before = _objects(rank.backend)
         rank.backend.clear()
@@ -89,7 +89,7 @@ class SGLangMooncake(ZeroCopyStorage):
         return (before - _objects(rank.backend)) // len(names)
 
     def objects_of(self, space: KeySpace, page_hash: str) -> list[tuple[str, int]]:
-        """Return name and size of each object of a page, named by the backend: for back doors."""
+        """Return the name and size of each object of a page, as the backend names it, for back doors."""
         rank, key = self.rank(space), page_key(space, page_hash)
         pool = rank.pool(space)
         if space.pool == KV:
@@ -105,7 +105,7 @@ class SGLangMooncake(ZeroCopyStorage):
 
 
 def _objects(backend: Any) -> int:
-    """Return the number of objects with this model and tag in the cluster."""
+    """Return how many objects with this model and tag are in the cluster."""
     host = backend.config.master_server_address.partition(":")[0]
     url = f"http://{host}:{backend.config.master_metrics_port}/get_all_keys"
     with urllib.request.urlopen(url) as answer:
@@ -114,7 +114,7 @@ def _objects(backend: Any) -> int:
 
 
 def _sidecar_names(backend: Any, space: KeySpace, keys: Sequence[str]) -> tuple[list[str], int]:
-    """Return the names of the objects of pages outside the KV pool, and the number for each page."""
+    """Return the names of the objects of pages outside the KV pool, and how many each page has."""
     transfer = module("mem_cache.hicache_storage").PoolTransfer(name=pool_name(space))
     names, buffers = backend._get_hybrid_page_component_keys(list(keys), transfer)  # noqa: SLF001
     return backend._tag_keys(names), buffers  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""SGLang's `HiCacheNixl` over files: a file a buffer of a page, written by NIXL's POSIX plugin."""
+"""SGLang's `HiCacheNixl` over files: one file per buffer of a page, written by NIXL's POSIX plugin."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _UNUSED_CLASSES = {"mem_cache.pool_host": {"HostKVCache": HostPool}}
 
 
 class SGLangNixlSettings(EngineSettings):
-    """The config of the adapter, with the place of the files."""
+    """The config of the adapter, and where the files lie."""
 
     path: str
-    """The directory, in place of `SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR`."""
+    """The directory, which replaces `SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR`."""
 
 
 class SGLangNixl(ZeroCopyStorage):
@@ -49,7 +49,7 @@ class SGLangNixl(ZeroCopyStorage):
     def make_backend(self, config: Any) -> Any:
         os.environ.pop(
             "SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR", None
-        )  # it takes precedence over the argument
+        )  # the variable takes precedence over the argument
         replace_classes(_UNUSED_CLASSES)
         return module("mem_cache.storage.nixl.hicache_nixl").HiCacheNixl(config, self._directory)
 
@@ -59,7 +59,7 @@ class SGLangNixl(ZeroCopyStorage):
         return [all(found[i : i + buffers]) for i in range(0, len(found), buffers)]
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        """Delete the files of a page as the cleaner does. The backend has no delete that takes a key."""
+        """Delete a page's files as the cleaner does: the backend has no delete that takes a key."""
         unlink = module("mem_cache.storage.nixl.nixl_cleaner")._safe_unlink  # noqa: SLF001
         paths = [path for each in hashes for path, _ in self.paths_of(space, each)]
         for path in paths:
@@ -69,7 +69,7 @@ class SGLangNixl(ZeroCopyStorage):
     def clear(self, space: KeySpace) -> int:
         """Call the backend's `clear` at this rank.
 
-        The result is the number of files that disappeared.
+        Return how many files disappeared.
         """
         rank = self.rank(space)
         before = self._files()
@@ -77,7 +77,7 @@ class SGLangNixl(ZeroCopyStorage):
         return (before - self._files()) // _buffers(rank, space)
 
     def paths_of(self, space: KeySpace, page_hash: str) -> list[tuple[Path, int]]:
-        """Return path and size of each file of a page, named by the backend: for back doors."""
+        """Return the path and size of each file of a page, as the backend names it, for back doors."""
         rank, key = self.rank(space), page_key(space, page_hash)
         backend = rank.backend
         names = (
@@ -91,7 +91,7 @@ class SGLangNixl(ZeroCopyStorage):
 
 
 def _buffers(rank: Rank, space: KeySpace) -> int:
-    """Return the number of files of a page."""
+    """Return how many files a page has."""
     return len(rank.pool(space).part_nbytes)
 
 
@@ -104,7 +104,7 @@ def _names(backend: Any, key: str) -> list[str]:
 
 
 def _sidecar_names(backend: Any, space: KeySpace, keys: Sequence[str]) -> tuple[list[str], int]:
-    """Return the names of the files of pages outside the KV pool, and the number for each page."""
+    """Return the names of the files of pages outside the KV pool, and how many each page has."""
     name = pool_name(space)
     context = backend._hybrid_pool_ctx[name]  # noqa: SLF001 - it has no public one
     buffers = backend._get_hybrid_key_multiplier(name, context.host_pool)  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""SGLang's `SeaweedFSStore`: an object a page in a bucket, over S3."""
+"""SGLang's `SeaweedFSStore`: one object per page in a bucket, over S3."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class SGLangSeaweedFS(ZeroCopyStorage):
         return results_from_prefix_counts(backend.batch_exists, names)
 
     def clear(self, space: KeySpace) -> int:
-        """Call the backend's `clear` at this rank. The result comes from listings before and after."""
+        """Call the backend's `clear` at this rank. Compute the result from listings before and after."""
         backend = self.rank(space).backend
         before = _objects(backend)
         backend.clear()
         return before - _objects(backend)
 
     def object_of(self, space: KeySpace, page_hash: str) -> str:
-        """Return the name of a page's object, named by the backend: for back doors."""
+        """Return the name of a page's object, as the backend names it, for back doors."""
         backend, key = self.rank(space).backend, page_key(space, page_hash)
         if space.pool != KV:
             key = backend._component_key(key, pool_name(space))  # noqa: SLF001 - there is no public method
@@ -49,7 +49,7 @@ class SGLangSeaweedFS(ZeroCopyStorage):
 
 
 def _objects(backend: Any) -> int:
-    """Return the number of objects in the bucket under the prefix of the config."""
+    """Return how many objects are in the bucket under the prefix of the config."""
     client, config = backend._s3, backend.config  # noqa: SLF001 - a client for the same bucket
     pages = client.get_paginator("list_objects_v2")
     found = pages.paginate(Bucket=config.bucket, Prefix=config.prefix)

@@ -1,9 +1,9 @@
-"""The base of the adapters of SGLang's zero-copy backends.
+"""The base of the adapters for SGLang's zero-copy backends.
 
 KV pages take the path of `_page_get_zero_copy` and `_page_set_zero_copy` of the cache controller
-(`batch_get_v1`, `batch_set_v1`), pages of other pools the path of its sidecar pools
-(`batch_get_v2`, `batch_set_v2`). The host pool, in an engine the engine's own, is a bounce buffer
-here.
+(`batch_get_v1`, `batch_set_v1`). Pages of other pools take the path of its sidecar pools
+(`batch_get_v2`, `batch_set_v2`). In an engine the host pool is the engine's own; here it is a
+bounce buffer.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Rank:
         backend.register_mem_pool_host(self._pools[KV])
 
     def pool(self, space: KeySpace) -> HostPool:
-        """Return the host pool of these pages. A pool other than KV is registered at its first use."""
+        """Return the host pool of these pages. The first use of a pool other than KV registers it."""
         with self._lock:
             if space.pool not in self._pools:
                 pool = _pool_for(space)
@@ -80,11 +80,11 @@ class ZeroCopyStorage(SGLangStorage):
     )
 
     def engine_key(self, space: KeySpace) -> int:
-        """Return the size of a page, of which an engine has one."""
+        """Return the size of a page, because an engine has only one."""
         return space.stored_nbytes
 
     def close(self) -> None:
-        """Close and forget the backends, as the controller detaches them. Running calls go on."""
+        """Close and forget the backends, as when the controller detaches them. Running calls go on."""
         super().close()
         with self._lock:
             self._ranks.clear()
@@ -95,8 +95,8 @@ class ZeroCopyStorage(SGLangStorage):
     def sidecar_exists(self, backend: Any, space: KeySpace, keys: Sequence[str]) -> list[bool]:
         """Return whether each page of a pool other than KV exists.
 
-        `batch_exists_v2` reports this only for pages whose KV page exists as well. So the adapter
-        makes its query for the pool without that condition.
+        `batch_exists_v2` reports this only for pages whose KV page exists too. So the adapter makes
+        its query for the pool without that condition.
         """
         raise NotImplementedError(
             f"{type(self).__name__} has no sidecar_exists(self, backend, space, keys)"

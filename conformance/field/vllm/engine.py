@@ -1,12 +1,12 @@
 """The engine side of vLLM's secondary tiers: their configs, keys and rows.
 
-A secondary tier belongs to vLLM's scheduler process. Its pages are the rows of the CPU tier: a row
-holds the bytes of all ranks of one chunk, is as long as the chunk, and is padded to 4096 bytes. Every
-row has the same length, whatever its group.
+A secondary tier belongs to vLLM's scheduler process. Its pages are the rows of the CPU tier. A row
+holds the bytes of all ranks of one chunk, is as long as the chunk, and is padded to 4096 bytes. All
+rows are equally long, whatever their group is.
 
-vLLM passes on these fields of a key space: the model, the dtype, the tokens of a page and the layers
-(as the names of the layers of each group), the pool (as the number of a group in the key) and the
-tenant (as `cache_salt`, in the hash of the block). It passes on neither layout nor revision.
+vLLM passes on these fields of a key space: the model, the dtype, the tokens of a page and the
+layers (as the names of the layers of each group), the pool (as the number of a group in the key)
+and the tenant (as `cache_salt`, in the hash of the block). It does not pass on layout and revision.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hicache_storage.page import Page
 
 POOLS = ("kv", "draft", "draft_indexer", "draft_swa", "indexer", "mamba", "swa")
-"""The pools of an engine. Each is the group of the KV cache that has its number here."""
+"""The pools of an engine. Each stands for the group of the KV cache with its number in this list."""
 WHOLE_ROWS_ONLY = {
     "open_space": "a row holds the bytes of all ranks: no page is one of a part of the model"
 }
@@ -39,12 +39,12 @@ _MOST_ROWS = 64
 
 
 class TierSettings(Settings):
-    """The engine, of whose whole model the key spaces are, and the config of its secondary tier."""
+    """The engine, whose key spaces hold the whole model, and the config of its secondary tier."""
 
     total_heads: int = Field(default=8, ge=1)
-    """KV heads of the model."""
+    """How many KV heads the model has."""
     cpu_bytes_to_use: ByteSize = Field(default=256 << 20, gt=0)
-    """The size of the CPU tier, of which at most 64 rows are used."""
+    """The size of the CPU tier. At most 64 of its rows are used."""
     secondary_tier: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Further fields of the tier's entry in `secondary_tiers`, passed to the tier unchanged."""
 
@@ -58,7 +58,7 @@ class Rows:
     def __init__(self, count: int, nbytes: int) -> None:
         self.count = count
         self.view = memoryview(mmap.mmap(-1, count * nbytes)).cast("B", (count, nbytes))
-        """The memory as a tier gets it."""
+        """The memory as a tier receives it."""
         self._flat = self.view.cast("B")
         self._nbytes = nbytes
         self._free = list(range(count))
@@ -66,7 +66,7 @@ class Rows:
 
     @contextmanager
     def reserved(self, count: int) -> Generator[list[int], None, None]:
-        """Reserve `count` rows, as soon as so many are free."""
+        """Reserve `count` rows, as soon as that many are free."""
         with self._returned:
             self._returned.wait_for(lambda: len(self._free) >= count)
             rows = [self._free.pop() for _ in range(count)]
@@ -91,10 +91,10 @@ class Rows:
 
 
 def require_whole_rows(space: KeySpace, settings: TierSettings) -> None:
-    """Refuse a key space whose pages are no rows.
+    """Refuse a key space whose pages are not rows.
 
     Raises:
-        UnsupportedOperation: The shard is a part of the model, or no group is the pool.
+        UnsupportedOperation: The shard is a part of the model, or no group stands for the pool.
     """
     shard = space.shard
     if space.pool not in POOLS:
@@ -109,14 +109,14 @@ def require_whole_rows(space: KeySpace, settings: TierSettings) -> None:
 
 
 def offload_key(space: KeySpace, page_hash: str) -> bytes:
-    """Return vLLM's key of a page. The hash of its block covers tenant, tokens and those before."""
+    """Return vLLM's key of a page. Its block's hash covers the tenant, its tokens and those before."""
     digest = hashlib.sha256(f"{space.tenant}|{page_hash}".encode()).digest()
     key: bytes = module("vllm.v1.kv_offload.base").make_offload_key(digest, POOLS.index(space.pool))
     return key
 
 
 def offloading_spec(space: KeySpace, settings: TierSettings) -> Any:
-    """Return vLLM's `TieringOffloadingSpec` of an engine with one worker that serves the model."""
+    """Return vLLM's `TieringOffloadingSpec` for an engine with one worker that serves the model."""
     config = module("vllm.v1.kv_offload.config")
     groups = tuple(
         config.OffloadingGroupConfig(
@@ -147,7 +147,7 @@ def offloading_spec(space: KeySpace, settings: TierSettings) -> Any:
 
 
 def rows_of(spec: Any) -> Rows:
-    """Return rows of the size that vLLM gives them, two of them at least."""
+    """Return at least two rows of the size that vLLM gives them."""
     return Rows(max(2, min(_MOST_ROWS, spec.num_chunks)), spec.kv_bytes_per_chunk)
 
 
@@ -158,9 +158,9 @@ def secondary_tier(fields: Mapping[str, Any], rows: Rows, spec: Any) -> Any:
 
 
 def preload() -> None:
-    """Import vLLM's modules now, where they are installed.
+    """Import vLLM's modules now, if they are installed.
 
-    The import takes seconds. Processes that the kit forks after it do not repeat it.
+    The import takes seconds. Processes that the kit forks later do not repeat it.
     """
     with suppress(BackendNotInstalled):
         module("vllm.v1.kv_offload.tiering.fs.manager")
@@ -178,7 +178,7 @@ def _one_worker(config: Any) -> Any:
         data_parallel_index=0,
         data_parallel_size=1,
         data_parallel_rank_local=None,
-        is_parallelism_agnostic=False,  # it is only where there is one group
+        is_parallelism_agnostic=False,  # it is only if there is one group
     )
 
 

@@ -1,9 +1,9 @@
-"""vLLM's `fs` tier: a file a row, in directories of their own for each model.
+"""vLLM's `fs` tier: one file per row, with directories of its own for each model.
 
-`batch_exists` is a request that looks its keys up. `batch_get` is a request that looks its keys up and
-loads the hits by one job, as vLLM's tiering manager promotes the hits of a request. `batch_set` is a
-request that stores each page by a job of its own, because a store has one result a job. The keys of a
-job are a set, so a page that is twice in a batch is stored and loaded once.
+`batch_exists` is a request that looks up its keys. `batch_get` is a request that looks up its keys
+and loads the hits with one job, as vLLM's tiering manager promotes the hits of a request.
+`batch_set` is a request that stores each page with a job of its own, because a store has one result
+per job. The keys of a job are a set, so a page that is twice in a batch is stored and loaded once.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ preload()
 
 
 class VllmFsSettings(TierSettings):
-    """The config of the tier, with the place of the files."""
+    """The config of the tier, and where the files lie."""
 
     path: str
     """`root_dir` of the tier's config."""
     unlinks: bool = False
-    """Delete a page by unlinking its file, as an operator's clean-up does and vLLM never does."""
+    """True: delete a page by unlinking its file, as an operator's clean-up does and vLLM never does."""
 
 
 class Engine:
@@ -193,7 +193,7 @@ class VllmFs(AdaptedStorage):
         return [True] * len(hashes)
 
     def close(self) -> None:
-        """Shut every tier down."""
+        """Shut down every tier."""
         if not self._closed:
             super().close()
             with self._lock:
@@ -202,7 +202,7 @@ class VllmFs(AdaptedStorage):
                 engine.close()
 
     def path_of(self, space: KeySpace, page_hash: str) -> Path:
-        """Return the file of a page, named by the tier's `FileMapper`: for back doors."""
+        """Return the file of a page, as the tier's `FileMapper` names it, for back doors."""
         mapper = module("vllm.v1.kv_offload.file_mapper").FileMapper.from_offloading_spec(
             root_dir=self._settings.path,
             offloading_spec=offloading_spec(space, self._settings),

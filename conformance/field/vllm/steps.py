@@ -1,8 +1,8 @@
 """The steps of vLLM's scheduler over a secondary tier: they poll its jobs and resolve its lookups.
 
-As in vLLM's `TieringOffloadingManager`, one lock serializes all calls of the tier. A step asks for the
-finished jobs first, then looks keys up, then ends. A lookup whose answer is not known yet is asked
-again in the next step. Jobs and lookups have no time limit.
+As in vLLM's `TieringOffloadingManager`, one lock serializes all calls of the tier. A step asks for
+the finished jobs, then looks up keys, then ends. If a lookup has no answer yet, the next step asks
+again. Jobs and lookups have no time limit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Resolved = list[tuple[Future[set[bytes]], set[bytes]]]
 
 _STEP_S = 0.0005
-"""The time between two steps. There are none while nothing is under way."""
+"""How long to wait between two steps. There are no steps while nothing is under way."""
 
 
 class TierSteps:
@@ -45,7 +45,9 @@ class TierSteps:
 
     @contextmanager
     def request(self) -> Generator[Any, None, None]:
-        """Begin a request, and end it. The tier keeps the answers to its lookups until then."""
+        """Begin a request, and end it after the block. Until then the tier keeps the lookups'
+        answers.
+        """
         context = self._base.ReqContext(uuid.uuid4().hex)
         with self._changed:
             self._ensure_open()
@@ -80,7 +82,7 @@ class TierSteps:
         return future
 
     def close(self) -> None:
-        """Shut the tier down without a wait for its jobs, as vLLM does. What waits fails."""
+        """Shut down the tier without waiting for its jobs, as vLLM does. Whatever waits fails."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

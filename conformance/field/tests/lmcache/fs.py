@@ -1,4 +1,4 @@
-"""The kit on LMCache's two file adapters, as in its wheel: `make field-lmcache-fs`, `-fs-native`."""
+"""Runs the kit on LMCache's two file adapters of its wheel: `make field-lmcache-fs`, `-fs-native`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from page_files import FileSubject
 
 
 class TestLMCacheFs(FileSubject, StorageConformance):
-    """`FSL2Adapter` by its defaults: no O_DIRECT, temporary files beside the others."""
+    """`FSL2Adapter` with its defaults: no O_DIRECT, temporary files beside the others."""
 
     storage_class = files = LMCacheFs
     absent = LMCacheFs.absent
 
 
 class TestLMCacheFsNative(FileSubject, StorageConformance):
-    """`LMCacheFSClient` by its defaults: four threads, no O_DIRECT, no read-ahead."""
+    """`LMCacheFSClient` with its defaults: four threads, no O_DIRECT, no read-ahead."""
 
     storage_class = files = LMCacheFsNative
     absent = LMCacheFsNative.absent

@@ -1,4 +1,4 @@
-"""Each known defect of LMCache's adapters is found by a check: `make field-lmcache-known`."""
+"""Asserts that a check finds each known defect of LMCache's adapters: `make field-lmcache-known`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kit on LMCache's `resp` adapter, over a Redis a test: `make field-lmcache-resp`."""
+"""Runs the kit on LMCache's `resp` adapter, with a Redis for each test: `make field-lmcache-resp`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TestLMCacheResp(StorageConformance):
-    """`LMCacheRedisClient` by its defaults: eight threads, a connection each."""
+    """`LMCacheRedisClient` with its defaults: eight threads, each with a connection."""
 
     storage_class = LMCacheResp
     absent = LMCacheResp.absent

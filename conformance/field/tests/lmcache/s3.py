@@ -1,4 +1,4 @@
-"""The kit on LMCache's `s3` adapter, over a ministack a test: `make field-lmcache-s3`."""
+"""Runs the kit on LMCache's `s3` adapter, with a ministack for each test: `make field-lmcache-s3`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TestLMCacheS3(StorageConformance):
-    """`S3L2Adapter` by its defaults, but without TLS. Each scratch has a server: it has one bucket."""
+    """`S3L2Adapter` with its defaults, but without TLS. Each scratch has a server with one bucket."""
 
     storage_class = LMCacheS3
     absent = LMCacheS3.absent

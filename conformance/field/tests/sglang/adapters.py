@@ -1,4 +1,4 @@
-"""The adapters of SGLang's backends: the keys of a key space, and round trips of pages."""
+"""Tests the adapters of SGLang's backends: the keys of a key space, and round trips of pages."""
 
 from __future__ import annotations
 

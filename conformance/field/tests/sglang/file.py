@@ -1,4 +1,4 @@
-"""The kit on SGLang's file backend, as it is in its wheel: `make field-sglang-file`."""
+"""Runs the kit on SGLang's file backend, as it is in its wheel: `make field-sglang-file`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from page_files import FileSubject
 
 
 class TestSGLangFile(FileSubject, StorageConformance):
-    """`HiCacheFile` without its evictor and its metadata cache: its defaults."""
+    """`HiCacheFile` with its defaults: without its evictor and its metadata cache."""
 
     storage_class = files = SGLangFile
     absent = SGLangFile.absent

@@ -1,4 +1,4 @@
-"""The kit on SGLang's 3FS backend over its mock client: `make field-sglang-hf3fs`."""
+"""Runs the kit on SGLang's 3FS backend over its mock client: `make field-sglang-hf3fs`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host pool of SGLang's zero-copy backends."""
+"""Tests the host pool for SGLang's zero-copy backends."""
 
 from __future__ import annotations
 

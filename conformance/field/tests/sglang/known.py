@@ -1,4 +1,4 @@
-"""A check finds each known defect of SGLang's backends that shows through their interface.
+"""Asserts that a check finds each known defect of SGLang's backends that shows in their interface.
 
 docs/field/ describes the defects; `make field-known` runs this.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from hicache_conformance import Scratch
 
-pytestmark = pytest.mark.timeout(600)  # killed writers take their time
+pytestmark = pytest.mark.timeout(600)  # killed writers take a while
 
 
 class InDirectory(Subject):

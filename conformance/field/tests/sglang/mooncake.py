@@ -1,6 +1,6 @@
-"""The kit on SGLang's Mooncake backend, as it is in its wheel: `make field-sglang-mooncake`.
+"""Runs the kit on SGLang's Mooncake backend, as it is in its wheel: `make field-sglang-mooncake`.
 
-The cluster is a real master and a node that lends memory; transfers are over TCP.
+The cluster is a real master and a node that lends memory; transfers use TCP.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class TestSGLangMooncake(StorageConformance):
         return b"".join(there) if all(there) else None
 
     def tamper(self, space: KeySpace, page_hash: str, data: bytes | None) -> None:
-        """Replace each object by its part of `data`, the last one by the rest.
+        """Replace each object by its part of `data`, and the last one by the rest.
 
         An object can't be empty.
         """

@@ -1,4 +1,4 @@
-"""The kit on SGLang's NIXL backend over files, as it is in its wheel: `make field-sglang-nixl`."""
+"""Runs the kit on SGLang's NIXL backend over files, as it is in its wheel: `make field-sglang-nixl`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class TestSGLangNixl(StorageConformance):
     """`HiCacheNixl` with NIXL's POSIX plugin.
 
     O_DIRECT, its default, is off, because it takes only pages of whole blocks. Its cleaner is off,
-    because it depends on the free space of the test machine's disk.
+    because it depends on the free disk space of the test machine.
     """
 
     storage_class = SGLangNixl
@@ -34,7 +34,7 @@ class TestSGLangNixl(StorageConformance):
         return b"".join(there) if there else None
 
     def tamper(self, space: KeySpace, page_hash: str, data: bytes | None) -> None:
-        """Replace each file by its part of `data`, the last one by the rest."""
+        """Replace each file by its part of `data`, and the last one by the rest."""
         with SGLangNixl.from_config(self.fields) as store:
             files = store.paths_of(space, page_hash)
         for path, nbytes in files:

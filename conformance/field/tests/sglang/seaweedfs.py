@@ -1,4 +1,4 @@
-"""The kit on SGLang's S3 backend of its wheel: `make field-sglang-seaweedfs`.
+"""Runs the kit on SGLang's S3 backend, as it is in its wheel: `make field-sglang-seaweedfs`.
 
 The server is ministack, which has S3's semantics.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class TestSGLangSeaweedFS(StorageConformance):
-    """`SeaweedFSStore` with its defaults. The tests share a server, but for those that stop it."""
+    """`SeaweedFSStore` with its defaults. The tests share a server, except those that stop it."""
 
     storage_class = SGLangSeaweedFS
     absent = SGLangSeaweedFS.absent

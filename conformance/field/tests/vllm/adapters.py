@@ -1,4 +1,4 @@
-"""The adapter of vLLM's `fs` tier: keys, round trips, jobs."""
+"""Tests the adapter of vLLM's `fs` tier: keys, round trips, jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kit on vLLM's `fs` tier, in Python as in its wheel: `make field-vllm-fs`."""
+"""Runs the kit on vLLM's `fs` tier, in Python as in its wheel: `make field-vllm-fs`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from page_files import PaddedFileSubject
 
 
 class TestVllmFs(PaddedFileSubject, StorageConformance):
-    """`FileSystemTierManager` by its defaults: 16 threads that prefer loads, 16 that prefer stores."""
+    """`FileSystemTierManager` with its defaults: 16 threads that prefer loads, 16 that prefer stores."""
 
     storage_class = files = VllmFs
     absent = VllmFs.absent

@@ -1,4 +1,4 @@
-"""Each known defect of vLLM's `fs` tier is found by a check: `make field-vllm-known`."""
+"""Asserts that a check finds each known defect of vLLM's `fs` tier: `make field-vllm-known`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kit's checks that delete pages, on vLLM's `fs` tier with files that are unlinked behind it."""
+"""Runs the kit's checks that delete pages on vLLM's `fs` tier, while the kit unlinks its files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TestVllmFsUnlinking(PaddedFileSubject, StorageConformance):
-    """`FileSystemTierManager` by its defaults, beside an operator's clean-up."""
+    """`FileSystemTierManager` with its defaults, beside an operator's clean-up."""
 
     storage_class = files = VllmFs
     absent = {name: text for name, text in VllmFs.absent.items() if name != "batch_delete"}  # noqa: RUF012 - of the base

@@ -99,9 +99,7 @@ class FaultProxy:
         self._behave(Mode(nbytes_per_s=nbytes_per_s))
 
     def delay(self, seconds: float) -> None:
-        """Deliver every byte `seconds` later in each direction. A round trip takes `2 * seconds`
-        longer.
-        """
+        """Deliver every byte `seconds` later each way, so a round trip takes `2 * seconds` longer."""
         self._behave(Mode(delay_s=_not_negative("seconds", seconds)))
 
     # --- counters --------------------------------------------------------------------------------
