@@ -143,5 +143,5 @@ def test_a_compiled_data_plane_can_be_required(
 ) -> None:
     command = (installed_sdist[0] / "pip", "wheel", "--no-deps", distributions[0])
 
-    with pytest.raises(AssertionError, match="HICACHE_NATIVE is 1, and there is no compiled"):
+    with pytest.raises(AssertionError, match="HICACHE_NATIVE is 1, but there is no compiled"):
         run(tmp_path, *command, **NO_COMPILER, HICACHE_NATIVE="1")

@@ -140,7 +140,7 @@ class TestFailure:
         ]
 
         assert main(argv) == 2
-        assert "--ranks 2: pages of backend 'memory' cannot be seen" in capsys.readouterr().err
+        assert "--ranks 2: other processes cannot see the pages" in capsys.readouterr().err
 
     def test_heads_that_the_ranks_cannot_share_are_refused(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
