@@ -241,8 +241,8 @@ def _name(verb: Verb) -> str:
 def add_cwd_to_path(backend: str, config: Mapping[str, Any]) -> None:
     """Let the backend `dynamic` load a module from the working directory.
 
-    An installed command does not search that directory, but `python -m` does. A module that can be
-    imported already is still imported from its old place.
+    An installed command does not search that directory, but `python -m` does. A module that can
+    already be imported is still imported from the same place.
     """
     from hicache_storage.registry import DYNAMIC  # noqa: PLC0415 - keeps `--help` fast
 

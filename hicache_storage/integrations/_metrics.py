@@ -1,8 +1,8 @@
 """Publish the metrics of all adapters in this process, in the engine's registry and on HTTP ports.
 
 A process has one collector, because a registry refuses a second one with the same metrics. Adapters
-with the same port share its endpoint. The labels of an adapter are `engine`, `backend` and `rank`. If a
-process opens two stores of one backend, the second is labeled `redis-2`, and so on.
+with the same port share its endpoint. The labels of an adapter are `engine`, `backend` and `rank`. The
+second store of one backend in a process gets a number, for example `redis-2`.
 """
 
 from __future__ import annotations

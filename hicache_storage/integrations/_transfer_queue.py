@@ -53,8 +53,8 @@ class TransferQueue:
     move one piece at a time. No piece of this queue begins while jobs of the queue `before` wait for a
     thread. A thread waits for the store at most until the deadline of its piece, and waiting jobs have
     later deadlines, so a thread takes each job before its deadline passes. Small jobs overtake large
-    ones that wait for a thread, so a large job that a slow store cannot move in time holds no small job
-    up.
+    ones that wait for a thread, so they do not wait for a large job that a slow store cannot move in
+    time.
     """
 
     def __init__(

@@ -75,7 +75,7 @@ class Lender(ABC):
             direction: `load` or `save`.
             buffers: For headers and copies.
             engine: Counts the calls and copies that may touch the engine's memory.
-            settle_s: How long after its beginning each call of a bounded store has settled.
+            settle_s: How long after its start each call of a bounded store has settled at the latest.
         """
         self.buffers = buffers
         self._store = store
@@ -93,7 +93,7 @@ class Lender(ABC):
         `engine` is closed, the pages are UNAVAILABLE.
 
         Raises:
-            Exception: In any case, nothing touches the engine's memory any more.
+            Exception: The move failed, and nothing touches the engine's memory any more.
         """
 
     def max_pages(self, space: KeySpace) -> int:

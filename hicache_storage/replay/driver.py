@@ -118,9 +118,10 @@ class Replay:
     """One run over one storage, which the caller closes. A context manager, for one thread.
 
     Requests run one after another. Without a `speed`, the replay drains the write queue whenever
-    queued writes could take slots from the next prefetch. If no tier has to evict, the sum of the
-    hits depends only on the trace and the size of L2. The split between L2 and L3 depends on which
-    pages are pinned by writes at the time of an eviction. If a tier evicts, so does the sum.
+    queued writes could take slots from the next prefetch. If the storage has no capacity limit, the
+    sum of the hits then depends only on the trace and the size of L2. The split between L2 and L3
+    depends on which pages writes have pinned at the time of an eviction, and so does the sum if the
+    storage evicts.
     """
 
     def __init__(

@@ -331,8 +331,8 @@ class Tier:
         """Wait until every job has ended, and begin new key spaces.
 
         vLLM calls this only before it resets its caches: for new weights, after a sleep, and on demand.
-        The call does not say which. So the engine uses no pages from before any more, and does not share
-        its pages until it starts again.
+        The call does not say which. So the engine stops using earlier pages, and does not share its own
+        until it starts again.
         """
         self._guard(self._drain, None)
 

@@ -113,6 +113,7 @@ def read_slots(
         deadline_s: Later than this time of `time.monotonic`, the remaining verdicts are LATE.
         states: The state of each page's revocable, or nothing. Empty for a page that has none.
         move: Replaces os.preadv. The compiled function does not have this argument.
+
     Returns:
         The verdicts, and the xxh3-64 of each page that is a HIT (0 for the others). A verdict is HIT,
         WRONG if the marks are different or the file ends too early, REVOKED if the memory was revoked
