@@ -144,7 +144,7 @@ class HandoffRequest:
         return bool(own)
 
     def expire(self) -> None:
-        """End the request's time, because no more completions will arrive."""
+        """Let the request's time end now, because no more completions will arrive."""
         self._deadline = Deadline(0)
         self._changed.set()
 

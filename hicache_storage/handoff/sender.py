@@ -220,7 +220,7 @@ class HandoffSender:
         pages: Mapping[KeySpace, int],
         deadline: Deadline,
     ) -> bool:
-        """Post completions for each shard until all are stored or time is up. Return True for all."""
+        """Post a completion for each shard until time is up. Return True if all are stored."""
         now_s = time.time()
         left = {
             completion_hash(request_id, space, hashes): Completion.of(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class WriteAdmission:
-    """Decides for each page of an engine if it is written. Thread-safe. By default all pages are."""
+    """Decides which pages of an engine are written. Thread-safe. By default all pages are."""
 
     def __init__(self, store: PageStore, settings: AdmissionSettings) -> None:
         self._store = store
