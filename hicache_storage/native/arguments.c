@@ -10,7 +10,7 @@ static void *array_of(size_t count, size_t nbytes) {
     return array;
 }
 
-/* Grow the arrays so that `more` buffers fit. */
+/* Grow the arrays so that `more` buffers fit in. */
 static int batch_grow(batch *all, size_t *capacity, size_t more) {
     if (all->views + more <= *capacity)
         return 0;

@@ -1,4 +1,4 @@
-/* The arguments of a call, held until it ends: buffers of pages, texts, integers. All of it needs the GIL. */
+/* Hold the arguments of a call until it ends: buffers of pages, texts, integers. Everything here needs the GIL. */
 #ifndef HICACHE_ARGUMENTS_H
 #define HICACHE_ARGUMENTS_H
 
@@ -29,7 +29,7 @@ static inline size_t batch_nbytes(const batch *all, size_t page) {
     return nbytes;
 }
 
-/* A sequence of bytes objects, held for one call. */
+/* The bytes objects of a sequence, held for one call. */
 typedef struct {
     size_t count;
     PyObject *owner;
@@ -40,10 +40,10 @@ typedef struct {
 int texts_hold(texts *all, PyObject *sequence);
 void texts_release(texts *all);
 
-/* Return 1 where every text can be a path: none is empty or has a zero byte. */
+/* Return 1 if every text can be a path: none is empty or has a zero byte. */
 int texts_are_paths(const texts *all);
 
-/* Return `count` integers of a sequence that has as many, or NULL with an exception. The caller frees them. */
+/* Return the integers of a sequence, which must have `count`, or NULL with an exception. The caller frees them. */
 int64_t *integers_of(PyObject *sequence, size_t count);
 
 /* Return a list of integers, or NULL with an exception. */

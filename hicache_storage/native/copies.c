@@ -4,7 +4,7 @@
 
 #include "xxh3.h"
 
-enum { CHUNK_NBYTES = 128 << 10 }; /* hashed while it is in the second level's cache */
+enum { CHUNK_NBYTES = 128 << 10 }; /* small enough to hash while it is in the L2 cache */
 
 /* A position in a list of pieces. */
 typedef struct {

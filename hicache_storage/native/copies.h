@@ -1,4 +1,4 @@
-/* Copies between the pieces of pages: no Python object is touched. */
+/* Copy between the pieces of pages. Touches no Python object. */
 #ifndef HICACHE_COPIES_H
 #define HICACHE_COPIES_H
 
@@ -6,10 +6,10 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
-/* Copy all pieces of `source` to those of `target`, which have as many bytes together. */
+/* Copy all pieces of `source` to the pieces of `target`. Both have `nbytes` in total. */
 void copy_pieces(const struct iovec *target, const struct iovec *source, size_t nbytes);
 
-/* The same; return xxh3-64 of the bytes behind the first `skip`. */
+/* Do the same, and return the xxh3-64 of the bytes after the first `skip`. */
 uint64_t copy_hashed(const struct iovec *target, const struct iovec *source, size_t nbytes, size_t skip);
 
 #endif

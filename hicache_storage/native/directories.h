@@ -1,4 +1,4 @@
-/* Directories that are listed in one call: no Python object is touched. */
+/* List the page files of a directory. Touches no Python object. */
 #ifndef HICACHE_DIRECTORIES_H
 #define HICACHE_DIRECTORIES_H
 
@@ -13,8 +13,8 @@ typedef struct {
     size_t nbytes, capacity, count;
 } names;
 
-/* Add the regular files of a directory that have the name of a page: 32 to 128 digits, in lowercase hex. HIT; MISS where
- * there is no directory, or a link in its place; -errno, and then some names may have been added. */
+/* Add the regular files of a directory whose names are page hashes: 32 to 128 lowercase hex digits. Return HIT, or MISS if
+ * there is no directory, or a link in its place. After -errno, some names may have been added. */
 int64_t directory_list(const char *path, names *found);
 
 #endif

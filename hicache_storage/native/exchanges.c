@@ -10,10 +10,10 @@
 
 enum { MAX_PIECES = 1024, STATUS_NBYTES = 12, MAX_DIGITS = 15, OVERLOADED = 429, FAULTS = 500, TURN_NBYTES = 1 << 20 };
 
-/* What the head of a reply says about its end. */
+/* What the head of a reply says about where the reply ends. */
 typedef struct {
     int status;
-    int64_t length; /* -1: not said */
+    int64_t length; /* -1: unknown */
     int is_encoded;
 } framing;
 
@@ -22,7 +22,7 @@ static int is_token(char c) {
            (c && strchr("!#$%&'*+-.^_`|~", c));
 }
 
-/* Compare with a text of small letters and hyphens. The other text has no control characters. */
+/* Compare with a text of lowercase letters and hyphens, ignoring case. `text` has no control characters. */
 static int is_text(const char *text, size_t nbytes, const char *wanted) {
     if (nbytes != strlen(wanted))
         return 0;
@@ -32,7 +32,7 @@ static int is_text(const char *text, size_t nbytes, const char *wanted) {
     return 1;
 }
 
-/* Return a number of up to 15 digits, or -1. */
+/* Parse a number of up to 15 digits. Return -1 for anything else. */
 static int64_t number_of(const char *text, size_t nbytes) {
     int64_t value = 0;
     for (size_t i = 0; i < nbytes; i++) {
@@ -43,7 +43,7 @@ static int64_t number_of(const char *text, size_t nbytes) {
     return nbytes && nbytes <= MAX_DIGITS ? value : -1;
 }
 
-/* Return whether a header is well-formed and leaves the framing plain. */
+/* Return whether a header is well-formed and keeps the framing plain. */
 static int take_header(const char *line, size_t nbytes, framing *found) {
     const char *colon = memchr(line, ':', nbytes);
     if (!colon || colon == line)
@@ -123,7 +123,7 @@ static progress end(exchange *one, int64_t verdict) {
 
 static int is_blocked(int code) { return code == EAGAIN || code == EWOULDBLOCK; }
 
-/* Send what the socket takes. */
+/* Send as much as the socket accepts. */
 static progress send_some(int fd, exchange *one) {
     exchange_state *state = one->state;
     struct msghdr message = {.msg_iov = one->out, .msg_iovlen = one->outs < MAX_PIECES ? one->outs : MAX_PIECES};
@@ -135,9 +135,9 @@ static progress send_some(int fd, exchange *one) {
     }
     if (errno == EINTR)
         return AGAIN;
-    if (is_blocked(errno) || errno == ENOTCONN) /* ENOTCONN: some systems say so while they connect */
+    if (is_blocked(errno) || errno == ENOTCONN) /* some systems report ENOTCONN while they connect */
         return BLOCKED;
-    return end(one, STOPPED); /* the server may have sent its reply before */
+    return end(one, STOPPED); /* the server may have replied already */
 }
 
 /* Return whether the reply has all bytes that its head announces. */
@@ -150,7 +150,7 @@ static int is_whole(const exchange *one, const framing *found) {
     return state->received == state->head_nbytes + found->length;
 }
 
-/* Return whether the caller need not see this head: the reply ends by a length, in the page or in the slot. */
+/* Return whether the caller does not have to see this head, because the length of the body fits the page or the slot. */
 static int fits(const exchange *one, const framing *found) {
     const exchange_state *state = one->state;
     const int64_t behind = state->received - state->head_nbytes;
@@ -163,7 +163,7 @@ static int fits(const exchange *one, const framing *found) {
     return found->length <= (int64_t)one->slot_nbytes - state->head_nbytes;
 }
 
-/* Judge the head once it is whole, and move the bytes behind it to the page. */
+/* Check the head as soon as it is complete, and move the bytes after it to the page. */
 static progress judge(exchange *one) {
     exchange_state *state = one->state;
     framing found;
@@ -187,7 +187,7 @@ static progress judge(exchange *one) {
     return is_whole(one, &found) ? end(one, found.status) : AGAIN;
 }
 
-/* Receive what is there, into the page once its head is judged, else into the slot. */
+/* Receive what is there: into the page if the head has been checked, otherwise into the slot. */
 static progress receive_some(int fd, exchange *one) {
     exchange_state *state = one->state;
     const int in_page = state->filled < one->in_nbytes && state->head_nbytes && one->has_reply_body &&
@@ -214,12 +214,12 @@ static progress receive_some(int fd, exchange *one) {
     return state->filled == one->in_nbytes ? judge(one) : AGAIN;
 }
 
-/* Move the exchange of a lane on after poll's events. */
+/* Continue a lane's exchange after poll's events. */
 static progress move(lane *one, short events) {
     exchange *current = one->current;
     exchange_state *state = current->state;
     if (state->sent < current->out_nbytes) {
-        if (events & ~POLLOUT) /* a reply to what was not sent, or the end of the connection */
+        if (events & ~POLLOUT) /* a reply to an unfinished request, or the end of the connection */
             return end(current, STOPPED);
         const int64_t limit = state->sent + TURN_NBYTES;
         progress done = AGAIN;
@@ -234,7 +234,7 @@ static progress move(lane *one, short events) {
     return done;
 }
 
-/* Return whether nothing has come on a connection since its last reply. */
+/* Return whether nothing has arrived on a connection since its last reply. */
 static int is_idle(int fd) {
     struct pollfd polled = {.fd = fd, .events = POLLIN};
     int ready;
@@ -244,12 +244,12 @@ static int is_idle(int fd) {
     return !ready;
 }
 
-/* What is left to begin. */
+/* The exchanges that have not begun. */
 typedef struct {
     exchange *next, *end;
 } queue;
 
-/* Begin the next exchange on an idle connection. Leave a connection that is not idle. */
+/* Begin the next exchange if the connection is idle. */
 static void begin_next(lane *one, queue *left) {
     one->current = NULL;
     while (left->next < left->end && (left->next->state->lane >= 0 || left->next->state->verdict))
@@ -259,7 +259,7 @@ static void begin_next(lane *one, queue *left) {
     one->current = left->next++;
 }
 
-/* Move a lane on, and on to its next exchange after a reply that no overload explains. */
+/* Continue a lane. After a reply that is not a sign of overload, go on to its next exchange. */
 static void turn(lane *one, size_t index, queue *left, short events) {
     while (one->current) {
         if (move(one, events) != ENDED)
@@ -278,7 +278,7 @@ static size_t set_events(const lane *lanes, struct pollfd *polled, size_t count)
     size_t active = 0;
     for (size_t i = 0; i < count; i++) {
         const exchange *current = lanes[i].current;
-        polled[i].fd = current ? lanes[i].fd : -1; /* poll passes over negative ones */
+        polled[i].fd = current ? lanes[i].fd : -1; /* poll skips negative descriptors */
         polled[i].events = current && current->state->sent < current->out_nbytes ? POLLIN | POLLOUT : POLLIN;
         polled[i].revents = 0;
         active += current != NULL;

@@ -45,7 +45,7 @@ static int is_named(const uint8_t *trailer, const uint8_t *name) {
     return !memcmp(trailer, name, NAME_NBYTES) && __builtin_bswap64(seal) == xxh3_64(trailer, SEALED_NBYTES);
 }
 
-/* Read the page; hash each chunk while it is in cache. HIT, MISS where the file ends before, or what failed. */
+/* Read the page, and hash each chunk while it is in cache. HIT, MISS if the file ends too early, or what failed. */
 static int64_t read_page(int fd, const page_read *wanted) {
     cursor at = {wanted->iov, wanted->pieces, 0};
     struct iovec chunk[PIECES], part[PIECES];
@@ -133,7 +133,7 @@ static int64_t write_page(int fd, const page_write *wanted) {
     size_t nbytes;
     int64_t offset = 0;
     const size_t limit = way_nbytes(&wanted->by, SSIZE_MAX);
-    do { /* once for a page of no bytes, too, whose trailer is written */
+    do { /* once even for an empty page, which still gets its trailer */
         size_t count = pieces_take(&at, chunk, PIECES, limit, &nbytes);
         if (!at.left) { /* the trailer goes with the last pieces, in one call */
             chunk[count].iov_base = (void *)wanted->trailer;
@@ -150,7 +150,7 @@ static int64_t write_page(int fd, const page_write *wanted) {
     return futimens(fd, times) ? -errno : 0;
 }
 
-/* Spoil the old trailer: a reader that is under way finds another one afterwards. */
+/* Overwrite the old trailer, so that a reader that has begun the page finds a different one afterwards. */
 static int64_t spoil(int fd, const page_write *wanted) {
     uint8_t spoiled[TRAILER_NBYTES] = {0};
     uint8_t old[TRAILER_NBYTES + 1];
@@ -176,7 +176,7 @@ int64_t file_write(const page_write *wanted) {
     }
     if (!failed)
         failed = write_page(fd, wanted);
-    if (close(fd) && !failed && errno != EINTR) /* NFS reports here that there is no space */
+    if (close(fd) && !failed && errno != EINTR) /* NFS reports a full disk here */
         failed = -errno;
     if (!failed && rename(wanted->path, wanted->target))
         failed = -errno;

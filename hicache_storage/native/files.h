@@ -1,4 +1,4 @@
-/* Many files of one kind in one call: no Python object is touched. */
+/* Handle many files of one kind in one call. Touches no Python object. */
 #ifndef HICACHE_FILES_H
 #define HICACHE_FILES_H
 
@@ -10,40 +10,40 @@
 
 enum { TRAILER_NBYTES = 64, NAME_NBYTES = 40, SEALED_NBYTES = 56 };
 
-/* The verdict on one file; a negative number is -errno. */
+/* The verdict for one file. A negative number is -errno. */
 enum { MISS = 0, HIT = 1, WRONG = 2, LATE = 3, UNSYNCED = 4, KEPT = 5, REVOKED = 7 };
 
-/* HIT where a regular file of `nbytes` is there. */
+/* HIT if there is a regular file of `nbytes`. */
 int64_t file_exists(const char *path, uint64_t nbytes);
 
-/* The type and permissions of what is there, links as links; 0 where nothing is; -errno. */
+/* The type and permissions of what is there, without following links. 0 if nothing is there, or -errno. */
 int64_t file_mode(const char *path);
 
-/* HIT where a regular file is there, with its modification time and its size. */
+/* HIT if there is a regular file, with its modification time and its size. */
 int64_t file_stat(const char *path, int64_t *modified_ns, int64_t *nbytes);
 
-/* HIT or UNSYNCED where the trailer behind `nbytes` has this name; a hit is touched where `touched_ns` is not negative. */
+/* HIT or UNSYNCED if the trailer after `nbytes` has this name. A hit is touched unless `touched_ns` is negative. */
 int64_t file_check(const char *path, const uint8_t *name, uint64_t nbytes, int64_t touched_ns);
 
 typedef struct {
     const char *path;
-    const uint8_t *name; /* the NAME_NBYTES with which the trailer begins */
+    const uint8_t *name; /* the NAME_NBYTES that the trailer begins with */
     const struct iovec *iov;
     size_t pieces;
     uint64_t nbytes;     /* of the page, without its trailer */
-    int64_t touched_ns;  /* the modification time after a hit; negative: leave it */
-    int64_t interval_ns; /* leave it, too, where it is less than this old */
-    uint64_t *digest;    /* where xxh3-64 of the page without its first `skip` bytes goes; may be NULL */
+    int64_t touched_ns;  /* the modification time after a hit; negative: do not change it */
+    int64_t interval_ns; /* do not change it either if it is less than this old */
+    uint64_t *digest;    /* receives the xxh3-64 of the page without its first `skip` bytes; may be NULL */
     size_t skip;
     way by;
 } page_read;
 
-/* HIT, MISS, WRONG, REVOKED where the memory was revoked before the page was whole, or -errno. */
+/* HIT, MISS, WRONG, REVOKED if the memory was revoked before the page was complete, or -errno. */
 int64_t file_read(const page_read *wanted);
 
 typedef struct {
-    const char *path;    /* where the page is written: a new file, or one to be overwritten */
-    const char *target;  /* the name that it gets when it is whole */
+    const char *path;    /* where the page is written: a new file, or one to overwrite */
+    const char *target;  /* the name that it gets when it is complete */
     const struct iovec *iov;
     size_t pieces;
     uint64_t nbytes;
@@ -53,13 +53,13 @@ typedef struct {
     way by;
 } page_write;
 
-/* HIT where the page has its name; KEPT where `path` may not be overwritten, and nothing was changed. After an error,
- * and where the memory was REVOKED before, nothing is left at `path`. */
+/* HIT if the page is stored under its name. KEPT if `path` may not be overwritten, and nothing was changed. After an
+ * error, and if the memory was REVOKED too early, nothing is left at `path`. */
 int64_t file_write(const page_write *wanted);
 
-/* Take a page out of its key space: rename `path`, if it still has this time and size, to `target`. KEPT where the
- * file is at `target` now; HIT where it was unlinked there, since it is not to be kept or has other names; MISS where
- * it is gone or was used again. */
+/* Take a page out of its key space: rename `path` to `target`, if it still has this time and size. KEPT if the file is
+ * at `target` now. HIT if it was unlinked there, because it is not to be kept or has other names. MISS if it is gone or
+ * was used again. */
 int64_t file_claim(const char *path, const char *target, int64_t modified_ns, uint64_t nbytes, int keep);
 
 #endif

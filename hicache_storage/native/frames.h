@@ -1,4 +1,4 @@
-/* The headers and trailers of pages, byte by byte as page_store/frame.py and the `file` backend define them. */
+/* Headers and trailers of pages, byte for byte as page_store/frame.py and the `file` backend define them. */
 #ifndef HICACHE_FRAMES_H
 #define HICACHE_FRAMES_H
 
@@ -15,7 +15,7 @@ enum {
     SERIAL_NBYTES = 7,
 };
 
-/* Write the bytes of a page hash, lowercase hex of `length` digits, to `digest`; return their number, 0 where it is none. */
+/* Write the bytes of a page hash of `length` lowercase hex digits to `digest`. Return how many, or 0 if it is malformed. */
 size_t hash_bytes(uint8_t digest[MOST_HASH_NBYTES], const char *text, size_t length);
 
 typedef struct {
@@ -25,13 +25,13 @@ typedef struct {
     int checksummed;
 } frame_fields;
 
-/* Write the frame of the page of this hash. */
+/* Write the frame of the page with this hash. */
 void frame_build(uint8_t frame[FRAME_NBYTES], const frame_fields *fields, const uint8_t *digest, size_t digest_nbytes);
 
-/* Take checksum and flags as they are in a header. */
+/* Read checksum and flags from a header as they are. */
 void frame_take(const uint8_t header[FRAME_NBYTES], frame_fields *fields);
 
-/* Write the trailer of one write: name, `synced`, token and serial, and the hash of all that. */
+/* Make the trailer for one write: name, `synced`, token and serial, then the hash of all these. */
 void trailer_build(uint8_t *trailer, const uint8_t *name, int synced, const uint8_t *token, uint64_t serial);
 
 #endif

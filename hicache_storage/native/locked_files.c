@@ -35,7 +35,7 @@ static int64_t totals_add(int fd, uint64_t *added, uint64_t *removed) {
     return written == sizeof sums ? 0 : -EIO;
 }
 
-/* Lock a file. Return 0, LATE where another process has the lock for `wait_s`, or -errno. */
+/* Lock a file. Return 0, LATE if another process holds the lock for `wait_s`, or -errno. */
 static int64_t file_lock(int fd, double wait_s) {
     const double until_s = monotonic_s() + wait_s;
     while (flock(fd, LOCK_EX | LOCK_NB)) {

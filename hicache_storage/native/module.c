@@ -85,7 +85,7 @@ static PyObject *exists_files(PyObject *module, PyObject *arguments) {
     return result;
 }
 
-/* What the calls about many files have in common. */
+/* The arguments that all calls about many files have. */
 typedef struct {
     texts paths, names;
     batch pages;
@@ -222,7 +222,7 @@ static PyObject *write_files(PyObject *module, PyObject *arguments) {
                                            way_to(&lent, i)};
                 all.verdicts[i] = monotonic_s() > deadline_s ? LATE : file_write(&wanted);
                 if (all.verdicts[i] < 0)
-                    break; /* the others are MISS: the array begins with zeros */
+                    break; /* the others stay MISS, because the array begins as zeros */
             }
             Py_END_ALLOW_THREADS
             result = list_of(all.verdicts, all.paths.count);

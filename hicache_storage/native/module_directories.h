@@ -1,4 +1,4 @@
-/* The functions of the module that list directories, and look at the files in them. */
+/* The module's functions that list directories and look at the files in them. */
 #ifndef HICACHE_MODULE_DIRECTORIES_H
 #define HICACHE_MODULE_DIRECTORIES_H
 

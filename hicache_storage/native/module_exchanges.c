@@ -6,7 +6,7 @@
 #include "arguments.h"
 #include "exchanges.h"
 
-/* What `run_exchanges` holds for one call. */
+/* Everything that `run_exchanges` holds during a call. */
 typedef struct {
     batch requests, pages;
     Py_buffer slots, states;
@@ -55,7 +55,7 @@ static int exchange_job_hold(exchange_job *job, PyObject *fds, PyObject *request
     return 0;
 }
 
-/* Return the pieces of a page behind its first `done` bytes, and their sum; -1 where there are not as many. */
+/* Return the size of a page, and in `iov` its pieces after the first `done` bytes. -1 if it is shorter than that. */
 static int64_t rest_of(const batch *all, size_t page, int64_t done, struct iovec **iov, size_t *pieces) {
     const size_t nbytes = batch_nbytes(all, page);
     *iov = all->iov + all->first[page];

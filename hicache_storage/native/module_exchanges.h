@@ -1,4 +1,4 @@
-/* The function of the module that carries requests over several connections. */
+/* The module's function that sends requests over several connections. */
 #ifndef HICACHE_MODULE_EXCHANGES_H
 #define HICACHE_MODULE_EXCHANGES_H
 

@@ -8,13 +8,13 @@
 #include "frames.h"
 #include "xxh3.h"
 
-/* Return the text of item `index`, or NULL with an exception. The caller ends its `owner`. */
+/* Return the text of item `index`, or NULL with an exception. The caller releases `owner`. */
 static const char *text_of(PyObject *sequence, size_t index, Py_ssize_t *length, PyObject **owner) {
     *owner = PySequence_GetItem(sequence, (Py_ssize_t)index);
     return *owner ? PyUnicode_AsUTF8AndSize(*owner, length) : NULL;
 }
 
-/* Return item `index` of a sequence of page hashes as bytes in `digest`, and their number; 0 with an exception. */
+/* Write item `index` of a sequence of page hashes to `digest` as bytes. Return how many, or 0 with an exception. */
 static size_t hash_of(PyObject *hashes, size_t index, uint8_t digest[MOST_HASH_NBYTES]) {
     Py_ssize_t length;
     PyObject *owner;
@@ -110,7 +110,7 @@ PyObject *page_trailers(PyObject *module, PyObject *arguments) {
     return result;
 }
 
-/* Return the checksum of item `index`, or take it from a header where there are none. */
+/* Set the checksum in `fields` from item `index`. Return 0, or -1 with an exception. */
 static int checksum_of(PyObject *checksums, size_t index, frame_fields *fields) {
     PyObject *value = PySequence_GetItem(checksums, (Py_ssize_t)index);
     fields->checksum = value ? PyLong_AsUnsignedLongLong(value) : 0;
@@ -118,7 +118,7 @@ static int checksum_of(PyObject *checksums, size_t index, frame_fields *fields) 
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* Hold headers of 128 bytes or more each, and read the arguments of both functions about frames. */
+/* Hold headers of at least 128 bytes each, and parse the arguments of both functions about frames. */
 static int frames_hold(batch *all, frame_fields *fields, PyObject *arguments, PyObject **hashes, PyObject **checksums,
                        int writable) {
     PyObject *headers;

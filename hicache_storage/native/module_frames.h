@@ -1,4 +1,4 @@
-/* The functions of the module that make and check headers, trailers and paths of pages. */
+/* The module's functions that make and check headers, trailers and paths of pages. */
 #ifndef HICACHE_MODULE_FRAMES_H
 #define HICACHE_MODULE_FRAMES_H
 

@@ -1,4 +1,4 @@
-/* The functions of the module about small files that processes change under a lock. */
+/* The module's function that changes small files under a lock. */
 #ifndef HICACHE_MODULE_LOCKED_FILES_H
 #define HICACHE_MODULE_LOCKED_FILES_H
 

@@ -1,4 +1,4 @@
-/* The functions of the module about memory that may be revocable, and the states that other functions get. */
+/* The module's functions for memory that may be revocable, and the states that other functions use. */
 #ifndef HICACHE_MODULE_REVOCABLES_H
 #define HICACHE_MODULE_REVOCABLES_H
 
@@ -10,17 +10,17 @@ PyObject *end_access(PyObject *module, PyObject *state);
 PyObject *revoke_access(PyObject *module, PyObject *state);
 PyObject *digests(PyObject *module, PyObject *arguments);
 
-/* The states of a batch, held for one call, and a scratch. */
+/* The states of a batch, held for one call, and scratch memory. */
 typedef struct {
     batch states;
     uint8_t *scratch; /* NULL: no page is revocable */
 } revocables;
 
-/* Hold one state a page, or nothing, as `revocables_hold` does, without a scratch. */
+/* Hold the states of pages as `revocables_hold` does, but without scratch memory. */
 int states_hold(batch *states, PyObject *given, size_t pages);
 
-/* Hold one state a page, or nothing. An empty state is that of a page which is not revocable. Return 0, or -1 with an
- * exception. */
+/* Hold one state for each page, or none at all. A page that is not revocable has an empty state. Return 0, or -1 with
+ * an exception. */
 int revocables_hold(revocables *all, PyObject *states, size_t pages);
 void revocables_release(revocables *all);
 

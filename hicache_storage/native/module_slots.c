@@ -11,7 +11,7 @@
 
 static const Py_ssize_t PART_MOST_NBYTES = (Py_ssize_t)1 << 46;
 
-/* The files of slots, and the places and marks of the slots, held for one call. */
+/* The files, positions and marks of slots, held for one call. */
 typedef struct {
     PyObject *owner;
     const char *directory;
@@ -52,8 +52,8 @@ static int files_hold(slot_job *all, PyObject *files) {
     return texts_are_paths(&all->names) ? 0 : misfits("files and slots");
 }
 
-/* Hold marks of one size, up to `most_nbytes`, and for each the number of its file and an offset. Return 0, or -1 with
- * an exception. */
+/* Hold marks of one size, at most `most_nbytes`, with the file number and the offset of each. Return 0, or -1 with an
+ * exception. */
 static int slot_job_hold(slot_job *all, PyObject *files, PyObject *numbers, PyObject *offsets, PyObject *marks,
                          Py_ssize_t most_nbytes) {
     memset(all, 0, sizeof *all);
@@ -80,7 +80,7 @@ static int slot_job_hold(slot_job *all, PyObject *files, PyObject *numbers, PyOb
     return 0;
 }
 
-/* Open the files; return 0 after the deadline, and then every verdict is LATE. */
+/* Open the files. Return 0 after the deadline: then every verdict is LATE. */
 static int slot_job_open(slot_job *all, double deadline_s) {
     const int in_time = monotonic_s() <= deadline_s;
     if (in_time)

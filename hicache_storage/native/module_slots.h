@@ -1,4 +1,4 @@
-/* The functions of the module that move slots. */
+/* The module's functions that move slots. */
 #ifndef HICACHE_MODULE_SLOTS_H
 #define HICACHE_MODULE_SLOTS_H
 

@@ -1,4 +1,4 @@
-/* The functions of the module that exchange pages over one connected socket. */
+/* The module's functions that exchange pages over one connected socket. */
 #ifndef HICACHE_MODULE_SOCKETS_H
 #define HICACHE_MODULE_SOCKETS_H
 

@@ -1,4 +1,4 @@
-/* Lists of pieces of memory: moved whole, hashed, aligned. No Python object is touched. */
+/* Move, hash and check lists of pieces of memory. Touches no Python object. */
 #ifndef HICACHE_PIECES_H
 #define HICACHE_PIECES_H
 
@@ -8,7 +8,7 @@
 
 #include "xxh3.h"
 
-enum { PIECES_A_CALL = 1024 /* the kernel takes so many */, CHUNK_NBYTES = 256 << 10 };
+enum { PIECES_A_CALL = 1024 /* the kernel accepts no more */, CHUNK_NBYTES = 256 << 10 };
 
 /* A position in a list of pieces. */
 typedef struct {
@@ -16,20 +16,20 @@ typedef struct {
     size_t left, offset;
 } cursor;
 
-/* Take up to `most` pieces of up to `limit` bytes in all off the cursor, into `taken`. Return the number of pieces. */
+/* Take at most `most` pieces with at most `limit` bytes in total from the cursor into `taken`. Return how many. */
 size_t pieces_take(cursor *at, struct iovec *taken, size_t most, size_t limit, size_t *nbytes);
 
-/* Read or write `nbytes` in the pieces, which are used up, at `offset`. Return how many bytes were moved: fewer where the
- * file ends before. Return -errno after an error. */
+/* Read `nbytes` at `offset` into the pieces, or write them from there. The pieces are used up. Return how many bytes were
+ * moved, which is fewer if the file ends too early, or -errno. */
 int64_t pieces_move(int fd, struct iovec *iov, size_t count, size_t nbytes, int64_t offset, int writing);
 
-/* Read up to `nbytes` at `offset`. Return how many the file had, or -errno. */
+/* Read at most `nbytes` at `offset`. Return how many the file had, or -errno. */
 int64_t read_at(int fd, uint8_t *into, size_t nbytes, int64_t offset);
 
-/* Hash the pieces without the first `skip` bytes, which are counted down. */
+/* Hash the pieces without the first `skip` bytes. Counts `skip` down. */
 void pieces_hash(xxh3_stream *stream, const struct iovec *iov, size_t count, size_t *skip);
 
-/* Return 1 where every address and size is a multiple of `alignment`. */
+/* Return 1 if every address and size is a multiple of `alignment`. */
 int pieces_are_aligned(const struct iovec *iov, size_t count, size_t alignment);
 
 #endif

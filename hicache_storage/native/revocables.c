@@ -25,7 +25,7 @@ void access_revoke(uint64_t *state) {
         (void)nanosleep(&moment, NULL);
 }
 
-/* Copy a chunk between its pieces and the scratch. Return 0 once the pieces are revoked. */
+/* Copy a chunk between its pieces and the scratch memory. Return 0 if the pieces are revoked. */
 static int copy_by(const way *by, const struct iovec *iov, size_t count, int writing) {
     if (!access_begin(by->state))
         return 0;

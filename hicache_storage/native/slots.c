@@ -13,16 +13,16 @@
 
 enum { SLOTS_A_RUN = 64, BLOCK_NBYTES = 4096 };
 
-/* Memory of one call. */
+/* The memory that one call uses. */
 typedef struct {
     uint8_t *margins;  /* lead and tail of each slot of a run */
-    uint8_t *scratch;  /* with revocable pages: all bytes of one call */
+    uint8_t *scratch;  /* if pages are revocable: all bytes of one call */
     char revoked[SLOTS_A_RUN];
     struct iovec *iov; /* all pieces of a run */
     struct iovec chunk[PIECES_A_CALL], part[PIECES_A_CALL];
 } workspace;
 
-/* The place that a run has reached. */
+/* How far a run has come. */
 typedef struct {
     size_t slot, position; /* the slot, and the bytes of it that were moved */
     size_t skip;
@@ -67,7 +67,7 @@ static void begin_slot(const slot_batch *all, progress *at, size_t slot) {
         xxh3_begin(&at->stream);
 }
 
-/* List the pieces of a run; return their number. */
+/* List the pieces of a run. Return how many. */
 static size_t lay_out(const slot_batch *all, workspace *space, size_t start, size_t count) {
     struct iovec *next = space->iov;
     for (size_t i = 0; i < count; i++) {
@@ -99,8 +99,8 @@ static int is_in_page(const slot_batch *all, const progress *at) {
     return at->position >= all->lead && at->position < all->lead + all->nbytes;
 }
 
-/* Copy one piece of the slot between its memory and the scratch. What was revoked is written as zeros, and so is the tail
- * behind it. */
+/* Copy one piece of the slot between its memory and the scratch memory. If it is revoked, write zeros, also for the tail
+ * after it. */
 static void copy_piece(const slot_batch *all, workspace *space, size_t start, const progress *at, struct iovec piece,
                        uint8_t *scratch) {
     uint64_t *state = is_in_page(all, at) ? state_of(all, at->slot) : NULL;
@@ -111,7 +111,7 @@ static void copy_piece(const slot_batch *all, workspace *space, size_t start, co
         memset(scratch, 0, piece.iov_len);
 }
 
-/* Copy the pieces of a chunk that is about to be written to the scratch. */
+/* Before a chunk is written, copy its pieces to the scratch memory. */
 static void gather(const slot_batch *all, workspace *space, size_t start, const progress *reached, size_t pieces) {
     progress at = {.slot = reached->slot, .position = reached->position};
     uint8_t *scratch = space->scratch;
@@ -139,8 +139,8 @@ static void end_slot(const slot_batch *all, const workspace *space, size_t start
         all->digests[at->slot] = whole ? xxh3_digest(&at->stream) : 0;
 }
 
-/* Hash the pages among `done` bytes that were moved, and give the verdict on each slot that is whole. What was read into
- * the scratch goes to its place. */
+/* Hash the pages in the `done` bytes that were moved, and set the verdict of each complete slot. Copy bytes that were read
+ * into the scratch memory to their pages. */
 static void advance(const slot_batch *all, workspace *space, size_t start, progress *at, size_t done) {
     uint8_t *scratch = space->scratch;
     for (size_t i = 0; done; i++) {
@@ -162,7 +162,7 @@ static void advance(const slot_batch *all, workspace *space, size_t start, progr
     }
 }
 
-/* Move one chunk between the file and its pieces, or the scratch. Return the bytes that were moved, or -errno. */
+/* Move one chunk between the file and its pieces, or the scratch memory. Return how many bytes were moved, or -errno. */
 static int64_t move_chunk(const slot_batch *all, workspace *space, size_t start, const progress *reached, size_t pieces,
                           size_t nbytes, int64_t offset) {
     const int fd = (int)all->fds[start];
@@ -176,7 +176,7 @@ static int64_t move_chunk(const slot_batch *all, workspace *space, size_t start,
     return pieces_move(fd, &one, 1, nbytes, offset, all->writing);
 }
 
-/* Move neighbouring slots; return 0 or -errno. Slots behind the end of the file are WRONG, or MISS in a write. */
+/* Move adjacent slots. Return 0 or -errno. Slots after the end of the file are WRONG, or MISS in a write. */
 static int64_t move_together(const slot_batch *all, workspace *space, size_t start, size_t count) {
     cursor at = {space->iov, lay_out(all, space, start, count), 0};
     progress reached;
@@ -225,7 +225,7 @@ static int is_aligned(const slot_batch *all, size_t slot) {
     return pieces_are_aligned(all->iov + all->first[slot], pieces_of(all, slot), all->alignment);
 }
 
-/* Return how many slots from `start` on lie side by side, and fit in one call. */
+/* Return how many slots from `start` on are adjacent and fit in one call. */
 static size_t run_length(const slot_batch *all, size_t start, size_t most) {
     size_t count = 1, pieces = pieces_of(all, start) + 2;
     for (size_t slot = start + 1; slot < all->count && count < most; slot++, count++) {

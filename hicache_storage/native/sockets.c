@@ -20,7 +20,7 @@ double monotonic_s(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* Wait until the socket is ready; return 0 or -errno. A signal does not prolong the wait. */
+/* Wait until the socket is ready. Return 0 or -errno. A signal does not lengthen the wait. */
 static int await(int fd, short events, double deadline_s) {
     struct pollfd polled = {.fd = fd, .events = events};
     for (;;) {
@@ -67,7 +67,7 @@ int64_t socket_send(int fd, struct iovec *iov, size_t pieces, double deadline_s)
     return 0;
 }
 
-/* Receive as `socket_receive` does, and leave `iov` and `pieces` at the rest. */
+/* Receive as `socket_receive` does. Afterwards `iov` and `pieces` are what is left to fill. */
 static int64_t receive(int fd, struct iovec **iov, size_t *pieces, size_t least, double deadline_s) {
     size_t received = 0;
     drop(iov, pieces, 0);
@@ -104,8 +104,8 @@ static int64_t read_null(bulk_reader *reader, int more) {
     return end == '\n' ? MISS : WRONG;
 }
 
-/* Receive the rest of the header, the page and its end. `iov` has `pieces` pieces of the page from index 1, and room for
- * three more. */
+/* Receive the rest of the header, the page and its end. `iov` holds the page's `pieces` pieces from index 1 on, and has
+ * room for three more. */
 static int64_t read_rest(bulk_reader *reader, struct iovec *iov, size_t pieces, const char *header, uint64_t nbytes,
                          int more) {
     uint8_t begun[HEADER_NBYTES], end[2];
@@ -144,7 +144,7 @@ int64_t bulk_read(bulk_reader *reader, const struct iovec *iov, size_t pieces, u
     struct iovec *reply = pieces <= LOCAL_PIECES ? local : malloc((pieces + 3) * sizeof *reply);
     if (!reply)
         return -ENOMEM;
-    if (pieces) /* a batch without buffers has no array of them */
+    if (pieces) /* a batch without buffers has no array for them */
         memcpy(reply + 1, iov, pieces * sizeof *iov);
     const int64_t verdict = read_rest(reader, reply, pieces, header, nbytes, more);
     if (reply != local)
@@ -159,7 +159,7 @@ static uint64_t nbytes_of(const struct iovec *iov, size_t pieces) {
     return nbytes;
 }
 
-/* Return up to which request to send after `done` replies: more are sent when half of the window has been answered. */
+/* Return up to which request to send after `done` replies. More are sent when half of the window has been answered. */
 static size_t window_end(size_t done, size_t sent, size_t count, size_t window) {
     if (sent == count || sent - done > window / 2)
         return sent;
@@ -183,7 +183,7 @@ size_t bulks_fetch(bulk_exchange *all) {
     return done;
 }
 
-/* Make room for another step. Return 0 or -ENOMEM. */
+/* Make room for one more step. Return 0 or -ENOMEM. */
 static int line_room(line_exchange *all, size_t *capacity) {
     if (all->nbytes + STEP_NBYTES <= *capacity)
         return 0;
@@ -195,7 +195,7 @@ static int line_room(line_exchange *all, size_t *capacity) {
     return 0;
 }
 
-/* Count the whole lines from `*start` on, which moves behind them. Return -1 where the next one is too long or no reply. */
+/* Count the complete lines from `*start` on, and move it after them. Return -1 if the next line is too long or not a reply. */
 static int64_t lines_count(const line_exchange *all, size_t *start) {
     int64_t lines = 0;
     while (*start < all->nbytes) {
@@ -216,7 +216,7 @@ static int64_t lines_count(const line_exchange *all, size_t *start) {
 
 int64_t lines_exchange(line_exchange *all) {
     size_t capacity = 0, start = 0, done = 0, sent = 0;
-    int64_t come = 0; /* lines of the first reply that is not whole */
+    int64_t come = 0; /* lines of the first incomplete reply */
     while (done < all->count) {
         const size_t end = window_end(done, sent, all->count, all->window);
         const size_t pieces = all->first[end] - all->first[sent];

@@ -1,6 +1,6 @@
-/* XXH3, 64 and 128 bits: xxhash's own code, with the widest vectors that the processor has.
+/* XXH3 with 64 and 128 bits: xxhash's own code, with the widest vectors that the processor has.
  *
- * Little-endian machines only: the build refuses others. */
+ * Only for little-endian machines. The build refuses others. */
 #ifndef HICACHE_XXH3_H
 #define HICACHE_XXH3_H
 
@@ -12,7 +12,7 @@
 
 typedef XXH3_state_t xxh3_stream;
 
-/* A stream takes a page in any number of pieces. */
+/* A stream hashes a page that arrives in any number of pieces. */
 void xxh3_begin(xxh3_stream *stream);
 void xxh3_update(xxh3_stream *stream, const void *data, size_t nbytes);
 uint64_t xxh3_digest(const xxh3_stream *stream);
