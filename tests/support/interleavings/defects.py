@@ -1,6 +1,6 @@
-"""Mended defects, put back: each replaces the mended functions by those of before the mend.
+"""Mended defects, which can be put back: each replaces the mended functions by their old versions.
 
-The functions have the logic of before the mend. A scenario that finds them can find others like them.
+A scenario that finds these defects can find others like them.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Defect:
     text: str
     scenario: str
     found: str
-    """The finding, in part."""
+    """A part of the finding's text."""
     replaced: Mapping[tuple[type, str], Callable[..., Any]]
 
     @contextmanager
     def put_back(self) -> Generator[None]:
-        """Have the defect in the `with` block."""
+        """Put the defect back during the `with` block."""
         with ExitStack() as stack:
             for (owner, name), function in self.replaced.items():
                 stack.enter_context(mock.patch.object(owner, name, function))

@@ -41,7 +41,7 @@ from storm.worlds import WORLDS
 T = TypeVar("T")
 
 CALL_WORLDS = [name for name in WORLDS if not name.endswith("-disk") and name != "redis-failover"]
-"""The stores of these calls. The others are the same backends."""
+"""The stores for these calls. All others have the same backends."""
 ROUND = 5_000
 TIMEOUT_S = 0.5
 GRACE_S = 1.0
@@ -67,19 +67,19 @@ PLAN = [
     for operation in ("batch_exists", "batch_get", "batch_set", "batch_delete")
     for fault, share in _SHARES.items()
 ]
-"""The faults of a storage. Some delays and all hangs are longer than a call may last."""
+"""The faults of a storage. Some delays and all hangs last longer than a call may take."""
 _QUIET_S = (0.0, 0.2)
-"""The times between faults of the network."""
+"""The time between two faults of the network."""
 _FAULT_S = (0.005, 0.1)
 
 
 def call(
     world: World, progress: Progress, *, calls: int, plan: Sequence[Odds] = tuple(PLAN)
 ) -> None:
-    """Go on until as many calls are made, or to the round of the first finding.
+    """Go on until this many calls are made, or to the round with the first finding.
 
-    What the first round of a process leaves stays for good, as the threads of a native library do.
-    Of those some may be started by a later round.
+    What the first round of a process leaves stays for good, such as the threads of a native
+    library. A later round may start some of these.
     """
     late_threads = world.late_threads
     before: ProcessResources | None = None
@@ -100,7 +100,7 @@ def call(
 
 
 class _Round:
-    """Calls of some threads on one opened store."""
+    """The calls of some threads on one opened store."""
 
     def __init__(self, world: World, progress: Progress, calls: int, plan: Sequence[Odds]) -> None:
         self._world = world

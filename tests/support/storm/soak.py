@@ -35,14 +35,14 @@ from storm.soak_handoffs import Handoffs
 
 ROUND = 10_000
 _HANDED_OVER = 50
-"""One request of so many is handed over."""
+"""One of this many requests is handed over."""
 _LEFT_LIMIT_S = 20.0
 _WARM_ROUNDS = 2
-"""The rounds of a process after which its memory grows no more."""
+"""After this many rounds, the memory of a process must not grow any more."""
 
 
 def soak(progress: Progress, requests: int) -> None:
-    """Go on until as many requests are served, or to the round of the first finding."""
+    """Go on until this many requests are served, or to the round with the first finding."""
     warm_nbytes = rounds = 0
     while progress.figures["requests"] < requests and not progress.findings:
         before = ProcessResources.current() if rounds else None
