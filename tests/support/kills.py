@@ -1,8 +1,8 @@
-"""Which test kills which mutant of a module: comparisons, constants, dropped statements, answers.
+"""Find which test kills which mutant of a module: comparisons, constants, dropped statements, answers.
 
 All mutants of a module are compiled into it, each behind a switch, and the tests are collected once. A
-run without a mutant says which tests reach which mutants. Each mutant then gets a fork of the process,
-in which the tests that reach it run. What a test does in processes of its own is not seen.
+run without a mutant shows which tests reach which mutants. Then, for each mutant, the tests that reach
+it run in a fork of the process. What a test does in other processes is not seen.
 
     make kills MODULE=hicache_storage/planning
     python tests/support/kills.py hicache_storage/cli/gc.py --tests tests/cli/test_gc.py --every 3

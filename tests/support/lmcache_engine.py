@@ -6,8 +6,8 @@ with Engine(params) as engine:
     assert engine.read(range(6)).held == held
 
 L1's allocator and the store and prefetch controllers are LMCache's. Only an engine's copies between
-device and L1 are played: the test fills the objects. The pauses of LMCache's eviction threads, a second
-each, end with the engine.
+device and L1 are missing: the test fills the objects. LMCache's eviction threads pause for a second at
+a time; when the engine ends, so do these pauses.
 """
 
 from __future__ import annotations

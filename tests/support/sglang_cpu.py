@@ -4,7 +4,7 @@
 2. SGLang's own stub (`_platform_stubs.py`) replaces triton, which is not installed.
 3. Host pools are not pinned.
 4. Torch index copies replace three CUDA kernels of `sgl_kernel` that copy between device and host.
-   Only between L2 and L3 do these tests run SGLang's own code.
+   So these tests run SGLang's own code only between L2 and L3.
 """
 
 from __future__ import annotations

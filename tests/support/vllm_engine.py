@@ -1,13 +1,13 @@
-"""vLLM's own engine core on a CPU: scheduler, connector, tiering manager. Only the workers are played.
+"""vLLM's own engine core on a CPU: scheduler, connector, tiering manager. Only its workers are replaced.
 
     with Engine({"cpu_bytes_to_use": 1 << 20, "backend": "file", "config": {"path": "..."}}) as engine:
         answer = engine.ask(range(1000, 1101))
 
 `EngineCore` with its `step`, `Scheduler`, `KVCacheManager`, `KVConnectorFactory`, `VllmConfig` and
-the region in /dev/shm are vLLM's. `Workers` replaces the GPU workers: it knows the bytes that each
+the region in /dev/shm are vLLM's. `Workers` replaces the GPU workers: it computes the bytes that each
 block must hold, writes them where the scheduler says, copies rows as `CPUOffloadingWorker` does, and
-compares every block that a request has already. GPU copies, real workers and models are not covered.
-In a row the ranks follow each other as in vLLM, and inside a rank the blocks.
+compares every block that a request already has. GPU copies, real workers and models are not covered.
+As in vLLM, the ranks follow each other in a row, and the blocks follow each other in a rank.
 """
 
 from __future__ import annotations

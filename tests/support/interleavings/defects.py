@@ -80,7 +80,7 @@ def _look_further(sweep: EvictionSweep, deadline: Deadline) -> bool:
         return True
 
 
-# --- the end of a store says nothing of its losses -------------------------------------------------
+# --- the end of a store does not report its losses -------------------------------------------------
 
 _detach = AttachedStore.detach
 
@@ -92,7 +92,7 @@ def _detach_true(
     return True
 
 
-# --- a cancelled request takes the completions of others along -------------------------------------
+# --- a cancelled request removes the completions of others -----------------------------------------
 
 
 def _on_end(
@@ -104,7 +104,7 @@ def _on_end(
     receiver._submit_cleanup(lambda: receiver._delete_used(request, list(request.awaited)))
 
 
-# --- reads and writes share a breaker, and a call without pages tells it that all is well ----------
+# --- reads and writes share a breaker, and a call without pages counts as a success ---------------
 
 _init_lanes = Lanes.__init__
 _move_pages = Lane.move
@@ -152,7 +152,7 @@ def _conclude(
 _conclude_call = Lane.conclude
 
 
-# --- optional pools are written whatever became of the required ones -------------------------------
+# --- optional pools are written even if the required ones failed -----------------------------------
 
 
 def _write_missing(sender: HandoffSender, hashes: Sequence[str], deadline: Deadline) -> None:

@@ -82,16 +82,16 @@ class Scheduler:
         max_points: int = 50_000,
         traced: bool = False,
     ) -> None:
-        """Take the strategy of the choices.
+        """Prepare a run.
 
         Args:
             strategy: Chooses the next thread at each point.
-            check: Raises AssertionError where a thread that is left has broken an invariant. It takes
-                no lock.
-            time_passes: Time limits may pass while threads could run, as on a slow machine. False: they
-                pass only where no thread can run.
+            check: Raises AssertionError if the thread that just stopped has broken an invariant. It
+                takes no lock.
+            time_passes: True: time limits may pass while threads could run, as on a slow machine.
+                False: they pass only if no thread can run.
             max_points: A run with more points counts as endless.
-            traced: Record `steps`.
+            traced: True: record `steps`.
         """
         self.now_s: float = START_S
         self.points: int = 0

@@ -1,12 +1,12 @@
-"""Calls by the million through a page store, over a storage and a network that misbehave.
+"""Millions of calls through a page store, over a storage and a network that misbehave.
 
 A round opens a store, makes calls from several threads and closes it. `FaultyStorage` fails, delays,
-hangs, lies and damages pages between the page store and the storage; where the store has a server,
-a proxy delays, cuts, holds, truncates and damages bytes on the way to it. What is judged:
+hangs, lies and damages pages between the page store and the storage. If the store has a server, a
+proxy delays, cuts, holds, truncates and damages bytes on the way to it. The round checks:
 
 - A page that is OK has its own bytes.
-- A call ends by its deadline and a second.
-- A store gives no verdict `error`: every failure is one that the contract names.
+- A call ends within a second after its deadline.
+- A store returns no verdict `error`, because the contract names every failure.
 - A round leaves no thread, descriptor, connection or unpublished file behind.
 """
 

@@ -28,7 +28,7 @@ class _Server(Protocol):
 
 
 class Hazard(Protocol):
-    """A way to hit a store. When `strike` returns, the store is well again."""
+    """A way to hit a store. When `strike` returns, the store works again."""
 
     def strike(self, chance: random.Random, work: Callable[[float], None]) -> None:
         """Hit the store. `work` lets the processes work for some seconds."""

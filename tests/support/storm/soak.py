@@ -1,16 +1,16 @@
-"""A soak: a million requests through engines of several pools and ranks, in rounds that go on later.
+"""A soak: a million requests through engines of several pools and ranks. A later run can continue it.
 
     PYTHONPATH=tests/support python -m storm.soak [--requests N] [--seed N] [--fresh]
 
-Most requests are those of four clients of one engine with three pools, whose two stores fail, are
-detached and come back. Each fiftieth is handed from a prefill engine of two ranks to a decode engine
-of two ranks, over a store that fails. What is judged:
+Most requests come from four clients of one engine with three pools, whose two stores fail, are
+detached and come back. Every fiftieth is handed from a prefill engine of two ranks to a decode engine
+of two ranks, over a store that fails. The soak checks:
 
 - No page has wrong bytes, and all ranks get equally many.
 - A round leaves no pinned page, slot, quota, thread or descriptor, and memory does not grow.
 - Counters add up, and no internal error is counted.
 
-A finding makes the exit code 1. The progress is kept in artifacts/storm/soak.json.
+After a finding the exit code is 1. The progress is kept in artifacts/storm/soak.json.
 """
 
 from __future__ import annotations

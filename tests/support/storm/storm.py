@@ -1,18 +1,18 @@
 """A storm: processes share a store, and something happens to them and to it at random moments.
 
 In each turn two writers and a reader work for some milliseconds. In some turns the store is then hit
-in one way of its own: its server is killed or paused, the network is cut, its disk is full
+in one of the ways that it has: its server is killed or paused, the network is cut, or its disk is full
 (`storm.hazards`). In some turns the wall clocks of the processes are stepped. SIGKILL ends the writers
-and the reader one after the other, and a fresh process reads all pages. What is judged:
+and the reader one after the other, and a fresh process reads all pages. The storm checks:
 
 - No process gets a wrong byte.
 - A page that was accepted, and not deleted since, is found, unless the store may evict it.
 - A page that was deleted, and not set since, is not found.
 - A call that was cut off has happened or has not, for each of its pages.
-- No call lasts longer than `timeout_s` plus a second where the store has a server.
+- If the store has a server, no call lasts longer than `timeout_s` plus a second.
 - No unpublished file stays behind.
 
-The seed decides the calls and the moments. The kernel decides which of them meet, so two runs differ.
+The seed decides the calls and the moments. The kernel decides which of them coincide, so runs differ.
 """
 
 from __future__ import annotations
