@@ -1,4 +1,4 @@
-"""The page docs/cli-reference.md, made of the parsers of both commands.
+"""The page docs/cli-reference.md, generated from the parsers of both commands.
 
 make cli-page
 """
@@ -55,7 +55,7 @@ def _verb(program: Program, verb: Verb) -> Iterator[str]:
 
 
 def _call(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
-    """Return an argument as it is typed. A choice of words is in the text beside it."""
+    """Return an argument as it is typed. If it is a choice of words, the text beside it has them."""
     value = "" if action.nargs == 0 else _value(parser, action)
     names = action.option_strings or [""]
     return ", ".join(_code(f"{name} {value}".strip()) for name in names)

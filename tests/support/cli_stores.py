@@ -1,4 +1,4 @@
-"""Stores on which tests run the verbs of `hicache`, with pages that an engine could read."""
+"""Stores for tests that run the verbs of `hicache`, with pages that an engine could read."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class CliStore:
 
     @property
     def target_flags(self) -> list[str]:
-        """The flags that name the store as the target of a copy."""
+        """The flags that name this store as the target of a copy."""
         return ["--to-backend", self.backend, "--to-extra-config", json.dumps(self.config)]
 
     def open(self) -> HiCacheStorage:
         return open_storage(self.backend, self.config)
 
     def fill(self, numbers: Iterable[int], key_space: KeySpace = SPACE) -> KeySpace:
-        """Store framed pages; return the key space that the store has then."""
+        """Store framed pages. Return the key space that the store then has."""
         with self.open() as storage:
             return save(storage, numbers, key_space)
 
@@ -54,7 +54,7 @@ class CliStore:
         return [number for number, is_there in enumerate(there) if is_there]
 
     def break_page(self, number: int, key_space: KeySpace) -> None:
-        """Replace a page by one of the same size with one other bit in its payload."""
+        """Replace a page by one of the same size, with one bit of its payload flipped."""
         with self.open() as storage:
             break_page(storage, number, key_space)
 
@@ -65,7 +65,7 @@ def save(
     key_space: KeySpace = SPACE,
     checksum: Any = "xxh3",
 ) -> KeySpace:
-    """Store framed pages as an engine does; return the framed key space."""
+    """Store framed pages as an engine does. Return the framed key space."""
     from hicache_storage.page_store import PageStoreSettings
 
     chosen = list(numbers)
@@ -84,7 +84,7 @@ def save(
 
 
 def break_page(storage: HiCacheStorage, number: int, key_space: KeySpace) -> None:
-    """Replace a page by one of the same size with one other bit in its payload."""
+    """Replace a page by one of the same size, with one bit of its payload flipped."""
     stored = page(key_space.stored_nbytes)
     assert storage.batch_get(key_space, [hash_of(number)], [stored]) == [True]
     stored.segments[0][-1] ^= 1
@@ -93,6 +93,6 @@ def break_page(storage: HiCacheStorage, number: int, key_space: KeySpace) -> Non
 
 
 def run_json(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, Any]:
-    """Return the exit code and the document of a verb with `--json`."""
+    """Run a verb with `--json`. Return its exit code and its document."""
     code = main([*argv, "--json"])
     return code, json.loads(capsys.readouterr().out)

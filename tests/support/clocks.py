@@ -1,4 +1,4 @@
-"""A clock that tests set."""
+"""A clock that a test sets by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 class Clock:
-    """A replacement of `time.monotonic` until the test ends."""
+    """Replaces `time.monotonic` until the test ends."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 1000.0

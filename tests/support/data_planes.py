@@ -1,4 +1,4 @@
-"""The two implementations of the data plane, for tests that hold one against the other."""
+"""The two implementations of the data plane, for tests that compare them."""
 
 from __future__ import annotations
 

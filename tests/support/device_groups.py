@@ -33,7 +33,7 @@ MLA = PageShape.mla(page_tokens=PAGE_TOKENS, layers=3, kv_dim=24, dtype="bfloat1
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A pool with its host pool and its device tensors."""
+    """A pool, with its host pool and its device tensors."""
 
     host: HostPool
     planes: list[list[torch.Tensor]]
@@ -106,18 +106,18 @@ class CacheDevice:
         )
 
     def page(self, pool: int, slot: int) -> list[torch.Tensor]:
-        """Return each plane and layer of `slot`: views of the device's memory."""
+        """Return each plane and layer of `slot`, as views of the device's memory."""
         page_tokens = self.pools[pool].host.shape.page_tokens
         tokens = slice(slot * page_tokens, (slot + 1) * page_tokens)
         return [tensor[tokens] for plane in self.planes[pool] for tensor in plane]
 
     def fill(self, pool: int, slot: int, data: bytes) -> None:
-        """Write a page in the stored order of its pool. The device may do so after the return."""
+        """Write a page in the stored order of its pool. The device may still do so after the return."""
         for target, source in zip(self.page(pool, slot), self._planes(pool, data), strict=True):
             target.copy_(source, non_blocking=True)
 
     def has(self, pool: int, slot: int, data: bytes) -> bool:
-        """Return whether the device has these bytes. The device compares them."""
+        """Return whether the device has these bytes. The device itself compares them."""
         page = self.page(pool, slot)
         return same(
             [plane.to(page[0].device) for plane in self._planes(pool, data)],
@@ -130,7 +130,7 @@ class CacheDevice:
 
 
 def expected_page(pool: Pool, slot: int) -> list[torch.Tensor]:
-    """Return the expected tensors on the device of L2's page in `slot`, by its stored order alone."""
+    """Return the tensors that the device must hold for L2's page in `slot`, from its stored order."""
     return page_planes(pool.host.shape, pool.host.layout, pool.host_page(slot))
 
 
@@ -150,7 +150,7 @@ def page_planes(shape: PageShape, layout: str, data: bytes) -> list[torch.Tensor
 
 
 def same(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
-    """Return whether all bits are equal. Random bits contain NaNs, which never compare equal."""
+    """Return whether all bits are equal. Values can't be compared, because random bits contain NaNs."""
     return len(first) == len(second) and all(
         torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
         for one, other in zip(first, second, strict=True)

@@ -1,4 +1,4 @@
-"""Commands outside of the tree, and environments to install the project's distributions in."""
+"""Runs commands outside the source tree, and makes environments to install distributions in."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONSTRAINTS = ROOT / "constraints.txt"
 
 
 def run(directory: Path, *command: Path | str, **variables: str) -> str:
-    """Run a command outside of the tree. Return what it printed."""
+    """Run a command outside the source tree. Return what it printed."""
     done = ended(directory, *command, **variables)
     assert 0 == done.returncode, done.stdout
     return done.stdout
@@ -25,7 +25,7 @@ def run(directory: Path, *command: Path | str, **variables: str) -> str:
 def ended(
     directory: Path, *command: Path | str, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command outside of the tree. Return its exit code, and what it printed."""
+    """Run a command outside the source tree. Return its exit code, and what it printed."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     return subprocess.run(
         command,
@@ -39,6 +39,6 @@ def ended(
 
 
 def made_environment(folder: Path) -> Path:
-    """Return the directory of the programs of a new environment."""
+    """Make an environment. Return the directory of its programs."""
     run(folder.parent, sys.executable, "-m", "venv", folder)
     return folder / "bin"

@@ -15,7 +15,7 @@ LIMIT_S = 20.0
 
 
 class EchoServer(socketserver.ThreadingTCPServer):
-    """A server that sends back all bytes and remembers them."""
+    """A server that sends back all bytes and records them."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -51,7 +51,7 @@ class _Echo(socketserver.BaseRequestHandler):
         return bytes(self.request.recv(65536))
 
     def _answer(self, data: bytes) -> str:
-        """Send the answer. Return "reset" if the connection takes none; more may be left to read."""
+        """Send the answer. Return "reset" if the connection accepts none; more may be left to read."""
         try:
             self.request.sendall(data)
         except ConnectionError:
@@ -60,7 +60,7 @@ class _Echo(socketserver.BaseRequestHandler):
 
 
 class Client:
-    """One connection, every call of which gives up in time."""
+    """One connection. Each of its calls gives up in time."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self.socket = socket.create_connection(address, LIMIT_S)
@@ -83,7 +83,7 @@ class Client:
         return self.receive(len(data))
 
     def ending(self) -> str:
-        """Return how the connection ends, or "data" if there is more before its end."""
+        """Return how the connection ends, or "data" if there is more to read before."""
         try:
             return "end" if self.socket.recv(1) == b"" else "data"
         except ConnectionResetError:
@@ -101,7 +101,7 @@ class Client:
 
 
 class ProxiedEcho:
-    """The server, the proxy, and connections, which are closed together."""
+    """The server, the proxy and their connections, which are closed together."""
 
     def __init__(self) -> None:
         self.server = EchoServer()

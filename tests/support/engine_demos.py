@@ -1,4 +1,4 @@
-"""A demo of an engine: one process computes a prompt's KV, and a second one gets it out of Redis."""
+"""Runs an engine's demo: one process computes a prompt's KV, and a second loads it from Redis."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 from servers import RedisServer
 
 FROM_REDIS = "out of Redis"
-"""The words of a process that did not compute the KV."""
+"""What a process prints that did not compute the KV."""
 
 
 def demo(script: str, serve: Callable[[str], None], where: str) -> int:
     """Serve with the Redis of the command line, or run `script` twice with a Redis of its own.
 
-    Return 0 if the second process got from Redis what the first one had computed: `where` names the
+    Return 0 if the second process got from Redis what the first one had computed. `where` names the
     memories that hold it.
     """
     if len(sys.argv) > 1:

@@ -43,7 +43,7 @@ PROMPT = [hash_of(number) for number in range(16)]
 def cache_pool(
     name: str, shape: PageShape = DRAFT_SHAPE, slots: int = 32, **more: Any
 ) -> CachePool:
-    """Return a pool of small pages; `more` are its other fields."""
+    """Return a pool of small pages. `more` has its other fields."""
     return CachePool(
         space=space(pool=name, page_tokens=PAGE_TOKENS, page_nbytes=shape.nbytes),
         host=HostPool(shape, slots=slots, frame_nbytes=FRAME_NBYTES),
@@ -52,7 +52,7 @@ def cache_pool(
 
 
 def cache_pools(slots: int = 32, *, draft_slots: int | None = None) -> list[CachePool]:
-    """Return a target and a draft pool, both required."""
+    """Return a target pool and a draft pool, both required."""
     return [
         cache_pool("kv", TARGET_SHAPE, slots),
         cache_pool("draft", DRAFT_SHAPE, draft_slots or slots),
@@ -60,7 +60,7 @@ def cache_pools(slots: int = 32, *, draft_slots: int | None = None) -> list[Cach
 
 
 def optional_draft(slots: int = 32) -> list[CachePool]:
-    """Return a target and an optional draft pool."""
+    """Return a target pool and an optional draft pool."""
     return [
         cache_pool("kv", TARGET_SHAPE, slots),
         cache_pool("draft", DRAFT_SHAPE, slots, required=False),
@@ -68,7 +68,7 @@ def optional_draft(slots: int = 32) -> list[CachePool]:
 
 
 def windowed(slots: int = 32, *, window_pages: int = 2, window_slots: int = 8) -> list[CachePool]:
-    """Return a target, an optional draft and a sliding-window pool."""
+    """Return a target pool, an optional draft pool and a sliding-window pool."""
     swa = cache_pool(
         "swa",
         DRAFT_SHAPE,
@@ -124,13 +124,13 @@ def page_store(
 
 
 def content_in(key_space: KeySpace, page_hash: str) -> bytes:
-    """Return the bytes of a page: a function of its key space and hash alone."""
+    """Return the bytes of a page, which depend only on its key space and hash."""
     seed = hashlib.sha256(f"{key_space.id}{page_hash}".encode()).digest()
     return (seed * (key_space.page_nbytes // len(seed) + 1))[: key_space.page_nbytes]
 
 
 def content(pool: CachePool, page_hash: str) -> bytes:
-    """Return the bytes of a page of a pool whose pages are not cut."""
+    """Return the bytes of a page in a pool whose pages are not cut."""
     return content_in(pool.space, page_hash)
 
 
@@ -142,7 +142,7 @@ def compute(
     ends: Collection[int] | None = None,
     without: Collection[str] = (),
 ) -> int:
-    """Fill new pages in every pool and commit them; return the number of pages that had slots."""
+    """Fill new pages in every pool and commit them. Return how many pages had slots."""
     reservation = controller.reserve(hashes, ends=ends, timeout_s=timeout_s)
     for pool, pages, slots in zip(
         controller.cache.pools, reservation.indices, reservation.slots, strict=True
@@ -155,7 +155,7 @@ def compute(
 
 
 def recompute(lease: Lease, name: str) -> list[int]:
-    """Fill the pages that a pool lacks; return their indices."""
+    """Fill the pages that a pool lacks. Return their indices."""
     pool = lease.cache.pools[lease.cache.pool_set.number(name)]
     claimed = lease.claim(name)
     for page, slot in claimed.items():
@@ -165,7 +165,7 @@ def recompute(lease: Lease, name: str) -> list[int]:
 
 
 def is_right(lease: Lease) -> bool:
-    """Return True where every leased page of every pool has the content of its key."""
+    """Return True if every leased page of every pool has the content of its key."""
     return all(
         pool.host.page(slot).tobytes() == content(pool, lease.entries[page].page_hash)
         for pool, pages, slots in zip(lease.cache.pools, lease.indices, lease.slots, strict=True)
@@ -174,12 +174,12 @@ def is_right(lease: Lease) -> bool:
 
 
 def free_slots(controller: CacheController) -> list[int]:
-    """Return the number of free slots of each pool."""
+    """Return how many slots of each pool are free."""
     return [pool.host.free_slots for pool in controller.cache.pools]
 
 
 def leaked(controller: CacheController) -> list[str]:
-    """Return the pages, slots and quota that an idle controller still holds: none, if all is well."""
+    """Return the pages, slots and quota that an idle controller still holds. There should be none."""
     held = [f"{pages} pinned pages" for pages in [controller.cache.clear()] if pages]
     held += [
         f"{pool.host.slots - pool.host.free_slots} slots of {pool.space.pool}"
@@ -191,25 +191,25 @@ def leaked(controller: CacheController) -> list[str]:
 
 
 def lost_pages(controller: CacheController) -> int:
-    """Return the number of pages that were to be written and are not in the store in every pool."""
+    """Return how many pages should have been written, but are not in the store in every pool."""
     counted = controller.stats()
     return sum(counted.get(name, 0) for name in ("dropped_pages", "unwritten_pages"))
 
 
 def reports_losses(controller: CacheController, end: Callable[[], bool]) -> bool:
-    """Return True where `end`, a drain or a close, returns True exactly if it loses no page."""
+    """Return True if `end`, a drain or a close, returns True exactly if it loses no page."""
     before = lost_pages(controller)
     return end() == (lost_pages(controller) == before)
 
 
 def delete_pages(storage: HookedStorage, pool: str, hashes: Sequence[str]) -> None:
-    """Delete pages of a pool from a storage, behind its hooks."""
+    """Delete pages of a pool from a storage without its hooks."""
     (key_space,) = (each for each in storage.inner.spaces() if each.pool == pool)
     storage.inner.batch_delete(key_space, hashes)
 
 
 def on_each_rank(act: Callable[[int], Any], size: int, *, timeout_s: float) -> list[Any]:
-    """Run `act` in a thread of each rank; return the results."""
+    """Run `act` in a thread for each rank. Return the results."""
     executor = ThreadPoolExecutor(size)
     try:
         futures = [executor.submit(act, rank) for rank in range(size)]
@@ -220,7 +220,7 @@ def on_each_rank(act: Callable[[int], Any], size: int, *, timeout_s: float) -> l
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Wait for another thread to make `condition` true; the test's own timeout ends it."""
+    """Wait until another thread makes `condition` true. The test's own timeout ends the wait."""
     pause = threading.Event()
     while not condition():
         pause.wait(0.002)
@@ -249,7 +249,7 @@ class ThreadRanks:
 
 
 class _AllReduce:
-    """The ranks' answers, round by round on each channel."""
+    """The ranks' answers on each channel, round by round."""
 
     def __init__(self, size: int, timeout_s: float) -> None:
         self._size = size

@@ -1,4 +1,4 @@
-"""Readers of KV events, as a router is one."""
+"""Reads KV events as a router does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _END = (1 << 64) - 1
 
 
 class Subscriber:
-    """A SUB socket. Each batch is decoded with `decode`, and comes with its number."""
+    """A SUB socket. It decodes each batch with `decode`, and returns it with its number."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Subscriber:
         (self._socket.bind if binds else self._socket.connect)(endpoint)
 
     def wait_until_connected(self, publish: Callable[[], object]) -> None:
-        """Publish until a batch arrives, and take all of these batches: earlier ones get lost."""
+        """Publish until a batch arrives, then take all of these batches. The earliest ones get lost."""
 
         def arrived() -> bool:
             publish()

@@ -1,4 +1,4 @@
-"""Caches with a fault each, and work that shows it in the metrics."""
+"""Caches that each have one fault, and work that shows it in the metrics."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _PAGES = [hash_of(number) for number in range(4)]
 
 @dataclass(frozen=True)
 class FaultyCache:
-    """A cache with one fault. Its name is the label `backend`."""
+    """A cache with one fault, whose name is the label `backend`."""
 
     name: str
     alerts: tuple[str, ...]
-    """The alerts that the fault is meant to raise."""
+    """The alerts that the fault must raise."""
     odds: Odds | None
     work: Callable[[PageStore], object]
 
@@ -87,12 +87,12 @@ FAULTY = [
     FaultyCache("unread", ("HiCacheNeverRead",), None, partial(_write_only, count())),
 ]
 OVERRUN = "overrun"
-"""The name of a job runner whose store takes no pages, so that it drops them."""
+"""The name of a job runner whose store accepts no pages, so that it drops them."""
 
 
 @contextmanager
 def faulty_caches() -> Generator[ViewCollector]:
-    """Yield the metrics of all faulty caches, which work until the end."""
+    """Yield the metrics of all faulty caches. They work until the end of the block."""
     collector = ViewCollector(["backend"])
     stop = threading.Event()
     with ExitStack() as opened:

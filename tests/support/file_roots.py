@@ -33,13 +33,13 @@ def put(storage: FileStorage, *numbers: int) -> list[bool]:
 
 
 def there(storage: FileStorage, numbers: Sequence[int] = range(200)) -> list[int]:
-    """Return the numbers whose pages exist."""
+    """Return the numbers of the pages that exist."""
     present = storage.batch_exists(SPACE, [HASHES[n] for n in numbers])
     return [n for n, is_there in zip(numbers, present, strict=True) if is_there]
 
 
 def is_right(storage: FileStorage, number: int) -> bool:
-    """Return True when the page is a hit with the right bytes."""
+    """Return True if the page is a hit with the right bytes."""
     target = blank()
     hit = storage.batch_get(SPACE, [hash_of(number)], [target]) == [True]
     return hit and target.tobytes() == page(seed=number).tobytes()
@@ -50,7 +50,7 @@ def file_of(root: Path, number: int) -> Path:
 
 
 def used_nbytes(root: Path) -> int:
-    """Return the bytes of all page files, also while others remove some."""
+    """Return how many bytes all page files have, even while others remove some."""
     nbytes = 0
     for path in root.glob("spaces/*/??/*"):
         try:
@@ -61,7 +61,7 @@ def used_nbytes(root: Path) -> int:
 
 
 def failing(name: str, code: int, when: Callable[..., bool] = lambda *_: True) -> Any:
-    """Return the system call `name`, which fails with `code` for arguments for which `when` is true."""
+    """Return the system call `name`. It fails with `code` if `when` is true for its arguments."""
     real = getattr(os, name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -73,7 +73,7 @@ def failing(name: str, code: int, when: Callable[..., bool] = lambda *_: True) -
 
 
 def within(call: Callable[[], object], limit_s: float) -> object:
-    """Return the result or the error of `call`, and fail when it takes longer than `limit_s`."""
+    """Return the result or the error of `call`. Fail if it takes longer than `limit_s`."""
     answers: list[object] = []
 
     def run() -> None:

@@ -31,7 +31,7 @@ _AXES = {
 
 @dataclass(frozen=True)
 class FleetPool:
-    """One pool of a model that engines of several topologies serve."""
+    """One pool of a model that engines with several topologies serve."""
 
     extent: Extent
     name: str = "kv"
@@ -40,11 +40,11 @@ class FleetPool:
 
     @property
     def planes(self) -> int:
-        """Number of planes: 2 for K and V, 1 for a latent."""
+        """How many planes a page has: 2 for K and V, 1 for a latent."""
         return 1 if self.extent.heads is None else 2
 
     def cache_pool(self, topology: Topology, rank: int, *, slots: int = 16) -> CachePool | None:
-        """Return a rank's part of the pool, with its host memory; None where it has none."""
+        """Return a rank's part of the pool with its host memory, or None if the rank has no part."""
         part = topology.part(self.extent, rank)
         if part is None:
             return None
@@ -80,7 +80,7 @@ class FleetPool:
             _plane(pool, plane, slot)[...] = self._part(pool, plane, page_hash)
 
     def holds(self, pool: CachePool, slot: int, page_hash: str) -> bool:
-        """Return True where a rank's slot holds its heads and layers of that page."""
+        """Return True if a rank's slot holds the heads and layers that the rank has of this page."""
         return all(
             np.array_equal(_plane(pool, plane, slot), self._part(pool, plane, page_hash))
             for plane in range(self.planes)

@@ -1,4 +1,4 @@
-"""Filesystems for the tests of `fsspec`: one whose calls a test hooks into, and an object store."""
+"""Filesystems for the tests of `fsspec`: one that calls a test's hooks, and an object store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from hicache_backends.fsspec import FsspecStorage
 from pages import hash_of, space
 
-fsspec: Any = importlib.import_module("fsspec")  # it has no types
+fsspec: Any = importlib.import_module("fsspec")  # fsspec has no types
 MemoryFileSystem: Any = fsspec.get_filesystem_class("memory")
 
 SPACE = space()
@@ -22,13 +22,13 @@ LIMIT_S = 30.0
 
 
 class Hooks:
-    """Functions that a test hooks into the calls of a filesystem."""
+    """Functions that a test adds to the calls of a filesystem."""
 
     before_write: Callable[[str], object] | None = None
     before_read: Callable[[str], object] | None = None
     before_remove: Callable[[str], object] | None = None
     before_look: Callable[[str], object] | None = None
-    """The hook before a listing, and before a look-up of a size."""
+    """Called before a listing, and before a size is looked up."""
     before_opening: Callable[[], object] | None = None
 
 
@@ -46,12 +46,12 @@ def hooked(hooks: Hooks, name: str, moment: str) -> Callable[..., Any]:
 
 
 class ObjectStore:
-    """An object store with the calls of gcsfs and s3fs, and switches for its failures."""
+    """An object store with the calls of gcsfs and s3fs, whose failures a test switches on."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.per_name_s = 0.0
-        """The time that a listing takes for each name in it."""
+        """How long a listing takes for each name in it."""
         self.gone = False
         self.silent = False
         self.forbids_head_bucket = False

@@ -16,7 +16,7 @@ STORAGES: dict[str, HiCacheStorage] = {}
 
 
 class GivenStorage(WrapperStorage):
-    """Passes every call on to the storage with the name of the config, which stays open."""
+    """Passes every call on to the storage that the config names. That storage stays open."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -27,7 +27,7 @@ class GivenStorage(WrapperStorage):
 
 
 class BoundedStorage(GivenStorage):
-    """The same, of a class whose calls all end in time."""
+    """The same, but the class declares that all calls end in time."""
 
     capabilities = HiCacheStorage.capabilities.__class__(bounded=True)
 

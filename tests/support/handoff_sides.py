@@ -47,7 +47,7 @@ CONTROLLER = ControllerSettings(
 )
 PATIENT = HandoffSettings(timeout_s=60)
 HASTY = HandoffSettings(timeout_s=0.3, grace_s=30, poll_max_s=0.02, load_every_s=0.1)
-"""Settings with a short wait for completions, and time for a busy machine to load the pages."""
+"""Settings with a short wait for completions, but enough time for a busy machine to load the pages."""
 KINDS = ("mla-mha", "mha-mla", "mha-mha", "mla-mla")
 
 
@@ -56,19 +56,20 @@ class Rank:
     """One rank of an engine of `size` tensor-parallel ranks in each of `stages` pipeline stages."""
 
     kind: str = "mla-mha"
-    """The attention of target and draft. All ranks hold equal `mla` pages. `mha` and `swa` divide the
-    heads among the ranks; of `swa` a prefix needs only the last pages."""
+    """The attention of target and draft. All ranks hold equal `mla` pages. `mha` and `swa` divide
+    the heads among the ranks; a prefix of `swa` needs only the last pages.
+    """
     rank: int = 0
     size: int = 1
     stages: int = 1
-    """Number of pipeline stages. The draft, of one layer, is on the last stage."""
+    """How many pipeline stages there are. The draft has one layer, on the last stage."""
     other_size: int = 0
-    """Tensor-parallel size of engines on the other side, which share pages by heads; 0: as `size`."""
+    """The tensor-parallel size of engines on the other side, which share pages by heads. 0: `size`."""
     by_layers: bool = False
-    """True where pages are cut between layers, so that engines with other stages share them."""
+    """True if pages are cut between layers, so that engines with other stages share them."""
 
     def pools(self, frame_nbytes: int) -> list[CachePool]:
-        """Return those of target and draft that this rank holds."""
+        """Return the pools of target and draft that this rank holds."""
         last = (0,) * (self.stages - 1) + (1,)
         attentions = self.kind.split("-")
         extents = [_extent(attentions[0], 3, None), _extent(attentions[1], 1, last)]
@@ -165,7 +166,7 @@ def receiving(
 def compute(
     controller: CacheController, hashes: Sequence[str], *, without: Sequence[str] = ()
 ) -> None:
-    """Fill new pages in every pool but those `without`, and commit them."""
+    """Fill new pages in every pool except those in `without`, and commit them."""
     fresh = controller.reserve(hashes, timeout_s=20)
     assert fresh.pages == len(hashes)
     for page_hash, key_space, page in _parts(controller.cache.pools, hashes, fresh):
@@ -175,7 +176,7 @@ def compute(
 
 
 def is_right(lease: Lease, hashes: Sequence[str] = PROMPT) -> bool:
-    """Return True where every page of every pool has the content of its key."""
+    """Return True if every page of every pool has the content of its key."""
     return all(
         page.tobytes() == content_in(key_space, page_hash)
         for page_hash, key_space, page in _parts(lease.cache.pools, hashes, lease)
@@ -193,7 +194,7 @@ def _parts(
 
 
 def stored_pages(storage: HiCacheStorage) -> dict[str, int]:
-    """Return the number of pages in each pool, completions included."""
+    """Return how many pages each pool has, completions included."""
     stored: dict[str, int] = {}
     for key_space in storage.spaces():
         pages = sum(1 for _ in storage.scan(key_space))
@@ -205,7 +206,7 @@ def stored_pages(storage: HiCacheStorage) -> dict[str, int]:
 def start_prefill(
     backend: str, config: dict[str, Any], *, dies: str = "never", **rank: Any
 ) -> subprocess.Popen[str]:
-    """Start a process that computes and publishes PROMPT as `request-1`, or kills itself before."""
+    """Start a process that computes PROMPT and publishes it as `request-1`, or kills itself before."""
     order = {"backend": backend, "config": config, "dies": dies, "rank": rank}
     return subprocess.Popen(
         [sys.executable, "-W", "error", __file__, json.dumps(order)],
@@ -239,7 +240,7 @@ def _prefill(order: dict[str, Any]) -> None:
 def decode(
     backend: str, config: dict[str, Any], place: str, handoff: HandoffSettings, rank: dict[str, Any]
 ) -> tuple[int, int, bool]:
-    """Decode `request-1`; return its pages, its missing completions, and True for right content."""
+    """Decode `request-1`. Return its pages, its missing completions, and if the content is right."""
     ranks = connect(place, rank["rank"], rank["size"], timeout_s=60)
     with (
         closing(ranks),

@@ -1,4 +1,4 @@
-"""Storages of `hf3fs` with their index in a Redis server, for tests."""
+"""Storages of `hf3fs` for tests, with their index in a Redis server."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ def index_of(storage: Hf3fsStorage) -> Any:
 
 @contextmanager
 def client_of(server: RedisServer) -> Generator[Any, None, None]:
-    """Lend a client of the test's own. Much of redis-py is untyped."""
+    """Lend the test a client of its own. Much of redis-py has no types."""
     with redis.Redis(port=server.port) as client:
         yield client

@@ -42,7 +42,7 @@ def hits(storage: Hf3fsStorage, numbers: range) -> list[bool]:
 
 
 def counted(root: Path) -> tuple[int, int, int]:
-    """Return the numbers of slots that are reserved, taken, and neither free nor taken."""
+    """Return how many slots are reserved, how many taken, and how many neither free nor taken."""
     with closing(sqlite3.connect(root / "index.sqlite")) as db:
         query = (
             "SELECT (SELECT count(*) FROM reserved), sum(taken),"
@@ -54,7 +54,7 @@ def counted(root: Path) -> tuple[int, int, int]:
 
 @contextmanager
 def child(script: str, *arguments: object) -> Generator[tuple[int, IO[str]], None, None]:
-    """Run `script` in a process with the tests' helpers; yield its id and its output."""
+    """Run `script` in a process with the tests' helpers. Yield its id and its output."""
     process = subprocess.Popen(
         [sys.executable, "-c", script, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},

@@ -1,4 +1,4 @@
-"""Pages of small host pools, with a unique number in each place."""
+"""Pages of small host pools, which have a unique number at each place."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MLA = PageShape.mla(page_tokens=2, layers=3, kv_dim=7, dtype="bfloat16")
 UNEQUAL = PageShape.mha(
     page_tokens=2, layers=3, heads=4, head_dim=5, v_head_dim=2, dtype="bfloat16"
 )
-# SGLang's page is the flattened part of the pool's array. Axes of one plane: s is the slot, t the token
-# in the slot, n the token in the pool, l the layer, h the head, d the dim.
+# SGLang's page is the flattened part of the pool's array. Axes of one plane: s is the slot, t the
+# token in the slot, n the token in the pool, l the layer, h the head, d the dim.
 POOL_AXES = {
     "layer_first": "lnhd",
     "page_first": "nlhd",

@@ -1,4 +1,4 @@
-"""The pages docs/sglang-identity.md and docs/vllm-identity.md, made of the adapters' tables.
+"""The pages docs/sglang-identity.md and docs/vllm-identity.md, generated from the adapters' tables.
 
 make identity-page
 """

@@ -1,4 +1,4 @@
-"""Job runners for tests: their stores, their pages, and waits for their results."""
+"""Job runners for tests, with their stores, their pages, and waits for their results."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def engine(
 
 
 def batch(numbers: Iterable[int], of: KeySpace = SPACE, *, filled: bool = True) -> PageBatch:
-    """Return pages whose bytes their numbers determine, or blank pages to load into."""
+    """Return pages whose bytes depend on their numbers, or blank pages to load into."""
     numbers = list(numbers)
     nbytes = of.page_nbytes
     pages = [page(nbytes, number) if filled else blank(nbytes) for number in numbers]

@@ -1,5 +1,5 @@
-/* Kills this process at its n-th call that opens, changes or closes a file: before it, or half way through a write.
- * Loaded in front of libc. */
+/* Kills this process at its n-th call that opens, changes or closes a file: before the call, or half way
+ * through a write. It is loaded before libc. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -10,7 +10,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-static long left; /* calls until the end; 0: not armed */
+static long left; /* calls left until the end; 0: not armed */
 static long seen;
 
 void kill_at(long number) {
@@ -20,7 +20,7 @@ void kill_at(long number) {
 
 long calls_seen(void) { return seen; }
 
-/* Return 1 at the call at which the process ends. */
+/* Return 1 if the process must end at this call. */
 static int is_last(void) {
     seen++;
     return left > 0 && --left == 0;
@@ -28,7 +28,7 @@ static int is_last(void) {
 
 static void end(void) { kill(getpid(), SIGKILL); }
 
-/* `half` are the arguments of a call that does a part of the work. */
+/* `half` holds the arguments of a call that does a part of the work. */
 #define IN_FRONT_OF_WRITES(name, parameters, arguments, half)                                                           \
     ssize_t name parameters {                                                                                           \
         static ssize_t(*real) parameters;                                                                               \
@@ -80,7 +80,7 @@ IN_FRONT(int, futimens, (int fd, const struct timespec times[2]), (fd, times))
 IN_FRONT(int, fsync, (int fd), (fd))
 IN_FRONT(int, fdatasync, (int fd), (fd))
 
-/* The mode is only there with O_CREAT; an integer that was not passed is passed on and not looked at. */
+/* Callers pass the mode only with O_CREAT. Otherwise the kernel ignores the integer that is passed on. */
 #define OPEN(name, parameters, arguments)                                                                               \
     int name parameters {                                                                                               \
         static int(*real) parameters;                                                                                   \

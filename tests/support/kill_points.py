@@ -1,4 +1,4 @@
-"""A process that is killed at its n-th call on files, for every n."""
+"""Kills a process at its n-th call on files, for every n."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 _SOURCE = Path(__file__).with_suffix(".c")
 _COMPILER = os.environ.get("CC", "cc")
-# Each line is the number of the call at which a forked child ends; the answer is how it ended.
+# Each line is the number of the call at which a forked child ends; the answer says how it ended.
 _SERVER = """
 import ctypes, os, sys
 shim = ctypes.CDLL(sys.argv[1])
@@ -39,7 +39,7 @@ def _joined(separator: str, given: str | None, own: Path) -> str:
 
 
 def library(folder: Path) -> Path:
-    """Build the library that counts calls; skip the test where there is no compiler."""
+    """Build the library that counts calls. Skip the test if there is no compiler."""
     if not shutil.which(_COMPILER):
         pytest.skip(f"there is no C compiler ({_COMPILER})")
     built = folder / "kill_points.so"
@@ -51,7 +51,7 @@ def library(folder: Path) -> Path:
 def killed_at(
     shim: Path, folder: Path, script: str, *, native: bool
 ) -> Generator[Callable[[int], bool], None, None]:
-    """Yield a function that runs `script` and kills it at its n-th call; False where it ended before.
+    """Yield a function that runs `script` and kills it at its n-th call, or returns False if it ended.
 
     The script has the variable `folder`, and defines `prepare()`, whose calls do not count, and
     `work(prepared)`.

@@ -1,8 +1,8 @@
-"""Which test kills which mutant of a module: comparisons, constants, dropped statements, answers.
+"""Find which test kills which mutant of a module: comparisons, constants, dropped statements, answers.
 
 All mutants of a module are compiled into it, each behind a switch, and the tests are collected once. A
-run without a mutant says which tests reach which mutants. Each mutant then gets a fork of the process,
-in which the tests that reach it run. What a test does in processes of its own is not seen.
+run without a mutant shows which tests reach which mutants. Then, for each mutant, the tests that reach
+it run in a fork of the process. What a test does in other processes is not seen.
 
     make kills MODULE=hicache_storage/planning
     python tests/support/kills.py hicache_storage/cli/gc.py --tests tests/cli/test_gc.py --every 3
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 PYTEST = ("-q", "--assert=plain", "--tb=native", "-p", "no:cacheprovider", "-o", "timeout=0")
 LEAST_S = 4.0
-"""What a test may take at least. One that takes longer hangs, which is a kill."""
+"""A test may take at least this long. If it takes longer, it hangs, which is a kill."""
 ENOUGH = 6
-"""After so many kills of a mutant the rest of its tests isn't tried."""
+"""After this many kills of a mutant, the rest of its tests are not run."""
 QUICK_S = 0.15
-"""Tests that take longer run only for mutants that no quicker one kills."""
+"""Tests that take longer than this run only for mutants that no quicker test kills."""
 SLOW_S = 2.0
-"""Tests that take longer don't run."""
+"""Tests that take longer than this don't run."""
 
 OPPOSITES: dict[type[ast.AST], type[Any]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
@@ -68,7 +68,7 @@ class Mutant(NamedTuple):
 
 
 class Switch:
-    """The mutant that is on, and those that the code has come past."""
+    """Remembers which mutant is on, and which mutants the code has reached."""
 
     active = -1
 
@@ -81,7 +81,7 @@ class Switch:
 
 
 class Mutator(ast.NodeTransformer):
-    """Put the mutants of a module beside the code that each changes, behind `__kill__(its number)`."""
+    """Puts each mutant of a module beside the code that it changes, behind `__kill__(its number)`."""
 
     def __init__(self, module: str, mutants: list[Mutant]) -> None:
         self._module, self._mutants = module, mutants
@@ -133,7 +133,7 @@ class Mutator(ast.NodeTransformer):
         )
 
     def _either(self, node: ast.expr, changed: ast.expr, inside: Callable[[Any], Any]) -> ast.expr:
-        """Return `changed if the switch is on else node`, with more mutants inside of the node."""
+        """Return `changed if the switch is on else node`, with more mutants inside the node."""
         switch = self._switch(node, f"{ast.unparse(node)} -> {ast.unparse(changed)}")
         return ast.IfExp(switch, changed, inside(node))
 
@@ -162,7 +162,7 @@ class Mutator(ast.NodeTransformer):
 
 
 def _changed(node: ast.expr) -> ast.expr | None:
-    """Return a mutant of an expression, or None for an expression that has none."""
+    """Return a mutant of an expression, or None if it has none."""
     changed: Any = None
     if isinstance(node, ast.Compare):
         changed = ast.Compare(
@@ -194,7 +194,7 @@ def mutate(source: str, module: str, path: str, mutants: list[Mutant]) -> CodeTy
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Import modules with their mutants."""
+    """Imports modules with their mutants."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.switch, self.mutants = Switch(), list[Mutant]()
@@ -228,7 +228,7 @@ def _folder(path: Path) -> Path:
 
 
 class Matrix:
-    """A plugin of pytest: runs, for each mutant, the tests that reach it, in a fork of the process."""
+    """A plugin for pytest that runs, for each mutant, the tests that reach it, in a fork."""
 
     def __init__(self, finder: Finder, every: int) -> None:
         self.mutants, self._switch = finder.mutants, finder.switch
@@ -257,7 +257,7 @@ class Matrix:
         cases: Counter[str] = Counter()
         order: dict[str, tuple[bool, int]] = {}
         for name, reached in self._reached.items():
-            if number in reached:  # the quick ones first, and of each function one case first
+            if number in reached:  # the quick tests first, and one case of each function first
                 cases[_function(name)] += 1
                 order[name] = self._seconds[name] >= QUICK_S, cases[_function(name)]
         limit_s = LEAST_S + 5 * max((self._seconds[name] for name in order), default=0)
@@ -272,7 +272,7 @@ class Matrix:
                     break
 
     def _forked(self, names: list[str], number: int, limit_s: float) -> Results:
-        """Yield each test with its result. One that hangs is killed, and the rest gets a new fork."""
+        """Yield each test with its result. If a test hangs, kill it and run the rest in a new fork."""
         while names:
             read, write = os.pipe()
             gc.freeze()
@@ -316,7 +316,7 @@ class Matrix:
 
 
 def _lines(pipe: int, limit_s: float) -> Iterator[bytes]:
-    """Yield lines, until the end or until none comes for `limit_s`."""
+    """Yield lines until the end, or until none comes for `limit_s`."""
     rest = b""
     while select.select([pipe], [], [], limit_s)[0]:
         more = os.read(pipe, 1 << 20)
@@ -327,7 +327,7 @@ def _lines(pipe: int, limit_s: float) -> Iterator[bytes]:
 
 
 def cover(kills: dict[str, set[int]], lines: dict[str, int]) -> list[str]:
-    """Return tests that kill what all kill: at each step the one with the most kills a line."""
+    """Return tests that kill what all tests kill. Each step adds the one with the most kills a line."""
     chosen: list[str] = []
     left = set[int]().union(*kills.values())
     while left:
@@ -359,7 +359,7 @@ def report(matrix: Matrix) -> Iterator[str]:
 
 
 def record(matrix: Matrix) -> dict[str, Any]:
-    """Return, for each module, how many of its mutants were tried and killed, and in which files."""
+    """Return for each module how many of its mutants were tried and killed, and in which files."""
     found: dict[str, Any] = {}
     for number in matrix.tried:
         name = matrix.mutants[number].module
@@ -371,7 +371,7 @@ def record(matrix: Matrix) -> dict[str, Any]:
 
 
 def tests_of(path: Path) -> str:
-    """Return where the tests of a module or of a package are."""
+    """Return where the tests of a module or package are."""
     first, *parts = path.resolve().relative_to(_folder(path)).with_suffix("").parts
     tests = ROOT / "tests" / first.removeprefix("hicache_").removeprefix("storage")
     above = [Path(*parts[:number]) for number in range(len(parts), 0, -1)]
@@ -382,7 +382,7 @@ def tests_of(path: Path) -> str:
 
 
 def run(module: Path, tests: Sequence[str] = (), every: int = 1) -> Matrix:
-    """Run the tests of a module or package for one of `every` so many of its mutants."""
+    """Run the tests of a module or package for one in `every` of its mutants."""
     import pytest
 
     finder = Finder([path.resolve() for path in sorted(module.rglob("*.py")) or [module]])

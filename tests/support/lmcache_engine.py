@@ -6,8 +6,8 @@ with Engine(params) as engine:
     assert engine.read(range(6)).held == held
 
 L1's allocator and the store and prefetch controllers are LMCache's. Only an engine's copies between
-device and L1 are played: the test fills the objects. The pauses of LMCache's eviction threads, a second
-each, end with the engine.
+device and L1 are missing: the test fills the objects. LMCache's eviction threads pause for a second at
+a time; when the engine ends, so do these pauses.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Read:
-    """A prefix as LMCache has it in L1 after a prefetch."""
+    """A prefix that a prefetch has brought into L1."""
 
     held: list[list[bytes]]
     """The bytes of the leading chunks, for each object group."""
@@ -109,12 +109,12 @@ class Read:
 
     @property
     def chunks(self) -> int:
-        """The number of leading chunks that every group has."""
+        """How many leading chunks every group has."""
         return min(map(len, self.held))
 
 
 class Engine:
-    """LMCache's storage manager with one L2 adapter of ours."""
+    """LMCache's storage manager with one L2 adapter of this project."""
 
     def __init__(
         self,
@@ -172,12 +172,12 @@ class Engine:
         return held
 
     def wipe(self) -> None:
-        """Empty L1, as the end of a server does."""
+        """Empty L1, as when a server ends."""
         wait_until(self.is_idle, LIMIT_S)
         wait_until(self._emptied, LIMIT_S)
 
     def read(self, chunks: Iterable[int]) -> Read:
-        """Let LMCache prefetch chunks, as a request of an engine does."""
+        """Let LMCache prefetch chunks, as for a request of an engine."""
         keys = self.plan.keys(chunks)
         began_s = time.monotonic()
         handle = self.begin_read(keys)
@@ -191,7 +191,7 @@ class Engine:
         return Read(held, result.l2_hit_count, elapsed_s)
 
     def begin_read(self, keys: list[list[Any]]) -> Any:
-        """Begin a prefetch. Return LMCache's handle of it."""
+        """Begin a prefetch. Return LMCache's handle for it."""
         self._requests += 1
         return self.manager.submit_prefetch_task(
             PrefetchTaskSpec(
@@ -204,7 +204,7 @@ class Engine:
         )
 
     def is_idle(self) -> bool:
-        """Return whether LMCache waits for no store."""
+        """Return whether LMCache has no store waiting or running."""
         status = self.manager.report_status()["store_controller"]
         tasks = self.status["tasks"]["store"]
         return not (status["pending_keys_count"] or status["in_flight_task_count"] or tasks)

@@ -1,4 +1,4 @@
-"""The calls after which a thread waits for the interpreter lock."""
+"""Counts the calls after which a thread waits for the interpreter lock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KEEP_THE_LOCK = frozenset(
 
 
 def lock_waits(work: Callable[[], object]) -> Counter[str]:
-    """Return how often `work` calls the functions of C that give up the interpreter lock, by name.
+    """Return by name how often `work` calls C functions that give up the interpreter lock.
 
     Only calls of this thread count: system calls on files, calls of the data plane and of SQLite.
     """

@@ -1,4 +1,4 @@
-"""What a look at a store may not change, and every call that only looks."""
+"""Every call that only looks at a store, and what these calls must not change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hicache_storage.storage import HiCacheStorage
 
 
 def snapshot(root: Path) -> dict[str, tuple[int, int, Any]]:
-    """Return mode, modification time and content of everything under a directory."""
+    """Return the mode, modification time and content of everything under a directory."""
     found: dict[str, tuple[int, int, Any]] = {}
     for path in [root, *root.rglob("*")]:
         status = path.lstat()
@@ -60,7 +60,7 @@ def look(storage: HiCacheStorage, space: KeySpace, hashes: Sequence[str]) -> lis
 
 @contextmanager
 def read_only_mount(root: Path, place: Path) -> Generator[Path]:
-    """Mount a directory read-only, or skip the test where this user may not."""
+    """Mount a directory read-only, or skip the test if this user may not."""
     place.mkdir()
     mount, unmount = shutil.which("mount"), shutil.which("umount")
     if mount is None or unmount is None or _fails(mount, "--bind", root, place):

@@ -1,4 +1,4 @@
-"""A name server that a test controls, in place of the system's look-ups."""
+"""A name server that a test controls, in place of the system's lookups."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def look_ups() -> list[str]:
 
 
 class Names:
-    """Answers for `socket.getaddrinfo`. While the event `answers` is clear, a look-up hangs."""
+    """Answers for `socket.getaddrinfo`. As long as the event `answers` is clear, a lookup hangs."""
 
     def __init__(self) -> None:
         self.answers = threading.Event()

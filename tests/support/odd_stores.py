@@ -1,4 +1,4 @@
-"""Stores that are hard on the process that judges them; opened with `dynamic`."""
+"""Stores that harm the process that judges them. They are opened with `dynamic`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Crashing(MemoryStorage):
 
 
 class Exiting(MemoryStorage):
-    """Leaves by the back door when a page is deleted."""
+    """Exits the process without cleanup when a page is deleted."""
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         os._exit(7)
@@ -52,7 +52,7 @@ class Down(MemoryStorage):
 
 
 class Deaf(MemoryStorage):
-    """A page that was deleted stays."""
+    """A deleted page stays."""
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self.ensure_open()

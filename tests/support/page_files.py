@@ -1,4 +1,4 @@
-"""Back doors of the kit to pages that another engine's store keeps as files."""
+"""Back doors for the kit to pages that another engine's store keeps as files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Files(Protocol):
 
 
 class FileSubject(Subject):
-    """A subject with a directory for each test and its files as back doors."""
+    """A subject with a directory for each test, whose back doors are its files."""
 
     files: ClassVar[type[_Files]]
     """The adapter class, which returns the file of a page."""
@@ -49,9 +49,10 @@ class FileSubject(Subject):
 
 
 class PaddedFileSubject(FileSubject):
-    """A subject whose files are pages padded to whole blocks. The back doors leave the padding out.
+    """A subject whose files are pages padded to whole blocks. The back doors leave out the padding.
 
-    A file that is shorter than its blocks has no padding. Bytes after its blocks follow the page's.
+    A file that is shorter than its blocks has no padding. Bytes after its blocks come after the
+    page's.
     """
 
     alignment: ClassVar[int]

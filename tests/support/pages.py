@@ -26,12 +26,12 @@ def space(**changes: Any) -> KeySpace:
 
 
 def page(nbytes: int = 4096, seed: int = 0) -> Page:
-    """Return a writable page of one segment, with bytes that `seed` determines."""
+    """Return a writable page of one segment, whose bytes depend on `seed`."""
     return Page(bytearray(random.Random(seed).randbytes(nbytes)))
 
 
 def blank(nbytes: int = 4096) -> Page:
-    """Return a page to read into, full of one byte."""
+    """Return a page to read into, filled with one byte."""
     return Page(bytearray(b"\xa5" * nbytes))
 
 

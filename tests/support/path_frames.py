@@ -19,7 +19,7 @@ _SOURCES = Path(native.__file__).parent
 
 
 class PathFrames:
-    """The longest path of our functions into the compiled data plane."""
+    """The longest path of the project's functions into the compiled data plane."""
 
     def __init__(self) -> None:
         self.caller: list[str] = []
@@ -30,7 +30,7 @@ class PathFrames:
 
 @contextmanager
 def path_frames(engine_call: str, entry: str) -> Generator[PathFrames]:
-    """Record how `engine_call` reaches the function `entry` of the data plane, in the `with` block.
+    """Record how `engine_call` reaches the function `entry` of the data plane, during the `with` block.
 
     The page store starts its threads in the block.
     """
@@ -51,7 +51,7 @@ def path_frames(engine_call: str, entry: str) -> Generator[PathFrames]:
 
 
 def c_frames(names: Sequence[str]) -> int:
-    """Return the number of functions in a path through the C sources, which ends with a system call.
+    """Return how many functions a path through the C sources has. It ends with a system call.
 
     Fails if one of them does not call the next.
     """
@@ -65,7 +65,7 @@ def c_frames(names: Sequence[str]) -> int:
 
 
 def _names(frame: FrameType | None) -> list[str]:
-    """Return the functions of ours from the outermost to `frame`."""
+    """Return the project's functions from the outermost one to `frame`."""
     names: list[str] = []
     while frame is not None:
         if frame.f_globals.get("__name__", "").partition(".")[0] in _OURS:

@@ -1,4 +1,4 @@
-"""Other processes: children that tests fork, and signs of life."""
+"""Other processes: children that tests fork, and whether they are alive."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _LIMIT_S = 30.0
 
 
 def descriptors() -> int:
-    """Return the number of open descriptors of this process."""
+    """Return how many descriptors this process has open."""
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def is_alive(pid: int) -> bool:
-    """Return True if a process runs. A process that has ended and was not reaped does not run."""
+    """Return True if a process runs. A process that has ended but was not reaped does not run."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -47,7 +47,7 @@ def in_a_fork(call: Callable[[], object]) -> object:
 
 
 def exit_code(child: int, timeout_s: float = 60.0) -> int:
-    """Return the exit code of a forked child. Kill a child that hangs: its code is -SIGKILL."""
+    """Return the exit code of a forked child. If the child hangs, kill it: its code is -SIGKILL."""
     end_s = time.monotonic() + timeout_s
     while True:
         pid, status = os.waitpid(child, os.WNOHANG)

@@ -66,12 +66,12 @@ class Prometheus(ServerProcess):
             return bool(answer.status == 200)
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """Return the present samples of an expression, each with `metric` and `value`."""
+        """Return the current samples of an expression, each with `metric` and `value`."""
         found = self._get("query", query=expression)
         return [each for each in found["result"] if each["value"][1] != "NaN"]
 
     def firing(self) -> set[tuple[str, str]]:
-        """Return name and backend of each alert that fires now."""
+        """Return the name and backend of each alert that fires now."""
         alerts = self._get("alerts")["alerts"]
         return {
             (each["labels"]["alertname"], each["labels"].get("backend", ""))

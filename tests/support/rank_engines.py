@@ -1,4 +1,4 @@
-"""A rank in its own process, of an engine of several: it caches its part of a model in a directory."""
+"""One rank of an engine, in its own process. It caches its part of a model in a directory."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ReadFaultStorage(FileStorage):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSpec:
-    """The configuration of an engine, the same for all of its ranks."""
+    """The configuration of an engine, which is the same for all of its ranks."""
 
     rendezvous: str
     directory: str
@@ -113,7 +113,7 @@ def stop() -> None:
 
 
 def compute(hashes: list[str]) -> int:
-    """Compute this rank's part of the pages; return the number of tiles, in all pools, written to L3."""
+    """Compute this rank's part of the pages. Return how many tiles were written to L3, in all pools."""
     engine = _running[0]
     fresh = engine.controller.reserve(hashes, timeout_s=20)
     for (part, pool), slots in zip(engine.pools, fresh.slots, strict=True):
@@ -135,7 +135,7 @@ def serve(request_id: str, hashes: list[str]) -> Served:
 def serve_with_faults(seed: int, rank: int, turns: int, hashes: list[str]) -> list[int]:
     """Serve many requests while this rank's L2 is cleared and its reads fail.
 
-    Return the pages of each request; -1 stands for a cancelled one.
+    Return how many pages each request got; -1 stands for a cancelled one.
     """
     engine = _running[0]
     own = random.Random(f"{seed} {rank}")
@@ -159,7 +159,7 @@ def serve_with_faults(seed: int, rank: int, turns: int, hashes: list[str]) -> li
 
 
 def clear_l2() -> int:
-    """Clear L2; return the number of pages that are still pinned."""
+    """Clear L2. Return how many pages are still pinned."""
     return _running[0].controller.cache.clear()
 
 

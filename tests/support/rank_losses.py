@@ -13,11 +13,11 @@ from hicache_storage.controller import CacheController, Lease, PartialHits, Rank
 
 PAGES = 12
 _LOSSES = {"draft": 0.5, "swa": 0.1, "kv": 0.05}
-"""The probability, for each pool, that a rank's store loses pages of it before a request."""
+"""For each pool, how likely a rank's store is to lose pages of it before a request."""
 
 
 def serve_with_losses(rank: int, ranks: Ranks, requests: int, seed: int = 0) -> list[Any]:
-    """Serve `requests`; return the facts of each lease, which must be the same on all ranks."""
+    """Serve `requests`. Return the facts of each lease, which must be the same on all ranks."""
     own = random.Random(f"{seed} {rank}")
     shared = random.Random(seed)  # the choices that an engine makes for all of its ranks
     storage = HookedStorage()
@@ -65,7 +65,7 @@ def _facts(lease: Lease) -> Any:
 
 
 def _recompute_draft(engine: CacheController, lease: Lease, shared: random.Random) -> Any:
-    """Recompute some pages that the draft lacks; return the claimed pages, and the filled ones."""
+    """Recompute some pages that the draft lacks. Return the claimed pages, and the filled ones."""
     draft = engine.cache.pools[engine.cache.pool_set.number("draft")]
     claimed = lease.claim("draft")
     chosen = [page for page in sorted(claimed) if shared.random() < 0.7]

@@ -1,4 +1,4 @@
-"""Ranks as real processes: executors of one process each, forked from a server with torch loaded."""
+"""Ranks as real processes: executors with one process each, forked from a server with torch loaded."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RankProcess:
 
 @contextmanager
 def rank_processes(count: int) -> Generator[list[RankProcess], None, None]:
-    """Yield processes, and end them afterwards in any state."""
+    """Yield processes, and end them afterwards, whatever state they are in."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     with ExitStack() as stack:
@@ -93,7 +93,7 @@ def join(place: str, rank: int, size: int, timeout_s: float, method: str = "conn
 def connect(
     place: str, rank: int, size: int, timeout_s: float, method: str = "connect"
 ) -> TorchRanks:
-    """Connect this process to the other ranks: by a store, or by an existing process group."""
+    """Connect this process to the other ranks, by a store or by an existing process group."""
     import torch.distributed as dist
 
     from hicache_storage.controller.torch_consensus import TorchRanks
@@ -169,7 +169,7 @@ def serve_with_losses(requests: int) -> list[Any]:
 
 
 def connections_after_loss() -> int:
-    """Return the number of open sockets of the rank's groups while it handles the loss of a rank."""
+    """Return how many sockets of the rank's groups are open while it handles the loss of a rank."""
     from hicache_storage.controller import Channel, RanksLost
 
     try:

@@ -17,7 +17,7 @@ from hicache_conformance.run.waivers import Waiver
 def check_record(
     rule_id: str, outcome: Outcome, name: str = "a_fact", **fields: Any
 ) -> CheckRecord:
-    """Return a check of `rule_id` that came to `outcome`."""
+    """Return a check of `rule_id` with this `outcome`."""
     return CheckRecord(name=f"{rule_id}:{name}", title="A fact.", outcome=outcome, **fields)
 
 
@@ -26,7 +26,7 @@ def record(
 ) -> Record:
     """Return the record of a run of those checks, over the rules that they belong to.
 
-    `expected` has the names of the checks of a whole run, where there are more of them.
+    If a whole run has more checks, `expected` has the names of all.
     """
     rules = [RULES[rule_id] for rule_id in dict.fromkeys(one.name[:6] for one in checks)]
     given: dict[str, Any] = {

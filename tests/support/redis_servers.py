@@ -1,4 +1,4 @@
-"""Servers for the tests of the redis backend, real and scripted, and redis-py's clients of them."""
+"""Servers for the tests of the redis backend, real and scripted, and redis-py clients for them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from servers import (
 from hicache_storage.keys import KeySpace
 from hicache_storage.page import Page
 
-_redis: Any = redis  # untyped
+_redis: Any = redis  # it has no types
 AnyServer: TypeAlias = RedisServer | RedisCluster
 PREFIX = "test:"
 """The prefix of keys in tests that open a storage with `open_on`."""
@@ -72,7 +72,7 @@ def config_of(server: AnyServer) -> dict[str, Any]:
 
 
 def client_of(server: AnyServer) -> AbstractContextManager[Any]:
-    """Return redis-py's own client of `server`."""
+    """Return redis-py's own client for `server`."""
     if isinstance(server, RedisCluster):
         return closing(_redis.RedisCluster.from_url(server.url))
     if isinstance(server, TlsRedisServer):
@@ -88,7 +88,7 @@ def client_of(server: AnyServer) -> AbstractContextManager[Any]:
 
 
 def client_of_one(server: RedisServer) -> Any:
-    """Return a client of one server, which may belong to a cluster. It need not be closed."""
+    """Return a client for one server, which may belong to a cluster. It need not be closed."""
     return _redis.Redis.from_url(server.url)
 
 
@@ -101,7 +101,7 @@ def stored(server: AnyServer, prefix: str, space: KeySpace, page_hash: str) -> b
 def put(
     server: AnyServer, prefix: str, space: KeySpace, page_hash: str, data: bytes | None
 ) -> None:
-    """Set the value under the key of a page. None: delete it."""
+    """Set the value under the key of a page, or delete it if the value is None."""
     key = SpaceKeys(prefix, space.id).page(page_hash)
     with client_of(server) as client:
         if data is None:
@@ -130,7 +130,7 @@ def must_get(storage: RedisStorage, key_space: KeySpace, hashes: list[str]) -> l
 
 
 class SentinelServer(RedisServer):
-    """A sentinel that watches one master, without other sentinels."""
+    """A sentinel that watches one master. There are no other sentinels."""
 
     master = "pages"
 
@@ -155,7 +155,7 @@ class SentinelServer(RedisServer):
 class TlsSentinelServer(SentinelServer):
     """A sentinel that reaches its master over TLS, as clients reach it, with a password.
 
-    `is_plain`: clients need neither.
+    With `is_plain`, clients need neither.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class TlsSentinelServer(SentinelServer):
 
 
 class OtherHostServer(TlsRedisServer):
-    """A TLS server whose certificate, of the same authority, names another host."""
+    """A TLS server whose certificate is from the same authority, but names another host."""
 
     host = "other.example"
 
@@ -280,9 +280,9 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
 
 
 class RespServer(_TcpServer):
-    """A server whose replies a test chooses. None: no reply.
+    """A server whose replies a test chooses. None means no reply.
 
-    with RespServer(lambda command: b"+OK\\r\\n") as server:
+    with RespServer(lambda command: b"+OK\r\n") as server:
         RedisStorage.from_config({"url": server.url})
     """
 
@@ -309,7 +309,7 @@ class RespServer(_TcpServer):
 
 
 def _parse_command(data: bytes) -> tuple[list[bytes], bytes] | None:
-    """Return the first command of `data` and the rest, or None if it is incomplete or no command."""
+    """Return the first command of `data` and the rest, or None if it is incomplete or not a command."""
     header, found, rest = data.partition(b"\r\n")
     if not found or not header[1:].isdigit():
         return None
@@ -352,7 +352,7 @@ def empty_reply(command: list[bytes], *, is_cluster: bool = False) -> bytes:
 
 
 def slots(*parts: tuple[int, int, int]) -> bytes:
-    """Return CLUSTER SLOTS of servers on this host, each with first slot, last slot and port."""
+    """Return CLUSTER SLOTS for servers on this host, each with its first slot, last slot and port."""
     return array(
         *(
             array(
@@ -365,7 +365,7 @@ def slots(*parts: tuple[int, int, int]) -> bytes:
 
 @contextmanager
 def unreachable_port(*hosts: str) -> Generator[int, None, None]:
-    """Yield a port that neither accepts nor refuses connections. The queue of its listener is full."""
+    """Yield a port that neither accepts nor refuses connections: its listener's queue is full."""
     with ExitStack() as stack:
         port = 0
         for host in hosts or ("127.0.0.1",):

@@ -1,4 +1,4 @@
-"""Replays as tests run them: command lines, reports, and two processes over one store."""
+"""Runs replays as tests need them: command lines, reports, and two processes over one store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SWAP_FIGURES: dict[str, Any] = {
     "store": {},
     "storage": {},
 }
-"""Figures of a swap that went well."""
+"""Figures of a swap that worked well."""
 
 
 def replay_args(backend: str, config: Mapping[str, Any], *argv: str) -> list[str]:
@@ -42,7 +42,7 @@ def replay_args(backend: str, config: Mapping[str, Any], *argv: str) -> list[str
 
 
 def replay_command(backend: str, config: Mapping[str, Any], *argv: str) -> list[str]:
-    """Return the command line of a replay that prefetches every page of L3, whatever the time."""
+    """Return the command line of a replay that prefetches every page of L3, however long that takes."""
     patient = {**config, "prefetch_threshold": 0}
     return [
         *(sys.executable, "-m", "hicache_storage.cli"),
@@ -78,7 +78,7 @@ def trace_of(limit: int, *, conversations: int) -> list[Request]:
 
 
 def report_of(counts: RequestCounts, **counters: int) -> dict[str, Any]:
-    """Return the report of a run of two pools, with controller counters `counters`."""
+    """Return the report of a run with two pools, whose controller has these counters."""
     return {
         "pools": [POOL | {"name": "kv"}, POOL | {"name": "draft"}],
         "trace_requests": 9,
@@ -102,7 +102,7 @@ def report_of(counts: RequestCounts, **counters: int) -> dict[str, Any]:
 def assert_shared(
     backend: str, config: Mapping[str, Any], scratch: Path, has_pages: Callable[[], bool]
 ) -> None:
-    """Assert that a process finds the pages, target and draft, that only another one has stored.
+    """Assert that a process finds the target and draft pages that only another process has stored.
 
     Both processes replay one trace. The second one starts when `has_pages` returns True.
     """

@@ -24,7 +24,7 @@ COMMAND = (
 
 
 def check_of(rule_id: str, outcome: Outcome = Outcome.PASSED, **fields: Any) -> CheckRecord:
-    """Return a check of a rule; it is called `a_fact` where `fields` names no other."""
+    """Return a check of a rule. Its name is `a_fact` unless `fields` has another."""
     given: dict[str, Any] = {
         "name": f"{rule_id}:a_fact",
         "title": "A fact about the store holds.",
@@ -36,7 +36,7 @@ def check_of(rule_id: str, outcome: Outcome = Outcome.PASSED, **fields: Any) -> 
 def rule_of(
     rule_id: str, outcome: Outcome = Outcome.PASSED, *checks: CheckRecord, **fields: Any
 ) -> RuleRecord:
-    """Return a rule that came to `outcome`, with a check of that outcome where none is given."""
+    """Return a rule with this outcome. If no check is given, it has a check with the same outcome."""
     rule = RULES[rule_id]
     given = {
         "id": rule.id,
@@ -59,7 +59,7 @@ def record_of(
     reasons: tuple[str, ...] = (),
     **run: Any,
 ) -> Record:
-    """Return a run over `rules`, with `run` for its circumstances."""
+    """Return a run over `rules`. `run` describes how it was made."""
     given: dict[str, Any] = {
         "started_at": dt.datetime(2026, 11, 21, 9, 14, tzinfo=dt.UTC),
         "elapsed_s": 83.4,
@@ -120,7 +120,7 @@ DOORLESS = check_of("KV-403", Outcome.NOT_VERIFIED, message="needs the back door
 
 
 def conformant() -> Record:
-    """Three rules that hold, and one that could not be verified."""
+    """Return a run with three rules that hold, and one that could not be verified."""
     figures = check_of("KV-302", evidence={"growth of memory in 50 rounds": "212 KiB"})
     return record_of(
         rule_of("KV-001"),
@@ -132,7 +132,7 @@ def conformant() -> Record:
 
 
 def failed() -> Record:
-    """Return a run with a rule that one of two checks fails, and one that the kit could not test."""
+    """Return a run with a rule that fails one of two checks, and one that the kit could not test."""
     return record_of(
         rule_of("KV-001"),
         rule_of("KV-003", Outcome.FAILED, check_of("KV-003"), TORN),

@@ -1,6 +1,6 @@
-"""Ceph RGW with one monitor and one object store in memory: for `make test-rgw`.
+"""Ceph RGW with one monitor and one object store in memory, for `make test-rgw`.
 
-`tests/get_ceph.sh` fetches Ceph from Debian. Nothing is installed, and no root is needed.
+`tests/get_ceph.sh` fetches Ceph from Debian. Nothing is installed, and root is not needed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _Daemon(ServerProcess):
 
 
 class CephRgw(S3Server):
-    """RGW, which can be stopped and paused. The cluster behind it goes on, with the data."""
+    """RGW, which can be stopped and paused. The cluster behind it runs on and keeps the data."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -82,7 +82,7 @@ class CephRgw(S3Server):
 
     @staticmethod
     def secret_of(user: str) -> str:
-        """Return the secret key of a user of `add_user`, whose access key is its name."""
+        """Return the secret key of a user that `add_user` made. Its access key is its name."""
         return f"{user}-secret-key"
 
     def add_user(self, name: str) -> None:
@@ -159,7 +159,7 @@ class CephRgw(S3Server):
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """Return the variables by which Ceph's programs find their files and each other."""
+    """Return the variables with which Ceph's programs find their files and each other."""
     libraries = (_LIBRARIES, _LIBRARIES / "ceph", CEPH / "lib/x86_64-linux-gnu")
     return {
         "LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries)),

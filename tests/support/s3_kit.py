@@ -1,4 +1,4 @@
-"""The shared parts of the tests of `s3`: a config for a server, and back doors to the bucket."""
+"""What the tests of `s3` share: a config for a server, and back doors to the bucket."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def plain_client(server: S3Server) -> Generator[S3Client, None, None]:
 
 
 def make_ready(server: S3Server, bucket: str = BUCKET) -> None:
-    """Create the bucket and write to it, because the first write takes seconds on some servers."""
+    """Create the bucket and write to it, because on some servers the first write takes seconds."""
     with plain_client(server) as client:
         client.create_bucket(Bucket=bucket)
         client.put_object(Bucket=bucket, Key="first", Body=b"page")
 
 
 def read_object(server: S3Server, name: str, bucket: str = BUCKET) -> bytes | None:
-    """Return the bytes of an object, or None where there is none."""
+    """Return the bytes of an object, or None if it does not exist."""
     with plain_client(server) as client:
         try:
             answer = client.get_object(Bucket=bucket, Key=name)
@@ -74,7 +74,7 @@ def read_object(server: S3Server, name: str, bucket: str = BUCKET) -> bytes | No
 
 
 def write_object(server: S3Server, name: str, data: bytes | None, bucket: str = BUCKET) -> None:
-    """Replace an object, or delete it where `data` is None."""
+    """Replace an object, or delete it if `data` is None."""
     with plain_client(server) as client:
         if data is None:
             client.delete_object(Bucket=bucket, Key=name)
@@ -83,9 +83,9 @@ def write_object(server: S3Server, name: str, data: bytes | None, bucket: str = 
 
 
 class BucketHost(Ministack):
-    """A server that takes the host 127.1 as the bucket `127` of the host `1`.
+    """A server that takes the host 127.1 for the bucket `127` of the host `1`.
 
-    Clients that address a bucket by its host need no name server: 127.1 is 127.0.0.1.
+    Clients that address a bucket by its host need no name server, because 127.1 is 127.0.0.1.
     """
 
     bucket = "127"
@@ -103,7 +103,7 @@ class BucketHost(Ministack):
         return {**super().environment(), "MINISTACK_HOST": "1"}
 
     def start(self) -> None:
-        """Start the server; create the bucket at the first start."""
+        """Start the server. The first start also creates the bucket."""
         fresh = not self.log.exists()
         super().start()
         if fresh:

@@ -21,15 +21,15 @@ _LENGTH = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The bytes to send, and the action on the connection afterwards."""
+    """The bytes to send, and what happens to the connection afterwards."""
 
     data: bytes = b""
     then: str = "keep"
-    """The action on the connection after `data`.
+    """What happens to the connection after `data`.
 
-    keep, end, reset; early: answer before the request's body has come, and end; hold: send no more;
-    drip: send one byte at a time, for ever; slow: answer after a while; later: send `rest` once
-    `release_rest` is set.
+    keep, end, reset; early: answer before the request's body has come, and end; hold: send nothing
+    more; drip: send one byte at a time, forever; slow: answer after a while; later: send `rest`
+    once `release_rest` is set.
     """
 
 
@@ -48,12 +48,12 @@ def error(status: int, code: str, then: str = "keep") -> Answer:
 
 
 def size(nbytes: int) -> Answer:
-    """Return the answer to a HEAD of an object of this size."""
+    """Return the answer to a HEAD of an object with this size."""
     return Answer(f"HTTP/1.1 200 OK\r\ncontent-length: {nbytes}\r\n\r\n".encode())
 
 
 def listing(*names: str, nbytes: int, following: str | None = None) -> Answer:
-    """Return a page of a listing; `following` is the position of the next one."""
+    """Return a page of a listing. `following` is the position of the next page."""
     found = "".join(
         f"<Contents><Key>{name}</Key><Size>{nbytes}</Size></Contents>" for name in names
     )
@@ -64,7 +64,7 @@ def listing(*names: str, nbytes: int, following: str | None = None) -> Answer:
 
 
 def deletion(*names: str, kept: tuple[str, ...] = ()) -> Answer:
-    """Return the answer to a batch delete of `names`; `kept` were not deleted."""
+    """Return the answer to a batch delete of `names`, of which `kept` were not deleted."""
     gone = "".join(f"<Deleted><Key>{name}</Key></Deleted>" for name in names)
     errors = "".join(f"<Error><Key>{name}</Key><Code>AccessDenied</Code></Error>" for name in kept)
     return reply(200, f"<DeleteResult>{gone}{errors}</DeleteResult>".encode())
@@ -79,7 +79,7 @@ _DRIP_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class ReceivedRequest:
-    """A received request."""
+    """A request that the server received."""
 
     method: str
     target: str
@@ -102,7 +102,7 @@ class ScriptedS3:
         self.of_bucket = reply(200)
         self.rest = b""
         self.rest_count = 0
-        """The number of attempts to send `rest`."""
+        """How often the server tried to send `rest`."""
         self.release_rest = threading.Event()
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -206,7 +206,7 @@ class ScriptedS3:
                 self.requests.append(requests)
 
     def _send(self, connection: socket.socket, answer: Answer) -> bool:
-        """Send an answer; return True where the connection stays open."""
+        """Send an answer. Return True if the connection stays open."""
         if answer.then == "reset":
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             return False
@@ -229,11 +229,11 @@ class ScriptedS3:
             return False
         if answer.then == "early":
             connection.shutdown(socket.SHUT_WR)
-            self._ended.wait(1)  # the server reads no more; the client has its answer
+            self._ended.wait(1)  # the server reads nothing more; the client has its answer
         return answer.then in ("keep", "slow")
 
     def _drip(self, connection: socket.socket, data: bytes) -> None:
-        """Send `data` a byte at a time, then its last byte repeatedly."""
+        """Send `data` byte by byte, then its last byte again and again."""
         for number in itertools.count():
             if self._ended.wait(_DRIP_S):
                 return

@@ -1,4 +1,4 @@
-"""Servers of one test: one for each scratch of the kit."""
+"""Servers of one test, one for each scratch of the kit."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ S = TypeVar("S", bound=ServerProcess)
 
 
 class ScratchServers(Generic[S]):
-    """Starts a server for each prefix. After the test no server is started. Thread-safe.
+    """Starts a server for each prefix, but none after the test. Thread-safe.
 
-    A check whose call hangs is left behind in its thread. The end of the server ends the call, and
-    the check then asks for the next server.
+    If a call of a check hangs, the check is left behind in its thread. When the server ends, the
+    call ends too, and the check then asks for the next server.
     """
 
     def __init__(self, make: Callable[[Path], S], directory: Path) -> None:
@@ -29,7 +29,7 @@ class ScratchServers(Generic[S]):
         self._ended = False
 
     def of(self, prefix: str) -> S:
-        """Return the server of a scratch, which is started at the first call.
+        """Return the server of a scratch. The first call starts it.
 
         Raises:
             RuntimeError: The test has ended.

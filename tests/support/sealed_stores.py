@@ -1,4 +1,4 @@
-"""Encrypted storages for tests, their keys, and the back doors of their page files."""
+"""Encrypted storages for tests, their keys, and back doors to their page files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEYS = {"a": b"A" * 32, "b": b"B" * 32, "c": b"C" * 32}
 
 
 def settings(keys: str = "a", **fields: Any) -> EncryptedSettings:
-    """Return settings with the keys whose ids are the letters of `keys`. The first seals names."""
+    """Return settings whose keys have the letters of `keys` as ids. The first key seals names."""
     named = {"backend": "memory", "current_key": keys[0], "name_key": keys[0], **fields}
     return EncryptedSettings.parse(
         "encrypted", {"keys": {key_id: {"env": "A_KEY"} for key_id in keys}, **named}
@@ -38,7 +38,7 @@ def over_files(root: Path, keys: str = "a", **fields: Any) -> EncryptedStorage:
 
 
 def key_files(directory: Path, keys: str = "a") -> dict[str, Any]:
-    """Write keys as files, and return the fields of a config that name them."""
+    """Write keys as files. Return the fields of a config that name them."""
     for key_id in keys:
         path = directory / f"{key_id}.key"
         path.write_text(f"{KEYS[key_id].hex()}\n")

@@ -36,7 +36,8 @@ END_LIMIT_S = 20.0
 _POLL_S = 0.01
 _PORTS = random.SystemRandom()
 _LEAST_PORT = 10_000
-# The end of the ports below the kernel's own range. Where that range begins low, no port is out of it.
+# The end of the ports below the kernel's own range. If that range begins low, no port is outside
+# it.
 _EPHEMERAL_PORT = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
 _END_PORT = _EPHEMERAL_PORT if _EPHEMERAL_PORT > 30_000 else 60_000
 _LIBRARIES = ("usr/lib/*-linux-gnu", "lib/*-linux-gnu")
@@ -45,8 +46,8 @@ _LIBRARIES = ("usr/lib/*-linux-gnu", "lib/*-linux-gnu")
 def program(*names: str) -> str:
     """Return the path of the first of these programs that is installed.
 
-    A test without its server proves nothing. It fails where `CI` is set; elsewhere it is skipped
-    with the reason.
+    A test without its server proves nothing. So it fails if `CI` is set, and elsewhere it is
+    skipped with the reason.
     """
     scripts = sysconfig.get_path("scripts")
     places = os.pathsep.join([str(FETCHED / "usr/bin"), scripts, os.environ.get("PATH", "")])
@@ -67,8 +68,9 @@ def program(*names: str) -> str:
 def free_port() -> int:
     """Return a loopback port that nobody uses now.
 
-    The kernel gives ports of its own range to connections and to listeners on port 0. This one is of
-    another range, so that no test that runs beside takes it before the server has started.
+    The kernel gives ports of its own range to connections, and to listeners on port 0. This port is
+    outside that range, so a test that runs at the same time can't take it before the server has
+    started.
     """
     while True:
         port = _PORTS.randrange(_LEAST_PORT, _END_PORT)
@@ -108,7 +110,7 @@ class ServerProcess:
         return self._process.pid
 
     def start(self) -> None:
-        """Start the server; return when it answers."""
+        """Start the server. Return when it answers."""
         assert self._process is None, "it is running"
         environment = {**os.environ, **self.environment()}
         environment.pop("LD_PRELOAD", None)  # `make test-sanitized` sets it for Python only
@@ -137,7 +139,7 @@ class ServerProcess:
             self._process = None
 
     def pause(self) -> None:
-        """Stop the server's threads. The kernel still accepts connections, and nothing answers."""
+        """Stop the server's threads. The kernel still accepts connections, but nothing answers."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -204,7 +206,7 @@ class ValkeyServer(RedisServer):
 
 
 class TlsRedisServer(RedisServer):
-    """A Redis with TLS only and one user with a password."""
+    """A Redis with TLS only, and one user with a password."""
 
     user = "pages"
     password = "open sesame/?#"  # noqa: S105  # every character that a URL must escape
@@ -348,7 +350,7 @@ class Ministack(S3Server):
 
 
 class Rclone(S3Server):
-    """rclone's S3 server over a directory, which checks signatures. Options as on its command line."""
+    """rclone's S3 server over a directory, which checks signatures. Options are command-line flags."""
 
     def __init__(self, directory: Path, *options: str, port: int | None = None) -> None:
         super().__init__(directory, port)
@@ -396,7 +398,7 @@ class MooncakeMaster(ServerProcess):
 
     def command(self) -> list[str]:
         ports = [f"--rpc_port={self.port}", f"--metrics_port={self.metrics_port}"]
-        ports += ["--default_kv_lease_ttl=200ms"]  # the time in which a read page can't be deleted
+        ports += ["--default_kv_lease_ttl=200ms"]  # how long a page that was read can't be deleted
         hosts = [f"--rpc_address={self.address}", f"--metrics_host={self.address}"]
         return [program("mooncake_master"), *hosts, *ports, "--logtostderr=true", *self.options]
 
@@ -465,7 +467,7 @@ def library_path() -> dict[str, str]:
 
 def load_mooncake() -> None:
     """Make the libraries of Mooncake's client available to this process and its children."""
-    # The order is that of their dependencies: the loader reuses a library that is loaded.
+    # Load each library after its dependencies, because the loader reuses a library that is loaded.
     for name in ("libnl-3.so.200", "libnl-route-3.so.200", "libibverbs.so.1"):
         for place in _LIBRARIES:
             for path in FETCHED.glob(f"{place}/{name}"):

@@ -1,10 +1,10 @@
-"""Replacements for a GPU, so that SGLang's own wheel runs on any machine. Import it before SGLang.
+"""Replaces what needs a GPU, so that SGLang's own wheel runs on any machine. Import it before SGLang.
 
 1. Two operator schemas of torchvision are defined, because its kernels link CUDA.
 2. SGLang's own stub (`_platform_stubs.py`) replaces triton, which is not installed.
 3. Host pools are not pinned.
 4. Torch index copies replace three CUDA kernels of `sgl_kernel` that copy between device and host.
-   Only between L2 and L3 do these tests run SGLang's own code.
+   So these tests run SGLang's own code only between L2 and L3.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _stub_triton() -> None:
     names = dir(metal)
     before = (sys.platform, platform.machine, torch.backends.mps.is_available)
     modules: Any = (sys, platform, torch.backends.mps)
-    try:  # the stub is for a Mac only
+    try:  # the stub installs itself only on a Mac
         modules[0].platform, modules[1].machine, modules[2].is_available = (
             "darwin",
             lambda: "arm64",

@@ -59,12 +59,12 @@ def engine_world(
 ) -> Generator[None]:
     """Make this process a rank of a server that was started with these arguments.
 
-    The collectives run over a group of one rank, so the consensus of ranks is not tested here.
+    The collectives run over a group of one rank, so this does not test how ranks agree.
     """
     if not torch.distributed.is_initialized():
         store = torch.distributed.HashStore()
         torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-        hashes_of([0])  # the first call compiles SGLang's hashing, outside of a test's time limit
+        hashes_of([0])  # the first call compiles SGLang's hashing, outside a test's time limit
     place = {"tp_rank": tp_rank, "tp_size": tp_size, "pp_rank": pp_rank, "pp_size": pp_size}
     place |= {"attn_tp_rank": tp_rank, "attn_tp_size": tp_size, "moe_tp_size": tp_size}
     with (
@@ -80,7 +80,7 @@ class PoolPlan:
 
     name: Any = PoolName.KV
     kind: str = "mha"
-    """Kind: mha, mla, asymmetric (K and V of two widths), or logical (slots without memory)."""
+    """The kind: mha, mla, asymmetric (K and V of two widths), or logical (slots without memory)."""
     layout: str = "page_first"
     heads: int = 2
     head_dim: int = 16
@@ -90,7 +90,7 @@ class PoolPlan:
     dtype: str = "bfloat16"
     start_layer: int = 0
     slots_of_its_own: bool = False
-    """True for a sliding window, whose pages have other slots than the anchor's."""
+    """True for a sliding window, whose pages have other slots than the anchor's pages."""
 
 
 class Engine:
@@ -164,7 +164,7 @@ class Engine:
     def write(
         self, tokens: Sequence[int], window_pages: int = 2, *, compare: bool = True
     ) -> Written:
-        """Back up a node of these tokens, as SGLang does after a prefill."""
+        """Back up a node with these tokens, as SGLang does after a prefill."""
         hashes = hashes_of(tokens, self.page_tokens)
         indices = self.host().alloc(len(hashes) * self.page_tokens)
         places = {PoolName.KV: indices}
@@ -264,16 +264,16 @@ class Written:
     places: dict[Any, Any]
     held: dict[Any, list[bytes]]
     pages: int
-    """Number of KV pages that SGLang counts as stored."""
+    """How many KV pages SGLang counts as stored."""
     operation: Any = field(repr=False)
 
 
 @dataclass(frozen=True)
 class Read:
     hits: int
-    """Number of pages that the lookup found."""
+    """How many pages the lookup found."""
     pages: int
-    """Number of pages that were loaded."""
+    """How many pages were loaded."""
     held: dict[Any, list[bytes]]
     operation: Any = field(repr=False)
 
@@ -363,7 +363,7 @@ WINDOW = PoolPlan(name=PoolName.SWA, layers=2, slots_of_its_own=True)
 
 
 def write_and_read(writer: Engine, reader: Engine) -> None:
-    """Back up pages by one engine, and prefetch them by another one, byte for byte."""
+    """Back up pages with one engine, prefetch them with another, and compare every byte."""
     writer.fill(1)
     written = writer.write(TOKENS)
     assert written.pages == 8

@@ -137,7 +137,7 @@ class Server:
         return len(indices), self._held(indices)
 
     def begin_prefetch(self, tokens: Sequence[int]) -> Any:
-        """Begin the prefetch of a request that waits in the scheduler's queue. Return its handle."""
+        """Begin the prefetch for a request that waits in the scheduler's queue. Return its handle."""
         matched = self.cache.match_prefix(MatchPrefixParams(key=self._key(tokens)))
         handle = CacheRequestHandle("request", next(self._attempts))
         wanted = array("q", [*tokens, 5])
@@ -162,7 +162,7 @@ class Server:
         wait_until(turned)
 
     def _held(self, indices: Any) -> list[bytes]:
-        """Return the KV of these device slots, tensor by tensor; for a window, its own tokens only."""
+        """Return the KV of these device slots, tensor by tensor; for a window, only its own tokens."""
         held = [_bytes(tensor[indices]) for tensor in _tensors(self.devices)]
         if self.windowed and len(indices):
             window = indices[-WINDOW_PAGES * PAGE_TOKENS :]

@@ -1,4 +1,4 @@
-"""Slots and the memory of their pages, as the tests of the data plane have them."""
+"""Slots and the memory of their pages, for the tests of the data plane."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 MARK_NBYTES = 128
 BLOCK_NBYTES = 4096
 ALL = bytes(range(256))
-"""Every errno number: after any of them the slots of a failed call are moved one by one."""
+"""Every errno number. After any of them, the slots of a failed call are moved one by one."""
 
 _ANOTHER = 99
 _SOON_S = 3600.0
@@ -38,7 +38,7 @@ def slot_of(number: int, shape: tuple[int, int, int], *, wrong: str = "") -> byt
 
 
 def cut(nbytes: int, at: Sequence[int], data: bytes = b"") -> list[bytearray]:
-    """Return pieces of `nbytes` in all, with the bytes of `data`; some of them are empty."""
+    """Return pieces of `nbytes` in all, with the bytes of `data`. Some of them are empty."""
     edges = [0, *sorted(edge % (nbytes + 1) for edge in at), nbytes]
     return [bytearray(data[start:end].ljust(end - start, b"\0")) for start, end in pairwise(edges)]
 

@@ -23,17 +23,17 @@ class Spans:
 
     @classmethod
     def of_process(cls, monkeypatch: pytest.MonkeyPatch) -> Spans:
-        """Make the provider that of the process, until the test ends."""
+        """Make this the provider of the process, until the test ends."""
         spans = cls()
         monkeypatch.setattr("opentelemetry.trace.get_tracer_provider", lambda: spans.provider)
         return spans
 
     def named(self, name: str) -> list[ReadableSpan]:
-        """Return the spans with a name that have ended."""
+        """Return the ended spans with this name."""
         return [span for span in self._exporter.get_finished_spans() if span.name == name]
 
     def only(self, name: str) -> ReadableSpan:
-        """Return the one span with a name."""
+        """Return the only span with this name."""
         (span,) = self.named(name)
         return span
 

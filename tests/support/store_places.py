@@ -58,6 +58,6 @@ def place_of(storage_class: type[HiCacheStorage], path: Path) -> Generator[Place
 
 
 def read(store: HiCacheStorage, page_hash: str) -> bytes | None:
-    """Return the bytes of a page of `space()`; None for a miss."""
+    """Return the bytes of a page of `space()`, or None for a miss."""
     target = blank()
     return target.tobytes() if store.batch_get(space(), [page_hash], [target])[0] else None

@@ -1,4 +1,4 @@
-"""A storage whose calls tests can change, and hooks for it."""
+"""A storage whose calls a test can change, and hooks for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hicache_storage.testing import WrapperStorage
 class HookedStorage(WrapperStorage):
     """A memory storage whose calls pass through hooks, and are counted.
 
-    `hooks["batch_get"]` is called with a function that gives the true answer. The hook may return
+    `hooks["batch_get"]` is called with a function that returns the true answer. The hook may return
     another answer, raise, or wait.
     """
 
@@ -62,7 +62,7 @@ class HookedStorage(WrapperStorage):
 
 
 class Gate:
-    """A hook that holds every call until `open`. The event `entered` is set while a call is held."""
+    """A hook that holds every call until `open`. The event `entered` is set while it holds a call."""
 
     def __init__(self) -> None:
         self.entered = threading.Event()

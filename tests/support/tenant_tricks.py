@@ -1,4 +1,4 @@
-"""Attempts of one tenant to name pages of another, by fields, hashes and prefixes."""
+"""Ways in which one tenant may try to name pages of another, by fields, hashes and prefixes."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _INSERTED = (
 
 
 class Attacker:
-    """A source of attempts, determined by its seed. No attempt has the tenant of the victim."""
+    """Makes attempts that depend on its seed. No attempt has the tenant of the victim."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
     def attempts(self, page_hash: str) -> Iterator[tuple[dict[str, Any], Any]]:
-        """Yield fields of a key space and a page hash, without an end. Both may be impossible."""
+        """Yield fields of a key space and a page hash, without end. Both may be impossible."""
         while True:
             fields = self._fields()
             if str(fields["tenant"]) != VICTIM.tenant:
@@ -108,7 +108,7 @@ class Attacker:
         fields[first], fields[second] = text[:place], text[place:] + str(fields[second])
 
     def _encode_fields(self, fields: dict[str, Any]) -> None:
-        """Let a field contain the encoding of the victim's tenant, as the id hashes it."""
+        """Let a field contain the encoding of the victim's tenant, as it goes into the id's hash."""
         name = self._random.choice(("revision", "model", "pool"))
         encoded = "".join(map(_encoded, (str(fields[name]), "tenant", VICTIM.tenant)))
         fields[name] = f"{fields[name]}{encoded}"
@@ -159,17 +159,17 @@ _FIELD_TRICKS = (
 
 
 def _encoded(text: str) -> str:
-    """Return a text as the id of a key space encodes it, its length as characters."""
+    """Return a text as a key space's id encodes it, with its length as characters."""
     return "s" + struct.pack("<Q", len(_bytes_of(text))).decode("latin-1") + text
 
 
 def _bytes_of(text: str) -> bytes:
-    """Return a text as UTF-8, also where it has none."""
+    """Return a text as UTF-8, even if it can't be encoded."""
     return text.encode(errors="surrogatepass")
 
 
 def made(fields: dict[str, Any]) -> KeySpace | None:
-    """Return the key space of these fields, or None if they are refused."""
+    """Return the key space with these fields, or None if they are refused."""
     try:
         return KeySpace(**fields)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""`hicache` in a process of its own, on a terminal or with a signal, and a slow store of files."""
+"""Runs `hicache` in a process of its own, on a terminal or with a signal, over a slow file store."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any
 from cli_stores import CliStore
 from servers import wait_until
 
-# A program that was started in the background, as a script does with "&", ignores Ctrl-C, and so do its
-# children, unless it has a handler itself.
+# If a script starts a program in the background with "&", the program and its children ignore Ctrl-C,
+# unless it sets a handler itself.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -72,7 +72,7 @@ def verb(directory: Path, *argv: str) -> Generator[subprocess.Popen[str], None, 
 
 
 def interrupted(directory: Path, *argv: str) -> tuple[int, str, str]:
-    """Send SIGINT once the slow store of `directory` is read; return exit code, output and errors."""
+    """Send SIGINT once the slow store of `directory` is read. Return exit code, output and errors."""
     with verb(directory, *argv) as process:
         wait_until((directory / "slow_store.called").exists)
         process.send_signal(signal.SIGINT)
@@ -81,7 +81,7 @@ def interrupted(directory: Path, *argv: str) -> tuple[int, str, str]:
 
 
 def on_terminal(directory: Path, typed: str, *argv: str) -> tuple[int, str]:
-    """Run `hicache` on a terminal where somebody types; return the exit code and the output."""
+    """Run `hicache` on a terminal where somebody types. Return the exit code and the output."""
     leader, follower = pty.openpty()
     environment: dict[str, Any] = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
     with subprocess.Popen(

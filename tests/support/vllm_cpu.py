@@ -1,12 +1,11 @@
-"""Replacements for a GPU, so that vLLM's Python files run on any machine. Import it before vLLM.
+"""Replaces what needs a GPU, so that vLLM's Python files run on any machine. Import it before vLLM.
 
-1. The platform is vLLM's unspecified one, also where there is a GPU. It supports several KV cache
+1. The platform is vLLM's unspecified one, even if there is a GPU. It supports several KV cache
    groups, as CUDA's does.
 2. `ModelConfig` inspects the model's own file in a subprocess, which needs CUDA's kernels. Here every
    architecture is a plain decoder.
 
-torchvision must not be installed: transformers would import it, and its build for CUDA breaks
-without CUDA.
+Don't install torchvision: transformers would import it, and its build for CUDA breaks without CUDA.
 """
 
 from __future__ import annotations

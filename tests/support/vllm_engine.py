@@ -1,13 +1,13 @@
-"""vLLM's own engine core on a CPU: scheduler, connector, tiering manager. Only the workers are played.
+"""vLLM's own engine core on a CPU: scheduler, connector, tiering manager. Only its workers are replaced.
 
     with Engine({"cpu_bytes_to_use": 1 << 20, "backend": "file", "config": {"path": "..."}}) as engine:
         answer = engine.ask(range(1000, 1101))
 
 `EngineCore` with its `step`, `Scheduler`, `KVCacheManager`, `KVConnectorFactory`, `VllmConfig` and
-the region in /dev/shm are vLLM's. `Workers` replaces the GPU workers: it knows the bytes that each
+the region in /dev/shm are vLLM's. `Workers` replaces the GPU workers: it computes the bytes that each
 block must hold, writes them where the scheduler says, copies rows as `CPUOffloadingWorker` does, and
-compares every block that a request has already. GPU copies, real workers and models are not covered.
-In a row the ranks follow each other as in vLLM, and inside a rank the blocks.
+compares every block that a request already has. GPU copies, real workers and models are not covered.
+As in vLLM, the ranks follow each other in a row, and the blocks follow each other in a rank.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ requests: Any = importlib.import_module("vllm.v1.request")
 MODULE = "hicache_storage.integrations.vllm"
 CONNECTOR = "HiCacheConnector"
 BLOCK, HEADS, HEAD_SIZE, LAYERS = 16, 2, 40, 2
-"""A block has 10,240 bytes, so that a row of one block is padded to 12,288."""
+"""A block has 10,240 bytes, so a row of one block is padded to 12,288."""
 ROW_ALIGNMENT = 4096
 LIMIT_S = 20.0
 PROMPT = range(1000, 1000 + 6 * BLOCK + 5)
-"""Six full blocks and a part of one."""
+"""Six full blocks and a part of another."""
 FULL = 6 * BLOCK
 
 LLAMA: dict[str, Any] = {
@@ -73,7 +73,7 @@ _SCRATCH = tempfile.TemporaryDirectory()
 
 
 def model_dir(name: str = "model", **changes: Any) -> str:
-    """Return a directory with the config of a tiny Llama: all that `ModelConfig` reads of a model."""
+    """Return a directory with a tiny Llama's config, which is all that `ModelConfig` reads."""
     path = Path(tempfile.mkdtemp(dir=_SCRATCH.name)) / name
     path.mkdir()
     (path / "config.json").write_text(json.dumps({**LLAMA, **changes}))
@@ -85,25 +85,25 @@ MODEL = model_dir()
 
 @dataclass
 class Answer:
-    """The course of one request."""
+    """What happened to one request."""
 
     computed: int | None = None
-    """Tokens that the engine had when the request was scheduled; None if it never was."""
+    """How many tokens the engine had when the request was scheduled; None if it never was."""
     wrong: int = 0
-    """Blocks among them with other bytes."""
+    """How many of these blocks have wrong bytes."""
     held_s: float | None = None
-    """Time from the request until it was scheduled."""
+    """How long the request waited until it was scheduled."""
     steps: int = 0
     sources: dict[str, int] = field(default_factory=dict[str, int])
-    """vLLM's own account of the tokens by the place that they came from."""
+    """vLLM's own count of the tokens, by where they came from."""
     finished: bool = False
 
 
 class Workers(executor.Executor):  # type: ignore[misc]
-    """All GPU workers of one engine. A GPU block is one byte string a rank."""
+    """All GPU workers of one engine. A GPU block is one byte string per rank."""
 
     window: ClassVar[int | None] = None
-    """Tokens that every second layer sees."""
+    """The tokens that every second layer sees."""
     weights: str = ""
     """Stands for everything else that the bytes depend on."""
 
@@ -151,10 +151,10 @@ class Workers(executor.Executor):  # type: ignore[misc]
     def initialize_from_config(self, configs: Any) -> None:
         self.groups = configs[0].kv_cache_groups
         self.nbytes = configs[0].kv_cache_tensors[0].size // configs[0].num_blocks
-        """Bytes of one block of one rank."""
+        """How many bytes one block of one rank has."""
 
     def content(self, group: int, tokens: Sequence[int], end: int) -> list[bytes]:
-        """Return the bytes of the block that ends at token `end`, one string a rank."""
+        """Return the bytes of the block that ends at token `end`, one string per rank."""
         said = json.dumps([self.weights, group, list(tokens[:end])]).encode()
         return [
             random.Random(
@@ -224,7 +224,7 @@ class Workers(executor.Executor):  # type: ignore[misc]
         wrong = 0
         for group, ids in enumerate(new.block_ids):
             for place in range(min(len(ids), (done + scheduled) // BLOCK)):
-                if not ids[place]:  # the block is outside of the window
+                if not ids[place]:  # the block is outside the window
                     continue
                 end = (place + 1) * BLOCK
                 wanted = self.content(group, tokens, end)
@@ -340,7 +340,7 @@ class Engine:
         return answer
 
     def write(self, tokens: Iterable[int]) -> Answer:
-        """Run one request, and return when its stores are over."""
+        """Run one request, and return when its stores are done."""
         answer = self.ask(tokens)
         assert self.settle()
         return answer
@@ -375,7 +375,7 @@ class Engine:
         wait_until(holds, limit_s)
 
     def forget_gpu(self) -> None:
-        """Empty the GPU's prefix cache only: the next request has to ask the connector."""
+        """Empty only the GPU's prefix cache, so that the next request must ask the connector."""
         assert self.core.scheduler.kv_cache_manager.reset_prefix_cache()
 
     def forget_host(self) -> None:

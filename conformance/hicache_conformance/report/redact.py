@@ -39,7 +39,7 @@ _WEAK = {
     "auth", "authentication", "authorization", "bearer", "cookie", "jwt", "pass", "pwd", "sas",
     "session", "sig", "signature", "token", "tokens",
 }  # fmt: skip
-"""Texts under a name with one of these words are secret. Numbers are not: `session_ttl_s`."""
+"""Texts under names with these words are secret. Numbers are not: `page_tokens`, `session_ttl_s`."""
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[A-Z]")
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")

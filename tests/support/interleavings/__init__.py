@@ -1,1 +1,1 @@
-"""Interleavings of threads, chosen by a seed: the scheduler, scenarios, and known defects."""
+"""Runs threads in interleavings that a seed chooses: the scheduler, scenarios, and known defects."""

@@ -2,8 +2,8 @@
 
 Environment: SEEDS is the number of seeds for each scenario, FIRST_SEED the first one, SCENARIO the name
 of one scenario, SEED the seed to repeat. STATEMENTS adds a point before each statement of the code
-under test. With `--defects`, as `make explore-proof` calls it, mended defects are put back one after
-another, and the seeds that find them are shown.
+under test. With `--defects` (`make explore-proof`), mended defects are put back one after another, and
+the output shows the seeds that find them.
 """
 
 from __future__ import annotations

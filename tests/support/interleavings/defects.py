@@ -1,6 +1,6 @@
-"""Mended defects, put back: each replaces the mended functions by those of before the mend.
+"""Mended defects, which can be put back: each replaces the mended functions by their old versions.
 
-The functions have the logic of before the mend. A scenario that finds them can find others like them.
+A scenario that finds these defects can find others like them.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Defect:
     text: str
     scenario: str
     found: str
-    """The finding, in part."""
+    """A part of the finding's text."""
     replaced: Mapping[tuple[type, str], Callable[..., Any]]
 
     @contextmanager
     def put_back(self) -> Generator[None]:
-        """Have the defect in the `with` block."""
+        """Put the defect back during the `with` block."""
         with ExitStack() as stack:
             for (owner, name), function in self.replaced.items():
                 stack.enter_context(mock.patch.object(owner, name, function))
@@ -80,7 +80,7 @@ def _look_further(sweep: EvictionSweep, deadline: Deadline) -> bool:
         return True
 
 
-# --- the end of a store says nothing of its losses -------------------------------------------------
+# --- the end of a store does not report its losses -------------------------------------------------
 
 _detach = AttachedStore.detach
 
@@ -92,7 +92,7 @@ def _detach_true(
     return True
 
 
-# --- a cancelled request takes the completions of others along -------------------------------------
+# --- a cancelled request removes the completions of others -----------------------------------------
 
 
 def _on_end(
@@ -104,7 +104,7 @@ def _on_end(
     receiver._submit_cleanup(lambda: receiver._delete_used(request, list(request.awaited)))
 
 
-# --- reads and writes share a breaker, and a call without pages tells it that all is well ----------
+# --- reads and writes share a breaker, and a call without pages counts as a success ---------------
 
 _init_lanes = Lanes.__init__
 _move_pages = Lane.move
@@ -152,7 +152,7 @@ def _conclude(
 _conclude_call = Lane.conclude
 
 
-# --- optional pools are written whatever became of the required ones -------------------------------
+# --- optional pools are written even if the required ones failed -----------------------------------
 
 
 def _write_missing(sender: HandoffSender, hashes: Sequence[str], deadline: Deadline) -> None:

@@ -1,4 +1,4 @@
-"""Runs of a scenario by seed, and the shortest schedule of a run that found something."""
+"""Runs a scenario by seed, and finds the shortest schedule of a run that found something."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Run:
 
     @property
     def digest(self) -> str:
-        """A digest of all choices. Equal runs have the same."""
+        """A digest of all choices. Equal runs have equal digests."""
         text = f"{self.points} {self.threads} {sorted(self.deviations.items())} {self.finding}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A seed whose run found something, and the shortest schedule that finds it too."""
+    """A seed whose run found something, and the shortest schedule that also finds it."""
 
     scenario: str
     seed: int
@@ -92,9 +92,9 @@ def explore(
     shrinks: bool = True,
     statements: bool = False,
 ) -> Report:
-    """Run a scenario with each seed, up to the first that finds something.
+    """Run a scenario with each seed, until one finds something.
 
-    With `statements` there is a point before each statement of the code under test, too.
+    With `statements`, a thread may also be switched before each statement of the code under test.
     """
     report = Report(scenario.name)
     began_s = time.perf_counter()
@@ -146,7 +146,7 @@ def run_once(
 
 
 def shrink(patches: Patches, scenario: type[Scenario], run: Run) -> Run:
-    """Return a run with the same kind of finding and as few deviations as can be found."""
+    """Return a run with the same kind of finding and as few deviations as possible."""
     assert run.finding is not None
     kind = run.finding.kind
     tries = 0

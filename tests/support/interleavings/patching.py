@@ -1,4 +1,4 @@
-"""The standard library's threads, locks and clocks, replaced for the threads of a scheduler."""
+"""Replaces the standard library's threads, locks and clocks for the threads of a scheduler."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _RUNS_PER_COLLECTION = 50
 
 
 class Patches:
-    """The replacements. They take effect in the thread that made them, while a scheduler `runs`.
+    """The replacements. They affect the thread that made them, while a scheduler `runs`.
 
-    Objects that were made before, such as a lock of a module, stay those of the operating system. The
-    code under test must not hold one of these at a point.
+    Objects that were made before, such as a lock of a module, stay those of the operating system.
+    The code under test must not hold one of these at a point.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Patches:
 
     @contextmanager
     def runs(self, scheduler: Scheduler) -> Generator[None]:
-        """Replace in the `with` block, for one run."""
+        """Replace everything during the `with` block, for one run."""
         self._scheduler = scheduler
         self._runs += 1
         if self._runs % _RUNS_PER_COLLECTION == 0:
@@ -69,7 +69,7 @@ class Patches:
 
 
 class _Errors(logging.Handler):
-    """A handler that makes each logged error a finding."""
+    """A handler that turns each logged error into a finding."""
 
     def __init__(self, patches: Patches) -> None:
         super().__init__(logging.ERROR)
@@ -86,9 +86,10 @@ class _Errors(logging.Handler):
 
 @contextmanager
 def patched() -> Generator[Patches]:
-    """Yield the replacements, in place until the end of the `with` block.
+    """Yield the replacements, which last until the end of the `with` block.
 
-    Garbage is collected between runs only, because a finalizer may be a point. Warnings are not logged.
+    Garbage is collected only between runs, because a finalizer may be a point. Warnings are not
+    logged.
     """
     patches = Patches()
     errors = _Errors(patches)
@@ -100,7 +101,8 @@ def patched() -> Generator[Patches]:
         # `concurrent.futures.wait` locks futures in the order of their ids, and iterates over sets.
         stack.enter_context(mock.patch.object(_base, "id", _number_of, create=True))
         stack.enter_context(mock.patch.object(Future, "__hash__", _number_of))
-        # Pools of a few pages need no look at the limits of the machine's memory, which reads files.
+        # With pools of a few pages there is no need to check the machine's memory limits, which
+        # reads files.
         stack.enter_context(mock.patch.object(memory, "_check_available", return_value=None))
         logging.root.addHandler(errors)
         stack.callback(logging.root.removeHandler, errors)
@@ -113,7 +115,7 @@ def patched() -> Generator[Patches]:
 
 
 def _number_of(future: Future[Any]) -> int:
-    """Return a number that is the same in each run: that of the future's condition."""
+    """Return a number that is the same in each run, that of the future's condition."""
     serial = getattr(getattr(future, "_condition", None), "serial", None)
     return object.__hash__(future) if serial is None else serial
 
@@ -160,7 +162,7 @@ _REPLACEMENTS: list[tuple[Any, str, Callable[..., Any]]] = [
     (time, "time_ns", _wall_ns),
     (time, "sleep", _sleep),
 ]
-"""The standard library's names, and their replacements in terms of a scheduler.
+"""The standard library's names, and their replacements that use a scheduler.
 
-Events, semaphores, barriers, queues and futures of the standard library are made of these.
+Its events, semaphores, barriers, queues and futures are made of these.
 """

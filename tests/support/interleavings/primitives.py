@@ -11,7 +11,7 @@ from interleavings.scheduler import Scheduler, Task
 
 
 class Lock:
-    """A `threading.Lock`, or an RLock where it is reentrant."""
+    """A `threading.Lock`, or an RLock if it is reentrant."""
 
     def __init__(self, scheduler: Scheduler, *, reentrant: bool = False) -> None:
         self._scheduler = scheduler
@@ -67,13 +67,13 @@ class Lock:
         return self._owner is self._scheduler.current
 
     def release_all(self) -> int:
-        """Release the lock however often it is held; return how often. This is no point."""
+        """Release the lock however often it is held, and return how often. This is not a point."""
         count, self._count, self._owner = self._count, 0, None
         self._scheduler.wake(self._waiters)
         return count
 
     def acquire_all(self, count: int) -> None:
-        """Hold the lock again as before `release_all`. This is no point, unless the lock is held."""
+        """Hold the lock again as before `release_all`. This is a point only if the lock is held."""
         while self._count:
             self._scheduler.wait(self._waiters, None, "waits for a lock, at the end of a wait")
         self._owner, self._count = self._scheduler.current, count
@@ -149,7 +149,7 @@ class SimpleQueue:
         """Return the oldest item.
 
         Raises:
-            queue.Empty: There is none, or none in time.
+            queue.Empty: The queue has no item, or gets none in time.
         """
         self._scheduler.point("gets an item")
         end_s = None if timeout is None else self._scheduler.now_s + timeout
@@ -161,15 +161,15 @@ class SimpleQueue:
         return self._items.popleft()
 
     def get_nowait(self) -> Any:
-        """Return the oldest item, without a wait."""
+        """Return the oldest item without waiting."""
         return self.get(block=False)
 
     def qsize(self) -> int:
-        """Return the number of items."""
+        """Return how many items there are."""
         return len(self._items)
 
     def empty(self) -> bool:
-        """Return True where there is no item."""
+        """Return True if there is no item."""
         return not self._items
 
 

@@ -1,4 +1,4 @@
-"""A scenario: some threads over the code under test, and what must hold whatever their order."""
+"""A scenario: some threads over the code under test, and what must hold in whatever order they run."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ T = TypeVar("T")
 class Scenario:
     """One run of a scenario. A subclass makes the objects under test, and their threads.
 
-    `set_up` runs without interruptions, then all `threads` run together, then `finish` runs beside the
-    threads that the objects under test have started. A run must end with no thread left.
+    `set_up` runs without interruptions, then all `threads` run together, then `finish` runs beside
+    the threads that the objects under test have started. When a run ends, no thread may be left.
     """
 
     name: ClassVar[str]
     time_passes: ClassVar[bool] = True
-    """False where the scenario judges deadlines: time limits pass only while no thread can run."""
+    """False if the scenario tests deadlines: time limits then pass only while no thread can run."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.ready = False
-        """True once `set_up` has ended: `check` may look."""
+        """True once `set_up` has ended, so that `check` may look."""
 
     def replaced(self) -> AbstractContextManager[object]:
-        """Return a context of the whole run, in which parts are replaced that open sockets or files."""
+        """Return a context for the whole run. It replaces parts that open sockets or files."""
         return nullcontext()
 
     def set_up(self) -> None:
@@ -39,9 +39,9 @@ class Scenario:
         raise NotImplementedError
 
     def check(self) -> None:
-        """Raise AssertionError where an invariant is broken. The call takes no lock.
+        """Raise AssertionError if an invariant is broken. Take no lock.
 
-        It is called at each switch, so that it sees all that another thread can see.
+        It is called at each switch, so it sees everything that another thread can see.
         """
 
     def finish(self) -> None:
@@ -50,13 +50,13 @@ class Scenario:
     # --- for the threads -----------------------------------------------------------------------------
 
     def pick(self, options: Sequence[T]) -> T:
-        """Return one of the options. The seed chooses it."""
+        """Return one of the options, which the seed chooses."""
         return options[self.scheduler.pick(len(options))]
 
     def require(self, condition: object, text: str) -> None:
         """End the run with a finding unless the condition is true.
 
-        No code under test can catch this, as it can catch an AssertionError.
+        The code under test can't catch this, unlike an AssertionError.
         """
         if not condition:
             self.fail(text)

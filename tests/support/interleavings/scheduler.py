@@ -1,8 +1,9 @@
-"""A scheduler that runs one thread at a time, in virtual time, in an order that a strategy chooses.
+"""Runs one thread at a time, in virtual time, in an order that a strategy chooses.
 
 Each controlled thread is a greenlet. It runs until a point: an operation on a lock, a condition, a
-queue or a thread, a sleep, or a call of a storage. There the strategy chooses the next thread. No
-thread of the operating system and no clock takes part, so the same choices give the same run.
+queue or a thread, a sleep, or a call of a storage. There the strategy chooses the next thread.
+Neither threads of the operating system nor its clocks take part, so the same choices give the same
+run.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _OWN_FILES = ("/interleavings/", "/threading.py", "/concurrent/futures/", "/cont
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A run that broke a promise."""
+    """A run broke a promise."""
 
     kind: str
     text: str
@@ -43,7 +44,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One uninterrupted part of a run: a thread, and the place where it was left."""
+    """One uninterrupted part of a run: a thread, and the place where it stopped."""
 
     now_s: float
     thread: str
@@ -61,16 +62,16 @@ class Task:
     joiners: list[Task] = field(default_factory=list["Task"])
     waits_for: str = ""
     waiters: list[Task] | None = None
-    """The list that has this task while it waits."""
+    """The list that this task is in while it waits."""
     deadline_s: float | None = None
     woken: bool = False
     done: bool = False
     choices: int = 0
-    """The number of choices made while this task was the current one."""
+    """How many choices were made while this task was the current one."""
 
 
 class Scheduler:
-    """The threads of one run. It serves one run only."""
+    """The threads of one run. Use it for one run only."""
 
     def __init__(
         self,
@@ -81,16 +82,16 @@ class Scheduler:
         max_points: int = 50_000,
         traced: bool = False,
     ) -> None:
-        """Take the strategy of the choices.
+        """Prepare a run.
 
         Args:
             strategy: Chooses the next thread at each point.
-            check: Raises AssertionError where a thread that is left has broken an invariant. It takes
-                no lock.
-            time_passes: Time limits may pass while threads could run, as on a slow machine. False: they
-                pass only where no thread can run.
+            check: Raises AssertionError if the thread that just stopped has broken an invariant. It
+                takes no lock.
+            time_passes: True: time limits may pass while threads could run, as on a slow machine.
+                False: they pass only if no thread can run.
             max_points: A run with more points counts as endless.
-            traced: Record `steps`.
+            traced: True: record `steps`.
         """
         self.now_s: float = START_S
         self.points: int = 0
@@ -102,7 +103,7 @@ class Scheduler:
         self.time_passed: bool = False
         """True once a time limit has passed while a thread could run."""
         self.serial: int = 0
-        """The number of objects that were made, which orders them."""
+        """How many objects were made. The number orders them."""
         self._strategy = strategy
         self._check = check
         self._time_passes = time_passes
@@ -152,7 +153,7 @@ class Scheduler:
 
     @contextmanager
     def uninterrupted(self) -> Generator[None]:
-        """Make no choices in the `with` block: a thread runs until it waits."""
+        """Make no choices during the `with` block: a thread runs until it waits."""
         self._quiet += 1
         try:
             yield
@@ -179,7 +180,7 @@ class Scheduler:
             self._switch(task, what)
 
     def wait(self, waiters: list[Task], timeout_s: float | None, what: str) -> bool:
-        """Wait until `wake`, for `timeout_s` at most. Return False at the timeout."""
+        """Wait until `wake`, but no longer than `timeout_s`. Return False at the timeout."""
         if self._ended:
             raise GreenletExit
         if self._hub is None:
@@ -199,19 +200,19 @@ class Scheduler:
         return task.woken
 
     def settle(self) -> None:
-        """Wait until the other threads have nothing left to do. Time passes only for their waits."""
+        """Wait until the other threads have nothing left to do. Time passes only if they wait."""
         time_passes, self._time_passes = self._time_passes, False
         self.wait([], _SETTLE_S, "lets the other threads end their work")
         self._time_passes = time_passes
 
     def wake(self, waiters: list[Task], count: int | None = None) -> None:
-        """Let the first `count` of the waiting threads go on, or all of them."""
+        """Let the first `count` waiting threads go on, or all of them."""
         for task in waiters[:count]:
             task.woken = True
             self._make_ready(task)
 
     def pick(self, options: int) -> int:
-        """Return a number below `options`, chosen as the next thread is."""
+        """Return a number below `options`, chosen in the same way as the next thread."""
         task = self.current
         key = (task.number, task.choices)
         task.choices += 1
@@ -235,7 +236,7 @@ class Scheduler:
     # --- choices -------------------------------------------------------------------------------------
 
     def _next(self) -> Task | None:
-        """Return the task that runs next; None where none can run."""
+        """Return the task that runs next, or None if none can run."""
         while True:
             if not self._ready:
                 if not self._sleeping:
@@ -259,7 +260,7 @@ class Scheduler:
             self._pass_time()
 
     def _is_forced(self) -> bool:
-        """Return True where there is one choice only."""
+        """Return True if there is only one choice."""
         return len(self._ready) == 1 and not (self._sleeping and self._time_passes)
 
     def _pass_time(self) -> None:
@@ -283,7 +284,7 @@ class Scheduler:
     # --- switches ------------------------------------------------------------------------------------
 
     def _switch(self, task: Task | None, what: str) -> None:
-        """Let another task run, or the hub where none can; return when this one runs again."""
+        """Let another task run, or the hub if none can. Return when this task runs again."""
         if self._traced:
             place = _place(sys._getframe(2))
             self.steps.append(Step(self.now_s, self.current.name, f"{place}: {what}"))
@@ -304,7 +305,7 @@ class Scheduler:
         task.greenlet.switch()
 
     def _leave(self) -> NoReturn:
-        """Return to the hub, for ever: the run has ended."""
+        """Return to the hub forever, because the run has ended."""
         assert self._hub is not None
         self._hub.switch()
         raise GreenletExit

@@ -1,4 +1,4 @@
-"""Points before each statement of the code under test: a thread can be switched anywhere between two."""
+"""Adds a point before each statement of the code under test, so that a thread can be switched there."""
 
 from __future__ import annotations
 
@@ -34,16 +34,17 @@ _MODULES = (
     "hicache_backends.file.eviction",
     "hicache_backends.redis.server_pool",
 )
-# Modules of other threads, processes and engines, and code that scenarios' checks and storages use.
+# Modules of other threads, processes and engines, and code that checks and storages of scenarios
+# use.
 _LEFT_OUT = frozenset({"torch_consensus", "memory", "memory_limits", "tiles", "shape", "frame"})
-# Its lock is one of the operating system: the default of a dataclass was bound at its import.
+# Its lock belongs to the operating system, because a dataclass binds its default at its import.
 _UNTOUCHED = frozenset({"Reservation.close"})
 _POINT = "__interleavings_point__"
 
 
 @contextmanager
 def with_points(patches: Patches) -> Generator[int]:
-    """Have points before the statements in the `with` block. Yield the number of functions."""
+    """Add points before statements during the `with` block. Yield the number of functions."""
 
     def point() -> None:
         scheduler = patches.scheduler()
@@ -75,7 +76,7 @@ def _modules() -> Iterator[ModuleType]:
 
 
 def _functions(module: ModuleType) -> Iterator[FunctionType]:
-    """Yield the functions and methods that a module defines, those behind decorators included."""
+    """Yield the functions and methods that a module defines, also those behind decorators."""
     scopes: list[Any] = [module]
     scopes += [
         each
@@ -112,7 +113,7 @@ def _codes_with_points(module: ModuleType) -> dict[str, CodeType]:
 
 
 class _Points(ast.NodeTransformer):
-    """A transformer that puts a point before each statement of each function."""
+    """Puts a point before each statement of each function."""
 
     def __init__(self) -> None:
         self._in_function = 0

@@ -1,9 +1,9 @@
-"""Strategies: which thread runs next.
+"""Strategies choose which thread runs next.
 
 `RandomWalk` chooses at each point. `PriorityWalk` gives each thread a random priority and changes
-it at a few random points (Burckhardt et al., ASPLOS 2010: "A Randomized Scheduler with Probabilistic
-Guarantees of Finding Bugs"): it finds faults that need few switches at exact places. `Replay` repeats
-the choices of a run.
+it at a few random points (Burckhardt et al., ASPLOS 2010: "A Randomized Scheduler with
+Probabilistic Guarantees of Finding Bugs"). It finds faults that need few switches at exact places.
+`Replay` repeats the choices of a run.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class Strategy(Protocol):
     """The choices of one run."""
 
     def add(self, task: Task) -> None:
-        """Note a new task."""
+        """Add a new task."""
 
     def choose(
         self, key: Key, default: Task, ready: Sequence[Task], *, can_wait: bool
     ) -> Task | None:
-        """Return one of the `ready` tasks. None lets a time limit pass, where a thread `can_wait`."""
+        """Return one of the `ready` tasks. None lets a time limit pass, if a thread `can_wait`."""
         ...
 
     def pick(self, key: Key, options: int) -> int:
@@ -36,7 +36,7 @@ class Strategy(Protocol):
 
 
 class RandomWalk:
-    """A random choice at each point. The seed also decides how often threads are switched."""
+    """Chooses at random at each point. The seed also decides how often threads are switched."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -61,7 +61,7 @@ class RandomWalk:
 
 
 class PriorityWalk:
-    """The ready task of the highest priority runs, until one of a few change points lowers it."""
+    """Runs the ready task with the highest priority, until one of a few change points lowers it."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -92,7 +92,7 @@ class PriorityWalk:
 
 
 class Replay:
-    """The default at each point, but for given deviations."""
+    """Makes the default choice at each point, except for given deviations."""
 
     def __init__(self, deviations: Mapping[Key, int]) -> None:
         self._deviations = deviations
@@ -113,5 +113,5 @@ class Replay:
 
 
 def of_seed(seed: int) -> Strategy:
-    """Return the strategy of a seed: every second one has priorities."""
+    """Return the strategy of a seed. Every second one uses priorities."""
     return PriorityWalk(seed) if seed % 2 else RandomWalk(seed)

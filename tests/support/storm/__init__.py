@@ -1,1 +1,1 @@
-"""Storms: processes share a store, and signals end them and its server."""
+"""Storms: processes share a store, while signals end them and its server."""

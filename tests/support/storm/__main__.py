@@ -1,10 +1,11 @@
-"""Storms over the stores, one after the other.
+"""Runs storms over the stores, one after the other.
 
     PYTHONPATH=tests/support python -m storm [--stores file,redis] [--kills N] [--seed N] [--fresh]
     PYTHONPATH=tests/support python -m storm --calls N ...
 
-A store's line has its figures, and the lines below it what was found. A finding makes the exit code 1.
-The progress is kept in artifacts/storm, from where the next run with this seed goes on.
+The line of a store has its figures, and the lines below it what was found. After a finding the exit
+code is 1. The progress is kept in artifacts/storm, and the next run with this seed goes on from
+there.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _KEPT = ROOT / "artifacts" / "storm"
 
 
 def _end(_: int, __: FrameType | None) -> None:
-    """End by an exception, so that networks and disks are taken down."""
+    """Exit with an exception, so that networks and disks are taken down."""
     sys.exit(143)
 
 

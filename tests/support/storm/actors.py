@@ -22,7 +22,7 @@ Operation: TypeAlias = Literal["batch_get", "batch_set", "batch_delete"]
 NBYTES = 16 << 10
 SPACES = (space(page_nbytes=NBYTES), space(page_nbytes=NBYTES, pool="draft"))
 PAGES = 48
-"""The pages of each key space. All processes use the same ones."""
+"""How many pages each key space has. All processes use the same ones."""
 _MOST_A_CALL = 8
 _NO_ANSWER = (StorageTimeout, StorageUnavailable)
 _START_LIMIT_S = 30.0
@@ -43,7 +43,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The answer of the call that was begun last; None after an error."""
+    """The answer to the last `Begin`, or None after an error."""
 
     answer: list[bool] | None
     elapsed_s: float
@@ -51,11 +51,11 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """The behaviour of a process of a storm."""
+    """What a process of a storm has to do."""
 
     seed: int
     steps_clock: bool = False
-    """Whether the wall clock of the process is stepped between its calls."""
+    """True: the process's wall clock is stepped between its calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +69,12 @@ class Sight:
 
 
 def contents(key_space: int, number: int) -> bytes:
-    """Return the bytes of a page, which are no other page's."""
+    """Return the bytes of a page, which no other page has."""
     return page(NBYTES, seed=1000 * key_space + number).tobytes()
 
 
 def _answer(call: Callable[..., T], *arguments: Any) -> T:
-    """Return the result of a call, which is made again while a server starts."""
+    """Return the result of a call. Repeat the call while a server starts."""
     until_s = time.monotonic() + _START_LIMIT_S
     while True:
         try:
@@ -93,7 +93,7 @@ def _opened(world: World) -> HiCacheStorage:
 
 
 class WallClock:
-    """The wall clock of this process from now on. It is the kernel's until it is stepped."""
+    """Replaces the wall clock of this process. It shows the kernel's time until it is stepped."""
 
     def __init__(self) -> None:
         self._offset_s = 0.0
@@ -107,7 +107,7 @@ class WallClock:
 
 
 def _calls(orders: Orders) -> Iterator[random.Random]:
-    """Yield what decides each call. Step the clock between some of them."""
+    """Yield the random choices for each call. Step the clock between some calls."""
     chance = random.Random(orders.seed)
     clock = WallClock() if orders.steps_clock else None
     while True:
@@ -156,7 +156,7 @@ def read(world: World, orders: Orders, link: Connection) -> None:
 
 
 def check(world: World, link: Connection) -> None:
-    """Report all pages, once the store answers."""
+    """Report all pages as soon as the store answers."""
     with _opened(world) as storage:
         for key_space in range(len(SPACES)):
             for start in range(0, PAGES, _MOST_A_CALL):
@@ -165,7 +165,7 @@ def check(world: World, link: Connection) -> None:
 
 
 def see(storage: HiCacheStorage, key_space: int, numbers: Sequence[int]) -> Sight:
-    """Read pages into memory that was full of another byte."""
+    """Read pages into memory that was filled with another byte."""
     targets = [blank(NBYTES) for _ in numbers]
     hashes = [hash_of(number) for number in numbers]
     hits = storage.batch_get(SPACES[key_space], hashes, targets)

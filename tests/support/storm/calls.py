@@ -1,12 +1,12 @@
-"""Calls by the million through a page store, over a storage and a network that misbehave.
+"""Millions of calls through a page store, over a storage and a network that misbehave.
 
 A round opens a store, makes calls from several threads and closes it. `FaultyStorage` fails, delays,
-hangs, lies and damages pages between the page store and the storage; where the store has a server,
-a proxy delays, cuts, holds, truncates and damages bytes on the way to it. What is judged:
+hangs, lies and damages pages between the page store and the storage. If the store has a server, a
+proxy delays, cuts, holds, truncates and damages bytes on the way to it. The round checks:
 
 - A page that is OK has its own bytes.
-- A call ends by its deadline and a second.
-- A store gives no verdict `error`: every failure is one that the contract names.
+- A call ends within a second after its deadline.
+- A store returns no verdict `error`, because the contract names every failure.
 - A round leaves no thread, descriptor, connection or unpublished file behind.
 """
 
@@ -41,7 +41,7 @@ from storm.worlds import WORLDS
 T = TypeVar("T")
 
 CALL_WORLDS = [name for name in WORLDS if not name.endswith("-disk") and name != "redis-failover"]
-"""The stores of these calls. The others are the same backends."""
+"""The stores for these calls. All others have the same backends."""
 ROUND = 5_000
 TIMEOUT_S = 0.5
 GRACE_S = 1.0
@@ -67,19 +67,19 @@ PLAN = [
     for operation in ("batch_exists", "batch_get", "batch_set", "batch_delete")
     for fault, share in _SHARES.items()
 ]
-"""The faults of a storage. Some delays and all hangs are longer than a call may last."""
+"""The faults of a storage. Some delays and all hangs last longer than a call may take."""
 _QUIET_S = (0.0, 0.2)
-"""The times between faults of the network."""
+"""The time between two faults of the network."""
 _FAULT_S = (0.005, 0.1)
 
 
 def call(
     world: World, progress: Progress, *, calls: int, plan: Sequence[Odds] = tuple(PLAN)
 ) -> None:
-    """Go on until as many calls are made, or to the round of the first finding.
+    """Go on until this many calls are made, or to the round with the first finding.
 
-    What the first round of a process leaves stays for good, as the threads of a native library do.
-    Of those some may be started by a later round.
+    What the first round of a process leaves stays for good, such as the threads of a native
+    library. A later round may start some of these.
     """
     late_threads = world.late_threads
     before: ProcessResources | None = None
@@ -100,7 +100,7 @@ def call(
 
 
 class _Round:
-    """Calls of some threads on one opened store."""
+    """The calls of some threads on one opened store."""
 
     def __init__(self, world: World, progress: Progress, calls: int, plan: Sequence[Odds]) -> None:
         self._world = world

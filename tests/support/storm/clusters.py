@@ -1,4 +1,4 @@
-"""Stores of several hosts: a Redis Cluster and a Mooncake cluster, each server on a host of its own."""
+"""Stores on several hosts: a Redis Cluster and a Mooncake cluster, each server on a host of its own."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Cluster(RedisCluster):
         ]
 
     def wait_for_quiet(self) -> None:
-        """Wait until all slots are served, and without replicas until no client is connected."""
+        """Wait until all slots are served and, without replicas, until no client is connected."""
         wait_until(self.is_whole)
         if not self.replicas:
             wait_until(lambda: all(map(has_no_client, self.nodes)))
@@ -62,10 +62,10 @@ class _Cluster(RedisCluster):
 
 @contextmanager
 def redis_cluster(replicas: int, directory: Path) -> Generator[World]:
-    """Yield a cluster that any one host may be cut off from.
+    """Yield a cluster from which any one host may be cut off.
 
-    Replicas follow their masters asynchronously: a failover may undo accepted writes. Without replicas
-    nobody takes the place of a master, which keeps its data.
+    Replicas follow their masters asynchronously, so a failover may undo accepted writes. Without
+    replicas nobody takes the place of a master, which keeps its data.
     """
     hosts = 3 * (1 + replicas)
     with Network(hosts) as network, _Cluster(network, directory, replicas) as cluster:

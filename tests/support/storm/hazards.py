@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 2.0
 """The time limit of calls in a storm."""
 _LENGTH_S = (0.1, 2 * TIMEOUT_S)
-"""The time for which a server does not answer. A call without a limit would be seen to last too long."""
+"""How long a server does not answer. A call without a limit would visibly last too long."""
 
 
 class _Server(Protocol):
@@ -28,7 +28,7 @@ class _Server(Protocol):
 
 
 class Hazard(Protocol):
-    """A way in which a store is hit. When `strike` returns, the store is well again."""
+    """A way to hit a store. When `strike` returns, the store works again."""
 
     def strike(self, chance: random.Random, work: Callable[[float], None]) -> None:
         """Hit the store. `work` lets the processes work for some seconds."""
@@ -37,7 +37,7 @@ class Hazard(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """SIGKILL, and a start with the same data."""
+    """SIGKILL, then a start with the same data."""
 
     server: _Server
 
@@ -48,7 +48,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """SIGSTOP, and SIGCONT later. The kernel accepts connections and requests meanwhile."""
+    """SIGSTOP, and SIGCONT later. Meanwhile the kernel accepts connections and requests."""
 
     server: _Server
 
@@ -64,7 +64,7 @@ class Pause:
 class Partition:
     """No byte passes between the clients and the server, or none in one direction.
 
-    Afterwards the bytes on their way arrive late, or their connections are reset.
+    Afterwards the held bytes arrive late, or their connections are reset.
     """
 
     proxy: FaultProxy
@@ -81,7 +81,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """No packet passes between one host and all others. TCP sends lost ones again, or gives up."""
+    """No packet passes between one host and all others. TCP sends lost packets again, or gives up."""
 
     network: Network
     host: int
@@ -96,7 +96,7 @@ class Isolation:
 
 @dataclass(frozen=True, slots=True)
 class FullDisk:
-    """A file takes the rest of the disk for a while.
+    """A file takes up the rest of the disk for a while.
 
     A server on that disk is killed before there is space again, unless it has ended by itself. It
     starts again with what it could write.
@@ -120,7 +120,7 @@ class FullDisk:
 
 
 def _fill(write: Callable[[bytes], object]) -> None:
-    """Write until there is no space."""
+    """Write until there is no space left."""
     block = bytes(4096)
     while True:
         try:

@@ -11,9 +11,9 @@ import pytest
 
 
 class Network:
-    """A bridge of this host and `hosts` other hosts. It needs root. Not thread-safe.
+    """A bridge on this host and `hosts` other hosts. It needs root. Not thread-safe.
 
-    A process has one network at a time.
+    A process may have one network at a time.
     """
 
     def __init__(self, hosts: int) -> None:
@@ -36,7 +36,7 @@ class Network:
         return ["ip", "netns", "exec", self._names[host], *command]
 
     def cut(self, host: int) -> None:
-        """Cut the cable of a host. Nothing tells the other ends."""
+        """Cut the cable of a host. The other ends notice nothing."""
         _ip("link", "set", self._names[host], "down")
 
     def heal(self, host: int) -> None:

@@ -1,4 +1,4 @@
-"""The progress of a storm in a file, so that a later run goes on from it."""
+"""Keeps the progress of a storm in a file, so that a later run goes on from it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Progress:
     figures: Counter[str] = field(default_factory=Counter[str])
     findings: list[str] = field(default_factory=list[str])
     seconds: float = 0.0
-    """The time that all runs have taken."""
+    """How long all runs have taken."""
     path: Path | None = None
-    """The file, which `save` writes. None: the progress is not kept."""
+    """The file that `save` writes. None: the progress is not kept."""
     _saved_s: float = field(default_factory=time.monotonic)
 
     @classmethod
     def load(cls, path: Path, seed: int, *, fresh: bool = False) -> Self:
-        """Read the progress with this seed. Begin anew where there is none, or if it is `fresh`."""
+        """Read the progress with this seed. Begin anew if there is none, or if `fresh`."""
         kept: dict[str, Any] = {}
         with suppress(FileNotFoundError):
             kept = json.loads(path.read_text())
@@ -35,7 +35,7 @@ class Progress:
         return cls(seed, Counter(kept["figures"]), kept["findings"], kept["seconds"], path)
 
     def save(self) -> None:
-        """Write the file, in one step."""
+        """Write the file in one step."""
         now_s = time.monotonic()
         self.seconds += now_s - self._saved_s
         self._saved_s = now_s

@@ -1,16 +1,16 @@
-"""A soak: a million requests through engines of several pools and ranks, in rounds that go on later.
+"""A soak: a million requests through engines of several pools and ranks. A later run can continue it.
 
     PYTHONPATH=tests/support python -m storm.soak [--requests N] [--seed N] [--fresh]
 
-Most requests are those of four clients of one engine with three pools, whose two stores fail, are
-detached and come back. Each fiftieth is handed from a prefill engine of two ranks to a decode engine
-of two ranks, over a store that fails. What is judged:
+Most requests come from four clients of one engine with three pools, whose two stores fail, are
+detached and come back. Every fiftieth is handed from a prefill engine of two ranks to a decode engine
+of two ranks, over a store that fails. The soak checks:
 
 - No page has wrong bytes, and all ranks get equally many.
 - A round leaves no pinned page, slot, quota, thread or descriptor, and memory does not grow.
 - Counters add up, and no internal error is counted.
 
-A finding makes the exit code 1. The progress is kept in artifacts/storm/soak.json.
+After a finding the exit code is 1. The progress is kept in artifacts/storm/soak.json.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from storm.soak_handoffs import Handoffs
 
 ROUND = 10_000
 _HANDED_OVER = 50
-"""One request of so many is handed over."""
+"""One of this many requests is handed over."""
 _LEFT_LIMIT_S = 20.0
 _WARM_ROUNDS = 2
-"""The rounds of a process after which its memory grows no more."""
+"""After this many rounds, the memory of a process must not grow any more."""
 
 
 def soak(progress: Progress, requests: int) -> None:
-    """Go on until as many requests are served, or to the round of the first finding."""
+    """Go on until this many requests are served, or to the round with the first finding."""
     warm_nbytes = rounds = 0
     while progress.figures["requests"] < requests and not progress.findings:
         before = ProcessResources.current() if rounds else None

@@ -27,7 +27,7 @@ PROMPTS = [[hash_of(100 * prompt + page) for page in range(6)] for prompt in ran
 FAULTS = (Fault.RAISE, Fault.MISS, Fault.LIE, Fault.TEAR, Fault.FLIP)
 TIMEOUT_S = 0.02
 GROWTH_NBYTES = 16 << 20
-"""More than the heap's normal variation, and less than a small leak of each request adds up to."""
+"""More than the heap varies normally, but less than a small leak per request adds up to."""
 EVENTS = (
     "l2_hit_pages",
     "l3_hit_pages",
@@ -40,13 +40,13 @@ EVENTS = (
 )
 VERDICTS = ("load_timeout", "load_corrupt", "load_unavailable", "save_refused")
 EVENTS_LIMIT_S = 60
-"""The time after which requests no longer continue for the sake of an event that has not happened."""
+"""After this time, requests no longer continue just because an event has not happened yet."""
 
 
 def flapping_storage(seed: int, calls: int = 500_000) -> FaultyStorage:
-    """Return a storage that fails two calls of a hundred, and delays one of a thousand too long.
+    """Return a storage that fails two calls in a hundred, and delays one in a thousand too long.
 
-    After `calls` calls of an operation it fails no more.
+    After `calls` calls of an operation it no longer fails.
     """
     chance = random.Random(seed)
     strikes: list[Strike] = []
@@ -60,7 +60,7 @@ def flapping_storage(seed: int, calls: int = 500_000) -> FaultyStorage:
 
 
 def serve(engine: CacheController, chance: random.Random, request_id: str) -> str | None:
-    """Serve a request, which may be cancelled; return a problem or None."""
+    """Serve a request, which may be cancelled. Return a problem or None."""
     prompt = chance.choice(PROMPTS)[: chance.randint(1, 6)]
     deadline_s = chance.choice([None, None, None, 0.0, 0.001])
     prefetch = engine.prefetch(request_id, prompt, deadline_s=deadline_s)
@@ -92,7 +92,7 @@ def soaked(
     seen: Counter[str],
     seed: int = 0,
 ) -> tuple[int, list[str]]:
-    """Serve several clients while stores are attached and detached; return requests and problems.
+    """Serve several clients while stores are attached and detached. Return requests and problems.
 
     A busy machine may attach no store while `requests` are served, so the clients continue until
     every event has happened. `seen` counts verdicts.
@@ -138,7 +138,7 @@ def soaked(
 
 @contextmanager
 def soaking_engine() -> Generator[CacheController]:
-    """Yield an engine of three pools without a store, small enough to evict all the time."""
+    """Yield an engine with three pools and no store, small enough to evict all the time."""
     with engine_on(
         None,
         windowed(40, window_slots=12),

@@ -1,4 +1,4 @@
-"""Requests that a prefill engine of two ranks hands to a decode engine of two ranks."""
+"""Requests that a prefill engine of two ranks hands over to a decode engine of two ranks."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _HASTY = HandoffSettings(timeout_s=0.2, grace_s=2, poll_max_s=0.02, load_every_s
 
 
 class Handoffs:
-    """Both engines over one store that fails, each with a target and a draft pool."""
+    """Both engines over one store that fails, each with a target pool and a draft pool."""
 
     def __init__(self, seed: int) -> None:
         self.handed = 0
-        """The pages that arrived, on all ranks."""
+        """How many pages arrived, on all ranks."""
         self._chance = random.Random(seed)
         self._prefix = self._chance.getrandbits(40) << 20
         self._engines: list[CacheController] = []
@@ -60,7 +60,7 @@ class Handoffs:
         self._opened.close()
 
     def serve(self, number: int) -> list[str]:
-        """Hand one request over; return what is wrong."""
+        """Hand over one request. Return what is wrong."""
         hashes = [hash_of(self._prefix + number * _PAGES + page) for page in range(_PAGES)]
         hashes = hashes[: self._chance.randint(1, _PAGES)]
         found = on_each_rank(

@@ -1,18 +1,18 @@
 """A storm: processes share a store, and something happens to them and to it at random moments.
 
 In each turn two writers and a reader work for some milliseconds. In some turns the store is then hit
-in one way of its own: its server is killed or paused, the network is cut, its disk is full
+in one of the ways that it has: its server is killed or paused, the network is cut, or its disk is full
 (`storm.hazards`). In some turns the wall clocks of the processes are stepped. SIGKILL ends the writers
-and the reader one after the other, and a fresh process reads all pages. What is judged:
+and the reader one after the other, and a fresh process reads all pages. The storm checks:
 
 - No process gets a wrong byte.
 - A page that was accepted, and not deleted since, is found, unless the store may evict it.
 - A page that was deleted, and not set since, is not found.
 - A call that was cut off has happened or has not, for each of its pages.
-- No call lasts longer than `timeout_s` plus a second where the store has a server.
+- If the store has a server, no call lasts longer than `timeout_s` plus a second.
 - No unpublished file stays behind.
 
-The seed decides the calls and the moments. The kernel decides which of them meet, so two runs differ.
+The seed decides the calls and the moments. The kernel decides which of them coincide, so runs differ.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from storm.world import World
 WRITERS = 2
 _FORK = multiprocessing.get_context("fork")
 _WORK_S = (0.002, 0.05)
-"""The time for which processes work until a signal ends the first of them."""
+"""How long processes work until a signal ends the first of them."""
 _STARTS_KILLED = 0.1
-"""The share of turns whose first signal may come while the processes start."""
+"""The share of turns in which the first signal may come while the processes start."""
 _HITS = 0.3
 _STEPPED = 0.2
 _LIMIT_S = 60.0
@@ -49,14 +49,14 @@ class Process:
         theirs.close()
         self.messages: list[object] = []
         self.ended_s = 0.0
-        """The time at which a signal ended it."""
+        """When a signal ended it."""
 
     def wait_for_message(self) -> None:
         """Wait until the process has sent something."""
         self._link.poll(_LIMIT_S)
 
     def receive(self) -> None:
-        """Take in what has arrived."""
+        """Take in the messages that have arrived."""
         with suppress(EOFError, OSError):
             while self._link.poll():
                 self.messages.append(self._link.recv())
@@ -112,17 +112,17 @@ class Storm:
         self._there: dict[tuple[int, int], bool | None] = dict.fromkeys(
             ((space, number) for space in range(len(SPACES)) for number in range(PAGES)), False
         )
-        """Whether each page is there; None: a call was cut off."""
+        """Whether each page is there. None: a call was cut off."""
         self._lingering: set[tuple[int, int]] = set()
         """The pages of sets in this turn that may take effect after later calls."""
 
     @property
     def kills(self) -> int:
-        """The processes and servers that SIGKILL has ended."""
+        """How many processes and servers SIGKILL has ended."""
         return self.figures["process kills"] + self.figures["kill"]
 
     def turn(self) -> None:
-        """Let processes work, hit the store, end the processes, and look at all pages."""
+        """Let processes work, hit the store, end the processes, and check all pages."""
         self.figures["turns"] += 1
         turn = f"{self._progress.seed}/{self.figures['turns']}"
         chance = self._chance = random.Random(turn)
@@ -194,7 +194,7 @@ class Storm:
         self._judge_sights([message for message in messages if isinstance(message, Sight)])
 
     def _settle(self, call: Begin, answer: Sequence[bool] | None) -> None:
-        """Note what a call did. A page that was not accepted, or not deleted, may be there or not."""
+        """Record what a call did. A page that was not accepted, or not deleted, may be there or not."""
         if call.operation == "batch_get":
             return
         if call.operation == "batch_set" and answer is not None:
@@ -211,7 +211,7 @@ class Storm:
             self.findings.append(f"{call.operation} took {elapsed_s:.1f} s")
 
     def _judge_sights(self, sights: Sequence[object], *, whole: bool = False) -> None:
-        """Judge what was read: the bytes, and in a look at all pages which of them are there."""
+        """Judge what was read: the bytes and, if all pages were checked, which of them are there."""
         for sight in sights:
             assert isinstance(sight, Sight)
             self.figures["pages read"] += len(sight.found)
@@ -232,12 +232,12 @@ class Storm:
 
 
 def rage(world: World, *, kills: int, seed: int, **shares: float) -> Storm:
-    """Kill as many processes and servers, or stop at the first finding."""
+    """Kill this many processes and servers, or stop at the first finding."""
     return go_on(world, Progress(seed), kills=kills, **shares)
 
 
 def go_on(world: World, progress: Progress, *, kills: int, **shares: float) -> Storm:
-    """Go on until as many processes and servers are killed, or to the first finding."""
+    """Go on until this many processes and servers are killed, or to the first finding."""
     storm = Storm(world, progress, **shares)
     while storm.kills < kills and not storm.findings:
         storm.turn()

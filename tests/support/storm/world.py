@@ -13,7 +13,7 @@ from hicache_storage.storage import HiCacheStorage
 from storm.hazards import TIMEOUT_S, Hazard
 
 LIMIT_S = TIMEOUT_S + 1
-"""The time within which a call on a server must end."""
+"""How long a call on a server may take."""
 _LISTEN, _TIME_WAIT = "0A", "06"
 
 
@@ -35,21 +35,22 @@ class World:
     proxy: FaultProxy | None = None
     """The proxy between the clients and the server."""
     limit_s: float | None = None
-    """The time within which a call must end. None: nothing bounds a file system."""
+    """How long a call may take. None: nothing limits a file system."""
     retains: bool = True
-    """Whether an accepted page stays until it is deleted. False: it may be evicted or forgotten."""
+    """True if an accepted page stays until it is deleted. False: it may be evicted or forgotten."""
     keeps_deletions: bool = True
-    """Whether a deleted page stays away until it is set."""
+    """True if a deleted page stays away until it is set."""
     lingers: bool = False
-    """Whether a set without an answer may take effect after later calls, until `settle`.
+    """True if a set without an answer may take effect after later calls, until `settle`.
 
-    Such a server goes on with requests of clients that have given up."""
+    A server of this kind goes on with requests of clients that have given up.
+    """
     settle: Callable[[], None] = _nothing
-    """Wait until no request of a killed process can take effect any more."""
+    """Waits until no request of a killed process can take effect any more."""
     strays: Callable[[], list[str]] = _none
-    """Return the unpublished files that killed processes have left."""
+    """Returns the unpublished files that killed processes have left."""
     late_threads: int = 0
-    """The threads that a library of the store starts when it first needs them, and keeps for good."""
+    """How many threads a library of the store starts when it first needs them, and keeps for good."""
 
 
 def has_no_client(server: ServerProcess) -> bool:

@@ -23,11 +23,11 @@ from storm.hazards import TIMEOUT_S, FullDisk, Hazard, Kill, Partition, Pause
 from storm.world import LIMIT_S, World, has_no_client
 
 _DISK_NBYTES = 1 << 20
-"""Less than all pages of a storm need."""
+"""Less than all pages of a storm take."""
 _SLOTS_DISK_NBYTES = 18 << 20
 """Slots for one of the key spaces of a storm, and the 16 MiB that `hf3fs` leaves free."""
 _LOG_DISK_NBYTES = 32 << 20
-"""All pages and their log, which a server of Redis writes anew while it is four times as large."""
+"""All pages and their log, which a Redis server rewrites while it is four times as large."""
 _DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 
 
@@ -178,7 +178,7 @@ def _over(server: ServerProcess, opened: Callable[[], HiCacheStorage], *hazards:
 
 @contextmanager
 def small_disk(directory: Path, nbytes: int) -> Generator[Path]:
-    """Mount a file system in memory. It needs root."""
+    """Mount a file system in memory. This needs root."""
     directory.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={nbytes}", "hicache-storm", str(directory)]
     done = subprocess.run(mount, capture_output=True, text=True, check=False)

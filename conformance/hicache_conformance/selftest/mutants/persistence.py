@@ -255,7 +255,7 @@ class TempFilesForEver(Shelf):
     "KV-402:a_writer_killed_at_a_byte_leaves_the_page_absent_or_whole", says="can't be set any more"
 )
 class LockOfTheDead(Shelf):
-    """A lock file protects a page while it is written, and that of a killed writer stays."""
+    """A lock file protects a page while it is written, and a killed writer leaves its lock file."""
 
     def _replaced(self, path: Path, data: bytes) -> bool:
         lock = path.with_suffix(".lock")

@@ -1,8 +1,8 @@
 """Another process that uses the store, for checks of crashes and of sharing.
 
-`Child` starts a fresh interpreter, which imports the storage class by name and runs one actor, a
-function at the top level of a module of the kit. It never forks, because clients of stores have
-threads:
+`Child` starts a fresh interpreter. It never forks, because clients of stores have threads. The
+interpreter imports the storage class by name and runs one actor, a function at the top level of a
+module of the kit:
 
     def actor(link: Link, *arguments): ...
 

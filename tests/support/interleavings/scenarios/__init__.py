@@ -1,4 +1,4 @@
-"""Scenarios over the parts of the SDK that several threads use at once."""
+"""Scenarios for the parts of the SDK that several threads use at once."""
 
 from __future__ import annotations
 

@@ -71,8 +71,8 @@ class ExecutorScenario(Scenario):
 class SingleFlightScenario(Scenario):
     """Callers with time limits share a call that may take longer, or fail.
 
-    One call runs at a time. A caller waits no longer than its limit, and gets the end of a call that
-    was in flight while it waited.
+    One call runs at a time. A caller waits no longer than its limit, and gets the result of a call
+    that was in flight while it waited.
     """
 
     name = "single-flight"
@@ -118,9 +118,9 @@ class SingleFlightScenario(Scenario):
 
 
 class SharedResourceScenario(Scenario):
-    """Calls use a resource that is closed beside them.
+    """Calls use a resource while another thread closes it.
 
-    No call has a resource that is closed, and the resource is closed once.
+    No call has a closed resource, and the resource is closed once.
     """
 
     name = "shared-resource"

@@ -1,4 +1,4 @@
-"""Engines, and an operator, that use one controller at the same time."""
+"""Engines and an operator that use one controller at the same time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TIMEOUT_S = 5.0
 
 
 class PairedStorage(ExploredStorage):
-    """A storage that gets a page's optional draft only when it has the page's target."""
+    """A storage that loads a page's optional draft only if it has the page's target."""
 
     draft_is_optional = True
 
@@ -49,11 +49,11 @@ class PairedStorage(ExploredStorage):
 
 
 class ControllerScenario(Scenario):
-    """Prefetch, compute, write, evict, clear, attach, detach, cancel and close, side by side.
+    """Prefetch, compute, write, evict, clear, attach, detach, cancel and close, all at the same time.
 
-    A lease has the bytes of its hashes while it is held. No two pages have one slot. An optional draft
-    is never written before its target. `close` is False where a page was lost. At the end nothing is
-    pinned, no slot and no quota is held, and every request is counted.
+    While a lease is held, it has the bytes of its hashes. No two pages have one slot. An optional
+    draft is never written before its target. `close` returns False if a page was lost. At the end
+    nothing is pinned, no slot and no quota is held, and every request is counted.
     """
 
     name: ClassVar[str] = "controller"
@@ -96,7 +96,7 @@ class ControllerScenario(Scenario):
         check_slots(self.controller)
 
     def finish(self) -> None:
-        self.scheduler.settle()  # what is lost from here on, the close has lost
+        self.scheduler.settle()  # the close causes all losses from here on
         lost = lost_pages(self.controller)
         if self.controller.close(timeout_s=self.pick((60.0, 1.0, 0.0))):
             self.require(lost_pages(self.controller) == lost, "close is True and has lost pages")
@@ -162,7 +162,7 @@ class ControllerScenario(Scenario):
 
 
 class WriteBackScenario(ControllerScenario):
-    """Pages that are written when they are evicted, and a store that is detached while L2 is cleared."""
+    """Pages are written when they are evicted, and a store is detached while L2 is cleared."""
 
     name = "write-back"
     slots = 2

@@ -37,7 +37,7 @@ def compute(
     *,
     without: Collection[str] = (),
 ) -> int:
-    """Fill new pages in every pool and commit them; return the number of pages that had slots."""
+    """Fill new pages in every pool and commit them. Return how many pages had slots."""
     reservation = controller.reserve(hashes, timeout_s=timeout_s)
     for pool, slots in zip(controller.cache.pools, reservation.slots, strict=True):
         if pool.space.pool not in without:
@@ -48,7 +48,7 @@ def compute(
 
 
 def recompute_draft(lease: Lease) -> None:
-    """Fill those draft pages of a lease that it lacks and may compute."""
+    """Fill the draft pages that a lease lacks and may compute."""
     pool = lease.cache.pools[1]
     claimed = lease.claim("draft")
     for page, slot in claimed.items():
@@ -57,7 +57,7 @@ def recompute_draft(lease: Lease) -> None:
 
 
 def check_lease(scenario: Scenario, lease: Lease) -> None:
-    """Require that every page of a lease has the bytes of its hash in each pool that has it."""
+    """Require that every page of a lease has the bytes of its hash, in each pool that has the page."""
     for pool, pages, slots in zip(lease.cache.pools, lease.indices, lease.slots, strict=True):
         scenario.require(len(pages) == len(slots), f"a page of {pool.space.pool!r} has no slot")
         for page, slot in zip(pages, slots, strict=True):
@@ -69,7 +69,7 @@ def check_lease(scenario: Scenario, lease: Lease) -> None:
 
 
 def check_slots(controller: CacheController) -> None:
-    """Raise AssertionError where two pages of L2 have one slot, or a page has a free one."""
+    """Raise AssertionError if two pages of L2 have one slot, or a page has a free slot."""
     lock: Any = controller.cache._changed
     if lock.locked():  # no other thread sees a change that is under way
         return

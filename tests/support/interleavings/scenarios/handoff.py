@@ -22,8 +22,8 @@ _REFUSALS = (*(WORKS,) * 5, REFUSES)
 class HandoffScenario(Scenario):
     """The request is published, awaited and taken. It may move from one decode engine to another.
 
-    A lease has the bytes of its hashes. Unless a write was refused, the decode engine gets the whole
-    prompt, also where the other one cancels. A draft is never written before its target.
+    A lease has the bytes of its hashes. Unless a write was refused, the decode engine gets the
+    whole prompt, even if the other one cancels. A draft is never written before its target.
     """
 
     name = "handoff"

@@ -15,7 +15,7 @@ _ROUNDS = 4
 
 
 class HostPoolScenario(Scenario):
-    """No slot is in two hands, free and used slots add up, and every slot comes back."""
+    """No slot has two owners, free and used slots add up, and every slot comes back."""
 
     name = "host-pool"
 

@@ -1,4 +1,4 @@
-"""The jobs of an engine's adapter: loads, stores and lookups with deadlines, and a close beside them."""
+"""The jobs of an engine's adapter: loads, stores and lookups with deadlines, and a close meanwhile."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _USED_AGAIN = b"\x5a" * _NBYTES
 
 
 class JobRunnerScenario(Scenario):
-    """An engine submits jobs, and uses its memory for something else as soon as a job is reported.
+    """An engine submits jobs, and reuses its memory as soon as a job is reported.
 
     Each job is reported once, by its deadline unless the store is only bounded. An OK page has the
     bytes of its hash. No storage call uses the memory of a reported job, and none uses the engine's

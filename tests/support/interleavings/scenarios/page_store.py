@@ -37,7 +37,7 @@ def page_of(page_hash: str | None) -> FramedPage:
 
 
 class PageStoreScenario(Scenario):
-    """Loads, saves, lookups and deletions, and a close beside them.
+    """Loads, saves, lookups and deletions, and a close while they run.
 
     An OK page has the bytes of its hash. A call ends at its deadline, whatever the storage does. No
     storage call uses the memory of a call that has settled. Each page counts in one verdict.
@@ -129,9 +129,10 @@ class PageStoreScenario(Scenario):
 
 
 class BreakerScenario(Scenario):
-    """Reads that work beside writes that are slow or fail, and calls without pages.
+    """Reads that work while writes are slow or fail, and calls without pages.
 
-    Failures of writes turn no read away. A breaker closes only after a call that worked.
+    Failing writes do not make the store turn away reads. A breaker closes only after a call that
+    worked.
     """
 
     name = "breaker"
@@ -148,7 +149,7 @@ class BreakerScenario(Scenario):
         self.store.open_space(_SPACE)
         self.was_open = False
         self.worked = 0
-        """The writes that had worked when the breaker opened."""
+        """How many writes had worked when the breaker opened."""
 
     def threads(self) -> Mapping[str, Callable[[], None]]:
         return {"reader": self._read, "writer": self._write, "other": self._write}
@@ -182,7 +183,7 @@ class BreakerScenario(Scenario):
 
 
 class ImpatienceScenario(Scenario):
-    """Reads whose deadlines are shorter than the time limit of the store, which answers none of them.
+    """Reads whose deadlines are shorter than the store's time limit, and which the store never answers.
 
     The breaker opens after as many storage calls that overran the store's own time limit.
     """

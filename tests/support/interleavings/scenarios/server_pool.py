@@ -18,13 +18,13 @@ _LIMIT = 2
 
 
 class _Connection:
-    """A connection without a socket. It notes each use that the pool must prevent."""
+    """A connection without a socket. It records each use that the pool must prevent."""
 
     def __init__(self, scenario: ServerPoolScenario) -> None:
         self.is_stale = False
         self.in_use = self.is_dropped = False
         self.generation: int | None = None
-        """The generation of the pool at the first use."""
+        """The generation of the pool when the connection was first used."""
         self._scenario = scenario
         scenario.made.append(self)
 
@@ -62,7 +62,7 @@ class ServerPoolScenario(Scenario):
     """Calls share few connections, of which some fail.
 
     One call at a time uses a connection. A failure ends the connections that were idle then. After
-    `close` no connection is left open.
+    `close` no connection is open.
     """
 
     name = "server-pool"

@@ -27,7 +27,7 @@ WORKS, SLOW, FAILS, REFUSES = "works", "slow", "fails", "refuses"
 
 @cache
 def content(pool: str, page_nbytes: int, page_hash: str) -> bytes:
-    """Return the bytes of a page: a function of its pool and hash alone."""
+    """Return the bytes of a page, which depend only on its pool and hash."""
     seed = hashlib.sha256(f"{pool} {page_hash}".encode()).digest()
     return (seed * (page_nbytes // len(seed) + 1))[:page_nbytes]
 
@@ -35,8 +35,8 @@ def content(pool: str, page_nbytes: int, page_hash: str) -> bytes:
 class ExploredStorage(WrapperStorage):
     """A storage in memory. Each call begins and ends with a point, and behaves as the seed chooses.
 
-    A page that is written has the content of its hash, and nothing changes it during the call. Nothing
-    changes a page that is read into either. With `behaviours` a call can be slow or fail.
+    A page that is written has the content of its hash, and nothing changes it during the call.
+    Nothing else changes a page that is read into. With `behaviours` a call can be slow or fail.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ExploredStorage(WrapperStorage):
         self.failed: Counter[str] = Counter()
         self.succeeded: Counter[str] = Counter()
         self.behaviours: Mapping[str, Sequence[str]] = behaviours or {}
-        """What calls of each operation may do. One of them is chosen for each call."""
+        """What calls of each operation may do. For each call, one of these is chosen."""
         self.in_use: Counter[int] = Counter()
         """The addresses of the memory that calls use now."""
         self._scenario = scenario
@@ -105,7 +105,7 @@ class ExploredStorage(WrapperStorage):
         super().open_space(space)
 
     def stored(self, pool: str) -> list[str]:
-        """Return the hashes of the stored pages of a pool. The call is no point."""
+        """Return the hashes of the stored pages of a pool. The call is not a point."""
         assert isinstance(self.inner, MemoryStorage)
         return [
             page_hash
@@ -169,5 +169,5 @@ def _has_filled(page: Page, copy: Page) -> bool:
 
 
 def address(page: Page) -> int:
-    """Return the address of a page's last segment: its payload, with a frame or without."""
+    """Return the address of a page's last segment, which is its payload, with or without a frame."""
     return int(np.frombuffer(page.segments[-1], np.uint8).ctypes.data)

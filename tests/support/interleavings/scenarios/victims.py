@@ -1,4 +1,4 @@
-"""The file backend's sweep for pages to evict, over a file system whose listings stall."""
+"""The file backend's search for pages to evict, over a file system whose listings stall."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NBYTES = 100
 
 
 class VictimsScenario(Scenario):
-    """A writer waits for pages until its deadline while another thread looks for some, and stalls.
+    """A writer waits for pages until its deadline while another thread searches for some, and stalls.
 
     No page is handed out twice.
     """
@@ -70,7 +70,7 @@ class VictimsScenario(Scenario):
         return result
 
     def _look(self, deadline: Deadline) -> None:
-        """Find some pages. A look stalls for as long as its thread has time."""
+        """Search for some pages. A search stalls for as long as its thread has time."""
         time.sleep(self.pick((0.0, 0.1, deadline.remaining_s())))
         count = self.pick((0, 1, 3))
         if not count:
