@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MOONCAKE = ("settings", "storage", "read_only", "writers", "tenants", "outages", "conformance")
+MOONCAKE = ("settings", "storage", "read_only", "writers", "tenants", "conformance")
 
 
 class Engine:
