@@ -220,7 +220,7 @@ class Case(Assertions):
             self.evidence[LEFT_IN_STORE] = f"pages of {self.scratch.prefix}: it did not end"
 
     def _outliving_configs(self) -> list[Mapping[str, Any]]:
-        """Return the configs of the stores that outlive the check, and so do their pages."""
+        """Return the configs of the stores that outlive the check together with their pages."""
         if self._server_has_gone or self._config is None:
             return []
         opened = [self._config, *self._opened_configs]

@@ -26,7 +26,7 @@ _POLL_S = 0.01
 
 @check("KV-010")
 def times_follow_the_hashes(case: Case) -> None:
-    """`page_times` answers each hash in order with its own times, and an absent page with none."""
+    """`page_times` returns the times of each page in the order of the hashes, and none if absent."""
     store, space = open_store(case)
     first, second = case.stored(store, space, 2)
     alone = {one: _times(store, space, [one])[0] for one in (first, second)}

@@ -79,7 +79,7 @@ def a_cleared_space_starts_anew(case: Case) -> None:
 
 @check("KV-103")
 def clear_spares_neighbours(case: Case) -> None:
-    """Clearing a key space leaves all others that differ from it in one field."""
+    """Clearing a key space leaves all others, even if they differ from it in only one field."""
     store = case.open()
     whole = fitting(case, 256)
     base = rich_space(case.space(whole - whole // 4, frame_nbytes=whole // 4))

@@ -314,7 +314,7 @@ class OneSizeAtATime(_SizeBlind):
 
 @caught_by("KV-003:a_page_reads_the_same_every_time", says="never set")
 class ServesItsLastRead(DictStore):
-    """A read that finds nothing returns what the last read of the same size left in the buffer."""
+    """A read that finds nothing returns what the last read left in the buffer, if the size matches."""
 
     _buffer = b""
 

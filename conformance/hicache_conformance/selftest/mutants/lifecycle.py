@@ -270,7 +270,7 @@ class IgnoresUnknownFieldsThatAreEmpty(DictStore):
 
 @caught_by("KV-303:misspelt_fields_are_refused_by_name")
 class CorrectsMisspeltFields(DictStore):
-    """A misspelt field is taken for the known field that is most similar."""
+    """A misspelled field is taken for the known field that is most similar."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:

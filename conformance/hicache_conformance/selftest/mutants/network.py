@@ -84,7 +84,7 @@ class ConnectsWithoutATimeout(WireStore):
 
 @caught_by("KV-304:calls_that_wait_for_a_connection_are_in_time")
 class QueuesWithoutATimeout(_Wrapped):
-    """The time that a call waits for a connection does not count towards its timeout."""
+    """The time that a call waits for a connection does not count toward its timeout."""
 
     def _lease(self, number: int, deadline: Deadline) -> Connection:
         del deadline

@@ -235,7 +235,7 @@ def _relevant(history: Sequence[Operation], *, keeps_first: bool) -> list[Operat
 
 
 def _minimized(history: Sequence[Operation], search: _Search) -> Counterexample:
-    """Return the shortest beginning that no order explains, without operations that it does not need."""
+    """Return the shortest beginning that no order explains, and drop needless operations from it."""
     culprit, beginning = _shortest_beginning(history, search)
     reduced = _without_needless_answers(beginning, culprit, search)
     for number, each in enumerate(reduced):
