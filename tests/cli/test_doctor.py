@@ -20,13 +20,7 @@ from verb_processes import interrupted, slow_store
 
 from hicache_storage import KeySpace, StorageTimeout, StorageUnavailable
 from hicache_storage.cli import main
-from hicache_storage.cli.operations.diagnosis import (
-    Check,
-    Status,
-    mount_of,
-    opening_problem,
-    worst,
-)
+from hicache_storage.cli.operations.diagnosis import Check, Status, mount_of, opening_problem, worst
 from hicache_storage.cli.operations.probe import probe
 from hicache_storage.errors import HiCacheError
 from hicache_storage.storage import PageTimes

@@ -9,16 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from device_groups import (
-    DEVICES,
-    DRAFT,
-    MHA,
-    MLA,
-    PAGE_TOKENS,
-    expected_page,
-    make_pool,
-    same,
-)
+from device_groups import DEVICES, DRAFT, MHA, MLA, PAGE_TOKENS, expected_page, make_pool, same
 
 from hicache_storage.backend_support.executor import DaemonExecutor
 from hicache_storage.device_pool import LayerCopier, LayerTransferFailed

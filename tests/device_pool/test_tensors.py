@@ -6,14 +6,7 @@ import threading
 
 import pytest
 import torch
-from device_groups import (
-    DEVICES,
-    MHA,
-    Pool,
-    expected_page,
-    make_pool,
-    same,
-)
+from device_groups import DEVICES, MHA, Pool, expected_page, make_pool, same
 
 from hicache_storage.device_pool import LayerCopier, LayeredPool
 

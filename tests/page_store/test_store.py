@@ -11,17 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from framed import (
-    DRAFT,
-    HASHES,
-    NBYTES,
-    TARGET,
-    bytes_of,
-    empty,
-    filled,
-    framed,
-    transfer,
-)
+from framed import DRAFT, HASHES, NBYTES, TARGET, bytes_of, empty, filled, framed, transfer
 from pages import hash_of, space
 from processes import exit_code
 from servers import wait_until

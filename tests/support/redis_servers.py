@@ -17,14 +17,7 @@ import redis
 from hicache_backends.redis import RedisStorage
 from hicache_backends.redis.layout import SpaceKeys
 from pages import blank, hash_of, page
-from servers import (
-    RedisCluster,
-    RedisServer,
-    TlsRedisServer,
-    ValkeyServer,
-    program,
-    wait_until,
-)
+from servers import RedisCluster, RedisServer, TlsRedisServer, ValkeyServer, program, wait_until
 
 from hicache_storage.keys import KeySpace
 from hicache_storage.page import Page

@@ -15,13 +15,7 @@ from hicache_backends.file.page_file import TRAILER_NBYTES
 from pages import blank, hash_of, page, space
 from servers import wait_until
 
-from hicache_storage import (
-    ConfigError,
-    Durability,
-    Retention,
-    StorageTimeout,
-    StorageUnavailable,
-)
+from hicache_storage import ConfigError, Durability, Retention, StorageTimeout, StorageUnavailable
 from hicache_storage.keys import KeySpace
 from hicache_storage.storage import PageTimes
 

@@ -13,13 +13,7 @@ import pytest
 from hicache_backends.redis import RedisSettings, RedisStorage
 from hicache_backends.redis.connection import dial
 from pages import hash_of, page, space
-from redis_servers import (
-    OtherHostServer,
-    RespServer,
-    TlsSentinelServer,
-    config_of,
-    empty_reply,
-)
+from redis_servers import OtherHostServer, RespServer, TlsSentinelServer, config_of, empty_reply
 from servers import RedisServer, TlsRedisServer
 
 from hicache_storage import ConfigError, StorageTimeout, StorageUnavailable

@@ -11,15 +11,7 @@ from hicache_backends.redis import RedisStorage
 from hicache_backends.redis.index import Index
 from hicache_backends.redis.layout import SpaceKeys, registry
 from pages import blank, hash_of, space
-from redis_servers import (
-    PREFIX,
-    Kind,
-    client_of_one,
-    config_of,
-    hashes_of,
-    open_on,
-    pages_of,
-)
+from redis_servers import PREFIX, Kind, client_of_one, config_of, hashes_of, open_on, pages_of
 from servers import RedisServer, ValkeyServer, wait_until
 
 from hicache_storage.registry import open_storage

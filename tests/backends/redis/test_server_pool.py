@@ -15,12 +15,7 @@ from redis.exceptions import BusyLoadingError
 from redis_servers import PREFIX, client_of_one, config_of, hashes_of, must_get, open_on, pages_of
 from servers import ROOT, RedisServer, TlsRedisServer, wait_until
 
-from hicache_storage import (
-    ConfigError,
-    StorageClosed,
-    StorageTimeout,
-    StorageUnavailable,
-)
+from hicache_storage import ConfigError, StorageClosed, StorageTimeout, StorageUnavailable
 from hicache_storage.backend_support.deadline import Deadline
 
 

@@ -5,13 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hicache_backends.s3.replies import (
-    SCRATCH_NBYTES,
-    Malformed,
-    Reply,
-    ReplyReader,
-    Truncated,
-)
+from hicache_backends.s3.replies import SCRATCH_NBYTES, Malformed, Reply, ReplyReader, Truncated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -3,13 +3,7 @@ from __future__ import annotations
 import io
 
 import pytest
-from hicache_conformance.report.compare import (
-    Change,
-    Direction,
-    compare,
-    print_comparison,
-    tables,
-)
+from hicache_conformance.report.compare import Change, Direction, compare, print_comparison, tables
 from hicache_conformance.report.record import CapabilityRecord, Record
 from hicache_conformance.run.outcomes import Outcome, Verdict
 from report_samples import WAIVER, check_of, conformant, failed, record_of, rule_of

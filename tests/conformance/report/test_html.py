@@ -11,15 +11,7 @@ import pytest
 from hicache_conformance.report.html import html_report
 from hicache_conformance.report.record import Record
 from hicache_conformance.run.outcomes import Outcome, Verdict
-from report_samples import (
-    WAIVER,
-    check_of,
-    conformant,
-    failed,
-    partial,
-    record_of,
-    rule_of,
-)
+from report_samples import WAIVER, check_of, conformant, failed, partial, record_of, rule_of
 
 VOID = {"meta", "circle", "path"}
 INLINE = {"a", "b", "code", "small", "span", "strong", "time"}

@@ -5,14 +5,7 @@ from xml.etree import ElementTree as ET
 from hicache_conformance.report.junit import junit_xml
 from hicache_conformance.report.record import Record
 from hicache_conformance.run.outcomes import Outcome
-from report_samples import (
-    DOORLESS,
-    check_of,
-    failed,
-    partial,
-    record_of,
-    rule_of,
-)
+from report_samples import DOORLESS, check_of, failed, partial, record_of, rule_of
 
 
 def parsed(record: Record) -> ET.Element:

@@ -6,15 +6,7 @@ import pytest
 from hicache_conformance.report.record import Record
 from hicache_conformance.report.terminal import Progress, print_summary
 from hicache_conformance.run.outcomes import Outcome, Verdict
-from report_samples import (
-    TORN,
-    check_of,
-    conformant,
-    failed,
-    partial,
-    record_of,
-    rule_of,
-)
+from report_samples import TORN, check_of, conformant, failed, partial, record_of, rule_of
 from rich.console import Console
 
 

@@ -11,15 +11,7 @@ from hicache_conformance.report.wording import (
     weighed,
 )
 from hicache_conformance.run.outcomes import Outcome, Verdict
-from report_samples import (
-    DOORLESS,
-    check_of,
-    conformant,
-    failed,
-    partial,
-    record_of,
-    rule_of,
-)
+from report_samples import DOORLESS, check_of, conformant, failed, partial, record_of, rule_of
 
 STRICT_GAP = (
     "All 2 rules that could be tested hold, but 1 could not be verified, and strict mode does not"

@@ -22,9 +22,7 @@ from hicache_conformance.scenarios.fork_server import (
     write_until_the_limit,
 )
 from hicache_conformance.scenarios.remote_storage import kill_after_next_call, open_remote, serve
-from hicache_conformance.selftest.references.subjects import (
-    ShelfSubject,
-)
+from hicache_conformance.selftest.references.subjects import ShelfSubject
 from hicache_conformance.tools.processes.child import Link
 from processes import is_alive
 

@@ -26,12 +26,7 @@ from hicache_conformance.tools.processes.resources import (
 )
 from pages import blank, hash_of, page, space
 
-from hicache_storage.errors import (
-    ConfigError,
-    StorageClosed,
-    StorageTimeout,
-    StorageUnavailable,
-)
+from hicache_storage.errors import ConfigError, StorageClosed, StorageTimeout, StorageUnavailable
 
 A, B = hash_of(1), hash_of(2)
 LIMIT_S = 30.0

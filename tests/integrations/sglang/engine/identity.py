@@ -7,15 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang_engine import (
-    DRAFT,
-    MORE,
-    TOKENS,
-    Engine,
-    PoolPlan,
-    engine_world,
-    get_context,
-)
+from sglang_engine import DRAFT, MORE, TOKENS, Engine, PoolPlan, engine_world, get_context
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -12,15 +12,7 @@ from typing import Any
 import pytest
 from hicache_backends.file import FileStorage
 from servers import wait_until
-from sglang_engine import (
-    PAGE_TOKENS,
-    TOKENS,
-    Engine,
-    PoolName,
-    PoolPlan,
-    engine_world,
-    tensors_of,
-)
+from sglang_engine import PAGE_TOKENS, TOKENS, Engine, PoolName, PoolPlan, engine_world, tensors_of
 
 from hicache_storage.page import Page
 from hicache_storage.storage import Capabilities

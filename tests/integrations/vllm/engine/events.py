@@ -11,12 +11,7 @@ import vllm_cpu
 from event_streams import Subscriber, past
 from servers import free_port, wait_until
 
-from hicache_storage.events.messages import (
-    AllBlocksCleared,
-    BlockRemoved,
-    BlockStored,
-    block_hash,
-)
+from hicache_storage.events.messages import AllBlocksCleared, BlockRemoved, BlockStored, block_hash
 from hicache_storage.events.publisher import SENT, EventPublisher
 from hicache_storage.events.settings import EventSettings
 
