@@ -206,7 +206,7 @@ static PyObject *write_files(PyObject *module, PyObject *arguments) {
     if (!job_hold(&all, paths, trailers, TRAILER_NBYTES, pages, nbytes, 0) &&
         !revocables_hold(&lent, states, all.paths.count)) {
         if (names.count != all.paths.count || !texts_are_paths(&names)) {
-            PyErr_SetString(PyExc_ValueError, "there is not one target a path");
+            PyErr_SetString(PyExc_ValueError, "each path needs one target");
         } else {
             Py_BEGIN_ALLOW_THREADS
             for (size_t i = 0; i < all.paths.count && !(stopped && *stopped); i++) {
@@ -249,7 +249,7 @@ static PyObject *claim_files(PyObject *module, PyObject *arguments) {
     if (job_hold(&all, paths, targets, 1, NULL, 0, 0))
         ;
     else if (!texts_are_paths(&all.names))
-        PyErr_SetString(PyExc_ValueError, "a target is no path");
+        PyErr_SetString(PyExc_ValueError, "a target is not a path");
     else if ((modified_ns = integers_of(times_ns, all.paths.count)) && (nbytes = integers_of(sizes, all.paths.count))) {
         Py_BEGIN_ALLOW_THREADS
         for (size_t i = 0; i < all.paths.count; i++) {

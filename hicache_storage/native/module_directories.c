@@ -14,7 +14,7 @@ static int paths_hold(texts *all, PyObject *sequence) {
         return -1;
     if (texts_are_paths(all))
         return 0;
-    PyErr_SetString(PyExc_ValueError, "a name is no path");
+    PyErr_SetString(PyExc_ValueError, "a name is not a path");
     texts_release(all);
     return -1;
 }

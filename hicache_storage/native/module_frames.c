@@ -21,7 +21,7 @@ static size_t hash_of(PyObject *hashes, size_t index, uint8_t digest[MOST_HASH_N
     const char *text = text_of(hashes, index, &length, &owner);
     const size_t nbytes = text ? hash_bytes(digest, text, (size_t)length) : 0;
     if (text && !nbytes)
-        PyErr_Format(PyExc_ValueError, "no page hash: %R", owner);
+        PyErr_Format(PyExc_ValueError, "not a page hash: %R", owner);
     Py_XDECREF(owner);
     return nbytes;
 }
@@ -39,7 +39,7 @@ PyObject *page_files(PyObject *module, PyObject *arguments) {
     PyObject *paths = path ? PyList_New(count) : NULL, *names = path ? PyList_New(count) : NULL;
     int failed = !paths || !names;
     if (prefix_nbytes != PREFIX_NBYTES && !failed) {
-        PyErr_SetString(PyExc_ValueError, "a prefix has 24 bytes");
+        PyErr_SetString(PyExc_ValueError, "a prefix must have 24 bytes");
         failed = 1;
     }
     uint8_t name[NAME_NBYTES], digest[MOST_HASH_NBYTES];
@@ -64,7 +64,7 @@ PyObject *page_files(PyObject *module, PyObject *arguments) {
             failed = !one || PyList_SetItem(paths, i, one) || !other || PyList_SetItem(names, i, other);
         } else {
             if (text)
-                PyErr_Format(PyExc_ValueError, "no page hash: %R", owner);
+                PyErr_Format(PyExc_ValueError, "not a page hash: %R", owner);
             failed = 1;
         }
         Py_XDECREF(owner);

@@ -8,7 +8,7 @@ static int is_state(const struct iovec *one) {
 }
 
 static int misfits(void) {
-    PyErr_SetString(PyExc_ValueError, "the state of a revocable has 8 aligned bytes");
+    PyErr_SetString(PyExc_ValueError, "the state of a revocable must be 8 aligned bytes");
     return -1;
 }
 

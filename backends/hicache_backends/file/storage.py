@@ -221,8 +221,8 @@ class FileStorage(FileReader):
                     removed += 1
         if cause is not None:
             raise StorageUnavailable(
-                f"file: {counted(failed, 'page')} of {directory} could not be removed"
-                f" ({cause.strerror}), {removed:,} could: try again"
+                f"file: could not remove {counted(failed, 'page')} of {directory}"
+                f" ({cause.strerror}), but removed {removed:,}: try again"
             ) from cause
         return removed
 

@@ -103,4 +103,4 @@ def _stat(path: bytes) -> tuple[int, int, int]:
 
 def _require_paths(paths: Sequence[bytes]) -> None:
     if any(not path or b"\0" in path for path in paths):
-        raise ValueError("a name is no path")
+        raise ValueError("a name is not a path")

@@ -42,7 +42,7 @@ def page_files(
         ValueError: A page hash is malformed.
     """
     if len(prefix) != _PREFIX_NBYTES:
-        raise ValueError("a prefix has 24 bytes")
+        raise ValueError("a prefix must have 24 bytes")
     encoded = [_digits(page_hash) for page_hash in hashes]
     paths = [b"%s/%s/%s" % (directory, text[:2], text) for text in encoded]
     return paths, [prefix + xxhash.xxh3_128_digest(text) for text in encoded]
@@ -134,7 +134,7 @@ def _frame(
 
 def _digits(page_hash: str) -> bytes:
     if not _PAGE_HASH.fullmatch(page_hash):
-        raise ValueError(f"no page hash: {page_hash!r}")
+        raise ValueError(f"not a page hash: {page_hash!r}")
     return page_hash.encode()
 
 

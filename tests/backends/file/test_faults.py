@@ -290,7 +290,7 @@ class TestTransientErrors:
         with opened(root) as storage:
             put(storage, *range(4))
             monkeypatch.setattr(os, "unlink", failing("unlink", errno.EIO, is_third))
-            with pytest.raises(StorageUnavailable, match=r"1 pages .* 3 were"):
+            with pytest.raises(StorageUnavailable, match=r"1 page .* but removed 3:"):
                 storage.clear(SPACE)
             monkeypatch.undo()
             assert [2] == there(storage)
@@ -319,7 +319,7 @@ class TestTransientErrors:
         with opened(root) as storage:
             put(storage, *range(20))
             monkeypatch.setattr(os, "unlink", refuse)
-            with pytest.raises(StorageUnavailable, match=r"20 pages .* 0 were"):
+            with pytest.raises(StorageUnavailable, match=r"20 pages .* but removed 0:"):
                 storage.clear(SPACE)
             monkeypatch.undo()
             assert most <= 3

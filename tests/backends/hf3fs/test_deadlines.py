@@ -120,7 +120,7 @@ class TestSqliteIndex:
             stored(storage, range(4))
             for path in root.glob("index*"):
                 path.unlink()
-            with ends_in(LATE_S), pytest.raises(StorageTimeout, match="anew"):
+            with ends_in(LATE_S), pytest.raises(StorageTimeout, match="rebuilt"):
                 hits(storage, range(4))
             go_on.set()
 
@@ -146,7 +146,7 @@ class TestSqliteIndex:
         go_on = held_up(monkeypatch)
         for path in root.glob("index*"):
             path.unlink()
-        with pytest.raises(StorageTimeout, match="anew"):
+        with pytest.raises(StorageTimeout, match="rebuilt"):
             hits(storage, range(4))
         letting_go = threading.Timer(0.5, go_on.set)
         letting_go.start()
@@ -335,7 +335,7 @@ class TestRedisIndex:
             index: Any = storage._mount.get().index
             with index._client.call(Deadline(30)) as client:
                 client.hdel(f"{index._prefix}:state", "made")
-            with ends_in(LATE_S), pytest.raises(StorageTimeout, match="anew"):
+            with ends_in(LATE_S), pytest.raises(StorageTimeout, match="rebuilt"):
                 storage.batch_exists(SPACE, HASHES[:4])
             go_on.set()
 
