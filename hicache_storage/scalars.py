@@ -3,9 +3,9 @@
     4    "4"    2.5    "2.5"    true    "true"    "1GiB"    "1.5 GB"
 
 `check_integer` checks an integer that a program gives. The parsers read text that people write:
-they accept the whole text or refuse it. A parser that accepts more takes `"1_0"` for 10, `"٣"` for
-3, `true` for one second, and `"1,000GB"` for one byte. A store with a capacity of one byte evicts
-all its pages.
+they accept the whole text or refuse it. A more generous parser would read `"1_0"` as 10, `"٣"` as
+3, `true` as one second, and `"1,000GB"` as one byte. A store with a capacity of one byte evicts all
+its pages.
 
 A size is a number and an optional unit: B, KB, MB, GB, TB, PB or EB (powers of 1000), or KiB, MiB, GiB,
 TiB, PiB or EiB (powers of 1024). A unit is written as here: `1G` and `24Mb` are two sizes to two people.
