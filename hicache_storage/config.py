@@ -39,6 +39,10 @@ _DEFAULTS = ControllerSettings()
 _MAX_FLAG_DIGITS = 18
 _MAX_JSON_DIGITS = 100
 _MAX_VALUES = 10_000
+_MISSING_IN_JSON = {
+    "Expecting ',' delimiter": "a comma or a closing bracket is missing",
+    "Expecting ':' delimiter": "a colon is missing",
+}
 _QUOTES = re.compile("""['"`]""")
 _PLACE = re.compile(r"at (?:line [0-9]+, column [0-9]+|end of document)(?=\)?$)")
 _WRONG_TAG = "a value is not of the type that its tag names"
@@ -219,8 +223,9 @@ def _parse(parse: Callable[[str], Any], text: str, name: str, where: str) -> Any
         value = parse(text)
         _check_values(value)
     except json.JSONDecodeError as error:
+        reason = _MISSING_IN_JSON.get(error.msg) or error.msg.lower()
         at = f" at line {error.lineno}, column {error.colno}"
-        raise ConfigError(f"{where}: is not {name}: {_unquoted(error.msg.lower() + at)}") from None
+        raise ConfigError(f"{where}: is not {name}: {_unquoted(reason + at)}") from None
     except _RefusedError as error:
         raise ConfigError(f"{where}: {error}") from None
     except (ValueError, RecursionError) as error:

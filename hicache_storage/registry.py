@@ -71,7 +71,7 @@ _BUILT_INS = {
             "hicache_backends.mooncake:MooncakeStorage",
             "hicache-storage",
             "mooncake",
-            ', or where there is no CUDA: pip install "hicache-storage[mooncake-non-cuda]"',
+            ', or if there is no CUDA: pip install "hicache-storage[mooncake-non-cuda]"',
         ),
         Backend(
             "encrypted",

@@ -3,9 +3,9 @@
     4    "4"    2.5    "2.5"    true    "true"    "1GiB"    "1.5 GB"
 
 `check_integer` checks an integer that a program gives. The parsers read text that people write:
-they accept the whole text or refuse it. A parser that accepts more takes `"1_0"` for 10, `"٣"` for
-3, `true` for one second, and `"1,000GB"` for one byte. A store with a capacity of one byte evicts
-all its pages.
+they accept the whole text or refuse it. A more generous parser would read `"1_0"` as 10, `"٣"` as
+3, `true` as one second, and `"1,000GB"` as one byte. A store with a capacity of one byte evicts all
+its pages.
 
 A size is a number and an optional unit: B, KB, MB, GB, TB, PB or EB (powers of 1000), or KiB, MiB, GiB,
 TiB, PiB or EiB (powers of 1024). A unit is written as here: `1G` and `24Mb` are two sizes to two people.
@@ -153,15 +153,15 @@ def parse_nbytes(value: object) -> int:
     """
     nbytes = _nbytes_of_text(value) if isinstance(value, str) else _nbytes_of_number(value)
     if not 0 <= nbytes <= MAX_INT64:
-        raise ValueError(f"a size is at least 0 and at most {MAX_INT64} bytes")
+        raise ValueError(f"must be at least 0 and at most {MAX_INT64:,} bytes")
     return nbytes
 
 
 def _nbytes_of_number(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"a size is {_SIZE_EXAMPLES}")  # noqa: TRY004 - pydantic needs a ValueError
+        raise ValueError(f"must be {_SIZE_EXAMPLES}")  # noqa: TRY004 - pydantic needs a ValueError
     if isinstance(value, float) and not value.is_integer():
-        raise ValueError("a size without a unit is a whole number of bytes")
+        raise ValueError("a size without a unit must be a whole number of bytes")
     return int(value)
 
 
@@ -173,13 +173,13 @@ def _nbytes_of_text(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ValueError(
-            f"a size is {_SIZE_EXAMPLES}: digits with an optional decimal point, then"
+            f"must be {_SIZE_EXAMPLES}; the units are"
             f" {', '.join(f'{prefix}B' for prefix in ('', *_SIZE_PREFIXES))},"
-            f" {', '.join(_UNITS[1:-1])} or {_UNITS[-1]}, and nothing else"
+            f" {', '.join(_UNITS[1:-1])} and {_UNITS[-1]}"
         )
     number, unit = Fraction(match[1]), match[2] or "B"
     if unit == "B" and number.denominator != 1:
-        raise ValueError("a size without a unit is a whole number of bytes")
+        raise ValueError("a size without a unit must be a whole number of bytes")
     power = _SIZE_PREFIXES.find(unit[0]) + 1
     return int(number * (1024 if "i" in unit else 1000) ** power)
 

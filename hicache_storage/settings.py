@@ -165,7 +165,7 @@ def _form(field: FieldInfo | None) -> str:
 
 def _redacted_message(detail: ErrorDetails) -> str:
     """Return pydantic's message as a clause, without quotes from the config."""
-    message = detail["msg"].removeprefix("Value error, ")
+    message = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     for quoted in detail.get("ctx", {}).values():
         if isinstance(quoted, str) and quoted and quoted in str(detail["input"]):
             message = message.replace(quoted, "***")

@@ -79,7 +79,7 @@ def test_every_complaint_is_in_one_message() -> None:
     with pytest.raises(ConfigError) as caught:
         Acme.parse("acme", {"timeout_s": 0, "colour": 1})
 
-    for complaint in ("url: this field", "timeout_s: input should be", "unknown field 'colour'"):
+    for complaint in ("url: this field", "timeout_s: must be", "unknown field 'colour'"):
         assert complaint in str(caught.value)
 
 

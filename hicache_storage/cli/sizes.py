@@ -23,9 +23,7 @@ def size_from_zero(text: str) -> int:
     try:
         return parse_nbytes(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"must be a size like 512MiB, not {shown(text)!r}: {error}"
-        ) from None
+        raise argparse.ArgumentTypeError(f"{error}, not {shown(text)!r}") from None
 
 
 def share(text: str) -> float:

@@ -84,10 +84,12 @@ def config_file_choice(name: str, flag: str) -> config.StorageChoice:
     parser = Parser(prog=f"{flag} {shown(name)}", add_help=False, allow_abbrev=False)
     config.add_arguments(parser)
     where = f"{flag}: {shown(name)}"
-    fields = config.read_config_file(name, flag)
+    fields = _storage_fields(config.read_config_file(name, flag), where)
+    if not fields.get(_BACKEND):
+        raise ConfigError(f"{where}: {_BACKEND} is required; `hicache backends` lists the names")
     argv = [
         f"--{key}={_flag_text(key, value, where)}"
-        for key, value in _storage_fields(fields, where).items()
+        for key, value in fields.items()
         if value is not None
     ]
     return config.StorageChoice.from_arguments(parser.parse(argv)[0])

@@ -48,7 +48,7 @@ def unknown_duties(base: Any, known: set[str]) -> list[str]:
 
 
 def missing_names(owner: str, kind: str, expected: set[str], actual: set[str]) -> str:
-    """Compare the names of fields, methods or members."""
+    """Return a message that lists the expected names that are missing, or "" if none is."""
     missing = sorted(expected - actual)
     return f"{owner} lacks the {kind} {', '.join(missing)}" if missing else ""
 

@@ -1,4 +1,4 @@
-"""Observers of a page store, for traces and events. Without an observer they cost nothing."""
+"""Observers of a page store, for traces and events. Without any, the page store does no extra work."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def test_only_the_selected_key_spaces_are_copied() -> None:
         ([], "--to-backend or --to-config is required"),
         (["--to-backend", "memroy"], "did you mean 'memory'?"),
         (["--to-config", "x.json", "--to-backend", "memory"], "leave out --to-backend"),
-        (["--to-backend", "memory", "--bandwidth-limit", "fast"], "must be a size like"),
+        (["--to-backend", "memory", "--bandwidth-limit", "fast"], "not 'fast'"),
     ],
 )
 def test_a_wrong_target_is_wrong_use(

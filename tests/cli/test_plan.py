@@ -95,7 +95,7 @@ def test_a_trace_file_is_read(tmp_path: Path, capfd: pytest.CaptureFixture[str])
     ("flags", "message"),
     [
         (["--host-size", "1KiB"], "--host-size of 1 KiB holds no block"),
-        (["--host-size", "much"], "'much': a size is"),
+        (["--host-size", "much"], "and EiB, not 'much'"),
         (["--page-size", "48"], "--page-size must divide"),
         (["--gpu-price", "2"], "--gpu-price needs --prefill-rate"),
         (["--prefill-rate", "0"], "must be a number greater than 0, not '0'"),

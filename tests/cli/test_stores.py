@@ -77,7 +77,7 @@ def test_the_config_may_be_text_as_in_a_flag(
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("{}", "--hicache-storage-backend is required"),
+        ("{}", "json: hicache-storage-backend is required"),
         ('{"hicache-storage-backnd": "file"}', "did you mean 'hicache-storage-backend'?"),
         ('{"hicache-storage-backend": 1.5}', "must be text, not float"),
         (

@@ -35,6 +35,7 @@ from hicache_storage.backend_support.wrapper import WrapperStorage
 from hicache_storage.errors import ConfigError, HiCacheError, StorageTimeout
 from hicache_storage.page import Page
 from hicache_storage.registry import resolve
+from hicache_storage.settings import counted
 from hicache_storage.storage import (
     Capabilities,
     Diagnosis,
@@ -272,8 +273,9 @@ class EncryptedStorage(WrapperStorage):
     def diagnose(self) -> list[Diagnosis]:
         """Return the backend's diagnoses, the keys in use, and key spaces that they do not open."""
         settings = self._settings
-        fact = f"{len(self._keys)} listed; {settings.current_key!r} seals new pages"
-        keys = Diagnosis("keys", f"{fact}, {settings.name_key or settings.current_key!r} names")
+        name_key = settings.name_key or settings.current_key
+        fact = f"{counted(len(self._keys), 'key')}; {settings.current_key!r} seals new pages"
+        keys = Diagnosis("keys", f"{fact}, and {name_key!r} seals names")
         return [
             *self.inner.diagnose(),
             keys,

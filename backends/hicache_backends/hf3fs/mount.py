@@ -331,10 +331,10 @@ class AccessTimes:
 class WritesInDoubt:
     """Slots whose write failed but may still be carried out later. Thread-safe.
 
-    The slots stay reserved until the writer or its lease ends, so that no other page gets such a
-    slot and then the late write. If there are more than `_MOST_IN_DOUBT` slots, the oldest are
-    reclaimed after a lease. Until then no page is written, because the slots would evict all other
-    pages.
+    The slots stay reserved until the writer or its lease ends. Otherwise the late write could
+    overwrite another page. If there are more than `_MOST_IN_DOUBT` slots, the oldest are reclaimed
+    after a lease. Until then no page is written, because each failed write would reserve another
+    slot, until all other pages are evicted.
     """
 
     def __init__(self, reclaim: Callable[[str, Sequence[Place]], None], lease_s: float) -> None:

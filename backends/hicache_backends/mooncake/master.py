@@ -1,6 +1,6 @@
-"""Asks the master for its state and its list of keys, without the native client.
+"""Requests to the master for its state and its list of keys.
 
-The native client would stop the interpreter while the master does not answer.
+They bypass the native client, which would stop the interpreter while the master does not answer.
 """
 
 from __future__ import annotations

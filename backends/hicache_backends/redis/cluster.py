@@ -168,7 +168,7 @@ class Cluster:
         slots = _cluster.parse_cluster_slots(reply, current_host=asked_host)
         for (first, last), servers in slots.items():
             if not 0 <= first <= last < _SLOTS:
-                raise ValueError("there is no such slot")
+                raise ValueError(f"slots {first} to {last} do not exist")
             host, port = servers["primary"]
             host = "" if host == _UNKNOWN_HOST else host
             address = Address.parse(f"{host}:{port}", default_host=asked_host)

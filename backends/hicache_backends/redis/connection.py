@@ -246,4 +246,6 @@ def _encrypt(
             " speak TLS at this port? Without it the scheme is redis://"
         ) from None
     except ValueError:
-        raise ConnectionError(f"no certificate can name the host of {address}") from None
+        raise ConnectionError(
+            f"the host of {address} is not a name that a certificate can have"
+        ) from None

@@ -207,7 +207,8 @@ class RedisStorage(HiCacheStorage):
             self._counters.add("timeouts" if isinstance(error, TIMEOUTS) else "unavailable")
             kind = StorageTimeout if isinstance(error, TIMEOUTS) else StorageUnavailable
             message = self._without_secrets(str(error))
-            raised = kind(f"redis: {self._settings.place}: {message}")
+            place = self._settings.place
+            raised = kind(f"redis: {'' if place in message else f'{place}: '}{message}")
             raise raised from (error if message == str(error) else None)
 
     def _without_secrets(self, text: str) -> str:
@@ -264,7 +265,7 @@ class RedisStorage(HiCacheStorage):
                 "password: the server asks for one, but none is given: set password,"
                 " password_file or password_env"
             )
-        return "password: the server refuses it for this username: change one of the two"
+        return "password: the server refuses it for this username: correct one of the two"
 
     def _declare(self, facts: Sequence[ServerFacts]) -> None:
         self.narrow(parallelism=self._settings.parallelism, max_batch=self._settings.max_batch)

@@ -96,7 +96,7 @@ class S3Storage(HiCacheStorage):
 
     @classmethod
     def open_read_only(cls, config: Mapping[str, Any]) -> Self:
-        """Open it for a program that only looks: create no bucket, and delete no wrong object."""
+        """Open the store for a program that only looks: create no bucket, and delete no wrong object."""
         return cls(S3Settings.parse("s3", config), is_read_only=True)
 
     def open_space(self, space: KeySpace) -> None:

@@ -143,7 +143,9 @@ def write_revocable(
 
 
 def copy_page(state: bytearray, page: Pieces, memory: memoryview, *, writing: bool) -> None:
-    """Copy a page to `memory`, or from it if `writing` is False. Use accesses unless `state` is empty.
+    """Copy a page to `memory` if `writing` is True, else fill the page from `memory`.
+
+    If `state` is not empty, each chunk is copied within one access.
 
     Raises:
         RevokedError: The memory of the page was revoked.

@@ -661,7 +661,7 @@ class TestDiagnosis:
     def test_the_keys_in_use_are_named_and_never_shown(self, inner: MemoryStorage) -> None:
         found = repr(sealed_over(inner, "ab", current_key="b").diagnose())
 
-        assert "2 listed; 'b' seals new pages, 'a' names" in found
+        assert "2 keys; 'b' seals new pages, and 'a' seals names" in found
         assert not any(key.hex() in found or repr(key) in found for key in KEYS.values())
 
     @pytest.mark.parametrize(("mode", "told"), [(0o400, False), (0o440, False), (0o444, True)])

@@ -46,7 +46,7 @@ class IndexId(NamedTuple):
 
 
 class KnownEpoch:
-    """The identity of a Redis server's run and of the index in it, as engines have left it."""
+    """The identity of the index, valid while Redis runs and holds the index as engines left it."""
 
     def __init__(self, client: RedisClient, prefix: str, layout: Layout) -> None:
         self._client = client

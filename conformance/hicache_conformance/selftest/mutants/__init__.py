@@ -58,7 +58,7 @@ class Mutant:
 
     @property
     def rule_ids(self) -> tuple[str, ...]:
-        """The rules of its checks, each named once."""
+        """The rules that this mutant's checks belong to, each named once."""
         return tuple(dict.fromkeys(check.partition(":")[0] for check in self.checks))
 
     @property

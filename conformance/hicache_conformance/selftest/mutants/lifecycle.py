@@ -214,7 +214,7 @@ class SharesItsSocketsWithItsChild(WireStore):
     usable_after_fork = True
 
     def _is_fresh(self, connection: Connection) -> bool:
-        """Return True: the store takes a byte that has come for one of its own."""
+        """Return True, so the store uses a connection although unread bytes may be on it."""
         del connection
         return True
 

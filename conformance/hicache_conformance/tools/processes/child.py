@@ -155,7 +155,7 @@ class Child:
             Unknown: The child sent nothing in time, or the actor raised something else.
         """
         if not self._connection.poll(limit_s):
-            raise Unknown(f"another process said nothing for {limit_s:.0f} s")
+            raise Unknown(f"another process did not answer for {limit_s:.0f} s")
         try:
             message = self._connection.recv()
         except ConnectionResetError as error:

@@ -50,7 +50,11 @@ class GatedSegments(tuple[memoryview, ...]):  # noqa: SLOT001 - a tuple can have
 
 
 class GatedPage(Page):
-    """A page that holds the store before segment `before`, or with 0 at the first access."""
+    """A page that stops the store until the gate opens.
+
+    The store stops before it gets the segment number `before`. If that is 0, it stops at its first
+    access to the page.
+    """
 
     __slots__ = ("_before", "_gate")
 

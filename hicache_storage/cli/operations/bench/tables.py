@@ -35,7 +35,7 @@ def tables(report: Mapping[str, Any], cells: Sequence[Cell]) -> Iterator[Table |
 
 
 def title_of(load: Mapping[str, Any]) -> str:
-    """Name a load with the figures of the whole: `1 MiB pages, 4 threads: 1.20 GiB/s, ...`."""
+    """Return the title of a load, with its total figures: `1 MiB pages, 4 threads: 1.20 GiB/s, ...`."""
     cpu = load["cpu_s_per_gb"]
     pages, threads = format_nbytes(load["page_nbytes"]), thread_name(load["threads"])
     return (
