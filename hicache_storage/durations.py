@@ -19,7 +19,7 @@ _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def with_unit(text: str) -> float | None:
-    """Return the seconds of a text such as `90s` or `1.5h`; None where it is no number with a unit."""
+    """Return the seconds of a text such as `90s` or `1.5h`; None if it is not a number with a unit."""
     found = _WITH_UNIT.fullmatch(text.strip())
     return None if found is None else float(found[1]) * _UNITS_S[found[2].lower()]
 
@@ -28,7 +28,7 @@ def parse_seconds(value: object) -> float:
     """Return the seconds that `value` names: a number, or text with or without a unit.
 
     Raises:
-        ValueError: `value` is no duration. The message does not repeat text, which may be a secret.
+        ValueError: `value` is not a duration. The message does not repeat text, which may be a secret.
     """
     seconds = with_unit(value) if isinstance(value, str) else None
     try:
@@ -45,10 +45,10 @@ def longest_wait_s(timeout_s: float | None) -> float | None:
 
 
 def check_seconds(name: str, value: object, *, zero: bool = False) -> None:
-    """Refuse a `value` that is no possible time limit. Accept 0 where `zero` is true.
+    """Refuse a `value` that cannot be a time limit. Accept 0 if `zero` is True.
 
     Raises:
-        TypeError: `value` is no number, or a bool.
+        TypeError: `value` is not a number, or is a bool.
         ValueError: `value` is out of range. The message names the setting and its value.
     """
     if isinstance(value, bool) or not isinstance(value, Real):

@@ -38,7 +38,7 @@ def check_integer(name: str, value: object, *, least: int, most: int = MAX_INT64
     """Return `value` as a plain int, whatever integer type it has.
 
     Raises:
-        TypeError: `value` is no integer. A bool is none.
+        TypeError: `value` is not an integer, or is a bool.
         ValueError: `value` is out of range.
     """
     if isinstance(value, bool):
@@ -102,7 +102,7 @@ def parse_integer(value: object) -> int:
     """Return the integer that `value` is: an int, a float without a fraction, or text of digits.
 
     Raises:
-        ValueError: `value` is no integer. The message does not repeat text, which may be a secret.
+        ValueError: `value` is not an integer. The message does not repeat text, which may be a secret.
     """
     if isinstance(value, str) and _INTEGER.fullmatch(value):
         value = int(value)
@@ -119,7 +119,7 @@ def parse_float(value: object) -> float:
     """Return the number that `value` is: an int, a float, or text with a decimal point or exponent.
 
     Raises:
-        ValueError: `value` is no finite number. The message does not repeat text, which may be a
+        ValueError: `value` is not a finite number. The message does not repeat text, which may be a
         secret.
     """
     if isinstance(value, str) and _FLOAT.fullmatch(value):
@@ -137,7 +137,7 @@ def parse_bool(value: object) -> bool:
     """Return the flag that `value` is: a bool, or `true` or `false` as text, in any case.
 
     Raises:
-        ValueError: `value` is no flag. The message does not repeat text, which may be a secret.
+        ValueError: `value` is not a flag. The message does not repeat text, which may be a secret.
     """
     flag = _BOOLS.get(value.lower()) if isinstance(value, str) else value
     if not isinstance(flag, bool):
@@ -149,7 +149,7 @@ def parse_nbytes(value: object) -> int:
     """Return the bytes that `value` names: an int, a float without a fraction, or text.
 
     Raises:
-        ValueError: `value` is no size. The message does not repeat text, which may be a secret.
+        ValueError: `value` is not a size. The message does not repeat text, which may be a secret.
     """
     nbytes = _nbytes_of_text(value) if isinstance(value, str) else _nbytes_of_number(value)
     if not 0 <= nbytes <= MAX_INT64:

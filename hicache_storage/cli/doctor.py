@@ -133,7 +133,7 @@ def _has_files(path: object) -> bool:
 
 
 def _looked(choice: config.StorageChoice, pages: int, page_nbytes: int) -> list[Check]:
-    """Return what can be seen without writing. A check named "write" says why no trial may follow."""
+    """Return the checks that need no write. One named "write" says why `doctor` must not write."""
     from hicache_storage.cli.operations import diagnosis  # noqa: PLC0415
     from hicache_storage.cli.operations.probe import prove  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Decide whether all pools have a prefix and its pages, or only the target's."""
+"""Find out whether all pools have the pages of a prefix, or only the required pools."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class Lane:
 
     @property
     def idle_threads(self) -> int:
-        """How many threads are without a call, but at least 1."""
+        """The number of threads that are idle, or 1 if none is."""
         return max(1, self.threads - len(self._running) - self._executor.waiting_count)
 
     def max_pages(self, most: int) -> int:

@@ -167,7 +167,7 @@ class EvictionSweep:
             return victims
 
     def _look_further(self, deadline: Deadline) -> bool:
-        """Look at more pages, or wait for a thread that does. Return False if that is no use."""
+        """Look at more pages, or wait for a thread that does. Return False if that does not help."""
         with self._changed:
             if self._stopped or deadline.passed() or time.monotonic() < self._empty_until_s:
                 return False

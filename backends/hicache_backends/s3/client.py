@@ -288,7 +288,7 @@ def is_denied(status: int, code: str) -> bool:
 
 
 def _reason(lost: ReplyLost, refused: ReplyLost | None) -> ReplyLost:
-    """Return the loss to report: a refused connection rather than the timeout of a later attempt."""
+    """Return the failure to report: a refused connection rather than a later attempt's timeout."""
     if lost.loss is Loss.LATE and not lost.was_sent and refused is not None:
         return refused
     return lost

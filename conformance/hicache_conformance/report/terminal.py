@@ -1,4 +1,4 @@
-"""Shows a run on the terminal, its progress and its result."""
+"""Prints the progress and the result of a run on the terminal."""
 
 from __future__ import annotations
 

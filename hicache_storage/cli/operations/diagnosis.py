@@ -91,7 +91,7 @@ def machine_checks() -> Iterator[Check]:
             "data plane",
             Status.NOTE,
             f"the Python reference: {native.reason}",
-            "install again with a C compiler, so that pages move without the interpreter lock",
+            "use the compiled module, because it moves pages without the interpreter lock",
         )
     found = [f"{name} {version}" for name in _ENGINES if (version := _version(name))]
     yield Check("engines", Status.OK, ", ".join(found) or "none is installed here")

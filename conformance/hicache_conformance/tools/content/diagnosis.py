@@ -1,4 +1,4 @@
-"""Diagnoses wrong bytes in one sentence for people.
+"""Explains in one sentence where wrong bytes come from.
 
 The bytes are cut into spans. One source explains each span: the right bytes, a page that the cells
 name, zeros, or memory that the store has not written.
