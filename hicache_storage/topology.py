@@ -104,7 +104,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """The ranks of one engine. With data-parallel attention `tp_size` is that of its attention groups.
+    """The ranks of one engine. With data-parallel attention, `tp_size` is an attention group's size.
 
     Raises:
         ConfigError: A size is below 1.

@@ -200,7 +200,7 @@ class Lane:
     def _parts(
         self, framed: KeySpace, transfer: Transfer, permit: Permit, deadline: Deadline
     ) -> list[_Part]:
-        """Split a transfer over the idle threads, or over more of a slow store."""
+        """Split a transfer over the idle threads, or over more threads if the store is slow."""
         pages, s_per_page = len(transfer.hashes), self._latency.s_per_page(framed)
         long_calls = round(s_per_page * pages / _LONG_CALL_S)
         pieces = piece_count(
@@ -505,7 +505,7 @@ def _conclude_late(permit: Permit, futures: Sequence[Future[Any]]) -> None:
 
 
 def _tally(verdicts: list[Verdict]) -> dict[Verdict, int]:
-    """Count the pages of each verdict. Mostly all are OK, which `list.count` finds without hashing."""
+    """Count the pages of each verdict. If all are OK, as usual, nothing is hashed."""
     if verdicts.count(Verdict.OK) == len(verdicts):
         return {Verdict.OK: len(verdicts)}
     return Counter(verdicts)

@@ -114,7 +114,9 @@ def another_handle(case: Case, store: Probe) -> Probe:
     claims = case.claims
     if not claims.shared:
         if claims.durability < Durability.CRASH:
-            raise NotDeclared("the store claims neither shared nor durability CRASH or more")
+            raise NotDeclared(
+                "the store claims neither `shared` nor a durability of at least CRASH"
+            )
         store.close()
     return case.open()
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class _ForTheBeginning(Deadline):
-    """Counts as over only the first time that it is asked."""
+    """A deadline that can pass only at the first look at it. After that it never ends."""
 
     def __init__(self, timeout_s: float) -> None:
         super().__init__(timeout_s)
