@@ -97,8 +97,8 @@ def list_keys(
             connection.connect()
             opened.append(connection.sock)
             connection.request("GET", "/get_all_keys")
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode("utf-8", "replace")
+            with connection.getresponse() as answer:  # it holds the socket open, too
+                return answer.status, answer.read().decode("utf-8", "replace")
         finally:
             connection.close()
 
