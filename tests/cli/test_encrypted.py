@@ -75,8 +75,11 @@ def test_inspect_shows_the_frame_and_the_proof_of_a_page(
 def test_doctor_names_the_keys(sealed: CliStore, capsys: pytest.CaptureFixture[str]) -> None:
     sealed.fill(range(1))
 
-    assert main(["doctor", "--page-bytes", "4KiB", "--pages", "4", *sealed.flags]) == 0
-    assert "'a' seals new pages" in capsys.readouterr().out
+    main(["doctor", "--page-bytes", "4KiB", "--pages", "4", *sealed.flags])
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if one.startswith(" keys ")]
+
+    assert ["keys", "ok", "1", "key;"] == line.split()[:4]
+    assert "'a' seals new pages, and 'a' seals names" in line
 
 
 def test_copy_seals_the_pages_of_another_store(
