@@ -42,7 +42,8 @@ _BATCH = st.lists(_PAGE, min_size=1, max_size=4, unique=True)
 class SequenceSearch:
     """Searches for a sequence of calls after which the store and the dict disagree.
 
-    It stops `limit_s` after the first sequence began. Shortening the sequence that it found may take as long again.
+    It stops `limit_s` after the first sequence began. Shortening the sequence that it found may take as
+    long again.
     """
 
     def __init__(self, case: Case, limit_s: float) -> None:

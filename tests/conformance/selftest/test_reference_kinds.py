@@ -65,7 +65,9 @@ def test_a_dict_takes_its_limits_from_its_config() -> None:
         store.open_space(space())
         with pytest.raises(UnsupportedOperation, match="batches of up to 1 pages"):
             store.batch_exists(space(), [A, B])
-        with pytest.raises(UnsupportedOperation, match="pages of up to 4 KiB, but .* have 4.00 KiB [(]4,097 bytes[)]"):
+        with pytest.raises(
+            UnsupportedOperation, match=r"of up to 4 KiB, but .* have 4\.00 KiB \(4,097 bytes\)"
+        ):
             store.batch_exists(space(page_nbytes=4097), [A])
 
 
