@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import hicache_conformance.rules
+from documents import code_blocks, python_output
 from servers import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PYTHON = "\n".join(re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE))
+PYTHON = "\n".join(code_blocks(README))
 
 
 def test_it_is_short() -> None:
@@ -20,17 +19,9 @@ def test_it_is_short() -> None:
 
 def test_its_python_prints_what_it_says(tmp_path: Path) -> None:
     """The second block goes on where the first one ended."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PYTHON],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    output = python_output("-c", PYTHON, cwd=tmp_path)
 
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == re.findall(r"print\(.*\)  # (.*)", PYTHON)
+    assert output.splitlines() == re.findall(r"print\(.*\)  # (.*)", PYTHON)
 
 
 def test_it_counts_the_rules() -> None:

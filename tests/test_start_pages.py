@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from pathlib import Path
 
 import hicache_conformance.cli
 import pytest
 from cli_stores import CliStore
+from documents import code_blocks
 from pages import space
 from servers import ROOT
 
@@ -22,15 +22,11 @@ PROGRAMS = {
 COMMANDS = [
     command
     for page in PAGES.values()
-    for block in re.findall(r"^```sh\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    for block in code_blocks(page, "sh")
     for command in block.replace("\\\n", " ").splitlines()
 ]
-(CONFIG,) = re.findall(r"^```yaml\n(.*?)^```", PAGES["operator"], re.DOTALL | re.MULTILINE)
-PYTHON = {
-    name: block
-    for name, page in PAGES.items()
-    for block in re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-}
+(CONFIG,) = code_blocks(PAGES["operator"], "yaml")
+PYTHON = {name: block for name, page in PAGES.items() for block in code_blocks(page)}
 
 
 def test_there_are_commands_and_python() -> None:

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from documents import code_blocks, python_output
 
 from hicache_storage.controller import ControllerSettings, Reason
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "controller.md").read_text(encoding="utf-8")
-(BLOCK,) = re.findall(r"^```python\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
+(BLOCK,) = code_blocks(GUIDE)
 
 
 def test_the_guides_python_runs(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", BLOCK],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    output = python_output("-c", BLOCK, cwd=tmp_path)
 
-    assert done.returncode == 0, done.stderr
-    assert "8 of 8 pages are usable (8 from host memory, 0 from storage)" in done.stdout
+    assert "8 of 8 pages are usable (8 from host memory, 0 from storage)" in output
 
 
 def test_the_settings_that_the_guide_names_are_there() -> None:

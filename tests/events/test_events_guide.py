@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from documents import code_blocks
 
 from hicache_storage.events import messages
 from hicache_storage.events.publisher import DROPPED, SENT
 from hicache_storage.events.settings import EventSettings
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "events.md").read_text(encoding="utf-8")
-(BLOCK,) = re.findall(r"^```python\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
+(BLOCK,) = code_blocks(GUIDE)
 FIELDS = re.findall(r"^\| `(\w+)` \| ([^|]*) \|", GUIDE, re.MULTILINE)
 
 

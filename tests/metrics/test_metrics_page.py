@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from documents import code_blocks
 from servers import ROOT
 
 from hicache_storage.integrations.vllm._metrics import definitions
@@ -17,7 +18,6 @@ from hicache_storage.page_store.results import Verdict
 
 PAGE = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
 _ROW = re.compile(r"^\| `((?:hicache|vllm:)\w+)` \| (\w+) \|([^|]*)\|", re.MULTILINE)
-_CODE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def documented(prefix: str) -> dict[str, tuple[str, set[str]]]:
@@ -68,7 +68,7 @@ def test_the_page_names_the_buckets() -> None:
 
 
 def test_the_code_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    for code in _CODE.findall(PAGE):
+    for code in code_blocks(PAGE):
         exec(code, {})  # noqa: S102 - the page's own code
 
     assert "http://127.0.0.1:" in capsys.readouterr().out
