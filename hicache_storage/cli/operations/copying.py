@@ -125,7 +125,8 @@ def copy(
 ) -> Copied:
     """Copy the pages of `spaces` that the target does not have. Count them in `result`.
 
-    The figures in `result` are right even if the copy raises.
+    `result` counts what the stores confirmed, even if the copy raises. A page whose write got no answer
+    is not counted, although the target may have stored it. The next copy finds it there.
 
     Raises:
         StorageUnavailable, StorageTimeout: A store did not answer, not even when it was asked again.
