@@ -31,6 +31,7 @@ _STEP = 500
 _ATTEMPTS = 5
 _RENEWAL_S = 10.0
 _POLL_S = 0.1
+_BUILT_MEANWHILE = 2
 
 
 class IndexId(NamedTuple):
@@ -190,7 +191,8 @@ class Epoch(KnownEpoch):
         names = ["lru", "leases", "allocated", "spaces"]
         names += [f"{kind}:{space.id}" for kind in ("pages", "free") for space in spaces]
         maker = _Maker(self._client, self._prefix, token, self._timeout_s, self._rebuild.check)
-        maker.run(scripts.START, *names)
+        if maker.run(scripts.START, *names) == _BUILT_MEANWHILE:
+            return
         for space in spaces:
             maker.fill(self._files(Geometry(space)))
         maker.finish()
@@ -220,17 +222,19 @@ class _Maker:
         self._token = token
         self._timeout_s = timeout_s
 
-    def run(self, script: str, *arguments: object) -> None:
-        """Run a script as the maker.
+    def run(self, script: str, *arguments: object) -> int:
+        """Run a script as the maker, and return its answer.
 
         Raises:
             StorageUnavailable: Another process is building the index now.
         """
         deadline = Deadline(self._timeout_s)
-        if not self._client.run(
+        answer: int = self._client.run(
             deadline, script, self._prefix, self._token, _SILENCE_MS, *arguments
-        ):
+        )
+        if not answer:
             raise _MadeElsewhere
+        return answer
 
     def fill(self, files: SlotFiles) -> None:
         """Send all slots of one key space to the server."""

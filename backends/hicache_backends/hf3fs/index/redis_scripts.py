@@ -271,13 +271,17 @@ START = (
     + """
 if redis.call('GET', P .. ':maker') ~= ARGV[1] then return 0 end
 redis.call('PEXPIRE', P .. ':maker', ARGV[2])
+if redis.call('HGET', P .. ':state', 'made') then
+  redis.call('DEL', P .. ':maker')
+  return 2
+end
 for i = 3, #ARGV do redis.call('DEL', P .. ':' .. ARGV[i]) end
 redis.call('HSET', P .. ':state', 'used', 0)
 return 1
 """
 )
 """maker, its silence limit in ms, names of the keys of an earlier index
--> 0 if another process is building the index now
+-> 0 if another process is building the index now, 2 if one has built it since the maker looked
 """
 
 FILL = (

@@ -236,6 +236,20 @@ class TestLostData:
                 hits(storage, range(1))
             wait_until(lambda: _works(storage), limit_s=10)
 
+    def test_an_index_that_was_built_since_a_look_is_not_built_again(
+        self, server: RedisServer, storage: Hf3fsStorage
+    ) -> None:
+        stored(storage, range(4))
+        epoch: Any = index_of(storage)._epoch
+        built = epoch.require(Deadline(20))
+
+        epoch._make()  # by a look from before it was built
+
+        assert built == epoch.require(Deadline(20))
+        assert [True] * 4 == hits(storage, range(4))
+        with client_of(server) as client:
+            assert not client.exists(f"{index_of(storage)._prefix}:maker")
+
     def test_an_open_waits_for_the_process_that_makes_the_index(
         self, server: RedisServer, storage: Hf3fsStorage, tmp_path: Path
     ) -> None:
