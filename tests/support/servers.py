@@ -85,6 +85,8 @@ class ServerProcess:
     """
 
     ready_limit_s = READY_LIMIT_S
+    own_session = False
+    """Whether the server leads a session, so that its children can be ended with it."""
 
     def __init__(self, directory: Path, port: int | None = None) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -122,6 +124,7 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                start_new_session=self.own_session,
             )
         deadline_s = time.monotonic() + self.ready_limit_s
         while not self._is_ready():
