@@ -1,4 +1,4 @@
-"""What an engine answered over HTTP, and how answers compare with those of the same engine without a store."""
+"""Answers of an engine, and how they compare with those of the same engine without a store."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Self
 
 CLIENTS = 8
 
@@ -90,7 +91,7 @@ class Traffic:
             threading.Thread(target=self._run, args=(number,)) for number in range(clients)
         ]
 
-    def __enter__(self) -> Traffic:
+    def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
         return self

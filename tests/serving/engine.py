@@ -9,10 +9,8 @@ import time
 import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from servers import ServerProcess
-
 from serving.answers import Answer
 
 STORES = ("memory", "file", "redis", "s3", "hf3fs", "mooncake", "encrypted")
@@ -39,7 +37,7 @@ class EngineServer(ServerProcess):
 
     def metrics(self) -> Mapping[str, float]:
         """Return the samples of /metrics, by name and labels as they are printed."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as reply:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as reply:  # noqa: S310  # http only
             lines = reply.read().decode().splitlines()
         samples = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
         return {name: float(value) for name, value in samples}
@@ -49,8 +47,8 @@ class EngineServer(ServerProcess):
         return f"http://127.0.0.1:{self.port}"
 
     def answers(self) -> bool:
-        with urllib.request.urlopen(f"{self.url}/health", timeout=5) as reply:
-            return reply.status == 200
+        with urllib.request.urlopen(f"{self.url}/health", timeout=5):  # noqa: S310  # http only
+            return True
 
     def end(self) -> float:
         """End the server by SIGTERM, as an operator does. Return how long that took, in seconds."""
