@@ -1,0 +1,106 @@
+"""Facts that a run saw, kept as JSON, and `docs/serving.md`, which is written from them.
+
+Each scenario notes what it saw, and goes on to assert it:
+
+    note("vLLM 0.32.0", "redis", "the server is stopped", comparison, stored_tokens=2816)
+
+`python -m serving.record` replaces the tables of `docs/serving.md` by what was noted since
+`begin()` was called for that engine. An engine without notes keeps its tables.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from serving.answers import Comparison
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "serving.md"
+NOTES = ROOT / "artifacts" / "serving"
+TITLES = ("store", "event", "answers", "failed", "different", "slowest", "what else")
+
+
+@dataclass(frozen=True)
+class Note:
+    """One event over one store, as an engine saw it."""
+
+    engine: str
+    store: str
+    event: str
+    answers: int
+    failed: int
+    different: int
+    slowest_s: float
+    facts: dict[str, float | str] = field(default_factory=dict)
+
+    def row(self) -> Sequence[str]:
+        """Return the cells of the note's row in the table of its engine."""
+        what_else = ", ".join(
+            f"{name.replace('_', ' ')} {value:,}" if not isinstance(value, str) else value
+            for name, value in self.facts.items()
+        )
+        counts = (f"{count:,}" for count in (self.answers, self.failed, self.different))
+        return (f"`{self.store}`", self.event, *counts, f"{self.slowest_s:.2f} s", what_else)
+
+
+def begin(engine: str) -> None:
+    """Forget the notes of an engine: a whole run follows."""
+    _path(engine).unlink(missing_ok=True)
+
+
+def note(engine: str, store: str, event: str, seen: Comparison, **facts: float | str) -> None:
+    """Keep what an event showed. Processes may note at the same time."""
+    made = Note(engine=engine, store=store, event=event, facts=facts, **asdict(seen))
+    NOTES.mkdir(parents=True, exist_ok=True)
+    with _path(engine).open("a", encoding="utf-8") as notes:
+        notes.write(json.dumps(asdict(made)) + "\n")
+
+
+def notes() -> list[Note]:
+    """Return all notes, sorted by engine and otherwise in the order in which they were made."""
+    lines = (
+        line
+        for path in sorted(NOTES.glob("*.jsonl"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+    )
+    return [Note(**json.loads(line)) for line in lines]
+
+
+def markdown(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def replace_part(text: str, name: str, part: str) -> str:
+    """Replace what stands in a page between the comments `NAME` and `end of NAME`."""
+    opening, closing = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+    before, _, rest = text.partition(opening)
+    _, found, after = rest.partition(closing)
+    if not found:
+        message = f"the page has no {opening.strip()} with a {closing} after it"
+        raise ValueError(message)
+    return f"{before}{opening}\n{part}\n{closing}{after}"
+
+
+def main() -> None:
+    """Write the tables of the engines that have notes into the page."""
+    text = PAGE.read_text(encoding="utf-8")
+    by_engine: dict[str, list[Note]] = {}
+    for each in notes():
+        by_engine.setdefault(each.engine, []).append(each)
+    for engine, seen in by_engine.items():
+        table = markdown(TITLES, (each.row() for each in seen))
+        text = replace_part(text, f"events {engine.split()[0]}", f"{engine}:\n\n{table}")
+    PAGE.write_text(text, encoding="utf-8")
+
+
+def _path(engine: str) -> Path:
+    return NOTES / f"{engine.split(maxsplit=1)[0].lower()}.jsonl"
+
+
+if __name__ == "__main__":
+    main()
