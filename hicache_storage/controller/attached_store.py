@@ -1,4 +1,4 @@
-"""The store that is attached to a controller, from `attach` to `detach`."""
+"""A page store while it is attached to a controller, from `attach` to `detach`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class AttachedStore:
-    """A page store while it is attached: its write queue, and how many of its calls are running."""
+    """A page store that is attached to a controller, with its write queue and its running calls."""
 
     def __init__(
         self,
@@ -43,11 +43,11 @@ class AttachedStore:
         admission: Admission | None = None,
         explain_log: ExplainLog | None = None,
     ) -> None:
-        """Open the key spaces of the pools. No page of L2 counts as stored yet.
+        """Open the key spaces of the pools. No page of L2 counts as stored in the store yet.
 
         Raises:
             ValueError: The headers of the host pools and of the store differ in size.
-            StorageUnavailable, StorageTimeout, UnsupportedOperation: From opening the key spaces.
+            StorageUnavailable, StorageTimeout, UnsupportedOperation: A key space could not be opened.
         """
         _check_headers(store, cache)
         deadline = Deadline(store.settings.timeout_s)
@@ -80,14 +80,14 @@ class AttachedStore:
 
     @property
     def closing(self) -> bool:
-        """True once the store is being detached. Nothing more is read then."""
+        """True once `detach` has been called. Nothing more is read from the store then."""
         return self._closing
 
     def start(self) -> None:
         """Register the host pools with the store, and start the writes.
 
         Raises:
-            HiCacheError: A host pool could not be registered. None is registered then.
+            HiCacheError: A host pool could not be registered. The others are unregistered then.
         """
         try:
             for buffer in self._buffers:
@@ -102,7 +102,7 @@ class AttachedStore:
 
     @contextmanager
     def in_use(self) -> Generator[bool]:
-        """Count calls to the store in the `with` block. Yield False if no more calls are allowed."""
+        """Count the `with` block as a running call of the store. Yield False once `detach` is called."""
         call: Future[None] = Future()
         self.track_call(call)
         try:
@@ -111,14 +111,15 @@ class AttachedStore:
             call.set_result(None)
 
     def track_call(self, settled: Future[None]) -> None:
-        """Count a call until `settled`: a call that overran its timeout may still use host memory."""
+        """Count a call until `settled` is done, because an overdue call may still use host memory."""
         self._calls.track(settled, self._unregister)
 
     def detach(self, deadline: Deadline, *, drain: bool, unsaved: Sequence[Entry] = ()) -> bool:
-        """Stop reads. With `drain`, write the queued and the `unsaved` pages first.
+        """Stop reading from the store, and end the write queue.
 
-        If a call still runs at the deadline, the host pools stay registered; `wait_idle` waits for it.
-        Return False if `drain` lost a queued page.
+        With `drain`, first write the queued and the `unsaved` pages. If a call still runs at the
+        deadline, the host pools stay registered until it ends; `wait_idle` waits for it. Return False if
+        `drain` was set and a page was lost.
         """
         self._closing = True
         written = self.writeback.close(deadline, drain=drain, unsaved=unsaved)

@@ -1,4 +1,4 @@
-"""Find which pages of a prefix L2 and L3 together have in each pool, before any load."""
+"""Find out which pages of a prefix L2 and L3 together have in each pool, before any page is loaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """Which pages of a prefix L2 has or L3 claims to have. Only a load proves a claim of L3."""
+    """The pages of a prefix that L2 has or L3 reports. Only a load proves that L3 has a page."""
 
     present: list[PoolBits]
     """For each page, the pools that have it."""
@@ -36,11 +36,11 @@ def look_up(
     *,
     timeout_s: float,
 ) -> Availability:
-    """Look up the pages that L2 lacks. `filled` gives, for each page, the pools that L2 has.
+    """Look up in L3 the pages that L2 lacks. `filled` gives, for each page, the pools that L2 has.
 
-    The required pools come first. Each pool is looked up only for the prefix that the pools before it
-    have. Pools that are not in `hit_pools` come last, each for every page of the prefix that the
-    `hit_pools` have. `timeout_s` limits all lookups together.
+    The `hit_pools` are looked up first, the required ones before the others. Each pool is looked up only
+    for the prefix that the pools before it have. The other pools come last: each is looked up for every
+    page of the prefix that the `hit_pools` have. `timeout_s` limits all lookups together.
     """
     deadline = Deadline(timeout_s)
     found = Availability(list(filled), {})
@@ -62,7 +62,7 @@ def _match(
     timeout_s: float,
     past_gaps: bool = False,
 ) -> None:
-    """Look up `hashes` in some pools, and add the result to `found`."""
+    """Look up `hashes` in the pools `numbers`, and add the pages that are present to `found`."""
     parts = [(number, part) for number in numbers for part in pool_set.pools[number].stored]
     pages = range(len(hashes))
     held = [[bool(found.present[page] >> number & 1) for page in pages] for number, _ in parts]

@@ -19,9 +19,9 @@ class HostCache:
     """The pages of L2. Thread-safe. Pinned pages stay; the others are evicted in LRU order.
 
     A page of L2 has at least its required pools filled. `write_back` is called with pages that must be
-    written before they can be evicted. These pages are pinned until `end_writes` and `unpin`. The
-    callback runs under the lock, so that `claim_unsaved` finds each claimed page in a queue. Therefore
-    it may only queue the pages, and must not wait.
+    written before they can be evicted. These pages are pinned until `end_writes` and `unpin` are called
+    for them. The callback runs under the lock, so that `claim_unsaved` finds each claimed page in a
+    queue. Therefore it may only queue the pages, and must not wait.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class HostCache:
     # --- cached pages --------------------------------------------------------------------------------
 
     def pin(self, hashes: Iterable[str]) -> list[Entry | None]:
-        """Pin the pages that are in L2. Return None for each of the others."""
+        """Pin the pages that are in L2. Return the entry of each page, or None if L2 lacks the page."""
         with self._changed:
             found = [self._entries.get(page_hash) for page_hash in hashes]
             for entry in found:
@@ -93,11 +93,12 @@ class HostCache:
         timeout_s: float = 0.0,
         stop: Callable[[], bool] = lambda: False,
     ) -> list[PageSlots]:
-        """Return slots for each page of `wanted`, in all of its pools. Evict unpinned pages for them.
+        """Return slots for the pages of `wanted`, in all their pools. Evict unpinned pages if necessary.
 
-        The list is shorter if pages are pinned or must be written first. With `timeout_s` the call waits
-        up to that long for slots of the first page; for the other pages it waits only while pages are
-        being evicted. It stops waiting if `stop`, which runs under the lock, returns True.
+        The list is shorter than `wanted` if the other pages of L2 are pinned or must first be written.
+        With `timeout_s` the call waits up to that long for slots of the first page; for the other pages
+        it waits only while pages are being evicted. It stops waiting if `stop`, which runs under the
+        lock, returns True.
         """
         deadline = Deadline(timeout_s)
         got: list[PageSlots] = []
@@ -129,9 +130,9 @@ class HostCache:
     ) -> tuple[Entry, PageSlots]:
         """Add a page to L2, pinned, with the pools that are `filled`.
 
-        If the page is already in L2, it gains the filled pools that it lacked. Return the entry and the
-        unused slots, which the caller frees once nobody writes into them. The `busy` pools of a new
-        entry are still being filled, until `unclaim`.
+        If the page is already in L2, the filled pools that it lacked are added to it. Return the entry
+        and the unused slots, which the caller frees once nobody writes into them. The `busy` pools of a
+        new entry count as being filled until `unclaim`.
         """
         with self._changed:
             stored = stored if epoch in (None, self._epoch) else 0
@@ -141,7 +142,7 @@ class HostCache:
             self._pin(entry)
             unused = list(slots)
             gained = filled & ~entry.filled & ~entry.busy
-            # An unfilled slot can be exchanged, because it has no reader.
+            # An unfilled slot can be exchanged, because nobody reads it.
             for number in pool_numbers(gained):
                 unused[number], entry.slots[number] = entry.slots[number], unused[number]
                 self._allocator.trailing.record(entry, number)
@@ -183,7 +184,7 @@ class HostCache:
                 entry.stored |= stored
 
     def unclaim(self, entry: Entry, claimed: PoolBits) -> None:
-        """Give up claimed pools of an entry. By then nobody may write into their slots."""
+        """Give up claimed pools of an entry, once nobody writes into their slots any more."""
         with self._changed:
             entry.busy &= ~claimed
             self._allocator.trailing.release(
@@ -213,10 +214,10 @@ class HostCache:
         return claimed
 
     def pools_to_write(self, entries: Iterable[Entry]) -> list[PoolBits]:
-        """Return the pools of each entry to write next: first the required pools, then the optional.
+        """Return, for each entry, the pools to write next: the required pools before the optional ones.
 
-        So L3 never has a page of the draft without the target's, and readers find a usable prefix after
-        any failure.
+        Therefore L3 never has a page of the draft without the target's, and readers find a usable prefix
+        after any failure.
         """
         required = self.pool_set.required
         with self._changed:
@@ -237,7 +238,7 @@ class HostCache:
             for entry in entries:
                 entry.queued = False
                 if current and self._write_back is not None:
-                    # A page that failed to be written at its eviction is not tried again.
+                    # A page whose write failed during its eviction is not written again.
                     if entry.unsaved(self.pool_set.written & self.pool_set.required):
                         entry.given_up = True
                     entry.stored |= entry.filled
@@ -249,7 +250,10 @@ class HostCache:
         self.unpin(entries)
 
     def wait_written(self, hashes: Iterable[str], timeout_s: float) -> bool:
-        """Wait until none of these pages is queued. Return False if one still is after `timeout_s`."""
+        """Wait until none of the pages is queued.
+
+        Return False if one is still queued after `timeout_s`.
+        """
         with self._changed:
             entries = [self._entries.get(page_hash) for page_hash in hashes]
             waiting = [entry for entry in entries if entry is not None and entry.queued]
@@ -257,11 +261,11 @@ class HostCache:
 
     def claim_unsaved(self) -> list[Entry]:
         """Claim all unsaved pages for writing, before the store of a write-back cache is detached."""
-        with self._changed:  # held throughout, since a page could leave L2 before it is claimed
+        with self._changed:  # held throughout, or a page could leave L2 before it is claimed
             return self.claim_for_writing(list(self._entries.values()), uses=0)
 
     def new_epoch(self) -> int:
-        """Forget which pages are stored, for a new store. Return its epoch, for later calls."""
+        """Begin the epoch of a new store: no page counts as stored in it. Return the epoch."""
         with self._changed:
             for entry in self._entries.values():
                 entry.stored, entry.given_up = 0, False
@@ -271,7 +275,10 @@ class HostCache:
     # --- under the lock ------------------------------------------------------------------------------
 
     def _pin(self, entry: Entry) -> None:
-        """Pin a page that is used again. If it was being evicted, another page must go."""
+        """Pin a page and cancel its eviction.
+
+        Wake callers that wait for slots: they need another page.
+        """
         self._allocator.pin(entry)
         if self._allocator.cancel_eviction(entry):
             self._changed.notify_all()
@@ -279,7 +286,7 @@ class HostCache:
     def _wait_for_slots(
         self, wanted: Sequence[PoolBits], got: int, deadline: Deadline, stop: Callable[[], bool]
     ) -> bool:
-        """Wait for slots of another page, after `got` pages. Return False if there are none."""
+        """Wait until a page after the first `got` pages can get slots. Return False if none can."""
         missing, allocator = wanted[got:], self._allocator
         self._changed.wait_for(
             lambda: (
@@ -311,9 +318,9 @@ class HostCache:
 
 
 def _still_queued(waiting: list[Entry]) -> bool:
-    """Return True if an entry of `waiting` is queued. Pop entries at the end that no longer are.
+    """Return True if an entry of `waiting` is still queued. Pop other entries from the end of the list.
 
-    Each entry is popped once, so repeated calls stay cheap.
+    Each entry is popped at most once, so repeated calls stay cheap.
     """
     while waiting and not waiting[-1].queued:
         waiting.pop()

@@ -1,4 +1,4 @@
-"""Claims on slots: which pages of one pool a request recomputes because a rank lacks them."""
+"""The slots that a request claims to recompute pages of a pool that some rank lacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hicache_storage.controller.pools import PageSlots, PoolBits
 
     ReduceMin: TypeAlias = Callable[[str, Sequence[int]], Sequence[int]]
-    """Returns the minimum of each value over all ranks, or zeros if a rank is lost."""
+    """A function that returns the minimum of each value over all ranks, or zeros if a rank is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class _Claim:
     entry: Entry
     slot: int
     spare: bool
-    """True if the slot is not the page's own, because this rank has the page and another lacks it."""
+    """True for an extra slot: this rank has the page in its own slot, but another rank lacks it."""
 
 
 class Claims:
@@ -41,7 +41,7 @@ class Claims:
         reduce_min: ReduceMin,
         offer: Callable[[Sequence[Entry]], None],
     ) -> None:
-        """Use the pages of a lease, and for each page the pools that this rank has.
+        """Use the pages of a lease. `local` gives, for each page, the pools that have it on this rank.
 
         `offer` is called with filled pages, so that the write policy can select them.
         """
@@ -54,7 +54,7 @@ class Claims:
         self._filled: set[tuple[int, int]] = set()
 
     def claim(self, number: int, pool: str, missing: Sequence[int]) -> dict[int, int]:
-        """Return the `missing` pages for which every rank has a slot, with this rank's slots."""
+        """Claim slots for `missing` pages. Return this rank's slots of pages that all ranks claimed."""
         claims = self._claims.setdefault(number, {})
         new = {
             page: claim
@@ -101,7 +101,7 @@ class Claims:
                 self._release(number, claim)
 
     def _claim_page(self, number: int, page: int) -> _Claim | None:
-        """Return a slot of this rank for a page, or None if no slot is free or the page is filled."""
+        """Claim a slot of this rank for a page, unless no slot is free or the page is already filled."""
         if number >= len(self._cache.pools) or (number, page) in self._filled:
             return None
         entry, bit = self._entries[page], 1 << number
@@ -116,7 +116,6 @@ class Claims:
         return _Claim(entry, slot, spare=False)
 
     def _release(self, number: int, claim: _Claim) -> None:
-        """Give up a claim without filling the page."""
         if claim.spare:
             group: PageSlots = [None] * len(self._cache.pools)
             group[number] = claim.slot

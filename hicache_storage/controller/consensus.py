@@ -33,26 +33,26 @@ class AgreedPrefix:
 
     pages: int
     rank: int | None = None
-    """The rank with the shortest prefix, if that is another rank."""
+    """The rank with the shortest prefix. None if no rank has a shorter prefix than this rank."""
     lost: bool = False
     """True if a rank is lost, so that nothing could be agreed on."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankPages:
-    """Which pages of a request one rank has."""
+    """The pages of a request that one rank has."""
 
     usable: list[bool]
     """For each prefix length, True if the prefix is usable on this rank."""
     filled: list[PoolBits]
     """For each page, the pools that have it."""
     target_pages: int
-    """The longest prefix that the required pools have, in L2 or in storage."""
+    """The length of the longest prefix that the required pools have, in L2 or in storage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgreedPages:
-    """Which pages of a request all ranks have. Every field but `local` is the same on each rank."""
+    """The pages of a request that all ranks have. The ranks agreed on all fields but `local`."""
 
     prefix: AgreedPrefix
     pools: EnginePools
@@ -68,11 +68,13 @@ class EnginePools:
     """The pools of this rank, followed by partial pools that only other ranks have. Immutable.
 
     A pool is partial if a usable prefix may lack some of its pages: an optional or a trailing pool. The
-    ranks agree on these pages one by one (`Consensus.agree_pages`).
+    ranks agree on each single page of these pools (`Consensus.agree_pages`).
     """
 
     def __init__(self, pool_set: PoolSet, codes: Sequence[int] = ()) -> None:
-        """Use the `codes` of the engine's partial pools, in the same order on all ranks.
+        """Use this rank's pools.
+
+        `codes` are the codes of all partial pools, in the same order on all ranks.
 
         Raises:
             ValueError: Two ranks have a pool of the same name with different windows.
@@ -89,11 +91,11 @@ class EnginePools:
 
     @property
     def all_pools(self) -> PoolBits:
-        """All pools of the engine that have a number on this rank."""
+        """The set of all these pools: the pools of this rank, and the partial pools of other ranks."""
         return (1 << len(self._pool_set) + len(self._remote)) - 1
 
     def is_own(self, number: int) -> bool:
-        """Return True if this rank has the pool."""
+        """Return True if this rank has the pool with this number."""
         return number < len(self._pool_set)
 
     def number(self, name: str) -> int:
@@ -109,7 +111,7 @@ class EnginePools:
         return self._pool_set.number(name)
 
     def needed(self, page: int, length: int) -> PoolBits:
-        """Return the pools that a prefix of `length` pages needs at `page`."""
+        """Return the pools in which a prefix of `length` pages needs the page with the index `page`."""
         needed = self._pool_set.needed(page, length)
         for number, code in self._remote.items():
             window_pages = code & (1 << _WINDOW_BITS) - 1
@@ -118,7 +120,7 @@ class EnginePools:
         return needed
 
     def bitmaps(self, filled: Sequence[PoolBits]) -> list[int]:
-        """Return 0 or 1 for each partial pool and page. A pool that this rank lacks counts as 1."""
+        """Return a bit for each partial pool and page: 1 if the pool has it or is not on this rank."""
         return [
             bits >> number & 1 if self.is_own(number) else 1
             for number in self.partial
@@ -126,7 +128,7 @@ class EnginePools:
         ]
 
     def merged(self, filled: Sequence[PoolBits], bitmaps: Sequence[int]) -> list[PoolBits]:
-        """Return `filled` with the bits of the partial pools taken from the agreed `bitmaps`."""
+        """Return `filled`, but with the bits of the partial pools taken from the agreed `bitmaps`."""
         merged = list(filled)
         for row, number in enumerate(self.partial):
             bit = 1 << number
@@ -136,11 +138,11 @@ class EnginePools:
 
 
 class Consensus:
-    """Agrees with the other ranks. Once a rank is lost, nothing is usable on any rank.
+    """The agreement of all ranks on pages. Once a rank is lost, no page is usable on any rank.
 
     Every rank asks the same questions on each channel, in the same order, from one thread. Each question
-    carries a digest of its topic. If ranks ask about different topics, they notice and do not mix their
-    answers.
+    carries a digest of its topic. If ranks ask about different topics, they notice this and do not mix
+    up their answers.
     """
 
     def __init__(
@@ -150,7 +152,7 @@ class Consensus:
         pool_set: PoolSet,
         hit_pools: PoolBits | None = None,
     ) -> None:
-        """Use this rank's pools. A page needs the `hit_pools` to be a hit. None: all pools."""
+        """Use this rank's pools. A page is a hit if all `hit_pools` have it (None: all pools)."""
         self._ranks = ranks
         self._counters = counters
         self._pool_set = pool_set
@@ -182,7 +184,7 @@ class Consensus:
             if (least, negated) != (code, -code):
                 raise RanksLost(f"another rank did not ask for {question} of {topic.label}")  # noqa: TRY301
         except BaseException as error:
-            self._lose_ranks(error)  # after any error this rank's calls are out of step
+            self._lose_ranks(error)  # after any error, this rank's calls do not match the others'
             if not isinstance(error, Exception):
                 raise
             return None
@@ -191,14 +193,14 @@ class Consensus:
     def minimum_or_zeros(
         self, channel: Channel, topic: Topic, question: str, values: Sequence[int]
     ) -> list[int]:
-        """Return `minimum`, or zeros if a rank is lost."""
+        """Return the result of `minimum`, or zeros if a rank is lost."""
         common = self.minimum(channel, topic, question, values)
         return [0] * len(values) if common is None else common
 
     def agree_prefix(
         self, channel: Channel, topic: Topic, usable: Sequence[bool], more: Sequence[int] = ()
     ) -> tuple[AgreedPrefix, list[int]]:
-        """Return the longest prefix that is usable on every rank, and the minimum of each of `more`."""
+        """Return the longest prefix usable on every rank, and the minimum of each value of `more`."""
         own, size = longest(usable), self._ranks.size
         shortest = own * size + self._ranks.rank
         common = self.minimum(channel, topic, "the usable prefix", [*usable, shortest, *more])
@@ -210,10 +212,10 @@ class Consensus:
         return AgreedPrefix(pages, rank if is_other else None), common[len(usable) + 1 :]
 
     def agree_pages(self, topic: Topic, own: RankPages) -> AgreedPages:
-        """Return which pages of a request all ranks have, given those of this rank.
+        """Return which pages of a request all ranks have. `own` describes the pages of this rank.
 
-        This takes one all-reduce for each request. Before the first request the ranks exchange their
-        pools, which takes some more.
+        Each request takes one all-reduce. Before the first request, the ranks exchange their pools,
+        which takes a few more.
         """
         if self.single_rank:
             return self.local_pages(topic, own)
@@ -250,7 +252,7 @@ class Consensus:
         return self._engine_pools
 
     def _exchange_codes(self) -> list[int]:
-        """Return the codes of all ranks' partial pools. Each all-reduce gives the next one in order."""
+        """Return the codes of all ranks' partial pools. Each all-reduce returns the next larger code."""
         own, found = partial_pool_codes(self._pool_set, self._hit_pools), list[int]()
         while True:
             left = [code for code in own if not found or code > found[-1]]
@@ -273,13 +275,13 @@ class Consensus:
             error,
         )
         try:
-            self._ranks.close()  # ranks that wait for this one on the other channel go on
+            self._ranks.close()  # so that ranks stop waiting for this rank on the other channel
         except Exception:
             logger.warning("the connections to the other ranks could not be closed", exc_info=True)
 
 
 def partial_pool_codes(pool_set: PoolSet, hit_pools: PoolBits) -> list[int]:
-    """Return the codes of this rank's partial pools: trailing ones, and those not in `hit_pools`."""
+    """Return the codes of this rank's partial pools: trailing pools, and pools outside `hit_pools`."""
     partial = pool_set.all_pools & ~hit_pools | pool_set.trailing
     return sorted(_code(pool_set.pools[number]) for number in pool_numbers(partial))
 

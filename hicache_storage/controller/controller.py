@@ -42,10 +42,10 @@ class CacheController:
     """The cache of one engine: L2 in host pools, L3 in a page store, and transfers between them.
 
     All pools of a page (target, draft) are allocated, loaded, written and evicted together. Thread-safe.
-    If the store fails, requests get fewer hits but go on: they do not raise because of it, and do not
-    wait longer than the prefetch policy allows.
+    If the store fails, requests get fewer hits but go on: the failure raises no error, and no call waits
+    longer than the prefetch policy allows.
 
-    You close the host pools, the page store and the ranks, after the controller.
+    Close the host pools, the page store and the ranks yourself, after the controller.
 
     Examples:
         >>> from hicache_storage import KeySpace, Shard, page_hashes
@@ -76,7 +76,7 @@ class CacheController:
         """Open the key spaces of the pools. Without a store the cache is L2 alone, until `attach`.
 
         An `admission` decides for each page whether it is written to the store. An `explain_log` gets a
-        record of each request, and of each write that left pages out. You close it.
+        record of each request, and of each write that left pages out. Close the log yourself.
 
         Raises:
             ValueError: There is no pool, the pools do not fit together, or there are several ranks and
@@ -123,7 +123,7 @@ class CacheController:
 
     @property
     def closed(self) -> bool:
-        """True once the controller was closed. Nothing more is prefetched then."""
+        """True once the controller has been closed. No page is prefetched from then on."""
         return self._closed
 
     # --- requests ------------------------------------------------------------------------------------
@@ -134,7 +134,8 @@ class CacheController:
         """Start to load the prefix `hashes` into L2, and return at once.
 
         With several ranks, call it on every rank, for the same requests in the same order. The request's
-        deadline is `deadline_s` from now. After it no call waits, whatever the prefetch policy says.
+        deadline is `deadline_s` from now. No call waits longer than that, whatever the prefetch policy
+        says.
 
         Raises:
             ValueError: A page hash is malformed.
@@ -148,7 +149,7 @@ class CacheController:
     def prefetch_again(
         self, request_id: str, hashes: Sequence[str], *, deadline_s: float | None = None
     ) -> Prefetch:
-        """Start another prefetch of a request. After `close` it finds only pages of L2."""
+        """Start another prefetch of a request. After `close`, it finds only pages that are in L2."""
         job = PrefetchJob(self._context, request_id, hashes, deadline_s)
         self._prefetch_worker.submit(job)
         if self._closed:  # the controller was closed meanwhile, and the thread may have ended
@@ -171,10 +172,11 @@ class CacheController:
         ends: Collection[int] | None = None,
         timeout_s: float = 0.0,
     ) -> Reservation:
-        """Reserve slots in all pools for new pages: for as many leading `hashes` as L2 has space.
+        """Reserve slots in all pools for new pages: as many leading `hashes` as L2 has space for.
 
         `ends` are the lengths, counted from the first of `hashes`, at which the prefix must be usable.
-        Trailing pools get slots only in the windows before them. None: only at the full length.
+        Trailing pools get slots only in the windows before these lengths. None stands for the full
+        length alone.
 
         With `timeout_s` the call waits up to that long for slots of the first page. For the other pages
         it waits only while pages are being written to L3 so that they can be evicted.
@@ -188,7 +190,7 @@ class CacheController:
         return Reservation(self.cache, list(hashes[: len(groups)]), groups)
 
     def commit(self, reservation: Reservation, *, without: Collection[str] = ()) -> None:
-        """Add reserved pages, which you have filled, to L2, and to L3 by the write policy.
+        """Add reserved pages that you have filled to L2. The write policy selects those that go to L3.
 
         `without` names optional pools that you did not fill, such as the draft's if it did not run.
 
@@ -218,7 +220,8 @@ class CacheController:
     def attach(self, store: PageStore) -> None:
         """Use a store from now on.
 
-        No page of L2 counts as stored in it. The write policy selects which pages are written.
+        No page of L2 counts as stored in the new store. The write policy selects which pages are
+        written.
 
         Raises:
             RuntimeError: Another store is attached.
@@ -246,8 +249,8 @@ class CacheController:
         Return True if no page was lost and no call of the store is running. A page is lost if it is
         dropped for lack of time or if the store does not take it. After a loss the result stays False
         until another store is attached. If the store hangs, a call may still run after `timeout_s`.
-        Until it returns, the host pools stay registered with that store, and the pages of the call stay
-        pinned. Call `detach` again to wait for it.
+        Until that call returns, the host pools stay registered with that store, and the pages of the
+        call stay pinned. Call `detach` again to wait for it.
         """
         deadline = Deadline(timeout_s)
         with self._attach_lock:
@@ -257,8 +260,8 @@ class CacheController:
     def drain(self, timeout_s: float | None = None) -> bool:
         """Wait until the write queue is empty. Return True if the store has taken every page.
 
-        Return False if that takes longer than `timeout_s`, or if a page is dropped or not taken by the
-        store meanwhile. `dropped_pages` and `unwritten_pages` count such pages.
+        Return False if the queue is not empty after `timeout_s`, or if a page is dropped or the store
+        does not take it meanwhile. `dropped_pages` and `unwritten_pages` count such pages.
         """
         attached = self._attached
         return attached is None or attached.writeback.drain(timeout_s)
@@ -323,11 +326,11 @@ class CacheController:
         )
 
     def _detach(self, deadline: Deadline, *, drain: bool) -> bool:
-        """Detach the store. Return False if `drain` lost pages that were to be written."""
+        """Detach the store. Return False if `drain` is set and a page was lost."""
         attached = self._attached
         if attached is None:
             return self._all_written
-        # Pages are claimed before the store is detached, while evicted pages are still queued there.
+        # Claim pages before the store is detached: until then, evicted pages still go into its queue.
         unsaved = self.cache.claim_unsaved() if drain and self._writes_back else []
         self._attached = None
         self._busy_detached.append(attached)

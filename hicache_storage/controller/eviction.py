@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A page of L2, in every pool. Only the cache changes its fields, under its lock."""
+    """A page of L2, with its slot in each pool. Only the cache changes its fields, under its lock."""
 
     page_hash: str
     slots: PageSlots
-    """The page's slot in each pool. In a trailing pool it has one only while a window needs it."""
+    """The page's slot in each pool. A trailing pool has one only while a window needs the page."""
     filled: PoolBits
     """Pools whose slot holds the page. Other slots must not be read: their content is undefined."""
     stored: PoolBits
-    """Pools whose page is in L3 or will never be written. Evicting it loses nothing."""
+    """Pools in which the page is in L3 or will never be written, so that eviction loses nothing."""
     busy: PoolBits = 0
     """Pools whose slot is being filled, by a load or by an engine that recomputes the page."""
     pins: int = 1
@@ -34,8 +34,8 @@ class Entry:
     evicting: bool = False
     """True while the page is being written so that it can be evicted."""
     given_up: bool = False
-    """True if the write at the page's eviction failed for a required pool. No pool is written then,
-    because L3 must not have a page of an optional pool without those of the required pools."""
+    """True if the write before the page's eviction failed in a required pool. The page is then written
+    in no pool, because L3 must not have it in an optional pool without the required pools."""
 
     def unsaved(self, written: PoolBits) -> PoolBits:
         """Return the pools of `written` whose page is in L2 and must still be written to L3."""
@@ -52,7 +52,10 @@ class PageSlotAllocator:
         self._hosts = [pool.host for pool in pool_set.pools]
 
     def allocate(self, wanted: PoolBits) -> PageSlots | None:
-        """Return one slot in each of the `wanted` pools, or None if one is full. Then none is taken."""
+        """Return one slot in each of the `wanted` pools.
+
+        If a pool is full, return None and take no slot.
+        """
         taken: PageSlots = [None] * len(self._hosts)
         for number in pool_numbers(wanted):
             slot = self._hosts[number].allocate(1)
@@ -75,10 +78,10 @@ class PageSlotAllocator:
 
 
 class TrailingSlots:
-    """Which pages have a slot in each trailing pool, least recently used first.
+    """The pages that have a slot in each trailing pool, least recently used first.
 
-    A trailing pool has few slots. A page holds one while its window is in use, and stays in L2 if it
-    loses the slot. Not thread-safe: the cache's lock guards it.
+    A trailing pool has few slots. A page has a slot there while its window is in use, and stays in L2 if
+    it loses that slot. Not thread-safe: the cache's lock guards it.
     """
 
     def __init__(self, pool_set: PoolSet) -> None:
@@ -88,7 +91,7 @@ class TrailingSlots:
         }
 
     def record(self, entry: Entry, number: int) -> None:
-        """Record that a page has a slot in a pool, if it has one and the pool is a trailing one."""
+        """Record the slot of a page in a pool, if the pool is trailing and the page has a slot there."""
         if number in self._holders and entry.slots[number] is not None:
             self._holders[number][entry.page_hash] = entry
 
@@ -119,7 +122,10 @@ class TrailingSlots:
         return next((entry for entry in holders if is_evictable(entry, number)), None)
 
     def allocate(self, number: int, is_evictable: Callable[[Entry, int], bool]) -> int | None:
-        """Return a slot of a trailing pool: a free one, else that of the next evictable page (LRU)."""
+        """Return a slot of a trailing pool: a free one, or that of the next evictable page (LRU).
+
+        Return None if there is neither.
+        """
         host = self._pools[number].host
         if not host.free_slots and (entry := self.evictable(number, is_evictable)):
             self.release(entry, 1 << number)
@@ -128,7 +134,7 @@ class TrailingSlots:
 
 
 class EvictingAllocator:
-    """The slots of all pools, and the unpinned pages in the order in which they are evicted (LRU).
+    """An allocator of slots in all pools, which evicts unpinned pages in LRU order.
 
     `on_drop` is called with each page that leaves L2. Not thread-safe: the cache's lock guards it.
     """
@@ -155,17 +161,17 @@ class EvictingAllocator:
         self.trailing.touch(entry)
 
     def cancel_eviction(self, entry: Entry) -> bool:
-        """Keep a page that was being evicted. Return True if it was."""
+        """Mark a page as no longer being evicted. Return True if it was being evicted."""
         was_evicting, entry.evicting = entry.evicting, False
         self.evicting_pages -= was_evicting
         return was_evicting
 
     def unpin(self, entry: Entry) -> None:
-        """End one `pin`."""
+        """Undo one `pin`. A page without pins can be evicted."""
         entry.pins -= 1
         if not entry.pins:
             self._unpinned[entry.page_hash] = entry
-            if self.cancel_eviction(entry):  # it was written to be evicted, so it goes next
+            if self.cancel_eviction(entry):  # it was written for its eviction, so evict it next
                 self._unpinned.move_to_end(entry.page_hash, last=False)
 
     def clear(self) -> None:
@@ -178,8 +184,8 @@ class EvictingAllocator:
     def allocate(self, wanted: Sequence[PoolBits]) -> tuple[list[PageSlots], list[Entry]]:
         """Return slots for the leading pages of `wanted`, each in all of its pools.
 
-        Also return the pages that must be written before more slots can be freed. They are pinned and
-        marked as queued and evicting.
+        Also return the pages that must be written before more slots can be freed. These pages are pinned
+        and marked as queued and evicting.
         """
         got: list[PageSlots] = []
         to_write: list[Entry] = []
@@ -192,7 +198,7 @@ class EvictingAllocator:
         return got, to_write
 
     def can_allocate(self, wanted: Sequence[PoolBits]) -> bool:
-        """Return True if `allocate` would return slots, or start a write that frees some."""
+        """Return True if `allocate` would return slots, or pages to write so that slots become free."""
         exhausted = self._slots.exhausted(wanted[0]) if wanted else 0
         if exhausted & self._pool_set.all_pages:
             return self._can_evict(len(wanted))
@@ -202,7 +208,10 @@ class EvictingAllocator:
         )
 
     def allocate_trailing(self, number: int) -> int | None:
-        """Return a slot of a trailing pool, or None. Another page may lose its slot for it."""
+        """Return a slot of a trailing pool, if necessary by taking it from another page.
+
+        Return None if no page can lose its slot.
+        """
         return self.trailing.allocate(number, self._is_evictable)
 
     def free(self, groups: Iterable[PageSlots]) -> None:
@@ -212,7 +221,10 @@ class EvictingAllocator:
     # --- eviction ------------------------------------------------------------------------------------
 
     def _free_one(self, exhausted: PoolBits, pages: int, to_write: list[Entry]) -> bool:
-        """Evict one page or window from the `exhausted` pools. Return False if there is none."""
+        """Evict a page or a window to free slots of the `exhausted` pools.
+
+        Return False if nothing can be evicted.
+        """
         if exhausted & self._pool_set.all_pages:
             if not self._can_evict(pages):
                 return False

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """The result of one request's prefetch, and the page at which its prefix ends, with the reason."""
+    """The result of one request's prefetch: how long the prefix is, where it ends, and why it ends."""
 
     request_id: str
     asked_pages: int
@@ -29,7 +29,7 @@ class Explanation:
     pool: str | None = None
     """The pool that lacks the page. None: another rank lacks it, or no store was asked."""
     rank: int | None = None
-    """The rank with the shortest prefix, if that is another rank."""
+    """The rank with the shortest prefix, if another rank's prefix is shorter than this rank's."""
     reason: Reason | None = None
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What a request holds of L2: the lease of a usable prefix, and the reservation of new slots."""
+"""The two ways in which a request uses L2: a lease of its usable prefix, a reservation of new slots."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Lease:
     """The usable prefix of a request, pinned in L2 until `release`. A context manager.
 
-    Its properties describe the prefix as it was when the lease was taken. They name a slot only if the
+    Its properties describe the prefix as it was when the lease was taken. They list a slot only if the
     slot holds its page. With several ranks, a page counts only if every rank has it, so the properties
     are the same on each rank.
     """
@@ -56,7 +56,7 @@ class Lease:
 
     @property
     def l2_pages(self) -> int:
-        """How many pages of the prefix were in L2."""
+        """How many pages of the prefix were already in L2."""
         return len(self.entries) - len(self.loaded)
 
     @property
@@ -68,8 +68,8 @@ class Lease:
     def coverage(self) -> list[Coverage]:
         """The coverage of each requested page.
 
-        After the prefix, TARGET_ONLY marks pages that the required pools have in L2, or that L3 claims
-        to have. An optional pool that lacks a page has kept them out of the prefix.
+        A page after the prefix is TARGET_ONLY if the required pools have it in L2, or if L3 reports it.
+        Such a page is not in the prefix because an optional pool lacks a page.
         """
         return page_coverage(
             self._pools.needed,
@@ -81,12 +81,12 @@ class Lease:
 
     @property
     def verdict(self) -> Coverage:
-        """The coverage of the prefix: TARGET_ONLY if `missing` names pages, NONE if it is empty."""
+        """The coverage of the prefix: TARGET_ONLY if `missing` names pages, NONE for an empty prefix."""
         return prefix_coverage(self.coverage[: self.pages])
 
     @property
     def target_only_pages(self) -> int:
-        """How many pages of the prefix an optional pool lacks."""
+        """How many pages of the prefix some optional pool lacks."""
         all_pools = self._pools.all_pools
         if not any(all_pools & ~bits for bits in self._filled):
             return 0
@@ -94,7 +94,7 @@ class Lease:
 
     @property
     def indices(self) -> list[list[int]]:
-        """For each pool, the indices of the pages of the prefix that it has.
+        """For each pool, the indices of the pages of the prefix that the pool has.
 
         These are all pages, except in trailing pools and for pages that `missing` names.
         """
@@ -139,7 +139,7 @@ class Lease:
             return self._claims.claim(number, pool, missing)
 
     def fill(self, pool: str, pages: Iterable[int]) -> None:
-        """Add claimed pages of a pool, which you have written, to L2, and to L3 by the write policy.
+        """Add claimed pages that you have written to L2. The write policy selects those that go to L3.
 
         Raises:
             ValueError: A page was not claimed, or the lease was released. No page is added then.
@@ -189,7 +189,7 @@ class Reservation:
 
     @property
     def indices(self) -> list[list[int]]:
-        """For each pool, the indices of the pages that have a slot: all, except in trailing pools."""
+        """For each pool, the indices of the pages with a slot: all pages, except in trailing pools."""
         return [
             [page for page, slots in enumerate(self.groups) if slots[number] is not None]
             for number in range(len(self.cache.pools))
@@ -204,7 +204,7 @@ class Reservation:
         ]
 
     def close(self) -> bool:
-        """End the reservation. Return True to the one caller, in any thread, that ended it."""
+        """End the reservation. Return True to the first caller, False to later ones, in any thread."""
         with self._closing:
             was_open, self._open = self._open, False
         return was_open

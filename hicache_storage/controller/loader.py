@@ -35,7 +35,7 @@ class _Row:
 
 
 class PrefixLoader:
-    """Loads the prefix of one request from L3 to L2.
+    """A loader of the prefix of one request, from L3 to L2.
 
     A page that L2 lacks is read into new slots, and is inserted with the pools that arrived. A page that
     L2 has in other pools is read into its own slots, which are claimed during the read.
@@ -72,7 +72,7 @@ class PrefixLoader:
         return Reason.DETACHED if self._attached.closing else self._job.stop_reason()
 
     def _load_batch(self, wanted: dict[int, PoolBits]) -> bool:
-        """Load one batch. Return True if no missing page ends the prefix."""
+        """Load one batch. Return False if the prefix ends in it, because a page is missing."""
         rows = self._rows(wanted)
         batch = TransferBatch(self._cache.pool_set)
         for row in rows:
@@ -95,9 +95,9 @@ class PrefixLoader:
         )
 
     def _read(self, rows: list[_Row], batch: TransferBatch) -> Outcome | None:
-        """Make one call to the store. Its timeout includes the wait for its turn.
+        """Read a batch with one call to the store. The timeout includes the wait for the call's turn.
 
-        If the call is not made, free the slots and return None.
+        If no call is made, free the slots and return None.
         """
         if not rows:
             return None
@@ -139,7 +139,7 @@ class PrefixLoader:
         return rows
 
     def _allocate(self, wanted: Sequence[PoolBits]) -> list[PageSlots]:
-        """Return slots for new pages. If necessary, evict the request's own tail for them."""
+        """Return slots for new pages. If necessary, evict pages from the request's own tail."""
         groups = self._allocate_in_time(wanted)
         while len(groups) < len(wanted) and self._job.release_tail(len(wanted) - len(groups)):
             self._diagnostics.stopped = Reason.NO_HOST_SLOT
@@ -147,7 +147,7 @@ class PrefixLoader:
         return groups
 
     def _allocate_in_time(self, wanted: Sequence[PoolBits]) -> list[PageSlots]:
-        """Return slots. Wait, up to the store's timeout, while evicted pages are being written to it."""
+        """Return slots. While evicted pages are being written, wait for up to the store's timeout."""
         return self._cache.allocate(
             wanted,
             timeout_s=self._job.bounded_s(self._attached.store.settings.timeout_s),
@@ -167,7 +167,7 @@ class PrefixLoader:
                 self._unclaim(row.entry, row.bits)
 
     def _publish(self, row: _Row, ok: PoolBits, settled: Future[None]) -> bool:
-        """Publish loaded slots. Free the others once `settled` is done.
+        """Publish the slots that were loaded. Free the other slots once `settled` is done.
 
         Return True if the page arrived before the job ended, so that the job uses it.
         """

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Coverage(enum.Enum):
-    """Which pools have a page of a prefix. For a prefix: which pools have all of its pages."""
+    """The pools that have a page, or a whole prefix: all pools, only the required ones, or fewer."""
 
     BOTH = "both"
     """All pools, the target's and the draft's."""
@@ -44,7 +44,7 @@ def page_coverage(
 
 
 def prefix_coverage(pages: Sequence[Coverage]) -> Coverage:
-    """Return the coverage of a prefix: the worst coverage of its pages, or NONE if it has none."""
+    """Return the coverage of a prefix: the worst coverage of its pages, or NONE if it is empty."""
     if not pages:
         return Coverage.NONE
     return Coverage.TARGET_ONLY if Coverage.TARGET_ONLY in pages else Coverage.BOTH

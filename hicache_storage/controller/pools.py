@@ -1,4 +1,4 @@
-"""The pools of a cache: host slots and key space of each, and which pools a prefix needs at a page."""
+"""The pools of a cache, each with its host slots and key space, and the pools that a page needs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PoolBits: TypeAlias = int
 """A set of pools. Bit n stands for pool n."""
 PageSlots: TypeAlias = "list[int | None]"
-"""The slot of a page in each pool, in the order of the pools. None: it has no slot there."""
+"""The slot of a page in each pool, in the order of the pools. None if it has no slot there."""
 
 
 @cache
@@ -33,7 +33,7 @@ class CachePool:
     """One pool of the cache: the target's, a draft's, or a side pool."""
 
     space: KeySpace
-    """The key space, unframed, with this rank's shard. A slot of `host` holds one of its pages."""
+    """The key space of pages without headers, for this rank's shard. A slot of `host` holds one page."""
     host: HostPool
     hit_policy: HitPolicy = HitPolicy.ALL_PAGES
     window_pages: int = 1
@@ -41,10 +41,10 @@ class CachePool:
     required: bool = True
     """True if no prefix is usable without this pool. False for an optional pool, such as a draft's."""
     writes: bool = True
-    """True if this rank writes the pool's pages to L3. Of the ranks with equal bytes, only one does."""
+    """True if this rank writes the pool's pages to L3. Of ranks with equal bytes, only one writes."""
     stored: tuple[PoolSpec, ...] = field(init=False, repr=False, compare=False)
     """The pool in the page store: one spec for each tile of the host pool. A page is in storage if all
-    of its tiles are. A tile is named by its own rectangle, so ranks that have it share it."""
+    of its tiles are. The key of a tile is made from its own rectangle, so ranks share equal tiles."""
 
     def __post_init__(self) -> None:
         if self.space.page_nbytes != self.host.shape.nbytes:
@@ -95,7 +95,7 @@ class CachePool:
             )
 
     def _tile_space(self, tile: Tile) -> KeySpace:
-        """Return the key space of a tile. The only tile of a page has the key space of the page."""
+        """Return the key space of a tile. If a page has only one tile, this is the page's key space."""
         if len(self.host.tiles) == 1:
             return self.space
         shard, (_, heads) = self.space.shard, _extent(self.host)
@@ -151,7 +151,7 @@ class PoolSet:
         raise ValueError(f"there is no pool {name!r}; this cache has {known}")
 
     def needed(self, page: int, length: int) -> PoolBits:
-        """Return the pools that a prefix of `length` pages needs at `page`."""
+        """Return the pools in which a prefix of `length` pages needs the page with the index `page`."""
         needed = self.all_pages
         for number in pool_numbers(self.trailing):
             if page >= length - self.pools[number].window_pages:
@@ -168,7 +168,7 @@ class PoolSet:
         return needed
 
     def usable(self, filled: Sequence[PoolBits], among: PoolBits) -> list[bool]:
-        """Return True for each length, from 0 on, at which the prefix is usable in all pools of `among`.
+        """Return, for each length from 0 on, whether that prefix is usable in all pools of `among`.
 
         `filled` gives, for each page, the pools that have it.
         """
@@ -185,9 +185,10 @@ class PoolSet:
         return (*pool_numbers(among & self.required), *pool_numbers(among & ~self.required))
 
     def first_gap(self, filled: Sequence[PoolBits], among: PoolBits) -> tuple[int, int] | None:
-        """Return the (page, pool of `among`) that ends the prefix, or None if the prefix is whole.
+        """Return the page that ends the prefix and the pool that lacks it. None if the prefix is whole.
 
-        If several pools do, return the first in lookup order that makes the prefix this short.
+        Only pools of `among` count. If several of them end the prefix, return the first one, in lookup
+        order, that makes the prefix this short.
         """
         usable_pages = longest(self.usable(filled, among))
         so_far, before = 0, len(filled)
@@ -216,10 +217,10 @@ def _check(pools: Sequence[CachePool]) -> None:
 
 
 def _extent(host: HostPool) -> tuple[int, int]:
-    """Return the layers and heads of a host pool's pages."""
+    """Return how many layers and how many heads a page of a host pool has."""
     return host.shape.layers, host.shape.planes[0][0]
 
 
 def _within(whole: tuple[int, int], part: tuple[int, int]) -> tuple[int, int]:
-    """Return `part`, a range that counts from the start of `whole`, in the numbers of `whole`."""
+    """Return the range `part`, which counts from the start of `whole`, as absolute numbers."""
     return whole[0] + part[0], whole[0] + part[1]

@@ -40,14 +40,15 @@ class Prefetch:
 
     @property
     def complete(self) -> bool:
-        """True once nothing more will arrive."""
+        """True once no more pages will arrive."""
         return self._job.complete
 
     def result(self, *, earlier: Sequence[Lease] = ()) -> Lease:
-        """Wait as the prefetch policy says, end the prefetch, and return the arrived prefix, pinned.
+        """Wait as long as the prefetch policy says, end the prefetch, and return a lease of the prefix.
 
-        With several ranks, call it on all ranks, in the same order of requests. They get the same number
-        of pages. Pages that `earlier` leases of this request have loaded count as loaded for it.
+        With several ranks, call it on all ranks, in the same order of requests. All ranks get the same
+        number of pages. The lease keeps the pages pinned. Pages that `earlier` leases of this request
+        loaded also count as loaded.
 
         Raises:
             RuntimeError: The prefetch has already ended.
@@ -62,7 +63,7 @@ class Prefetch:
         return lease
 
     def take_local(self) -> Lease:
-        """End the prefetch and return this rank's prefix, because another one of the request follows.
+        """End the prefetch and return this rank's prefix, before another prefetch of the same request.
 
         The lease keeps the pages pinned. It does not count as a use or as the end of the request, and no
         other rank is asked.
@@ -127,12 +128,12 @@ class Prefetch:
         counters.add("target_only_pages", lease.target_only_pages)
 
     def _count_unused(self, pages: int) -> None:
-        """Count the loaded pages after a prefix of `pages` pages."""
+        """Count the loaded pages that lie beyond a prefix of `pages` pages."""
         unused = sum(page >= pages for page in self._job.loaded)
         self._context.counters.add("loaded_unused_pages", unused)
 
     def _explain_result(self, usable_pages: int, agreed: AgreedPages, lease: Lease) -> None:
-        """Record why the lease is not longer. `usable_pages` is the prefix of this rank."""
+        """Record why the lease is not longer. `usable_pages` is the length on this rank."""
         prefix, diagnostics = agreed.prefix, self._job.diagnostics
         gap = self._first_gap(agreed.local, usable_pages)
         result = self._explanation(lease.pages, lease.l3_pages)
@@ -156,7 +157,7 @@ class Prefetch:
         self._record_end(result)
 
     def _record_end(self, result: Explanation) -> None:
-        """Keep an explanation, add it to the log, and end the span."""
+        """Keep an explanation, add it to the log, and end the tracing span."""
         self._context.explanations.add(result)
         self._log(result)
         reason = result.reason
@@ -190,7 +191,10 @@ class Prefetch:
         )
 
     def _first_gap(self, filled: Sequence[PoolBits], usable_pages: int) -> tuple[int, int] | None:
-        """Return the (page, pool) that ends the prefix: one that was not loaded, else one not found."""
+        """Return the page and the pool at which the prefix ends.
+
+        This is the first page that was found but not loaded, or else the first page that was not found.
+        """
         pool_set, hit_pools = self._cache.pool_set, self._context.hit_pools
         present = self._job.diagnostics.present or filled
         known = [own | found for own, found in zip(filled, present, strict=True)]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # The timeout of a call that is made when the request's deadline has just passed.
 _LEAST_TIMEOUT_S = 0.001
 
-# Clients choose request ids. A span keeps this many characters of one.
+# A tracing span keeps at most this many characters of a request id, because clients choose ids.
 _MAX_ID_CHARACTERS = 128
 
 _GONE = frozenset({Reason.VANISHED, Reason.CORRUPT, Reason.WRONG_KEY, Reason.WRONG_SIZE})
@@ -40,7 +40,7 @@ _GONE = frozenset({Reason.VANISHED, Reason.CORRUPT, Reason.WRONG_KEY, Reason.WRO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefetchContext:
-    """What the prefetches of one controller share."""
+    """The objects and functions that all prefetches of one controller share."""
 
     cache: HostCache
     settings: ControllerSettings
@@ -49,9 +49,9 @@ class PrefetchContext:
     explanations: Explanations
     quota: PrefetchQuota
     attached: Callable[[], AttachedStore | None]
-    """Return the store that is attached now."""
+    """A function that returns the store that is attached now."""
     offer: Callable[[Sequence[Entry]], None]
-    """Offer pages to the write policy."""
+    """A function that offers pages to the write policy."""
     hit_pools: PoolBits
     """The pools that a page must have to be a hit."""
     explain_log: ExplainLog | None = None
@@ -59,23 +59,23 @@ class PrefetchContext:
 
 
 class PrefetchDiagnostics:
-    """Which pages of a request are available, and why pages did not arrive.
+    """A record of which pages of a request are available, and why the other pages did not arrive.
 
-    The prefetching thread writes it. The engine's thread reads it when the request ends, perhaps while
-    the prefetching thread is still working.
+    The prefetching thread writes the record. The engine's thread reads it when the request ends, perhaps
+    while the prefetching thread is still working.
     """
 
     def __init__(self) -> None:
         self.present: list[PoolBits] = []
-        """For each page, the pools that L2 has or L3 claims to have. Empty before the lookup."""
+        """For each page, the pools that L2 has or L3 reports. Empty before the lookup."""
         self.lookup_failures: dict[int, Verdict] = {}
         """Pools that could not be looked up, and why."""
         self.failures: dict[tuple[int, int], Reason] = {}
-        """Why each (page, pool) did not arrive."""
+        """For each (page, pool) that did not arrive, the reason."""
         self.stopped: Reason | None = None
         """Why loading stopped."""
         self.rank: int | None = None
-        """The rank with the shortest prefix, if that is another rank."""
+        """The rank with the shortest prefix, if another rank's prefix is shorter than this rank's."""
 
     def drop_vanished(self) -> bool:
         """Remove from `present` the pages that storage turned out not to have.
@@ -101,7 +101,7 @@ class PrefetchDiagnostics:
 
 
 class PrefetchJob:
-    """One prefetch, as the prefetching thread serves it. Thread-safe.
+    """One prefetch that the prefetching thread works on. Thread-safe.
 
     From the start, the job pins all pages of the prefix that are in L2, even after a gap. Pages that
     arrive are added until `end`.
@@ -141,14 +141,14 @@ class PrefetchJob:
 
     @property
     def complete(self) -> bool:
-        """True once nothing more will arrive."""
+        """True once no more pages will arrive."""
         return self._complete.is_set()
 
     def finish(self) -> None:
         self._complete.set()
 
     def wait(self) -> None:
-        """Wait until the job is complete, or until the policy's or the request's time is up."""
+        """Wait until the job is complete, or until the time of the policy or of the request is up."""
         limits_s = [each for each in (self._max_wait_s, self._remaining_s()) if each is not None]
         self._complete.wait(min(*limits_s, MAX_DURATION_S) if limits_s else None)
 
@@ -163,20 +163,19 @@ class PrefetchJob:
         return Reason.DEADLINE if left_s == 0 else Reason.PATIENCE
 
     def stop_reason(self) -> Reason | None:
-        """Return why nobody waits for pages any more, or None while somebody does."""
+        """Return why the request does not wait for pages any more, or None while it does."""
         if self._ended:
             return Reason.PATIENCE
         reason = self.time_up_reason()
         return reason if reason is Reason.DEADLINE else None
 
     def _remaining_s(self) -> float | None:
-        """Return the seconds until the request's deadline, or None if it has none."""
         return None if self._deadline is None else self._deadline.remaining_s()
 
     # --- pages ---------------------------------------------------------------------------------------
 
     def entry(self, page: int) -> Entry | None:
-        """Return the pinned page of L2, or None."""
+        """Return the entry of a page that this job has pinned, or None if it has not pinned the page."""
         return self._entries[page]
 
     def filled(self) -> list[PoolBits]:
@@ -184,7 +183,7 @@ class PrefetchJob:
         return [0 if entry is None else entry.filled for entry in self._entries]
 
     def pin_new_pages(self) -> list[PoolBits]:
-        """Pin the pages that other requests have brought to L2 since. Return `filled`."""
+        """Pin pages that have come into L2 since the job pinned its pages. Return the new `filled`."""
         missing = [page for page, entry in enumerate(self._entries) if entry is None]
         found = self._cache.pin(self.hashes[page] for page in missing)
         late = [
@@ -196,7 +195,7 @@ class PrefetchJob:
         return self.filled()
 
     def release_tail(self, pages: int) -> bool:
-        """Unpin up to `pages` pages after the first gap, from the end. Return False if none."""
+        """Unpin up to `pages` pages after the first gap, from the end. Return False if there is none."""
         released: list[Entry] = []
         with self._lock:
             gap = self._entries.index(None) if None in self._entries else len(self._entries)
@@ -210,7 +209,7 @@ class PrefetchJob:
         return bool(released)
 
     def acquire_quota(self, pages: int) -> bool:
-        """Return True if the prefetch quota admits `pages` pages. They are released at the end."""
+        """Return True if the prefetch quota admits `pages` pages. The job's `end` releases them."""
         if not self._quota.acquire(pages):
             return False
         with self._lock:
@@ -224,7 +223,7 @@ class PrefetchJob:
     def add_loaded(self, page: int, entry: Entry) -> bool:
         """Add a page that was loaded in some pool. After the end, return False and do not add it.
 
-        If the job has not pinned the page before, it takes over the pin of the caller.
+        If the job has not pinned the page before, it takes over the caller's pin.
         """
         with self._lock:
             if not self._ended:
@@ -242,7 +241,7 @@ class PrefetchJob:
     # --- the end -------------------------------------------------------------------------------------
 
     def end(self) -> bool:
-        """End the job, after which nothing is added. Return False if it had already ended."""
+        """End the job, so that no more pages are added. Return False if the job had already ended."""
         with self._lock:
             if self._ended:
                 return False

@@ -1,4 +1,4 @@
-"""Limit how many pages of L2 prefetches may hold."""
+"""A limit on how many pages of L2 prefetches may hold."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import threading
 
 
 class PrefetchQuota:
-    """Counts the pages of L2 that unfinished prefetches hold or are about to load. Thread-safe.
+    """A count of the L2 pages that unfinished prefetches hold or are about to load. Thread-safe.
 
-    A prefetch is admitted as a whole while the others are below the limit, so a prefetch larger than the
-    limit is served, too. The rule is that of SGLang's `prefetch_capacity_limit`.
+    If the count is below the limit, a prefetch is admitted as a whole, even if it is larger than the
+    limit. SGLang's `prefetch_capacity_limit` follows the same rule.
     """
 
     def __init__(self, limit_pages: float) -> None:
         self._limit_pages = limit_pages
         self.pages: int = 0
-        """How many pages are acquired now."""
+        """How many pages are acquired and not yet released."""
         self._lock = threading.Lock()
 
     def acquire(self, pages: int) -> bool:

@@ -29,8 +29,8 @@ _NOTHING_LOADED = (Reason.BELOW_THRESHOLD, Reason.CAPACITY_LIMIT, Reason.INTERNA
 class PrefetchWorker:
     """A queue of prefetch jobs, and the threads that serve it from the attached store.
 
-    With several ranks there is one thread, because the ranks agree on requests in their order. They
-    agree on each request, even if it was cancelled or if this rank has no store.
+    With several ranks there is one thread, because the ranks must agree on requests in the same order on
+    each rank. They agree on each request, even if it was cancelled or if this rank has no store.
     """
 
     def __init__(self, context: PrefetchContext) -> None:
@@ -59,12 +59,12 @@ class PrefetchWorker:
         self._queue.put(job)
 
     def stop(self) -> None:
-        """Tell the threads to end after the jobs that are queued now."""
+        """Make the threads end after the jobs that are queued now."""
         for _ in self._threads:
             self._queue.put(None)
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the threads, then finish the jobs still queued; return False at the timeout."""
+        """Wait for the threads, then finish the queued jobs. Return False if a thread still runs."""
         deadline = Deadline(timeout_s)
         for thread in self._threads:
             if thread.ident is not None:
@@ -73,7 +73,7 @@ class PrefetchWorker:
         return not any(thread.is_alive() for thread in self._threads)
 
     def finish_queued(self) -> None:
-        """Finish the queued jobs, which no thread will serve."""
+        """Finish the queued jobs without loading pages, because no thread will serve these jobs."""
         ends = 0
         while True:
             try:
@@ -81,7 +81,7 @@ class PrefetchWorker:
             except queue.Empty:
                 break
             if job is None:
-                ends += 1  # this mark is for a thread that may still be busy
+                ends += 1  # keep this end mark for a thread that may still be busy
             else:
                 job.diagnostics.stopped = Reason.CLOSED
                 job.finish()
@@ -119,10 +119,10 @@ class PrefetchWorker:
                     job.diagnostics.stopped = Reason.DETACHED
 
     def _fetch_prefix(self, job: PrefetchJob, attached: AttachedStore, length: int) -> None:
-        """Load a prefix of `length` pages. If pages have vanished, load the longest one without them.
+        """Load a prefix of `length` pages. If pages have vanished, load the longest prefix without them.
 
-        The shorter prefix may have a window that was not fetched yet. Several ranks would have to agree
-        on it again, so they take the pages that have arrived.
+        The shorter prefix may need a window that was not loaded yet. Several ranks would have to agree
+        on it again, so with several ranks the request only gets the pages that have arrived.
         """
         pool_set = self._context.cache.pool_set
         while any(wanted := self._pools_to_load(job, length)):
@@ -132,7 +132,7 @@ class PrefetchWorker:
             length = longest(pool_set.usable(job.diagnostics.present, self._context.hit_pools))
 
     def _usable(self, job: PrefetchJob, attached: AttachedStore | None) -> list[bool]:
-        """Return True for each prefix length that this rank has in L2 or can load."""
+        """Return, for each prefix length, whether this rank has that prefix in L2 or can load it."""
         if job.stop_reason():
             return [True] + [False] * len(job.hashes)
         filled = job.pin_new_pages()
@@ -174,7 +174,7 @@ class PrefetchWorker:
         return None
 
     def _pools_to_load(self, job: PrefetchJob, length: int) -> Sequence[PoolBits]:
-        """Return, for each page of a prefix, the pools that it needs, L2 lacks, and L3 has."""
+        """Return, for each page of a prefix, the pools that the page needs, L2 lacks, and L3 has."""
         present, filled = job.diagnostics.present, job.filled()
         if not present or job.diagnostics.stopped in _NOTHING_LOADED:
             return []

@@ -16,17 +16,17 @@ _SHOWN_CHARACTERS = 200
 
 
 class Channel(enum.Enum):
-    """The all-reduces of one thread, apart from those of others, so that threads do not wait."""
+    """A separate sequence of all-reduces for each thread, so that threads do not wait for each other."""
 
     MATCH = "match"
-    """For the pages of a prefix in L2 and L3. The prefetching thread uses it, in request order."""
+    """The prefetching thread uses it in request order, to agree on the pages that L2 and L3 have."""
     RESULT = "result"
-    """For the pages that have arrived or are claimed. The engine's thread uses it, in the order in which
-    it takes results."""
+    """The engine's thread uses it in the order in which it takes results, to agree on the pages that
+    have arrived or are claimed."""
 
 
 class RanksLost(HiCacheError):
-    """A rank did not answer, or asked another question. The ranks cannot agree on anything any more."""
+    """A rank did not answer, or asked a different question. No further agreement is possible."""
 
 
 class Ranks(Protocol):
@@ -55,12 +55,15 @@ class Ranks(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave the other ranks. A rank that waits for this one loses it. Thread-safe, idempotent."""
+        """Leave the other ranks. Thread-safe and idempotent.
+
+        Ranks that wait for this rank get `RanksLost`.
+        """
         ...
 
 
 class SingleRank:
-    """The only rank of an engine of one process."""
+    """The only rank of an engine that runs in one process."""
 
     rank = 0
     size = 1
@@ -74,16 +77,16 @@ class SingleRank:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """What an all-reduce is about, such as one request. Ranks compare it to notice that they differ."""
+    """What an all-reduce is about, such as one request. Ranks compare topics to notice a mismatch."""
 
     label: str
-    """The topic as messages show it."""
+    """The text that stands for the topic in messages."""
     digest: bytes
     """Equal on two ranks if they have the same topic."""
 
     @classmethod
     def of_request(cls, request_id: str, hashes: Sequence[str]) -> Self:
-        """Return the topic of a request. It differs if the prompt differs, even if the id is equal."""
+        """Return the topic of a request. It depends on the prompt, because clients may reuse an id."""
         parts = (utf8_bytes(request_id), ",".join(hashes).encode())
         return cls.of(f"request {shown_id(request_id)}", parts)
 
@@ -110,7 +113,7 @@ def utf8_bytes(text: str) -> bytes:
 
 
 def shown_id(request_id: str) -> str:
-    """Return a request id as messages show it: quoted, printable, and cut if it is long."""
+    """Return a request id in the form that messages use: quoted, printable, and cut if it is long."""
     if len(request_id) <= _SHOWN_CHARACTERS:
         return repr(request_id)
     return f"{request_id[:_SHOWN_CHARACTERS]!r}... of {len(request_id)} characters"

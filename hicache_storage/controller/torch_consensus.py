@@ -1,9 +1,9 @@
 """Ranks over torch.distributed: one gloo group for each channel, on the CPU.
 
 With torch 2.13, a collective fails at once if the process of a peer has ended, and after its timeout if
-a peer is stopped. The group is out of step from then on. Tensors of different sizes crash the process,
-because gloo throws on a thread of its own. Therefore each call begins with a collective of fixed size,
-which carries the number of values.
+a peer does not answer. The group cannot be used from then on. Tensors of different sizes crash the
+process, because gloo throws on a thread of its own. Therefore each call begins with a collective of
+fixed size, which carries the number of values.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ class TorchRanks:
     """The ranks of one engine, one process each. Only one thread at a time may use a channel.
 
     Values are signed 64-bit integers. `timeout_s` is the longest wait for the slowest rank, storage
-    calls included, so it must be longer than the page store's `timeout_s`. A lost rank stays lost: on
-    this rank at once, and on every rank within `timeout_s`. All that you can do then is `close`.
+    calls included, so it must be longer than the page store's `timeout_s`. A lost rank stays lost: this
+    rank raises RanksLost at once from then on, and every other rank within `timeout_s`. You can only
+    call `close` then.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class TorchRanks:
         size: int,
         leave: Callable[[Any], None] = lambda _: None,
     ) -> None:
-        """Use groups that `connect` or `from_process_group` made. Call one of these instead."""
+        """Use `groups`. Call `connect` or `from_process_group` instead, which make the groups."""
         self._torch = load_torch()
         self._groups = dict(groups)
         self._leave = leave
@@ -51,10 +52,10 @@ class TorchRanks:
 
     @classmethod
     def connect(cls, url: str, *, rank: int, size: int, timeout_s: float = _TIMEOUT_S) -> Self:
-        """Connect to the other ranks at `tcp://HOST:PORT`, where rank 0 listens, or a new `file://PATH`.
+        """Connect to the other ranks at `tcp://HOST:PORT`, where rank 0 listens, or at `file://PATH`.
 
-        Ranks use the address of their host name. Set the environment variable GLOO_SOCKET_IFNAME to use
-        that of a network interface.
+        The file must be new. Ranks use the address of their host name. Set the environment variable
+        GLOO_SOCKET_IFNAME to use the address of a network interface instead.
 
         Raises:
             RanksLost: A rank did not connect within `timeout_s`.
@@ -75,7 +76,7 @@ class TorchRanks:
     def from_process_group(
         cls, group: ProcessGroup | None = None, *, timeout_s: float = _TIMEOUT_S
     ) -> Self:
-        """Make new groups from an engine's process group. None: from all of its processes.
+        """Make new groups from an engine's process group. None is the group of all processes.
 
         Call it on all ranks of the group at the same time.
 
@@ -98,7 +99,7 @@ class TorchRanks:
                 )
 
         def leave(channel_group: Any) -> None:
-            if distributed.is_initialized():  # else the engine has destroyed all groups before
+            if distributed.is_initialized():  # else the engine has already destroyed all groups
                 distributed.destroy_process_group(channel_group)
 
         return cls(groups, rank=rank, size=len(members), leave=leave)
@@ -113,7 +114,7 @@ class TorchRanks:
         try:
             minimum = self._minimum(channel, list(values))
         except RuntimeError as error:
-            # Frames that refer to the group would keep its sockets open, and other ranks waiting.
+            # Stack frames that refer to the group would keep its sockets open, and other ranks waiting.
             cause = error.with_traceback(None)
             raise RanksLost(self._lose(f"{channel.value}: {_gloo_message(error)}")) from cause
         if minimum is None:
@@ -157,7 +158,7 @@ class TorchRanks:
         return self._lost
 
     def _leave_groups(self, reason: str) -> None:
-        """Leave every group, so that no rank waits for this one. Keep the first reason."""
+        """Leave every group, so that no rank waits for this one. Keep the reason of the first call."""
         self._lost = self._lost or reason
         groups, self._groups = self._groups, {}
         for group in groups.values():

@@ -62,7 +62,7 @@ class TransferBatch:
         return [bits & ~bad for bits, bad in zip(self._rows, failed, strict=True)]
 
     def failures(self, outcome: Outcome) -> list[tuple[int, int, Verdict]]:
-        """Return (row, pool, verdict) of each page that is not OK, by its first failed part."""
+        """Return (row, pool, verdict of the first failed part) of each page that is not OK."""
         found: dict[tuple[int, int], Verdict] = {}
         for number, verdicts in self._verdicts_by_pool(outcome):
             for row, verdict in zip(self._members[number], verdicts, strict=True):

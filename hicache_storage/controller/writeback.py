@@ -35,7 +35,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Writeback:
-    """Writes pages of L2 in the order in which they were queued, many pages of all pools in one call.
+    """The queue of pages to write from L2 to L3, in order. One call writes many pages of all pools.
 
     The required pools of a page are written first, and the optional ones in the next call. If that call
     fails, L3 has a target without its draft, never the reverse. Queued pages are pinned. Pages beyond
@@ -92,7 +92,7 @@ class Writeback:
     def enqueue(self, entries: Sequence[Entry]) -> None:
         """Queue `entries`, each pinned and marked as queued. Drop the pages beyond the limit.
 
-        Pages that are not admitted are not queued. Their next use offers them again.
+        Pages that are not admitted are not queued, but they are offered again at their next use.
         """
         entries = self._admitted(entries)
         if not entries:
@@ -117,10 +117,11 @@ class Writeback:
             return is_idle and self._lost_pages == lost_before
 
     def close(self, deadline: Deadline, *, drain: bool, unsaved: Sequence[Entry] = ()) -> bool:
-        """End the thread, with `drain` once the queue is empty. Drop the pages that are still queued.
+        """End the thread, and drop the pages that are still queued.
 
-        The `unsaved` pages, pinned and marked as queued, are added to the queue first. Pages that are
-        offered later are dropped. Return False if `drain` lost a page.
+        With `drain`, first wait until the queue is empty. Before that, add the `unsaved` pages, pinned
+        and marked as queued, to the queue. Pages that are offered later are dropped. Return False if
+        `drain` was set and a page was lost.
         """
         unsaved = self._admitted(unsaved)
         with self._changed:
@@ -245,7 +246,7 @@ class Writeback:
     def _explain_write(
         self, batch: list[Entry], failures: list[tuple[int, int, Verdict]], elapsed_s: float
     ) -> None:
-        """Log a write if the store did not take all. `failures` has (page, pool, verdict)."""
+        """Log a write if the store did not take all pages. `failures` has (page, pool, verdict)."""
         if self._explain_log is None or not failures:
             return
         reason_of = {page: Reason.of(verdict) for page, _, verdict in reversed(failures)}

@@ -23,7 +23,7 @@ _ALIGNMENT = 4096
 _MIN_NBYTES = 1 << 20
 # Round sizes up by at most an eighth, because every page of a buffer stays in memory.
 _ROUNDING_BITS = 4
-# Without a limit, the buffer of each overdue call may have 256 MiB plus headers.
+# Without a limit, so many overdue calls keep a buffer, each of up to 256 MiB plus headers.
 _MAX_OVERDUE = 4
 
 
@@ -33,7 +33,7 @@ def stride_nbytes(page_nbytes: int, frame_nbytes: int) -> int:
 
 
 class Buffer:
-    """Page-aligned memory with the headers or framed pages that were made in it. One call uses it."""
+    """Page-aligned memory that holds headers or framed pages. One call at a time uses it."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -42,7 +42,7 @@ class Buffer:
         self._frames: dict[int, list[FramedPage]] = {}
 
     def frames(self, page_nbytes: int, frame_nbytes: int, count: int) -> Sequence[FramedPage]:
-        """Return `count` pages with headers, all in this buffer. Each is made only once."""
+        """Return `count` pages with headers, all in this buffer. Later calls return the same objects."""
         frames = self._frames.setdefault(page_nbytes, [])
         stride = stride_nbytes(page_nbytes, frame_nbytes)
         for start in range(len(frames) * stride, count * stride, stride):
@@ -53,7 +53,10 @@ class Buffer:
         return frames[:count]
 
     def headers(self, frame_nbytes: int, count: int) -> Sequence[memoryview]:
-        """Return at least `count` headers for pages in other memory. A store has one size of header."""
+        """Return at least `count` headers for pages in other memory.
+
+        All headers of a store have one size.
+        """
         headers = self._headers
         starts = range(len(headers) * frame_nbytes, count * frame_nbytes, frame_nbytes)
         headers.extend(self.view[start : start + frame_nbytes] for start in starts)
@@ -61,10 +64,10 @@ class Buffer:
 
 
 class Buffers:
-    """Reusable buffers for one direction. Thread-safe.
+    """Reusable buffers for loads or for saves. Thread-safe.
 
-    With a limit, callers wait until their buffers fit. Without one, a buffer is as large as the
-    largest call so far, and callers get no buffer while four are held by overdue calls.
+    With a limit, callers wait until their buffers fit. Without a limit, a buffer is as large as the
+    largest call so far, and callers get no buffer while overdue calls hold four buffers.
     """
 
     def __init__(self, store: PageStore, limit_nbytes: int | None = None) -> None:
@@ -84,7 +87,10 @@ class Buffers:
         return self._used.nbytes
 
     def acquire(self, nbytes: int, timeout_s: float) -> Buffer | None:
-        """Return a buffer of `nbytes`, or a larger one without a limit. None if none is free in time."""
+        """Return a buffer of `nbytes`, or None if none is free in time.
+
+        Without a limit it may be larger.
+        """
         if self.limit_nbytes is None:
             unit = max(_MIN_NBYTES, 1 << max(0, nbytes.bit_length() - _ROUNDING_BITS))
             nbytes = -(-nbytes // unit) * unit
@@ -119,7 +125,7 @@ class Buffers:
             self._unregister(buffer)
 
     def close(self) -> None:
-        """Unregister the free buffers. Buffers of overdue calls follow when their calls settle."""
+        """Unregister the free buffers. Those of overdue calls follow when the calls settle."""
         self._used.close()
         with self._lock:
             self._closed = True
@@ -131,9 +137,9 @@ class Buffers:
         return buffer.nbytes == nbytes or (self.limit_nbytes is None and buffer.nbytes > nbytes)
 
     def _make_room(self, nbytes: int) -> list[Buffer]:
-        """Count a new buffer. Return the free buffers that it replaces.
+        """Count a new buffer in `nbytes`. Return the free buffers that it replaces.
 
-        Without a limit it replaces one, so there are never more buffers than concurrent calls.
+        Without a limit it replaces at most one, so there are never more buffers than concurrent calls.
         """
         limit, unneeded = self.limit_nbytes, list[Buffer]()
         while self._free and (not unneeded if limit is None else self.nbytes + nbytes > limit):

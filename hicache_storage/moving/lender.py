@@ -1,4 +1,4 @@
-"""Let a page store access an engine's pages: lend them, lend them until the deadline, or copy them.
+"""Let a page store access an engine's pages, by lending the pages or by copying them.
 
 An engine reuses its memory soon after a call returns, but a store's call may outlast its deadline. A
 bounded store gets the engine's pages until its call settles (`LentPages`). A revocable one gets them
@@ -50,11 +50,11 @@ class PageBatch:
     """The key space of the payload, without a frame."""
     hashes: Sequence[str]
     pages: Sequence[Page]
-    """The payload for each hash. The lender has its own memory for headers."""
+    """The payload of each hash. The lender adds headers in its own memory."""
 
 
 class Lender(ABC):
-    """Moves an engine's pages in one direction and in one way. Thread-safe."""
+    """A way to load or to save an engine's pages. Thread-safe."""
 
     lends: ClassVar[bool] = True
     """True if the store itself accesses the engine's pages."""
@@ -75,7 +75,7 @@ class Lender(ABC):
             direction: `load` or `save`.
             buffers: For headers and copies.
             engine: Counts the calls and copies that may touch the engine's memory.
-            settle_s: How long after its start each call of a bounded store has settled at the latest.
+            settle_s: The longest time that a call of a bounded store takes from start to settling.
         """
         self.buffers = buffers
         self._store = store
@@ -88,9 +88,9 @@ class Lender(ABC):
     def move(self, batches: Batches, deadline: Deadline | None = None) -> Outcome | None:
         """Move pages. The engine's memory is free as soon as the outcome has settled.
 
-        Return None, without a call of the store, if no buffer is free by the deadline. Without a
-        deadline the store's own time limit applies, and the call does not wait for a buffer. If
-        `engine` is closed, the pages are UNAVAILABLE.
+        Return None, without calling the store, if no buffer is free by the deadline. Without a deadline
+        the store's own time limit applies, and the call does not wait for a buffer. If `engine` is
+        closed, the pages are UNAVAILABLE.
 
         Raises:
             Exception: The move failed, and nothing touches the engine's memory any more.
@@ -110,7 +110,10 @@ class Lender(ABC):
         return limit_nbytes is None or self._buffer_nbytes(space, 1) <= limit_nbytes
 
     def _buffer_nbytes(self, space: KeySpace, pages: int) -> int:
-        """Return the size of a buffer. With a limit, all buffers of a key space have the same size."""
+        """Return the size of the buffer of a move.
+
+        With a limit, all moves of a key space use one size.
+        """
         if self.buffers.limit_nbytes is not None:
             pages = max(pages, self.max_pages(space))
         frame = self._frame_nbytes
@@ -124,7 +127,7 @@ class Lender(ABC):
     def _lent(
         self, batches: Batches, buffer: Buffer, revocable: AtomicRevocable | None = None
     ) -> list[Transfer]:
-        """Return the engine's own pages, with headers in `buffer`."""
+        """Return transfers of the engine's own pages, with headers in `buffer`."""
         pages = sum(len(batch.hashes) for batch in batches)
         headers = iter(buffer.headers(self._frame_nbytes, pages))
         return [
@@ -140,7 +143,7 @@ class Lender(ABC):
         ]
 
     def _refused(self, batches: Batches, buffer: Buffer | None) -> Outcome:
-        """Return the outcome of a move that began after the engine took its memory back."""
+        """Return the outcome for a move that begins after the engine took its memory back."""
         if buffer is not None:
             self.buffers.release(buffer)
         verdicts = [[Verdict.UNAVAILABLE] * len(batch.hashes) for batch in batches]
@@ -148,7 +151,7 @@ class Lender(ABC):
 
 
 class LentPages(Lender):
-    """Lends the engine's pages until the call settles. The store is bounded, or the engine waits."""
+    """A lender for a bounded store or a waiting engine: it lends pages until the call settles."""
 
     def move(self, batches: Batches, deadline: Deadline | None = None) -> Outcome | None:
         buffer = None
@@ -166,7 +169,7 @@ class LentPages(Lender):
         except (TypeError, ValueError):  # the page store refused its arguments, and no call began
             self._end(buffer)
             raise
-        except BaseException:  # a call may have begun: wait for its end, and leave it the headers
+        except BaseException:  # a call may have begun: wait for its end, never reuse its headers
             threading.Event().wait(self._settle_s)
             self._engine.end()
             raise
@@ -180,7 +183,10 @@ class LentPages(Lender):
 
 
 class RevocablePages(Lender):
-    """Lends the engine's pages until the deadline. An overdue call keeps only headers."""
+    """A lender for a revocable store: it lends pages until the deadline.
+
+    An overdue call keeps headers.
+    """
 
     def move(self, batches: Batches, deadline: Deadline | None = None) -> Outcome | None:
         buffer = self._acquire(batches, deadline)
@@ -195,7 +201,7 @@ class RevocablePages(Lender):
             outcome = call(transfers, timeout_s=_remaining_s(deadline))
         except (TypeError, ValueError):  # the page store refused its arguments, and no call began
             self.buffers.release(buffer)
-            raise  # after any other error a call may have begun, and keeps the buffer
+            raise  # after any other error, a call may have begun, and keeps the buffer
         finally:
             revocable.revoke()
             self._engine.end()
@@ -204,7 +210,7 @@ class RevocablePages(Lender):
 
 
 class CopiedPages(Lender):
-    """Gives the store copies, which the calling thread makes. An overdue call keeps its copies."""
+    """A lender for any store: the calling thread copies the pages. An overdue call keeps its copies."""
 
     lends = False
 
@@ -233,7 +239,7 @@ class CopiedPages(Lender):
             outcome = call(transfers, timeout_s=_remaining_s(deadline))
         except (TypeError, ValueError):  # a page or an argument is malformed, and no call began
             self.buffers.release(buffer)
-            raise  # after any other error a call may have begun, and keeps the buffer
+            raise  # after any other error, a call may have begun, and keeps the buffer
         try:
             if self._loads:
                 whole = outcome.whole() * len(batches)
@@ -250,7 +256,7 @@ class CopiedPages(Lender):
         """Copy pages from or to the engine's memory.
 
         Returns:
-            The result of `native.copy_pages` for `skip`. None if the engine's memory is not to be used.
+            The result of `native.copy_pages` for `skip`, or None if the engine's memory is closed.
         """
         if not self._engine.begin():
             return None
@@ -263,7 +269,7 @@ class CopiedPages(Lender):
 
 
 def _settled(outcome: Outcome) -> Outcome:
-    """Return a settled outcome, because the engine's memory is free although a call may go on."""
+    """Return the outcome as settled: the engine's memory is free, although a call may go on."""
     is_settled = outcome.settled.done()
     return outcome if is_settled else Outcome(outcome.verdicts, when_all_done([]))
 
