@@ -266,7 +266,18 @@ class RedisCluster:
     def is_whole(self) -> bool:
         """Return whether every node says that all slots are served."""
         try:
-            return all("cluster_state:ok" in self._cluster_info(node) for node in self.nodes)
+            return all("cluster_state:ok" in _cluster(node, "INFO") for node in self.nodes)
+        except OSError:
+            return False
+
+    def is_settled(self) -> bool:
+        """Return whether every node also has an answer of every other to its last ping.
+
+        A node that was cut off still says that all slots are served when its cable is back. It may
+        refuse calls a moment later, because its pings of before are overdue.
+        """
+        try:
+            return self.is_whole() and not any(map(_waits_for_pongs, self.nodes))
         except OSError:
             return False
 
@@ -306,10 +317,21 @@ class RedisCluster:
         )
         self._joined = True
 
-    def _cluster_info(self, node: RedisServer) -> str:
-        with node.connected() as connection:
-            connection.sendall(b"CLUSTER INFO\r\n")
-            return connection.recv(4096).decode()
+
+def _cluster(node: RedisServer, command: str) -> str:
+    with node.connected() as connection:
+        connection.sendall(f"CLUSTER {command}\r\n".encode())
+        return connection.recv(1 << 16).decode()
+
+
+def _waits_for_pongs(node: RedisServer) -> bool:
+    """Return whether a node waits for another. Fields as in the reference of CLUSTER NODES."""
+    rows = (line.split() for line in _cluster(node, "NODES").splitlines())
+    return any(
+        row[4] != "0" or row[7] != "connected"
+        for row in rows
+        if len(row) > 7 and "myself" not in row[2]
+    )
 
 
 class S3Server(ServerProcess):

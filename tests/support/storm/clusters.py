@@ -42,7 +42,7 @@ class _Node(RedisServer):
         return self._network.command_on(self._number, super().command())
 
 
-class _Cluster(RedisCluster):
+class StormCluster(RedisCluster):
     """Three masters on different hosts, each with `replicas` on other hosts."""
 
     def __init__(self, network: Network, directory: Path, replicas: int) -> None:
@@ -55,7 +55,7 @@ class _Cluster(RedisCluster):
 
     def wait_for_quiet(self) -> None:
         """Wait until all slots are served and, without replicas, until no client is connected."""
-        wait_until(self.is_whole)
+        wait_until(self.is_whole if self.replicas else self.is_settled)
         if not self.replicas:
             wait_until(lambda: all(map(has_no_client, self.nodes)))
 
@@ -68,7 +68,7 @@ def redis_cluster(replicas: int, directory: Path) -> Generator[World]:
     replicas nobody takes the place of a master, which keeps its data.
     """
     hosts = 3 * (1 + replicas)
-    with Network(hosts) as network, _Cluster(network, directory, replicas) as cluster:
+    with Network(hosts) as network, StormCluster(network, directory, replicas) as cluster:
         config = {"url": cluster.url, "timeout_s": TIMEOUT_S}
         yield World(
             open=partial(open_storage, "redis", config),
