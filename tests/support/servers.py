@@ -277,7 +277,7 @@ class RedisCluster:
         refuse calls a moment later, because its pings of before are overdue.
         """
         try:
-            return self.is_whole() and not any(map(_waits_for_pongs, self.nodes))
+            return self.is_whole() and not any(map(waits_for_a_pong, self.nodes))
         except OSError:
             return False
 
@@ -324,8 +324,8 @@ def _cluster(node: RedisServer, command: str) -> str:
         return connection.recv(1 << 16).decode()
 
 
-def _waits_for_pongs(node: RedisServer) -> bool:
-    """Return whether a node waits for another. Fields as in the reference of CLUSTER NODES."""
+def waits_for_a_pong(node: RedisServer) -> bool:
+    """Return whether a node of a cluster waits for another. Fields as in the reference of CLUSTER NODES."""
     rows = (line.split() for line in _cluster(node, "NODES").splitlines())
     return any(
         row[4] != "0" or row[7] != "connected"
