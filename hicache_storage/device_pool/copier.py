@@ -32,8 +32,8 @@ else:
 logger: logging.Logger = logging.getLogger(__name__)
 
 LAYERS_AHEAD = 2
-"""How many layers of a store are in flight at the same time. They keep a copy engine busy, and each one
-takes staging memory between device and host pool."""
+"""How many layers of a copy to L2 are in flight at the same time. They keep a copy engine busy. Each
+layer takes staging memory between device and host pool."""
 
 
 class _PoolCopy:
@@ -53,18 +53,19 @@ class _PoolCopy:
 
 
 class _QueuedLayer(NamedTuple):
-    """A layer with queued copies from the device."""
+    """A layer whose copies from the device are queued."""
 
     finish: list[Callable[[], None]]
-    """Calls that put each plane into the host pool."""
+    """For each plane, a function that puts it into the host pool."""
     copied: StreamEvent
 
 
 class LayerCopier:
-    """Copies pages of a group of pools, all pools in one transfer. Thread-safe.
+    """A copier of pages between L1 and L2, for a group of pools in one transfer. Thread-safe.
 
-    Loads and stores each have their own thread, and on CUDA their own stream, so they do not wait for
-    each other. The caller allocates the slots. If your engine has no allocator, use `DevicePool`.
+    Loads and stores each have their own thread, and on CUDA their own stream, so loads and stores do not
+    wait for each other. The caller allocates the slots. If your engine has no allocator, use
+    `DevicePool`.
     """
 
     def __init__(self, pools: Sequence[LayeredPool]) -> None:
@@ -96,10 +97,10 @@ class LayerCopier:
         because that work may still use `device_slots`.
 
         Args:
-            host_slots: For each pool, the slots of its pages. A lease has them as `slots`.
+            host_slots: For each pool, the slots of its pages in L2: `slots` of a lease.
             device_slots: The slot of each page in L1, the same in all pools.
-            indices: For each pool, which pages `host_slots` are for. A lease has them as `indices`.
-                None: all pages. Other pages keep the bytes that their device slots have in that pool.
+            indices: For each pool, which pages `host_slots` are for: `indices` of a lease. None: all
+                pages. The device slots of other pages keep their bytes in that pool.
 
         Raises:
             ValueError: A slot does not exist or is given twice, or the lists do not match.
@@ -113,9 +114,9 @@ class LayerCopier:
     ) -> LayerTransfer:
         """Start a copy from L1 to L2 and return at once.
 
-        On CUDA the copies run after all work that is queued in the calling thread's current stream.
-        The pages must not change on either side before `settled`. A reservation has `slots` and
-        `indices`.
+        On CUDA the copies run after all work that is queued in the calling thread's current stream. The
+        pages must not change on either side before `settled`. Use the `slots` and `indices` of a
+        reservation.
 
         Raises:
             ValueError: A slot does not exist or is given twice, or the lists do not match.
@@ -166,7 +167,7 @@ def _run_transfer(
     stream: HostStream,
     after: StreamEvent,
 ) -> None:
-    """Run one transfer in its thread. Release every waiting thread, even after an error."""
+    """Run one transfer in its thread. Release all threads that wait for it, even after an error."""
     try:
         with torch.inference_mode():  # only this mode can write inference tensors
             stream.wait_for(after)
@@ -198,7 +199,7 @@ def _upload(stream: HostStream, copies: Sequence[_PoolCopy], transfer: LayerTran
 
 
 def _download(stream: HostStream, copies: Sequence[_PoolCopy], transfer: LayerTransfer) -> None:
-    """Copy layer by layer. Queue some layers ahead, so that the device does not idle."""
+    """Copy pages to the host layer by layer, with some layers queued ahead to keep the device busy."""
     queued: deque[_QueuedLayer] = deque()
     for copy, layer in _layers(copies):
         if transfer.failed:

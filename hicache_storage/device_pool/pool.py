@@ -38,12 +38,12 @@ class DevicePool:
 
     @property
     def pools(self) -> tuple[LayeredPool, ...]:
-        """All pools, in the order of `host_slots` in `load` and `store`."""
+        """All pools, in the order that `load` and `store` expect for `host_slots`."""
         return self._copier.pools
 
     @property
     def slots(self) -> int:
-        """Number of slots, as many as the smallest pool has."""
+        """Number of slots, which is that of the smallest pool."""
         return self._allocation.count
 
     @property

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from hicache_storage.device_pool.tensors import LayeredPool
 
     PerPool: TypeAlias = Sequence[Sequence[int]]
-    """One list for each pool, as in the controller's leases and reservations."""
+    """A list of numbers for each pool, as in the controller's leases and reservations."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotMapping:
-    """The pages of one pool: the same number of slots on both sides, in the same order."""
+    """The slots of one pool's pages in L1 and in L2, in the same order."""
 
     pool: LayeredPool
     host_slots: list[int]

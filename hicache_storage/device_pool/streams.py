@@ -22,13 +22,13 @@ class Pages(NamedTuple):
     """Some pages in one plane of one layer."""
 
     rows: torch.Tensor
-    """All slots of the pool: [slots, page_tokens, heads, words]."""
+    """The content of all slots of the pool: [slots, page_tokens, heads, words]."""
     slots: torch.Tensor
     """Slot numbers of the pages, on the same device as `rows`."""
 
 
 class StreamEvent:
-    """A point in the work that a device has queued. This class is for a CPU: the point has passed."""
+    """A point in the queued work of a device. This class is for a CPU, which has passed every point."""
 
     def block_caller_stream(self) -> None:
         """Make later work in the calling thread's current stream wait for this event."""
@@ -38,7 +38,7 @@ class StreamEvent:
 
 
 class HostStream:
-    """Copies in one direction, in order. Only one thread uses it, but any may call `caller_event`.
+    """A sequence of copies in one direction. One thread uses it; any thread may call `caller_event`.
 
     This class is for a CPU: a copy is complete when the call returns.
     """
@@ -51,7 +51,7 @@ class HostStream:
         """Make later copies wait for `event`."""
 
     def index(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return the slot numbers in memory that the device can read."""
+        """Return `slots` in memory that the device can read."""
         return slots
 
     def upload(self, in_host: Pages, on_device: Pages) -> None:
@@ -59,7 +59,7 @@ class HostStream:
         _copy(in_host, on_device)
 
     def download(self, on_device: Pages, in_host: Pages) -> Callable[[], None]:
-        """Copy pages from the device to staging memory. Return a call that moves them on to the host."""
+        """Copy pages to staging memory. Return a function that moves them on to the host pool."""
         _copy(on_device, in_host)
         return lambda: None
 
@@ -84,7 +84,7 @@ class _CudaEvent(StreamEvent):
 class CudaStream(HostStream):
     """A separate CUDA stream. The CPU gathers pages, one copy moves them, and the GPU scatters them.
 
-    The staging memory is pinned if the host pool is. Only copies of pinned memory overlap with CPU work.
+    The staging memory is pinned if the host pool is. Only pinned copies overlap with CPU work.
     """
 
     def __init__(self, device: torch.device) -> None:

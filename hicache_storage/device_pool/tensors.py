@@ -24,9 +24,9 @@ _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 class LayeredPool:
     """An engine's tensors, together with the host pool for the same pages.
 
-    The caller owns both, and must keep them longer than this object. Slot s on the device covers the
-    tokens s * page_tokens to (s + 1) * page_tokens - 1 of every tensor. Tokens after the last full
-    page are not used.
+    The caller owns both, and must keep them alive for as long as this object. Slot s on the device
+    covers the tokens s * page_tokens to (s + 1) * page_tokens - 1 of every tensor. Tokens after the last
+    full page are not used.
     """
 
     def __init__(self, host: HostPool, planes: Sequence[Sequence[torch.Tensor]]) -> None:
@@ -63,7 +63,7 @@ class LayeredPool:
 
 
 def _as_words(*tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return both tensors as views of the widest integers that both support."""
+    """Return the two tensors as views of the widest integers that both support."""
     for words in _WORDS:
         try:
             on_device, in_host = (tensor.view(words) for tensor in tensors)

@@ -1,4 +1,4 @@
-"""Follow a transfer between L1 and L2, from the threads that wait for it and the thread that copies."""
+"""The state of a transfer between L1 and L2, for threads that wait for it and the thread that copies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LayerTransferFailed(HiCacheError, RuntimeError):
 
 
 class LayerTransfer:
-    """A copy of some pages, layer by layer: all layers of the first pool, then those of the next one.
+    """A copy of pages, layer by layer: all layers of the first pool, then all layers of the next pool.
 
     Thread-safe. When the transfer ends, every waiting thread is released, even after an error.
     """
@@ -41,7 +41,7 @@ class LayerTransfer:
         self._changed = threading.Condition()
 
     def wait(self, layer: int, *, pool: int = 0, timeout_s: float | None = None) -> None:
-        """Wait until the next work of this thread may use `layer` of `pool`.
+        """Wait until the work that this thread starts next may use `layer` of `pool`.
 
         On a CPU the call blocks until the layer has arrived. On CUDA it blocks until the copy is
         queued, and makes the current stream wait for the copy.

@@ -21,27 +21,27 @@ _SHOWN_CHARACTERS = 200
 class Completion(BaseModel):
     """The stored prefix of one request, in one shard of one pool.
 
-    A completion is stored under `completion_hash`. The page store verifies that it belongs to the key
-    that it was read under. The decode side checks the fields, and people can read them.
+    A completion is stored under `completion_hash`. The page store verifies that a completion belongs to
+    the key under which it was read. The decode side checks the fields. People can read them, too.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore")
 
     version: Literal[1] = 1
     request_id: str
-    """The request id, for people. A long one is cut."""
+    """The request id, for people who read the completion. A long id is cut."""
     pool: str
     shard: Shard
     space_id: str
-    """Id of the pages' key space as the engine has it, without a frame."""
+    """Id of the pages' key space, without a frame."""
     prompt_pages: int = Field(ge=0)
     """Number of pages in the request."""
     pages: int = Field(ge=0)
     """Length of the longest usable prefix in storage, in pages."""
     last_page_hash: str = ""
-    """Hash of the prefix's last page. Hashes are chained, so it identifies all pages before it, too."""
+    """Hash of the prefix's last page. Hashes are chained, so this hash identifies the whole prefix."""
     written_at_s: float
-    """Unix time when it was written."""
+    """Unix time when the completion was written."""
 
     @classmethod
     def of(

@@ -29,7 +29,9 @@ _SWEEP_BATCH = 256
 
 
 class CompletionStore:
-    """The completions of one model and tenant in a page store. Thread-safe. Blocks as the store does.
+    """The completions of one model and tenant in a page store. Thread-safe.
+
+    A method blocks as long as its calls of the page store.
 
     Completions are framed and checksummed like any page. A damaged one is deleted and counts as missing.
     """
@@ -38,12 +40,12 @@ class CompletionStore:
         """Open the key space.
 
         Args:
-            store: The page store that both sides share. It can be a different one than for the pages.
+            store: The page store that both sides share. It need not be the store of the pages.
             target: Any key space of the target. It supplies the model, revision, tenant and page size.
             stale_after_s: The largest difference between now and the time of a fresh completion.
 
         Raises:
-            StorageUnavailable, StorageTimeout, UnsupportedOperation: From opening the key space.
+            StorageUnavailable, StorageTimeout, UnsupportedOperation: The key space could not be opened.
         """
         self._store = store
         self._stale_after_s = stale_after_s
@@ -52,7 +54,7 @@ class CompletionStore:
             revision=target.revision,
             tenant=target.tenant,
             dtype="json",
-            layout="completion-1",  # so that versions neither read nor sweep each other's completions
+            layout="completion-1",  # so that no version reads or sweeps another version's completions
             page_tokens=target.page_tokens,
             page_nbytes=PAGE_NBYTES,
             shard=Shard(layers=(0, 1)),
@@ -63,8 +65,8 @@ class CompletionStore:
     def post(self, completions: Mapping[str, Completion]) -> list[str]:
         """Write `completions` under their keys. Return the keys that the store did not take.
 
-        Completions of an earlier attempt are deleted first, because a store may keep the bytes that
-        it already has. If it may still have one of them after that, nothing is written.
+        Completions of an earlier attempt are deleted first, because a store may keep the bytes that it
+        already has. If that fails and the store does not overwrite pages, nothing is written.
         """
         keys, deadline = list(completions), self._deadline()
         deleted = self._store.delete(self.space, keys, timeout_s=deadline.remaining_s())
@@ -97,11 +99,11 @@ class CompletionStore:
         return fresh
 
     def remove(self, keys: Sequence[str]) -> None:
-        """Delete `keys`. Some may be deleted already."""
+        """Delete the completions under `keys`, some of which may be deleted already."""
         self._store.delete(self.space, keys)
 
     def sweep(self) -> int:
-        """Delete stale completions, which engines left behind. Return the number of fresh ones.
+        """Delete stale completions, which engines have left behind. Return the number of fresh ones.
 
         Return 0 if the storage cannot list pages. Its own eviction then limits the completions.
         """
@@ -117,7 +119,7 @@ class CompletionStore:
         return fresh
 
     def _deadline(self) -> Deadline:
-        """Return a new deadline for one call, which covers all its calls of the store."""
+        """Return a new deadline for all store calls of one method."""
         return Deadline(self._store.settings.timeout_s)
 
     def _list_keys(self) -> Iterator[str]:

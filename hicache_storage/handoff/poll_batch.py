@@ -1,4 +1,4 @@
-"""Combine the progress of all awaited requests on all ranks. One all-reduce serves a poll of each."""
+"""Combine the progress of all awaited requests on all ranks, with one all-reduce for all requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Progress(NamedTuple):
-    """The progress of one request, on this rank or on all of them."""
+    """The progress of one request, on this rank or on all ranks."""
 
     all_completions: bool
     """True if all completions that the request waits for have arrived."""
@@ -33,16 +33,16 @@ class Awaited(Protocol):
     def topic(self) -> Topic: ...
 
     def progress(self) -> Progress:
-        """Return the progress on this rank."""
+        """Return the request's progress on this rank."""
         ...
 
 
 class PollBatch:
     """The requests that one rank waits for, in the order of their start, which is equal on all ranks.
 
-    If a poll finds no stored answer, it asks all ranks about all of these requests, and stores the
-    answers for the next poll of each. An answer is used once. Ranks that poll in the same order also
-    ask in the same order. With several ranks, only one thread, the engine's, makes all calls.
+    If a poll finds no stored answer for its request, it asks all ranks about all of these requests, and
+    stores each answer for the next poll of that request. An answer is used once. Ranks that poll in the
+    same order also ask in the same order. With several ranks, only the engine's thread makes calls.
     """
 
     def __init__(self, consensus: Consensus) -> None:
@@ -51,11 +51,11 @@ class PollBatch:
         self._answers: dict[Awaited, Progress] = {}
 
     def add(self, awaited: Awaited) -> None:
-        """Include a request from now on."""
+        """Add a request, which every rank asks about from then on."""
         self._awaited[awaited] = None
 
     def remove(self, awaited: Awaited) -> None:
-        """Leave a request out from now on. Idempotent."""
+        """Remove a request. Idempotent."""
         self._awaited.pop(awaited, None)
         self._answers.pop(awaited, None)
 

@@ -1,4 +1,4 @@
-"""The decode side. It reads the completions of all awaited requests together, and deletes used ones."""
+"""The decode side: it reads the completions of all awaited requests together, and deletes used ones."""
 
 from __future__ import annotations
 
@@ -33,9 +33,8 @@ _BACKOFF = 1.5
 class HandoffReceiver:
     """The receiver of one rank of a decode engine. Thread-safe.
 
-    No method raises or blocks because a store fails. A rank waits for one completion for each shard
-    that it reads, which are the key spaces of its own pools. It does not need the number or the names
-    of the writers.
+    No method raises or blocks because a store fails. A rank waits for one completion for each key space
+    of its own pools. It does not need the number or the names of the writers.
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class HandoffReceiver:
         """Open the completions' key space in `store`, which also holds the controller's pages.
 
         Raises:
-            StorageUnavailable, StorageTimeout, UnsupportedOperation: From opening the key space.
+            StorageUnavailable, StorageTimeout, UnsupportedOperation: The key space could not be opened.
         """
         self.settings: HandoffSettings = settings or HandoffSettings()
         self._controller = controller
@@ -74,7 +73,7 @@ class HandoffReceiver:
         Args:
             request_id: The id under which the prefill side publishes the request.
             hashes: The hashes of all full pages of the prompt, as on the prefill side.
-            timeout_s: Replaces the timeout in the settings.
+            timeout_s: How long to wait, instead of the timeout in the settings.
 
         Raises:
             ValueError: A page hash is malformed.
@@ -103,11 +102,11 @@ class HandoffReceiver:
         return request
 
     def stats(self) -> dict[str, int]:
-        """Return counters since the start: how requests ended, and completions seen."""
+        """Return counters since the start: how requests ended, and how many completions were seen."""
         return self._counters.snapshot()
 
     def close(self, timeout_s: float = 10.0) -> bool:
-        """End the threads after the queued deletions. Return False if that takes longer. Idempotent.
+        """End the threads after the queued deletions. Return False after `timeout_s`. Idempotent.
 
         Requests that still wait get the pages that have arrived.
         """
@@ -142,7 +141,7 @@ class HandoffReceiver:
         """Delete the completions that were seen and, if the settings say so, the request's pages.
 
         Another rank may have deleted them already. Completions of a canceled request stay, because
-        another decode engine may be waiting for them. They become stale.
+        another decode engine may be waiting for them. Such completions become stale later.
         """
         self._completions.remove(seen)
         if self.settings.delete_pages:

@@ -1,4 +1,4 @@
-"""A request on the decode side. It waits for completions, and loads the pages that are in storage."""
+"""A request on the decode side, which waits for completions and loads the pages that are in storage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class OnEnd(Protocol):
-    """The callback for when a request has ended."""
+    """A callback that is called when a request has ended."""
 
     def __call__(self, request: HandoffRequest, outcome: str, *, taken: bool) -> None: ...
 
@@ -52,7 +52,7 @@ class HandoffRequest:
         self.awaited = awaited
         """The key spaces of the completions to wait for, by the completions' keys."""
         self.topic: Topic = Topic.of_request(request_id, hashes)
-        """The request as the topic that ranks use."""
+        """The topic under which ranks ask each other about the request."""
         self._controller = controller
         self._settings = settings
         self._deadline = Deadline(timeout_s)
@@ -87,7 +87,7 @@ class HandoffRequest:
     def poll(self) -> bool:
         """Return True if `result` would not wait, because all pages are loaded or time is up.
 
-        The call never waits for a store. Time is also up if the controller is closed.
+        The call never waits for a store. The time is also up if the controller is closed.
         """
         if self._ready or self._ended:
             return True
@@ -106,10 +106,12 @@ class HandoffRequest:
         return self._ready
 
     def result(self) -> Lease:
-        """Wait until `poll` is True. Return the usable prefix, pinned. The caller computes the rest.
+        """Wait until `poll` returns True. Return a lease of the usable prefix.
+
+        Compute the rest yourself.
 
         Raises:
-            RuntimeError: The result was taken, or the request was canceled, before.
+            RuntimeError: The result was already taken, or the request was canceled.
         """
         if self._ended:
             raise RuntimeError(
@@ -132,7 +134,7 @@ class HandoffRequest:
     # --- calls of the receiver -----------------------------------------------------------------------
 
     def add_completions(self, found: Mapping[str, Completion]) -> bool:
-        """Add the completions that match this request. Return True if there were any."""
+        """Add the completions that match this request. Return True if any match."""
         own = {
             key: completion
             for key, completion in found.items()
@@ -144,14 +146,14 @@ class HandoffRequest:
         return bool(own)
 
     def expire(self) -> None:
-        """Let the request's time end now, because no more completions will arrive."""
+        """End the waiting time now, because no more completions will arrive."""
         self._deadline = Deadline(0)
         self._changed.set()
 
     # --- progress ------------------------------------------------------------------------------------
 
     def progress(self) -> Progress:
-        """Return the progress on this rank."""
+        """Return the request's progress on this rank."""
         new = (
             len(self._completions) > self._loaded_completions
             or time.monotonic() >= self._next_load_s

@@ -1,4 +1,4 @@
-"""The prefill side. It writes a request's pages to storage, then posts their completions."""
+"""The prefill side, which writes a request's pages to storage, then posts their completions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class HandoffSender:
         """Open the completions' key space in `store`, which also holds the controller's pages.
 
         Raises:
-            StorageUnavailable, StorageTimeout, UnsupportedOperation: From opening the key space.
+            StorageUnavailable, StorageTimeout, UnsupportedOperation: The key space could not be opened.
         """
         self.settings: HandoffSettings = settings or HandoffSettings()
         self._controller = controller
@@ -67,11 +67,11 @@ class HandoffSender:
         """Post the request's completions once its pages are in storage. Call it after the last commit.
 
         Pages of L2 that are not in storage by then are written, whatever the write policy is. The
-        completion has the length of the prefix that was written within `timeout_s`. Publish an
-        aborted request, too, so that no decode engine waits for it.
+        completion gives the length of the prefix that was written within `timeout_s`. Publish an aborted
+        request, too, so that no decode engine waits for it.
 
         Returns:
-            Length of the posted prefix, which storage has in every pool that this rank writes.
+            The length of the posted prefix: storage has its pages in every pool that this rank writes.
 
         Raises:
             ValueError: A page hash is malformed.
@@ -83,11 +83,11 @@ class HandoffSender:
         return published
 
     def stats(self) -> dict[str, int]:
-        """Return how many requests were published since the start: whole, in part or not at all."""
+        """Return how many requests were published in whole, in part or not at all, since the start."""
         return self._counters.snapshot()
 
     def close(self, timeout_s: float = 10.0) -> bool:
-        """End the thread after the queued requests. Return False if that takes longer. Idempotent."""
+        """End the thread after the queued requests. Return False after `timeout_s`. Idempotent."""
         return self._executor.close(timeout_s)
 
     def __enter__(self) -> Self:
@@ -103,7 +103,7 @@ class HandoffSender:
             return len(hashes)  # this rank writes none of the request's pages
         self._controller.cache.wait_written(hashes, deadline.remaining_s())
         self._write_missing(hashes, deadline)
-        # Even if the writes took all of the time, the result is still looked up and posted.
+        # Even if the writes took all of the time, look up what is stored, and post it.
         answer_deadline = Deadline(max(deadline.remaining_s(), self._store.settings.timeout_s))
         pages = self._stored_pages(hashes, deadline, answer_deadline)
         posted = self._post(request_id, hashes, pages, deadline)
@@ -133,7 +133,7 @@ class HandoffSender:
     def _write(
         self, hashes: Sequence[str], pools: Sequence[PoolBits], deadline: Deadline
     ) -> list[PoolBits]:
-        """Write these `pools` of each page. Return the pools that storage accepted."""
+        """Write each page in its `pools`. Return the pools that storage accepted."""
         cache = self._controller.cache
         if deadline.passed():
             return [0] * len(hashes)
@@ -157,7 +157,7 @@ class HandoffSender:
         return written
 
     def _missing(self, hashes: Sequence[str], deadline: Deadline) -> list[PoolBits]:
-        """Return for each page the pools that this rank writes, the prefix needs and storage lacks.
+        """Return, for each page, the pools that this rank writes, the prefix needs and storage lacks.
 
         A pool that storage could not look up is left out, because storage would not take its pages
         either.
@@ -200,7 +200,7 @@ class HandoffSender:
         *,
         past_gaps: bool = False,
     ) -> Match | None:
-        """Look pages up. Retry after failures until the deadline. Return None if all lookups failed.
+        """Look up pages. Retry after failures until the deadline. Return None if all lookups failed.
 
         The last lookup may take until `answer_deadline`.
         """
@@ -248,7 +248,7 @@ class HandoffSender:
 
 
 def _log_failure(request_id: str, published: Future[int]) -> None:
-    """Log an error, because the caller does not have to wait for the future that `publish` returns."""
+    """Log an error of `publish`, because the caller may ignore the future that it returned."""
     if not published.cancelled() and (error := published.exception()):
         logger.error(
             "request %s was not published: %s", shown_id(request_id), error, exc_info=error

@@ -1,4 +1,4 @@
-"""Settings of a hand-off: its timeouts, the intervals of its lookups, and what stays in storage."""
+"""Settings of a hand-off: timeouts, intervals of lookups, and whether pages stay in storage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hicache_storage.durations import check_seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandoffSettings:
-    """The settings of both sides. Each side uses only its part."""
+    """The settings of the prefill side and of the decode side. Each side uses only its own part."""
 
     timeout_s: float = 30.0
     """How long the decode side waits for a request before it takes the pages that have arrived, and
@@ -20,12 +20,12 @@ class HandoffSettings:
     poll_min_s: float = 0.005
     """Interval between lookups of completions, after a new request or a new completion."""
     poll_max_s: float = 0.1
-    """Interval between lookups of completions, when none has come for a while."""
+    """Interval between lookups of completions, when no completion has arrived for a while."""
     load_every_s: float = 0.5
     """Interval between loads of the pages that have arrived, while completions are awaited."""
     stale_after_s: float = 600.0
     """Age at which a completion is stale. Any reader deletes it. If the clocks of two nodes differ by
-    more than this, they hand nothing over."""
+    more than this, no request is handed over."""
     delete_pages: bool = False
     """If True, delete the pages from storage once they are loaded. If False, the next request can use
     them."""

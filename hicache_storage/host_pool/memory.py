@@ -1,4 +1,4 @@
-"""The memory of a host pool: mapped and populated once and, for CUDA, pinned once."""
+"""The memory of a host pool, which is mapped and populated once and, for CUDA, pinned once."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _map_ordinary(nbytes: int) -> mmap.mmap:
 
 
 def _check_available(nbytes: int) -> None:
-    """Refuse a size that would invoke the kernel's out-of-memory killer, which leaves no message."""
+    """Raise MemoryError for a size that the kernel would answer by killing the process."""
     limit = available_memory()
     if nbytes > limit.nbytes:
         raise MemoryError(
@@ -77,7 +77,7 @@ def _check_available(nbytes: int) -> None:
 
 
 def _populate(memory: mmap.mmap) -> None:
-    """Take the page faults now rather than in the first request, in steps that Ctrl-C can interrupt."""
+    """Cause the page faults now, not in the first request, in steps that Ctrl-C can interrupt."""
     try:
         for start in range(0, len(memory), _POPULATE_NBYTES):
             nbytes = min(_POPULATE_NBYTES, len(memory) - start)

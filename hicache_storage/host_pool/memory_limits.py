@@ -1,8 +1,8 @@
-"""Memory that this process can still allocate, by the machine and by its control groups.
+"""How much memory this process can still allocate, on this machine and in its control groups.
 
-The kernel kills a container that exceeds the limit of its group, however much memory the machine has.
-The lowest limit may be that of a parent group. File cache that is charged to a group counts as
-available, as in the machine's own MemAvailable.
+The kernel kills a container that exceeds the limit of its group, however much memory the machine has. A
+parent group may have the lowest limit. File cache that is charged to a group counts as available, as in
+the machine's own MemAvailable.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class MemoryLimit(NamedTuple):
 
 
 class _Files(NamedTuple):
-    """File names of one version of control groups."""
+    """The names of the limit files in one version of control groups."""
 
     limits: tuple[str, ...]
     usage: str
@@ -54,11 +54,11 @@ def available_memory(root: Path = Path("/")) -> MemoryLimit:
 
 
 def _groups(root: Path) -> Iterator[MemoryLimit]:
-    """Yield the limit of each limited group, from the process's own group up to the top."""
+    """Yield the limit of each group that has one, from the process's own group up to the top."""
     mount = root / "sys/fs/cgroup"
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:  # a kernel without control groups
+    except OSError:  # the kernel has no control groups
         return
     for line in lines:
         number, _, rest = line.partition(":")
@@ -108,7 +108,7 @@ def _number(file: Path) -> int | None:
 
 
 def _table(file: Path) -> dict[str, int]:
-    """Return the first number of each line, under the word before it."""
+    """Return a dictionary with the first word of each line and the number after it."""
     try:
         lines = file.read_text(encoding="ascii").splitlines()
     except OSError:

@@ -44,7 +44,7 @@ class HostPool:
     """Slots for pages in memory that is mapped, populated and, for CUDA, pinned once.
 
     Thread-safe. The caller tracks the pages in the slots and their identities. Views keep the memory
-    alive, also after `close`; only the pinning ends there.
+    alive even after `close`, which only ends the pinning.
     """
 
     def __init__(
@@ -58,23 +58,23 @@ class HostPool:
         huge_pages: HugePages = "none",
         pin: bool | None = None,
     ) -> None:
-        """Map the memory of `slots` pages, and of a header of `frame_nbytes` for each of their tiles.
+        """Map the memory for `slots` pages, and a header of `frame_nbytes` for each tile of a page.
 
         Args:
             shape: The content of a page.
             slots: The number of pages.
             layout: One of `LAYOUTS`.
-            frame_nbytes: The page store's `frame_nbytes`; 0: no headers.
-            tiles: The tiles of a page in the storage; none: pages are not cut.
-            huge_pages: The kind of huge pages. The kernel must have reserved those of "2MiB" and "1GiB".
+            frame_nbytes: The page store's `frame_nbytes`, or 0 for no headers.
+            tiles: The tiles of a page in the storage, or empty if pages are not cut.
+            huge_pages: The kind of huge pages. The kernel must have reserved "2MiB" or "1GiB" pages.
             pin: Lock the pages for CUDA copies. None: if torch is loaded and sees CUDA.
 
         Raises:
             ValueError: An argument is out of range, the layout does not support the shape, or a tile has
                 more segments than a storage accepts.
             MemoryError: The machine lacks memory or huge pages.
-            RuntimeError: `pin=True`, and there is no CUDA or CUDA refused.
-            ImportError: `pin=True`, and torch is missing.
+            RuntimeError: `pin=True`, but CUDA is missing or refused.
+            ImportError: `pin=True`, but torch is missing.
         """
         check_layout(layout, shape)
         for name, value, least in (("slots", slots, 1), ("frame_nbytes", frame_nbytes, 0)):
@@ -100,7 +100,7 @@ class HostPool:
         self._pinning = None
         if cuda is not None and pin_memory(self._pages, cuda, required=bool(pin)):
             self._pinning = weakref.finalize(self, unpin_memory, self._pages, cuda)
-            self._pinning.atexit = False  # the driver frees the pages, and may be unloaded by then
+            self._pinning.atexit = False  # at exit, the driver frees the pages, and may be unloaded
 
     @property
     def pinned(self) -> bool:
@@ -156,7 +156,7 @@ class HostPool:
         return self._new_framed_page(slot, tile)
 
     def arrays(self) -> tuple[npt.NDArray[Any], ...]:
-        """Return the same memory as one numpy array for each plane, in the shape of the layout.
+        """Return the memory of the pages as one numpy array for each plane, in the shape of the layout.
 
         A dtype that numpy lacks is replaced by unsigned integers of its width.
         """
@@ -169,7 +169,7 @@ class HostPool:
         )
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Return the same memory as one tensor for each plane, in the shape of the layout.
+        """Return the memory of the pages as one tensor for each plane, in the shape of the layout.
 
         Raises:
             ImportError: torch is missing.
@@ -178,7 +178,7 @@ class HostPool:
 
         torch = load_torch()
         dtype = getattr(torch, self.shape.dtype)
-        # A numpy array keeps the memory alive. A tensor of the buffer itself does not.
+        # A tensor of a numpy array keeps the memory alive. A tensor of the buffer itself does not.
         return tuple(
             torch.from_numpy(np.frombuffer(self._plane(plane), np.uint8))
             .view(dtype)
@@ -187,7 +187,7 @@ class HostPool:
         )
 
     def close(self) -> None:
-        """Unpin and release the memory; the last view of it unmaps it. Idempotent."""
+        """Unpin and release the memory, which is unmapped when its last view is gone. Idempotent."""
         with self._lock:
             self._end_slot = 0
             if self._pinning is not None:
@@ -202,7 +202,7 @@ class HostPool:
         self.close()
 
     def _new_framed_page(self, slot: int, tile: int) -> FramedPage:
-        # `close` replaces the dictionary, so a page added here after it is never used.
+        # `close` replaces the dictionary, so a page that is added here after `close` is never used.
         cache = self._framed
         size = self.frame_nbytes
         if not size:

@@ -70,7 +70,7 @@ class PageShape:
         dtype: str,
         v_head_dim: int | None = None,
     ) -> PageShape:
-        """Return the shape of K and V of every head (MHA, GQA, MQA). `heads` counts the shard's own."""
+        """Return the shape of K and V of all heads of one shard, for MHA, GQA or MQA."""
         planes = ((heads, head_dim), (heads, head_dim if v_head_dim is None else v_head_dim))
         return cls(page_tokens=page_tokens, layers=layers, dtype=dtype, planes=planes)
 

@@ -1,9 +1,9 @@
 """Tiles: rectangles of a page, as segments of a host pool's memory in stored order.
 
 A page of L layers and H heads can be cut into tiles, which the storage stores as pages of their own.
-Engines that split the model in other places find their parts then. A tile has the bytes of its layers
-and heads, K before V, in the layout's order of axes. The bytes depend on the layout and on the tile
-alone. Adjacent bytes form one segment:
+Then engines that split the model differently still find the parts that they need. A tile has the bytes
+of its layers and heads, K before V, in the layout's order of axes. The bytes depend on the layout and on
+the tile alone. Adjacent bytes form one segment:
 
     layout             cut by heads              cut by layers
     layer_first        one a token and layer     one a layer
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hicache_storage.host_pool.shape import PageShape
 
 MAX_SEGMENTS = 511
-"""Most segments of a tile. With its header a tile has 512, which every storage accepts (KV-008)."""
+"""The most segments of a tile. With a header that is 512, which every storage accepts (KV-008)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Tile:
 
 
 class Run(NamedTuple):
-    """One segment of every slot: its start in slot 0, its size, and the bytes from slot to slot."""
+    """A segment that every slot has: its start in slot 0, its size, and the distance between slots."""
 
     start: int
     nbytes: int
@@ -55,7 +55,7 @@ def whole_page(shape: PageShape) -> Tile:
 
 
 def tile_nbytes(shape: PageShape, tile: Tile) -> int:
-    """Return the bytes of one tile."""
+    """Return the size of one tile in bytes."""
     layers, heads = _extent(shape, tile)
     unit = shape.page_tokens * len(layers) * len(heads) * shape.itemsize
     return sum(unit * dim for _, dim in shape.planes)
@@ -77,10 +77,10 @@ def tile_runs(layout: str, shape: PageShape, slots: int, tile: Tile) -> list[Run
 
 
 def check_tiles(layout: str, shape: PageShape, slots: int, tiles: Sequence[Tile]) -> None:
-    """Refuse tiles that do not cover the page once, or that have too many segments.
+    """Raise ValueError for tiles that do not cover the page exactly once or have too many segments.
 
     Raises:
-        ValueError: A tile is wrong. The message names it, and a layout that supports it.
+        ValueError: A tile is wrong. The message names the tile, and a layout that supports it.
     """
     cells: list[tuple[int, int]] = []
     for tile in tiles:
@@ -109,7 +109,7 @@ def _extent(shape: PageShape, tile: Tile) -> tuple[range, range]:
 def _strides(
     layout: str, shape: PageShape, plane: int, slots: int
 ) -> tuple[list[tuple[str, int]], int]:
-    """Return the stride in bytes of each axis of a page, in stored order, and that of the slots."""
+    """Return the stride in bytes of each axis of a page, in stored order, and the slot stride."""
     step = shape.itemsize
     strides: list[tuple[str, int]] = []
     slot_stride = 0
@@ -127,7 +127,7 @@ def _strides(
 
 
 def _blocks(axes: list[tuple[range, int]], itemsize: int) -> tuple[list[int], int]:
-    """Return the starts of an array part's contiguous blocks, in order, and the length of a block."""
+    """Return the starts of the contiguous blocks in a part of an array, and the length of a block."""
     length = itemsize
     outer = list(axes)
     first = 0

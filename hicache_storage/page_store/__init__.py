@@ -1,6 +1,6 @@
 """The layer between engines and storages. Open a `PageStore` to store and load pages of an engine.
 
-It adds frames, prefix lookups, deadlines and verdicts.
+A page store adds frames, prefix lookups, deadlines and verdicts to a storage.
 """
 
 from __future__ import annotations

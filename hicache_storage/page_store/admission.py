@@ -30,7 +30,7 @@ _BURST_S = 10.0
 
 
 class AdmissionSettings(Settings):
-    """The rules by which pages are admitted. By default every page is."""
+    """The rules by which pages are admitted. By default, every page is admitted."""
 
     second_use: bool = False
     """Write a page only when it is offered for the second time."""
@@ -39,7 +39,7 @@ class AdmissionSettings(Settings):
     write_nbytes_per_s: ByteSize | None = Field(default=None, gt=0)
     """How many payload bytes this process may write a second, on average. None: no limit."""
     write_burst_nbytes: ByteSize | None = Field(default=None, gt=0)
-    """How many bytes may be written at once after a pause. None: as many as in ten seconds."""
+    """How many bytes may be written at once after a pause. None: ten seconds' worth."""
 
     @property
     def is_enabled(self) -> bool:
@@ -60,7 +60,7 @@ class TokenBucket:
         self._filled_s = clock()
 
     def take(self, pages: int, page_nbytes: int) -> int:
-        """Take the tokens for as many of `pages` pages as possible. Return how many.
+        """Take the tokens for as many of `pages` pages as possible. Return the number of these pages.
 
         A page larger than the burst needs a full bucket, which then takes longer to fill again.
         """
@@ -76,7 +76,7 @@ class TokenBucket:
 
 
 class Admission:
-    """Decides whether a page is offered to a storage. Thread-safe."""
+    """The decision whether a page is offered to a storage. Thread-safe."""
 
     def __init__(
         self, settings: AdmissionSettings, *, clock: Callable[[], float] = time.monotonic
@@ -100,13 +100,13 @@ class Admission:
         group: str = "",
         used: Sequence[bool] | None = None,
     ) -> list[bool]:
-        """Decide for each page of a batch, and count the pages that are not admitted.
+        """Decide which pages of a batch are admitted, and count the others.
 
         Args:
             hashes: The pages, in the order of their prefix.
             page_nbytes: The payload bytes of one page.
-            group: A page of another group is another page, even if its hash is equal.
-            used: True for each page that the caller knows has been used before.
+            group: Pages of different groups are different pages, even if their hashes are equal.
+            used: For each page, True if the caller has seen an earlier use of the page.
         """
         with self._lock:
             admitted = [True] * len(hashes)
@@ -131,7 +131,7 @@ class Admission:
 
     @property
     def stored_nbytes(self) -> int | None:
-        """The size of each filter as a store keeps it, or None if there is nothing to keep."""
+        """The size of each filter in the store, or None if there is no sketch to store."""
         return None if self._sketch is None else self._sketch.stored_nbytes
 
     def states(self) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Circuit breakers: a store that keeps failing gets no calls for a while, then one as a probe."""
+"""Circuit breakers: a store that keeps failing gets no calls for a while, then one call as a probe."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class CircuitBreaker:
 
     @property
     def state(self) -> str:
-        """`closed`, `open`, or `half_open` if a probe is running or the next call will be one."""
+        """`closed`, `open`, or `half_open` if a probe is running or the next call will be a probe."""
         with self._lock:
             if self._opened_at_s is None:
                 return "closed"
@@ -88,7 +88,7 @@ class CircuitBreaker:
         return self._times_opened
 
     def admit(self) -> Permit | None:
-        """Return a permit for a call, which must end it, or None if the breaker refuses the call."""
+        """Return a permit, which the call must end, or None if the breaker refuses the call."""
         with self._lock:
             if self._opened_at_s is None:
                 return Permit(self, self._times_opened)
@@ -136,7 +136,7 @@ class CircuitBreaker:
 
 @dataclass(frozen=True, slots=True)
 class Breakers:
-    """The breakers of a page store. It still reads from a store whose writes fail, and the reverse."""
+    """The two breakers of a page store. If only writes fail, reads go on, and the reverse."""
 
     reads: CircuitBreaker
     writes: CircuitBreaker

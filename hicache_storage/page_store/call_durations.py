@@ -19,7 +19,7 @@ BUCKETS_S: tuple[float, ...] = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
-"""The upper limits of the buckets. A longer call counts in one more bucket after the last."""
+"""The upper limits of the buckets. Longer calls count in one more bucket."""
 
 _SEVERITY = {
     verdict: number
@@ -43,7 +43,7 @@ _SEVERITY = {
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """The calls of one operation that ended with one verdict."""
+    """The durations of the calls of one operation that ended with one verdict."""
 
     counts: tuple[int, ...]
     """The number of calls in each bucket, not cumulative: one number more than `BUCKETS_S`."""
@@ -52,7 +52,7 @@ class Histogram:
 
 
 class CallDurations:
-    """Histograms of calls. Thread-safe. A call adds to one bucket, however many pages it has."""
+    """Histograms of call durations. A call adds to one bucket, for any number of pages. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

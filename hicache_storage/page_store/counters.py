@@ -17,7 +17,7 @@ WRONG_PAGES_DELETED = "wrong_pages_deleted"
 MATCH_FAILED = "match_failed"
 """The number of exists calls that failed."""
 BREAKER_OPENED = "breaker_opened"
-"""The sum of the two names below."""
+"""How often the two breakers opened: the sum of the two counters below."""
 READ_BREAKER_OPENED = "read_breaker_opened"
 WRITE_BREAKER_OPENED = "write_breaker_opened"
 
@@ -28,7 +28,7 @@ def pages_counter(direction: Direction, verdict: Verdict) -> str:
 
 
 def answers_counter(answer: Answer) -> str:
-    """Return the name of the counter for pages with this answer, such as "match_present"."""
+    """Return the name of the counter for pages with `answer`, such as "match_present"."""
     return f"match_{answer}"
 
 

@@ -50,7 +50,7 @@ class FramedPage:
     """A page with memory for its header. The page store moves pages in this form.
 
     Attributes:
-        header: Writable memory of `frame_nbytes` bytes. A call borrows it and the payload until it ends.
+        header: Writable memory of `frame_nbytes` bytes. A call uses header and payload until it ends.
         payload: The page.
         stored: Header and payload as one page, which the storage gets.
     """
@@ -153,7 +153,7 @@ def _payload_nbytes(pages: Sequence[FramedPage]) -> int:
 def _completed(
     pages: Sequence[FramedPage], checksums: Sequence[int | None] | None
 ) -> Sequence[int]:
-    """Return the checksum of every payload, or 0 for a revoked one, which no storage reads any more."""
+    """Return the checksum of every payload, or 0 for a revoked page, which storages no longer read."""
     known = completed_checksums([page.payload for page in pages], checksums)
     return [checksum or 0 for checksum in known] if None in known else cast("list[int]", known)
 
@@ -161,7 +161,7 @@ def _completed(
 def completed_checksums(
     pages: Sequence[Page], checksums: Sequence[int | None] | None
 ) -> Sequence[int | None]:
-    """Return `checksums` with the missing ones computed. None: the page was revoked."""
+    """Return `checksums`, and compute the missing ones. A revoked page has None."""
     if checksums is None:
         return payload_checksums(pages)
     unknown = [index for index, checksum in enumerate(checksums) if checksum is None]
@@ -175,5 +175,5 @@ def completed_checksums(
 
 
 def payload_checksums(pages: Sequence[Page]) -> list[int | None]:
-    """Return the xxh3-64 of each page, in one call of the data plane. None: the page was revoked."""
+    """Return the xxh3-64 of each page, in one call of the data plane. A revoked page has None."""
     return native.digests([page.segments for page in pages], states_of(pages))

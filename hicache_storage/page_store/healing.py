@@ -36,7 +36,7 @@ def delete_wrong_pages(
     if not wrong:
         return
     left_s = deadline.remaining_s()
-    # A new deadline, so that the time that the reads took is not a failure of the writes.
+    # A new deadline, so that time which the reads took does not count as a failure of the writes.
     deleted = len(lanes.writes.delete(wrong, Deadline(left_s))) if left_s else 0
     lanes.counters.add(WRONG_PAGES_DELETED, deleted)
     left = sum(map(len, wrong.values())) - deleted

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from hicache_storage.page_store.storage_calls import Lanes
     from hicache_storage.storage import HiCacheStorage
 
-# A cold prompt costs one call of 64 pages; a warm one of 4,000 costs 4 rounds, of up to 2,656
-# pages.
+# A cold prompt takes one call of 64 pages. A warm prompt of 4,000 pages takes 4 rounds of up to
+# 2,656 pages.
 _FIRST_BLOCK = 64
 _GROWTH = 4
 # How long one call of a slow store may take. Only calls that end before the deadline count.
@@ -44,7 +44,7 @@ _PROBE_S = 0.25
 
 
 class HitPolicy(enum.Enum):
-    """Which pages of a pool a prefix needs."""
+    """The rule that says which pages of a pool a prefix needs."""
 
     ALL_PAGES = "all_pages"
     """Every page, as for attention KV, draft KV and indexers."""
@@ -81,7 +81,7 @@ class HasHitPolicy(Protocol):
 def narrow_usable(
     usable: Sequence[bool], pool: HasHitPolicy, present: Sequence[bool]
 ) -> list[bool]:
-    """Return True for each prefix length, 0 to n, that was `usable` and is so in this pool, too.
+    """Return, for each prefix length from 0 to n, whether it was `usable` and is usable in `pool`.
 
     `present` has n items: True if the pool has the page. Length 0 is always usable. The result is a
     list and not a number, because with a trailing pool 5 pages can be usable although 4 are not.
@@ -98,12 +98,12 @@ def narrow_usable(
 
 
 def longest(usable: Sequence[bool]) -> int:
-    """Return the longest usable prefix, in pages."""
+    """Return the length of the longest usable prefix, in pages."""
     return len(usable) - 1 - usable[::-1].index(True)
 
 
 def usable_lengths(pools: Sequence[HasHitPolicy], present: Sequence[Sequence[bool]]) -> list[bool]:
-    """Return True for each prefix length from 0 to n that is usable in every pool.
+    """Return, for each prefix length from 0 to n, whether it is usable in every pool.
 
     `present[p]` has n items: True if pool p has the page.
     """
@@ -114,7 +114,7 @@ def usable_lengths(pools: Sequence[HasHitPolicy], present: Sequence[Sequence[boo
 
 
 def usable_prefix(pools: Sequence[HasHitPolicy], present: Sequence[Sequence[bool]]) -> int:
-    """Return the longest prefix that is usable in every pool, in pages."""
+    """Return the length of the longest prefix that is usable in every pool, in pages."""
     return longest(usable_lengths(pools, present))
 
 
@@ -122,7 +122,10 @@ def usable_prefix(pools: Sequence[HasHitPolicy], present: Sequence[Sequence[bool
 
 
 class ExistsQuery:
-    """Which pages of a prefix the storage has in one pool, without those that the caller has."""
+    """A query for the pages of a prefix that a storage has in one pool.
+
+    It skips pages that are `held`.
+    """
 
     def __init__(
         self,
@@ -133,10 +136,10 @@ class ExistsQuery:
         pages: int,
         past_gaps: bool,
     ) -> None:
-        """Query the first `pages` pages: all with `past_gaps`, else up to the first missing one."""
+        """Query the first `pages` pages: all with `past_gaps`, else up to the first gap."""
         self.framed = framed
         self.failure: Verdict | None = None
-        """Why the first failed call failed."""
+        """The verdict of the first call that failed."""
         self.answers: list[bool | None] = [None] * len(hashes)
         """For each page: True, False, or None if it was not queried or the storage did not answer."""
         if held is not None:
@@ -178,7 +181,7 @@ class ExistsQuery:
         return block
 
     def stop_at(self, end: int) -> None:
-        """Query no page from `end` on."""
+        """Do not query `end` or any later page."""
         del self._pages[bisect_left(self._pages, end) :]
 
     def hashes_of(self, pages: Sequence[int]) -> list[str]:
@@ -218,7 +221,7 @@ class PrefixLookup:
         self._present_pages = 0
 
     def query(self, queries: Sequence[ExistsQuery]) -> None:
-        """Answer `queries` together, from the front, in growing blocks."""
+        """Answer `queries` together, in growing blocks from the first page on."""
         while blocks := [(query, block) for query in queries if (block := query.next_block())]:
             calls = [(query, part) for query, block in blocks for part in self._split(query, block)]
             for (query, part), result in zip(calls, self._results(calls), strict=True):
@@ -264,7 +267,7 @@ class PrefixLookup:
             if self._permit is None:
                 self._failure = Verdict.BREAKER_OPEN
             elif self._permit.is_probe and self._hang_s is not None:
-                # The store may still hang. An answer after this deadline closes the breaker, too.
+                # The store may still hang. If it answers later, the breaker closes as well.
                 self._deadline = Deadline(min(_PROBE_S, self._deadline.remaining_s()))
         elif self._failure is None and self._deadline.passed():
             self._failure = Verdict.TIMEOUT
@@ -289,7 +292,7 @@ class PrefixLookup:
         except (StorageUnavailable, StorageTimeout) as error:
             self._failure = verdict_for(error)
             raise
-        if len(hashes) >= _FIRST_BLOCK:  # the round trip takes most of a smaller call
+        if len(hashes) >= _FIRST_BLOCK:  # most of a smaller call is the round trip
             self._latency.note(framed, len(hashes), time.monotonic() - began_s)
         return checked_answers(answers, len(hashes))
 

@@ -1,4 +1,4 @@
-"""Observers of a page store, for traces and events. Without any, the page store does no extra work."""
+"""Observers of a page store, for traces and events. Without them, the page store does no extra work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger: logging.Logger = logging.getLogger("hicache_storage.page_store")
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """A lookup that has ended. Its key spaces are those that `open_space` got, without a frame."""
+    """A lookup that has ended. Its key spaces have no frame, as in `open_space`."""
 
     spaces: Sequence[KeySpace]
     hashes: Sequence[str]
@@ -140,11 +140,11 @@ class Observer:
         return {}
 
     def close(self) -> None:
-        """Release the observer's resources. Whoever made the observer closes it. Idempotent."""
+        """Release the observer's resources. The code that made the observer closes it. Idempotent."""
 
 
 class Observers:
-    """The observers of one page store. False if there is none."""
+    """The observers of one page store. The object is false if there are none."""
 
     def __init__(self, observers: Iterable[Observer]) -> None:
         self._observers = tuple(observers)

@@ -1,4 +1,4 @@
-"""What you give a page store to move, and what you get back."""
+"""The pages that you give to a page store, and the results that you get back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Verdict(enum.Enum):
-    """What happened to one page. The value is the end of the counter's name."""
+    """The result for one page. Its value is the last part of a counter's name."""
 
     OK = "ok"
     MISS = "miss"
@@ -54,7 +54,7 @@ class Outcome:
     """A list for each transfer, with a verdict for each page, in the order of the hashes."""
     settled: Future[None]
     """Done when no thread touches the memory of the call any more. A storage call that overran the
-    deadline may still write into its pages, so do not reuse them before, whatever their verdicts are."""
+    deadline may still write into its pages, so do not reuse any page before that, with any verdict."""
 
     def arrived(self) -> int:
         """Return how many leading pages are OK in every transfer."""
@@ -74,12 +74,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Which pages of a prefix the storage claims to have. Only a load proves it."""
+    """The pages of a prefix that the storage reports. Only a load proves that it has them."""
 
     pages: int
-    """The longest prefix that is usable in every pool."""
+    """The length of the longest prefix that is usable in every pool."""
     usable: list[bool]
-    """For each prefix length, starting at 0: True if it is usable in every pool."""
+    """For each prefix length, starting at 0: True if that prefix is usable in every pool."""
     present: list[list[bool]]
     """For each pool and page, True if the storage or the caller has the page. A page that no usable
     prefix needs is False, because it was not queried."""

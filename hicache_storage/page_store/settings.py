@@ -11,7 +11,7 @@ from hicache_storage.scalars import check_integer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageStoreSettings:
-    """How a page store checks pages, and how it calls its storage."""
+    """The settings for how a page store checks pages and calls its storage."""
 
     checksum: Literal["xxh3", "none"] = "xxh3"
     """With "none", a page's identity and length are still checked, but not its bytes."""
@@ -19,7 +19,7 @@ class PageStoreSettings:
     """The deadline of a call, everything included. A storage call that takes longer counts as failed,
     even if its caller stopped waiting earlier."""
     lookup_timeout_s: float | None = None
-    """The deadline of a lookup. If the store does not answer one in this time, it counts as hung: the
+    """The deadline of a lookup. A store that does not answer a lookup in this time counts as hung: the
     breaker opens at once, and later probes delay a lookup only briefly. None: use `timeout_s`, and count
     a lookup without an answer as one of `breaker_failures`."""
     write_timeout_s: float | None = None

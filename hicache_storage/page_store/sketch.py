@@ -1,4 +1,4 @@
-"""Remember page hashes in a fixed number of bytes, with two Bloom filters: a younger and an older."""
+"""Remember page hashes in a fixed number of bytes, with two Bloom filters of different ages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def state_of(dump: bytes) -> tuple[int, int]:
 
 
 class PageSketch:
-    """Remembers the last offered pages: at least `pages` of them, and at most twice as many.
+    """A memory of the last pages that were offered: at least `pages` of them, and at most twice as many.
 
     A page that was seen always counts as seen until `pages` other pages were offered. A page that was
     not seen counts as seen with a chance of at most `MAX_ERROR`. When the younger filter holds `pages`
@@ -51,7 +51,7 @@ class PageSketch:
         self._counts = [0] * FILTERS
         self._generation = 1
         self._restored = [(0, 0)] * FILTERS
-        """For each filter, the generation of the dumps that it took last, and their number of pages."""
+        """For each filter, the generation of the dumps that were added last, and their page count."""
 
     @property
     def nbytes(self) -> int:
@@ -100,8 +100,8 @@ class PageSketch:
     def restore(self, dumps: Iterable[bytes]) -> int:
         """Add the pages of dumped filters, in any order. Return how many dumps were usable.
 
-        A dump is not usable if its size or format differs, or if it is older than both filters are then.
-        There may be several dumps of one filter. Adding a dump again changes nothing.
+        A dump is not usable if its size or format differs, or if it is older than both filters are by
+        then. There may be several dumps of one filter. Adding a dump again changes nothing.
         """
         found = [dump for dump in map(self._parse, dumps) if dump is not None]
         generation = max([self._generation, *(each[0] for each in found)])
@@ -146,7 +146,7 @@ class PageSketch:
     def _places(
         self, hashes: Sequence[str], group: str
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint8]]:
-        """Return a byte and a bit in it for each page and each of its hashes."""
+        """Return, for each page and hash function, the index of a byte and the mask of a bit in it."""
         import numpy as np  # noqa: PLC0415
 
         digest = xxhash.xxh3_128_digest

@@ -26,7 +26,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 POOL = "admission"
 _LAYOUT = "page_sketch_1"
-# Each filter has two pages in turn, so that one of them is whole while the other is replaced.
+# Each filter is saved to two pages in turn, so that one of them is whole while the other is replaced.
 _PAGES = 2 * FILTERS
 _HASHES = [hashlib.sha256(f"hicache-{_LAYOUT}-{n}".encode()).hexdigest() for n in range(_PAGES)]
 _INTERVAL_S = 60.0
@@ -35,12 +35,12 @@ _UNANSWERED = frozenset((Verdict.TIMEOUT, Verdict.UNAVAILABLE, Verdict.BREAKER_O
 
 
 class SketchStore:
-    """Restores a sketch from a store, and saves it every minute if it has changed, and at the end.
+    """A thread that restores a sketch from a store, and saves changes every minute and at the end.
 
-    The thread `hicache-admission` does both. The key space is that of the engine's pages with another
-    pool, so equal engines share one sketch: the one that was saved last. If the process is killed, the
-    pages of the last minute are lost. If the store cannot hold a page of this size, a restart loses the
-    sketch.
+    The thread's name is `hicache-admission`. The key space is that of the engine's pages with another
+    pool, so equal engines share one sketch: the sketch that was saved last. If the process is killed,
+    the pages of the last minute are lost. If the store cannot hold a page of this size, a restart loses
+    the sketch.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class SketchStore:
         self._thread = threading.Thread(target=self._run, name="hicache-admission", daemon=True)
 
     def start(self) -> None:
-        """Start the thread. It restores the sketch first."""
+        """Start the thread, which restores the sketch first."""
         self._thread.start()
 
     def close(self, timeout_s: float) -> bool:
@@ -95,7 +95,7 @@ class SketchStore:
             except Exception as error:  # noqa: BLE001 - the next turn tries again
                 self._warn(error)
             if self._closing.wait(self._interval_s if self._restored else _RETRY_S):
-                with suppress(Exception):  # the end does not wait for another turn
+                with suppress(Exception):  # a last failure must not delay the end
                     self._sync()
                 return
 
@@ -109,7 +109,7 @@ class SketchStore:
                     self._save(number, state)
 
     def _restore(self) -> bool:
-        """Add the stored filters. Return False if the store did not answer for all of them."""
+        """Add the stored filters. Return False if the store did not answer for each of them."""
         was_empty = not any(count for _, count in self._admission.states())
         pages = [Page(bytearray(self.space.page_nbytes)) for _ in range(_PAGES)]
         verdicts = self._store.load([self._transfer(_HASHES, pages)]).verdicts[0]
@@ -127,7 +127,7 @@ class SketchStore:
         return not _UNANSWERED.intersection(verdicts)
 
     def _save(self, number: int, state: tuple[int, int]) -> None:
-        """Replace the older page of a filter. Delete it first, because many stores do not overwrite."""
+        """Replace the older page of a filter: delete it first, because many stores do not overwrite."""
         page_hash = _HASHES[self._next_page[number]]
         self._store.delete(self.space, [page_hash])
         outcome = self._store.save(

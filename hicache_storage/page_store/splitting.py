@@ -1,4 +1,4 @@
-"""Decide into how many storage calls a batch is split, from how long calls have taken."""
+"""Decide into how many storage calls a batch is split, from the time that earlier calls took."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ _MIN_THREAD_NBYTES = 8 << 20
 # The first estimate of a transfer: a plain copy at 1 GB/s.
 _FIRST_ESTIMATE_S_PER_BYTE = 1e-9
 _WEIGHT = 0.2
-# Clients choose the number of key spaces by their salts. The estimates are soon learned again.
+# A limit, because clients choose the number of key spaces by their salts. Estimates that are dropped
+# are soon learned again.
 _MOST_ESTIMATES = 4096
 
 
 class LatencyEstimator:
-    """How many seconds one kind of call takes for a page, by key space: a moving average.
+    """A moving average, for each key space, of the seconds that one kind of call takes for a page.
 
     Threads may call `note` at the same time. A lost sample does no harm.
     """
@@ -58,7 +59,7 @@ class LatencyEstimator:
 
 
 def piece_count(pages: int, *, threads: int, least: int, most: int) -> int:
-    """Return into how many pieces of at most `most` pages to split: a multiple of the threads used.
+    """Return the number of pieces, of at most `most` pages: a multiple of the number of threads used.
 
     Each of these threads gets at least `least` pages.
     """

@@ -43,20 +43,20 @@ if TYPE_CHECKING:
     from hicache_storage.storage import HiCacheStorage
 
     FramedTransfer: TypeAlias = tuple[KeySpace, Transfer]
-    """A transfer behind its framed key space, which the storage knows."""
+    """The framed key space under which the storage has the pages, and their transfer."""
 
 logger: logging.Logger = logging.getLogger("hicache_storage.page_store")
 
 T = TypeVar("T")
 
 # A transfer is split into storage calls, which the threads take one after the other: while one
-# thread hashes its pages, another's are under way. A small call ends soon after its deadline, and
-# bounds the bounce buffers.
+# thread hashes its pages, the store moves those of another thread. A small call ends soon after its
+# deadline, and needs only small bounce buffers.
 _MAX_CALL_NBYTES = 32 << 20
-# A call of a slow store is shorter, so that the calls of others soon have their turn.
+# Calls of a slow store have fewer pages, so that other calls soon get their turn.
 _MAX_CALL_S = 0.25
-# Behind other calls, a transfer that takes no longer is one call: several would only wait in turn, and
-# each of them for the interpreter's lock.
+# While other calls are running, a transfer that takes no longer than this is one call: several calls
+# would only wait in turn, and each of them for the interpreter's lock.
 _LONG_CALL_S = 0.05
 # The first estimate of an exists query: a look into a table, or the status of a file.
 _FIRST_EXISTS_S = 2e-6
@@ -83,11 +83,11 @@ class _Part(NamedTuple):
     permit: Permit
     deadline: Deadline
     failure: list[Verdict]
-    """The verdict of the first part that the store did not answer. All parts of a transfer share it."""
+    """The verdict of the first part without an answer. All parts of a transfer share this list."""
 
 
 class Lane:
-    """Makes the storage calls of one direction, on its own threads. Thread-safe.
+    """The storage calls of one direction, and the threads that make them. Thread-safe.
 
     A storage call that runs longer than `timeout_s` counts as a failure, even if its caller stopped
     waiting earlier. The breaker records the failure when the storage call ends, or when the next call
@@ -241,7 +241,7 @@ class Lane:
             if self._checksum and None in checksums:
                 payloads = [pages[index].payload for index in found]
                 checksums = completed_checksums(payloads, checksums)
-                if None in checksums:  # revoked since the storage read it, and nobody waits for it
+                if None in checksums:  # revoked after the read: nobody waits for it
                     known = [checksum is not None for checksum in checksums]
                     found, checksums = (
                         list(compress(found, known)),
@@ -287,13 +287,13 @@ class Lane:
         """Count one storage call of a transfer, and record its duration or its failure.
 
         Raises:
-            NotTriedError: The store did not answer another part, or nobody waits any more.
+            NotTriedError: The store did not answer another part, or nobody waits for the call any more.
         """
         call = self._begin(part.permit)
         try:
             if part.failure:
                 raise NotTriedError(part.failure[0])
-            if part.deadline.passed():  # the pages become free
+            if part.deadline.passed():  # the caller may reuse the pages
                 raise NotTriedError
             yield
             self._latency.note(part.framed, len(part.hashes), time.monotonic() - call.began_s)
@@ -313,13 +313,13 @@ class Lane:
         return self.breaker.admit()
 
     def submit(self, task: Callable[[], T], permit: Permit | None = None) -> Future[T]:
-        """Run one storage call. `permit` belongs to the page store's call, if that needs one."""
+        """Run one storage call on a thread. `permit` is that of the page store's call, if it has one."""
         return self._executor.submit(partial(self._run_counted, task, permit), caller=permit)
 
     def wait(self, futures: Sequence[Future[Any]], deadline: Deadline) -> None:
         """Wait for `futures` until the deadline. Cancel the calls that have not begun by then."""
         try:
-            if len(futures) == 1:  # mostly; it takes less time than a wait for several
+            if len(futures) == 1:  # the usual case, and faster than `wait`
                 futures[0].exception(deadline.remaining_s())
             else:
                 wait(futures, deadline.remaining_s())
@@ -336,11 +336,11 @@ class Lane:
         deadline: Deadline,
         hang_s: float | None = None,
     ) -> None:
-        """Report the end of a call to the breaker: its deadline has passed or its futures are done.
+        """Report to the breaker that a call has ended: its deadline has passed or its futures are done.
 
-        Storage calls may still run because the call's deadline was shorter than `timeout_s`. If
-        nothing else failed, the breaker gets the report when these storage calls have ended. A store
-        that left one of them without an answer for `hang_s` hangs.
+        Storage calls may still run because the call's deadline was shorter than `timeout_s`. If nothing
+        else failed, the breaker gets the report when these storage calls have ended. A store that does
+        not answer one of them for `hang_s` counts as hung.
         """
         successes = [_success(future) for future in futures]
         if hang_s is not None and self._hangs(permit, futures, hang_s):
@@ -377,8 +377,8 @@ class Lane:
     def _hangs(self, permit: Permit, futures: Sequence[Future[Any]], hang_s: float) -> bool:
         """Return whether the store answered with a timeout, or has not answered for `hang_s`.
 
-        A storage call that never began says nothing by itself: overdue calls of others may occupy all
-        threads.
+        A storage call that never began says nothing by itself: overdue calls of other callers may occupy
+        all threads.
         """
         if any(isinstance(_error(future), StorageTimeout) for future in futures):
             return True
@@ -476,7 +476,7 @@ def checked_answers(answers: Sequence[object], length: int) -> list[bool]:
     """Return a storage's answers. Only True itself counts as True.
 
     Raises:
-        ValueError: There are not `length` answers, so nobody knows which page each belongs to.
+        ValueError: There are not `length` answers, so it is unknown which page each belongs to.
     """
     if len(answers) != length:
         raise ValueError(f"the storage gave {len(answers)} answers to {length} questions")
@@ -505,7 +505,7 @@ def _conclude_late(permit: Permit, futures: Sequence[Future[Any]]) -> None:
 
 
 def _tally(verdicts: list[Verdict]) -> dict[Verdict, int]:
-    """Count the pages of each verdict. If all are OK, as usual, nothing is hashed."""
+    """Count the pages of each verdict. The usual case, in which all pages are OK, is fast."""
     if verdicts.count(Verdict.OK) == len(verdicts):
         return {Verdict.OK: len(verdicts)}
     return Counter(verdicts)

@@ -1,6 +1,6 @@
 """The page store: what an engine calls to find, load, save and delete pages.
 
-To every storage it adds frames and checksums, hit policies over several pools, splitting and
+It adds to every storage frames and checksums, hit policies over several pools, splitting and
 parallelism, one deadline for each call, circuit breakers for reads and writes, and counters by reason.
 """
 
@@ -52,12 +52,12 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("hicache_storage.page_store")
 
-# Clients choose the number of key spaces by their tenants and salts.
+# A limit, because clients choose the number of key spaces by their tenants and salts.
 _MOST_FRAMED = 4096
 
 
 class PageStore:
-    """Finds, loads, saves and deletes pages of any number of pools in one storage. Thread-safe.
+    """A store that finds, loads, saves and deletes pages of many pools in one storage. Thread-safe.
 
     If the store fails, you get verdicts and counters, not exceptions; `open_space` and `clear` do raise.
     Reads and writes have separate threads and breakers, so a failure in one direction does not stop the
@@ -89,7 +89,7 @@ class PageStore:
         *,
         observers: Iterable[Observer] = (),
     ) -> None:
-        """Make a page store over an open storage. You close the storage and the observers."""
+        """Make a page store over an open storage. Close the storage and the observers yourself."""
         self.storage = storage
         self.settings: PageStoreSettings = settings or PageStoreSettings()
         self.frame_nbytes: int = frame_nbytes(storage.capabilities.alignment)
@@ -105,7 +105,7 @@ class PageStore:
 
     @property
     def breaker(self) -> Breakers:
-        """The breakers of `reads` and `writes`. `state` is the worse of the two."""
+        """The breakers of `reads` and `writes`. Its `state` is the worse of their states."""
         return self._lanes.get().breakers
 
     def open_space(self, space: KeySpace) -> None:
@@ -115,7 +115,7 @@ class PageStore:
 
         Raises:
             ValueError: The space already has a frame.
-            UnsupportedOperation: Its pages are larger than the storage accepts.
+            UnsupportedOperation: The pages are larger than the storage accepts.
             StorageUnavailable, StorageTimeout: The store does not answer.
             StorageClosed: This page store or its storage was closed.
         """
@@ -138,7 +138,7 @@ class PageStore:
 
         Raises:
             ValueError: The space already has a frame.
-            UnsupportedOperation: Its pages are larger than the storage accepts.
+            UnsupportedOperation: The pages are larger than the storage accepts.
         """
         return self._framed(space)
 
@@ -154,9 +154,9 @@ class PageStore:
         past_gaps: bool = False,
         timeout_s: float | None = None,
     ) -> Match:
-        """Find the longest prefix of `hashes` that the storage claims to have in every pool.
+        """Find the longest prefix of `hashes` that the storage reports in every pool.
 
-        Pools are queried one after another, each only for the prefix that the pools before it left.
+        Pools are queried one after another, each only for the prefix that all earlier pools have.
         Adjacent pools of one name are parts of one pool; after the first part, the others are queried
         together. `held` is True for each pool and page that you already have. Such a page counts as
         present and is not queried.
@@ -204,7 +204,7 @@ class PageStore:
     def present(
         self, space: KeySpace, hashes: Sequence[str], *, timeout_s: float | None = None
     ) -> list[bool | None]:
-        """Return True for each hash whose page is there; None: no answer. The order does not matter.
+        """Return, for each hash, whether the storage has the page, or None if it gave no answer.
 
         Raises:
             ValueError: A hash is malformed.
@@ -214,7 +214,7 @@ class PageStore:
     def lookup(
         self, space: KeySpace, hashes: Sequence[str], *, timeout_s: float | None = None
     ) -> list[Verdict]:
-        """Return OK, MISS or the reason for no answer, for each hash. The order does not matter.
+        """Return OK, MISS, or the reason for no answer, for each hash. Hashes may be in any order.
 
         Raises:
             ValueError: A hash is malformed.
@@ -276,7 +276,7 @@ class PageStore:
         return len(gone)
 
     def clear(self, space: KeySpace) -> int:
-        """Remove all pages of a key space, and nothing else. Return how many.
+        """Remove all pages of a key space, and nothing else. Return the number of these pages.
 
         You get the store's own answer: neither a deadline nor the breakers apply.
 
@@ -342,7 +342,7 @@ class PageStore:
 
     def _new_lanes(self) -> Lanes:
         lanes = Lanes(self.storage, self.settings)
-        if self._closed:  # before the fork
+        if self._closed:  # by the parent, before the fork
             lanes.close(0)
         return lanes
 
@@ -403,7 +403,7 @@ class PageStore:
 
 
 def _framed(frame_nbytes: int, limit: int | None, space: KeySpace) -> KeySpace:
-    PoolSpec(space=space)  # it refuses a key space that has a frame
+    PoolSpec(space=space)  # `PoolSpec` refuses a key space that has a frame
     framed = replace(space, frame_nbytes=frame_nbytes)
     if limit is not None and framed.stored_nbytes > limit:
         raise UnsupportedOperation(
