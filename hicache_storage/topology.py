@@ -92,7 +92,7 @@ class Grid:
 
     @classmethod
     def coarsest(cls, extent: Extent, topologies: Sequence[Topology]) -> Grid:
-        """Return the grid with the largest groups that fit all `topologies`. It makes the fewest pages."""
+        """Return the grid with the largest groups that fit all `topologies`, which gives few pages."""
         parts = [part.shard for topology in topologies for part in topology.parts(extent)]
         layers = [end for shard in parts for end in shard.layers if end != extent.layers]
         heads = [end for shard in parts for end in shard.heads or () if end != extent.heads]
