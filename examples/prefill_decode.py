@@ -50,12 +50,12 @@ def engine(directory: str) -> Generator[tuple[CacheController, PageStore], None,
             pools.append(CachePool(space=space, host=host))
         settings = ControllerSettings(
             prefetch_threshold_tokens=0
-        )  # every page of the prompt is wanted
+        )  # prefetch every page of the prompt
         yield stack.enter_context(CacheController(store, pools, settings)), store
 
 
 def computed(pool: str, page_hash: str, nbytes: int) -> bytes:
-    """Return a page's content. It stands for a model's output, and is a function of pool and hash."""
+    """Return a page's content. It stands for a model's output, and depends only on pool and hash."""
     return hashlib.shake_128(f"{pool} {page_hash}".encode()).digest(nbytes)
 
 

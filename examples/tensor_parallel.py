@@ -1,6 +1,4 @@
-"""Store a prompt from two tensor parallel ranks, one process each.
-
-Then an engine of one rank finds it.
+"""Store a prompt from two tensor-parallel ranks, and find it from an engine of one rank.
 
 Both engines cut their pages into groups of two KV heads, so one rank can read what two ranks wrote.
 The draft's latent (MLA) is the same on both ranks, so only one of them writes it.
@@ -31,7 +29,7 @@ from hicache_storage.page_store import PageStore
 from hicache_storage.topology import Extent, Grid, Part, Topology
 
 PAGE_TOKENS = 64
-# In page_head, a group of heads is one segment.
+# In the layout page_head, each group of heads is one segment.
 LAYOUT = {"kv": "page_head", "draft": "page_first_direct"}
 MODEL = {"kv": Extent(layers=4, heads=4), "draft": Extent(layers=1)}
 GRID = {"kv": Grid(head_group=2), "draft": Grid()}

@@ -1,4 +1,4 @@
-"""KV-cache storage for LLM servers: one interface, many backends, and a cache that never lies.
+"""KV-cache storage for LLM servers: one interface, many backends, and a cache that verifies every page.
 
 Import from here whatever you need to open a storage, name its pages, or write a backend. A name is
 loaded when you first use it, so importing the package takes little time.

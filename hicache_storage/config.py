@@ -1,4 +1,4 @@
-"""Give your program the flags by which SGLang chooses a storage.
+"""Give your program the flags that choose a storage in SGLang.
 
     parser = argparse.ArgumentParser()
     add_arguments(parser)
@@ -138,7 +138,7 @@ class StorageChoice:
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> Self:
-        """Return the choice in `arguments`, which a parser with `add_arguments` has parsed.
+        """Return the choice that parsed command-line arguments describe. See `add_arguments`.
 
         Raises:
             ConfigError: No backend is named, or the extra config is wrong.
@@ -162,7 +162,7 @@ class StorageChoice:
         )
 
     def open(self, *, read_only: bool = False) -> HiCacheStorage:
-        """Open the storage. You close it. See `registry.open_storage` for the errors."""
+        """Open the storage. The caller closes it. See `registry.open_storage` for the errors."""
         from hicache_storage.registry import open_storage  # noqa: PLC0415 - a program that only parses flags starts quickly
 
         return open_storage(self.backend, self.config, read_only=read_only)
@@ -234,7 +234,7 @@ def _parse(parse: Callable[[str], Any], text: str, name: str, where: str) -> Any
 
 
 def _unquoted(reason: str) -> str:
-    """Return a parser's reason, or only the place if the reason quotes the file and perhaps a secret."""
+    """Return a parser's message, or only the place in the file if the message may quote a secret."""
     if not _QUOTES.search(reason):
         return reason
     place = _PLACE.search(reason)
@@ -244,7 +244,7 @@ def _unquoted(reason: str) -> str:
 def _check_values(value: Any) -> None:
     """Refuse NaN, infinity and 1e999, which most parsers accept but no setting can use.
 
-    Also refuse too many values: with YAML's aliases, a few lines can stand for any number of them.
+    Also refuse too many values, because YAML's aliases turn a few lines into any number of values.
     """
     for count, (name, item) in enumerate(_named_values(value, "it")):
         if isinstance(item, float) and not math.isfinite(item):
@@ -323,7 +323,7 @@ def _parse_yaml(text: str) -> Any:
         LookupError,
         AttributeError,
         TypeError,
-    ):  # of `!!int ""`, `!!bool x` and `!!timestamp x`
+    ):  # raised for `!!int ""`, `!!bool x` and `!!timestamp x`
         raise ValueError(_WRONG_TAG) from None
 
 

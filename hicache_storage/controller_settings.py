@@ -12,22 +12,22 @@ from hicache_storage.durations import check_seconds
 from hicache_storage.prefetch_policy import PrefetchPolicy
 
 MIN_END_WAIT_S = 0.1
-"""The shortest wait for a call or a thread to end. It needs a moment even if the time is up."""
+"""The least time to wait for a call or a thread to end, even after its deadline."""
 
 
 class WritePolicy(enum.Enum):
     """When a page of L2 is written to L3."""
 
     WRITE_THROUGH = "write_through"
-    """As soon as it is in L2."""
+    """Write a page as soon as it is in L2."""
     WRITE_THROUGH_SELECTIVE = "write_through_selective"
-    """When it is used a second time."""
+    """Write a page when it is used a second time."""
     WRITE_BACK = "write_back"
-    """When L2 evicts it."""
+    """Write a page when L2 evicts it."""
 
     @property
     def uses(self) -> int | None:
-        """After how many uses a page is written, its arrival included. None: at its eviction."""
+        """The number of uses, counting its arrival, after which a page is written. None: at eviction."""
         return {"write_through": 1, "write_through_selective": 2}.get(self.value)
 
 
@@ -67,11 +67,11 @@ class ControllerSettings:
     inflight_nbytes: int | None = None
     """The most bytes that may be in reads that the store has not answered. None: no limit."""
     write_queue_pages: int | None = None
-    """The most pages in the write queue. More are dropped. None: as many as L2 holds."""
+    """The most pages in the write queue. Pages beyond that are dropped. None: as many as L2 holds."""
     drop_policy: DropPolicy = DropPolicy.NEWEST
     partial_hits: PartialHits = PartialHits.SHORTEN
     explained_requests: int = 1000
-    """How many ended requests `explain` remembers."""
+    """The number of finished requests that `explain` remembers."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -96,7 +96,7 @@ class ControllerSettings:
             check_seconds(name, getattr(self, name), zero=True)
 
     def max_wait_s(self, pages: int, page_tokens: int) -> float | None:
-        """Return the longest wait for `pages` pages, from the call of `result` on. None: no limit."""
+        """Return how long `result` waits at most for `pages` pages. None: no limit."""
         return self.prefetch_policy.max_wait_s(
             pages * page_tokens,
             base_s=self.prefetch_timeout_base_s,

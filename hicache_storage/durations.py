@@ -1,4 +1,4 @@
-"""Durations that people set: finite, and short enough for every wait.
+"""Parse and check durations that people set. Each is finite, and not too long for any system call.
 
 30    "30"    2.5    "90s"    "500ms"    "30m"    "1.5h"    "1d"    "2w"
 """
@@ -19,7 +19,7 @@ _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def with_unit(text: str) -> float | None:
-    """Return the seconds of a text such as `90s` or `1.5h`; None if it is not a number with a unit."""
+    """Return the seconds in a text such as `90s` or `1.5h`. None if it is not a number with a unit."""
     found = _WITH_UNIT.fullmatch(text.strip())
     return None if found is None else float(found[1]) * _UNITS_S[found[2].lower()]
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _MAX_SHOWN = 250
-# A URL has "://", or ":/" once `Path` has read it; those of ZeroMQ hold no secret. JSON and YAML have
-# braces, quotes and ": ".
+# Marks of a URL, JSON or YAML. `Path` turns the "://" of a URL into ":/". URLs of ZeroMQ are allowed,
+# because they hold no secret.
 _OF_CONFIGS = re.compile(r"""(?<!^tcp)(?<!^ipc)(?<!^inproc):/|[{}"]|: """)
 
 

@@ -69,9 +69,9 @@ def page_hashes(
 
 
 def namespace_seed(extra_key: str | None = None, cache_salt: str | None = None) -> str | None:
-    """Return the `prior` of a first page that keeps a LoRA adapter, an extra key or a salt apart.
+    """Return the `prior` for a request's first page, so that different keys or salts share no pages.
 
-    Return None if neither is given.
+    A server puts the name of a LoRA adapter into `extra_key`. Return None if neither is given.
 
     Raises:
         ValueError: A text cannot be encoded as UTF-8. JSON allows such text, so a request may have it.
@@ -96,7 +96,7 @@ def namespace_seed(extra_key: str | None = None, cache_salt: str | None = None) 
 
 
 def check_page_hashes(hashes: Sequence[str]) -> None:
-    """Refuse hashes that are not 16 to 64 bytes in lowercase hex. No hostile key reaches a store.
+    """Refuse hashes that are not 16 to 64 bytes in lowercase hex. This keeps hostile keys from stores.
 
     Raises:
         ValueError: The message names the first bad hash.
@@ -113,7 +113,7 @@ def _prior_digest(prior: str | None) -> bytes:
 
 
 def _words(tokens: Sequence[int] | np.ndarray[Any, Any]) -> npt.NDArray[Any]:
-    """Return the tokens as little-endian words of 4 bytes, or of 8 if one needs more than 4."""
+    """Return the tokens as little-endian words of 4 bytes, or of 8 bytes if any token needs them."""
     import numpy as np  # noqa: PLC0415 - `import hicache_storage` stays fast
 
     if isinstance(tokens, (list, tuple)):
@@ -129,7 +129,7 @@ def _words(tokens: Sequence[int] | np.ndarray[Any, Any]) -> npt.NDArray[Any]:
     if array.dtype.kind not in "iu":
         raise ValueError(f"tokens must be integers from 0 to 2**63 - 1, not {array.dtype}")
     array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-    unsigned = array.view(f"<u{array.itemsize}")  # one pass checks both ends: negatives become huge
+    unsigned = array.view(f"<u{array.itemsize}")  # negative numbers become huge ones
     largest = int(unsigned.max())
     if largest > (_MAX_TOKEN if array.dtype.kind == "u" else np.iinfo(array.dtype).max):
         raise ValueError("tokens must be integers from 0 to 2**63 - 1")
@@ -139,7 +139,7 @@ def _words(tokens: Sequence[int] | np.ndarray[Any, Any]) -> npt.NDArray[Any]:
 def _narrow_hashes(
     words: npt.NDArray[Any], page_tokens: int, digest: bytes, *, bigram: bool
 ) -> list[str]:
-    """Hash each page with one call over one small buffer: the digest before it and its own words."""
+    """Hash pages whose tokens all fit in 4 bytes, with one call of SHA-256 for each page."""
     sha256 = hashlib.sha256
     units = _units(words, bigram=bigram)
     full = len(units) - len(units) % page_tokens
@@ -156,7 +156,7 @@ def _narrow_hashes(
 def _mixed_hashes(
     words: npt.NDArray[Any], page_tokens: int, digest: bytes, *, bigram: bool
 ) -> list[str]:
-    """Hash pages if some tokens need 8 bytes. Each page is wide or narrow by its own tokens."""
+    """Hash pages if some tokens need 8 bytes. Only the pages with such tokens use 8 bytes a token."""
     overlap = int(bigram)  # a bigram page ends with the first token of the next
     hashes: list[str] = []
     for start in range(0, len(words) - overlap, page_tokens):
@@ -169,7 +169,7 @@ def _mixed_hashes(
 
 
 def _units(words: npt.NDArray[Any], *, bigram: bool) -> npt.NDArray[Any]:
-    """Return the units that a page counts, one for each row: words, or pairs of neighbouring words."""
+    """Return the units that fill a page, one in each row: words, or pairs of neighboring words."""
     import numpy as np  # noqa: PLC0415
 
     if not bigram:
@@ -233,7 +233,7 @@ class KeySpace:
     """The order of the bytes: "layer_first", "page_first", "page_first_direct" or "page_head"."""
     page_tokens: int
     page_nbytes: int
-    """The payload bytes of one page."""
+    """The number of payload bytes in one page."""
     shard: Shard
     pool: str = "kv"
     revision: str = ""
@@ -255,12 +255,12 @@ class KeySpace:
 
     @property
     def stored_nbytes(self) -> int:
-        """The bytes of one stored page: frame and payload."""
+        """The size of one stored page in bytes: frame and payload."""
         return self.frame_nbytes + self.page_nbytes
 
     @property
     def id(self) -> str:
-        """32 hex digits, different if any field differs. You can use them in any path, key or URL."""
+        """The identity as 32 hex digits, which differ if any field differs. Safe in paths and URLs."""
         return _space_id(self)
 
     def manifest(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""HTML as a tree, so that every text is escaped. Reports are made of it."""
+"""Build the HTML of reports as a tree, so that every text is escaped."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Child = ET.Element | str | None
 _UNPRINTABLE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
-"""The characters that no terminal, XML or page may get: controls, and those that reorder a line."""
+"""Characters that must never be shown: control characters, and characters that reorder a line."""
 
 
 def printable(text: str) -> str:
-    """Return `text` with escapes for what can't be shown: a store may answer with any bytes."""
+    """Return `text` with unprintable characters escaped, because names in a store may have any bytes."""
     return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def element(tag: str, *children: Child, **attributes: str) -> ET.Element:
-    """Return an element. `class_` is its class, `aria_label` its `aria-label`. None adds no child."""
+    """Return an element. `class_` sets `class`, `aria_label` sets `aria-label`. A child may be None."""
     made = ET.Element(tag, {_name(key): printable(value) for key, value in attributes.items()})
     for child in children:
         if isinstance(child, str):
@@ -34,7 +34,7 @@ def element(tag: str, *children: Child, **attributes: str) -> ET.Element:
 
 
 def link(words: str, target: str) -> ET.Element:
-    """Return a link, or plain text where the target is neither a web address nor a place in the page."""
+    """Return a link, or plain text if the target is neither a web address nor a place in the page."""
     if not target.startswith(("https://", "http://", "#")):
         return element("span", words)
     return element("a", words, href=target)

@@ -1,4 +1,4 @@
-"""The observers that a configuration asks for. Each is imported only where it is wanted."""
+"""Open the observers that a configuration asks for. An observer that is not used is not imported."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventSource:
-    """KV events of one process of an engine."""
+    """A process of an engine that publishes KV events, and the form of these events."""
 
     settings: EventSettings
     announces: Callable[[KeySpace], bool]
-    """Function that is True for a key space whose pages have events."""
+    """A function that returns True if the pages of a key space get events."""
     hash_format: HashFormat
     """The form of block hashes in the engine's own events."""
     rank: int | None = None
@@ -31,7 +31,7 @@ class EventSource:
 def open_observers(
     *, tracing: bool, attributes: Attributes, events: EventSource | None = None
 ) -> list[Observer]:
-    """Return the observers of a page store, which the caller closes. Spans have the `attributes`.
+    """Return the observers of a page store, which the caller closes. Each span gets the `attributes`.
 
     Raises:
         ConfigError: An extra is missing, or an address of the events cannot be used.

@@ -86,7 +86,7 @@ class Page:
     """Permission to access the page's memory, which its owner may revoke before the call ends.
 
     None: the storage may use the memory until the call ends. A storage that is not
-    `Capabilities.revocable` ignores it.
+    `Capabilities.revocable` ignores this permission.
     """
 
     def __init__(self, *segments: HostBuffer) -> None:
@@ -101,7 +101,7 @@ class Page:
     def of_views(
         cls, views: tuple[memoryview, ...], nbytes: int, revocable: Revocable | None = None
     ) -> Page:
-        """Make a page from flat, contiguous, non-empty byte views of `nbytes` in total, unchecked."""
+        """Make a page from flat, contiguous, non-empty byte views of `nbytes` in all. Check nothing."""
         page = cls.__new__(cls)
         page.segments = views
         page.nbytes = nbytes

@@ -9,14 +9,14 @@ import enum
 
 
 class PrefetchPolicy(enum.Enum):
-    """How long a request waits for its pages. It uses the pages that have arrived by then."""
+    """How long a request waits for its pages. Then the request uses the pages that have arrived."""
 
     BEST_EFFORT = "best_effort"
-    """Not at all."""
+    """Do not wait."""
     WAIT_COMPLETE = "wait_complete"
-    """Until every page that was found has arrived or failed."""
+    """Wait until every page that was found has arrived or failed."""
     TIMEOUT = "timeout"
-    """Like WAIT_COMPLETE, but no longer than a limit that grows with the number of pages."""
+    """Wait as for WAIT_COMPLETE, but no longer than a limit that grows with the number of pages."""
 
     def max_wait_s(self, tokens: int, *, base_s: float, per_ki_token_s: float) -> float | None:
         """Return the longest wait for the pages of `tokens` tokens. None: no limit."""

@@ -1,4 +1,4 @@
-"""Find a backend by its name and open its storage: built-in, installed, or `dynamic`."""
+"""Find a backend by its name (built-in, installed, or `dynamic`), and open its storage."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Backend:
     extra: str | None = None
     """The extra of `distribution` that installs the libraries that the backend needs."""
     instead: str = ""
-    """The end of the advice: another extra, and when to install that one instead."""
+    """The end of the advice what to install: another extra, and when to choose it instead."""
 
     def load(self) -> type[HiCacheStorage]:
         """Import the class.
@@ -49,7 +49,7 @@ class Backend:
             return _storage_class(importlib.import_module(module), name)
         except ImportError as error:
             if (error.name or "").partition(".")[0] in _OUR_PACKAGES:
-                raise  # no installation would help
+                raise  # our own package is broken, and installing another would not help
             package = f"{self.distribution}[{self.extra}]" if self.extra else self.distribution
             raise BackendNotInstalled(
                 f"backend {self.name!r} needs {error.name or error}, which is not installed:"
@@ -84,7 +84,7 @@ _BUILT_INS = {
 
 
 def backends() -> dict[str, Backend]:
-    """Return every known backend by name, built-ins first. None is imported.
+    """Return every known backend by name, built-ins first. Import none of them.
 
     Raises:
         ConfigError: Two distributions use the same name, or one uses the name of a built-in.
@@ -109,7 +109,7 @@ def backends() -> dict[str, Backend]:
 def open_storage(
     name: str, config: Mapping[str, Any] | None = None, *, read_only: bool = False
 ) -> HiCacheStorage:
-    """Open the storage of backend `name` with the fields of `config`. You close it.
+    """Open the storage of backend `name` with the fields of `config`. The caller closes it.
 
     The backend `dynamic` takes `backend_name`, `module_path` and `class_name`, as in SGLang. Put the
     backend's own fields next to them or under `config`.

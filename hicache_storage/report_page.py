@@ -1,4 +1,4 @@
-"""A report as one self-contained HTML page: a lead, sections, plots and tables, in the house's style."""
+"""Build a report as one self-contained HTML page: a lead, sections, plots and tables."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def hero(*, eyebrow: str, title: str, lead: str, notes: Sequence[str]) -> Elemen
 
 
 def section(name: str, title: str, intro: str | None, *children: Child) -> Element:
-    """Return a section, which the contents name."""
+    """Return a section of the page with a heading, an introduction and its content."""
     return element(
         "section",
         element("h2", title, id=f"{name}-title"),
@@ -66,7 +66,7 @@ def section(name: str, title: str, intro: str | None, *children: Child) -> Eleme
 def figures(
     titles: Sequence[str], rows: Sequence[Sequence[str]], *, best: int | None = None
 ) -> Element:
-    """Return a table of figures. The row number `best` stands out."""
+    """Return a table of figures. The row with the index `best` is highlighted."""
     made = table(titles, [tuple(row) for row in rows], "figures")
     for number, row in enumerate(made[1]):
         if number == best:
@@ -75,6 +75,6 @@ def figures(
 
 
 def fact_list(facts: Sequence[tuple[str, str]]) -> Element:
-    """Return names, each with its fact."""
+    """Return a list of names, with one fact after each name."""
     items = (element("div", element("dt", name), element("dd", text)) for name, text in facts)
     return element("dl", *items, class_="facts")

@@ -8,8 +8,8 @@ they accept the whole text or refuse it. A more generous parser would read `"1_0
 its pages.
 
 A size is a number and an optional unit: B, KB, MB, GB, TB, PB or EB (powers of 1000), or KiB, MiB, GiB,
-TiB, PiB or EiB (powers of 1024). A unit is written as here: `1G` and `24Mb` are two sizes to two people.
-Sizes are printed in powers of 1024.
+TiB, PiB or EiB (powers of 1024). No other spelling is accepted, because `1G` and `24Mb` mean different
+sizes to different people. Sizes are printed in powers of 1024.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import re
 from typing import Any, cast
 
 MAX_INT64 = 2**63 - 1
-"""The largest integer that every format at rest, every protocol and every file system can hold."""
+"""The largest integer that every file format, every protocol and every file system can hold."""
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 _FLOAT = re.compile(r"-?[0-9]{1,19}(?:\.[0-9]{1,30})?(?:[eE][+-]?[0-9]{1,3})?")
@@ -56,8 +56,8 @@ def check_integer(name: str, value: object, *, least: int, most: int = MAX_INT64
 def format_number(number: object) -> str:
     """Return the text of a number for a message.
 
-    The text of an integer of more than 64 bits is its number of bits: Python refuses to write out
-    more than some thousand digits.
+    An integer of more than 64 bits is shown as its number of bits, because Python refuses to write
+    more than a few thousand digits.
     """
     if isinstance(number, int) and abs(number) > MAX_INT64:
         return f"a number of {number.bit_length()} bits"
@@ -77,7 +77,7 @@ def format_nbytes(nbytes: float) -> str:
 
 
 def format_exact_nbytes(nbytes: int) -> str:
-    """Return a size that readers compare with another: `1 MiB`, `1.00 MiB (1,048,640 bytes)`."""
+    """Return a size without loss, with the bytes if it was rounded: `1.00 MiB (1,048,640 bytes)`."""
     is_exact = nbytes % unit_of(nbytes)[0] == 0
     return format_nbytes(nbytes) if is_exact else f"{format_nbytes(nbytes)} ({nbytes:,} bytes)"
 

@@ -129,7 +129,7 @@ class Settings(BaseModel):
             return f"unknown field {name!r}{did_you_mean(name, sorted(cls.model_fields))}"
         if detail["type"] == "missing":
             return f"{name}: this field is required"
-        if detail["type"] == "string_pattern_mismatch":  # pydantic shows the regular expression
+        if detail["type"] == "string_pattern_mismatch":  # pydantic would show the pattern
             return f"{name}: must be {_form(cls.model_fields.get(str(detail['loc'][0])))}"
         value = detail["input"]
         suffix = f", not {format_number(value)}" if isinstance(value, (bool, int, float)) else ""
@@ -159,7 +159,7 @@ def _scalar_parser(annotation: Any) -> Callable[[object], object] | None:
 
 
 def _form(field: FieldInfo | None) -> str:
-    """Return in words what a field with a pattern must look like: its description."""
+    """Return the description of a field with a pattern. It says what the text must look like."""
     return (field and field.description) or "text of another form"
 
 

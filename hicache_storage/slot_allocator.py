@@ -26,7 +26,7 @@ class SlotAllocator:
         return len(self._free)
 
     def allocate(self, count: int) -> list[int] | None:
-        """Return `count` slots, the longest free ones first, or None if fewer are free.
+        """Return `count` slots, or None if fewer are free. Slots that were freed first are used first.
 
         Raises:
             ValueError: The count is negative.

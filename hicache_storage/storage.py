@@ -82,7 +82,7 @@ class Capabilities:
     alignment: int = 1
     """The alignment of segment addresses and sizes, in bytes, that the fast path needs."""
     parallelism: int = 1
-    """How many concurrent calls make the store faster."""
+    """The number of concurrent calls up to which the store gets faster."""
     max_batch: int | None = None
     """The largest batch, in pages. The SDK splits larger ones. None: no limit."""
     max_page_nbytes: int | None = None
@@ -119,7 +119,7 @@ class PageInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageTimes:
-    """When a page was written and last used, in seconds since 1970. None: the store does not know.
+    """When a page was written and last used, in seconds since 1970. None: the store did not record it.
 
     Examples:
         >>> PageTimes(written_at_s=1.7e9).used_at_s is None
@@ -128,14 +128,14 @@ class PageTimes:
 
     written_at_s: float | None = None
     used_at_s: float | None = None
-    """The last write or get that the store recorded. The true one may be up to `used_within_s` later."""
+    """The last recorded write or get. The page may have been used again up to `used_within_s` later."""
     used_within_s: float = 0.0
     """The store ignores a use that follows the recorded one within this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageFault:
-    """An object in the place of a page that is not the page, so every get of it is a miss."""
+    """A damaged or foreign object in the place of a page. Every get of the page is a miss."""
 
     page_hash: str
     reason: str
@@ -145,7 +145,7 @@ class PageFault:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableSpace:
-    """A key space that the store holds but cannot name, so `spaces` leaves it out."""
+    """A key space that the store holds but cannot identify, so `spaces` leaves it out."""
 
     space_id: str
     reason: str
@@ -171,7 +171,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageStats:
-    """A backend's own figures. None: the backend cannot tell without I/O.
+    """Figures that a backend reports about itself. None: it cannot find them out without I/O.
 
     Examples:
         >>> from hicache_storage import open_storage
@@ -236,7 +236,7 @@ class HiCacheStorage(abc.ABC):
 
     _closed = False
     _opened_by: _Opener | None = None
-    """None if a subclass does not call this class's `__new__`."""
+    """The process that opened the storage. None if a subclass does not call this class's `__new__`."""
 
     def __new__(cls, *_args: Any, **_fields: Any) -> Self:
         storage = super().__new__(cls)
@@ -257,7 +257,7 @@ class HiCacheStorage(abc.ABC):
     def would_create(cls, config: Mapping[str, Any]) -> str | None:  # noqa: ARG003
         """Return the place where `from_config` would create a new, empty store.
 
-        Return None if it would not create one, or if the backend cannot tell.
+        Return None if `from_config` would not create a store, or if the backend cannot find out.
 
         Raises:
             ConfigError: A field is wrong, missing or unknown. The message names it.
@@ -281,7 +281,7 @@ class HiCacheStorage(abc.ABC):
 
     @abc.abstractmethod
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        """Return True for each page that is there. It may be gone again by the time you get it."""
+        """Return True for each page that is stored. A page may be gone again by the time you get it."""
 
     @abc.abstractmethod
     def batch_get(
@@ -289,8 +289,8 @@ class HiCacheStorage(abc.ABC):
     ) -> list[bool]:
         """Read each page into its item of `pages`. True: the item holds exactly the bytes that were set.
 
-        If the result is False, the item's bytes are undefined. No byte outside of it changes (KV-003,
-        KV-004).
+        If the result is False, the item's bytes are undefined. No byte outside of the item changes
+        (KV-003, KV-004).
         """
 
     @abc.abstractmethod
@@ -313,8 +313,8 @@ class HiCacheStorage(abc.ABC):
     def open_space(self, space: KeySpace) -> None:
         """Prepare the store for pages of `space`. Call this before the first set. Idempotent.
 
-        Every other call must work without it, even for a key space that nobody opened: it finds what is
-        there, and creates nothing (KV-001).
+        Every other call must also work for a key space that nobody opened: the call finds what is there,
+        and creates nothing (KV-001).
 
         Raises:
             UnsupportedOperation: The pages of `space` are larger than `capabilities.max_page_nbytes`.
@@ -352,15 +352,15 @@ class HiCacheStorage(abc.ABC):
         return iter(())
 
     def unreadable_spaces(self) -> Iterator[UnreadableSpace]:
-        """Yield the key spaces that are there but that `spaces` cannot name."""
+        """Yield the stored key spaces that `spaces` leaves out, because they cannot be identified."""
         self.ensure_open()
         return iter(())
 
     def remove_space(self, space_id: str) -> int:
         """Remove a key space: its pages and everything that names it. Return the number of pages.
 
-        `space_id` is a `KeySpace.id` or an `UnreadableSpace.space_id`. An unknown id gives 0. A key
-        space that someone writes to during the call stays, with what was written.
+        `space_id` is a `KeySpace.id` or an `UnreadableSpace.space_id`. An unknown id gives 0. If
+        someone writes to the key space during the call, it stays, with the pages that were written.
 
         Raises:
             UnsupportedOperation: The store cannot list its pages.
@@ -370,7 +370,7 @@ class HiCacheStorage(abc.ABC):
         raise UnsupportedOperation(f"{type(self).__name__} removes no key spaces")
 
     def page_times(self, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
-        """Return when each page was written and used, if the store knows. This is not a use."""
+        """Return when each page was written and used, if the store records it. This is not a use."""
         self.ensure_open()
         return [PageTimes()] * len(hashes)
 

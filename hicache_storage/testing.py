@@ -1,7 +1,6 @@
-"""Storages for tests of what stands above a storage.
+"""Storages for tests of code that uses a storage.
 
-`WrapperStorage` is a storage around a storage: a base class for those that change some calls and
-pass on the others.
+`WrapperStorage` wraps another storage. Subclass it to change some calls and pass on the others.
 
     class SlowStorage(WrapperStorage):
         def batch_get(self, space, hashes, pages):
@@ -9,8 +8,7 @@ pass on the others.
             return super().batch_get(space, hashes, pages)
 
 `FaultyStorage` is a wrapper that misbehaves on chosen calls. Its plan and its seed determine
-everything: a test can replay a failure, and run a scenario once for each call that could have
-failed.
+everything, so a test can replay a failure, and run a scenario once for each call that could fail.
 """
 
 from __future__ import annotations
@@ -37,14 +35,14 @@ __all__ = ["Fault", "FaultyStorage", "Odds", "Strike", "WrapperStorage"]
 
 
 class Fault(enum.Enum):
-    """A kind of misbehaviour."""
+    """A kind of misbehavior."""
 
     RAISE = "raise"
     """The call raises `StorageUnavailable` and does nothing."""
     MISS = "miss"
-    """The call answers False for every page and does nothing."""
+    """The call returns False for every page and does nothing."""
     LIE = "lie"
-    """The call answers True for every page and does nothing."""
+    """The call returns True for every page and does nothing."""
     TEAR = "tear"
     """The second half of one page is zeros, as read or as stored."""
     FLIP = "flip"
@@ -66,7 +64,7 @@ class Strike:
 
 @dataclass(frozen=True, slots=True)
 class Odds:
-    """A fault on some calls of one operation. The seed decides for each call number."""
+    """A fault on a share of the calls of one operation. The seed decides which calls get it."""
 
     operation: str
     fault: Fault
@@ -75,9 +73,9 @@ class Odds:
 
 
 class FaultyStorage(WrapperStorage):
-    """A wrapper that misbehaves on the calls that `plan` names. Thread-safe; closes `inner` with itself.
+    """A wrapper that misbehaves on the calls that `plan` names. Thread-safe. `close` closes `inner`.
 
-    A call has one fault at most: that of a strike, or that of the first odds that hit.
+    A call has one fault at most: the fault of its `Strike`, or of the first `Odds` that hit it.
     """
 
     def __init__(
@@ -94,12 +92,12 @@ class FaultyStorage(WrapperStorage):
         Args:
             inner: The storage that gets the calls.
             plan: The faults, and the calls that have them.
-            seed: Decides the odds, and which bytes are damaged.
+            seed: Decides which calls the `Odds` hit, and which bytes are damaged.
             delay_s: The length of a delay.
             hang_s: The time after which a hanging call stops waiting for `release`. None: never.
         """
         super().__init__(inner)
-        self.narrow(revocable=False)  # it damages pages after a call
+        self.narrow(revocable=False)  # this class damages pages after a call
         self.calls: Counter[str] = Counter()
         """The calls so far, by operation."""
         self.struck: Counter[tuple[str, Fault]] = Counter()
@@ -182,7 +180,7 @@ class FaultyStorage(WrapperStorage):
             return fault
 
     def _draw(self, operation: str, number: int) -> Fault | None:
-        """Return the fault of call `number` by the odds. The calling thread makes no difference."""
+        """Return the fault of the first `Odds` that hit call `number`, the same in every thread."""
         for place, odds in enumerate(self._odds):
             if odds.operation == operation:
                 draw = random.Random(f"{self._seed}/{place}/{operation}/{number}")

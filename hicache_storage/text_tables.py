@@ -1,4 +1,4 @@
-"""Tables for terminals. Printing them takes rich, whose import waits until there is a table."""
+"""Tables for terminals. They use rich, which is imported when the first table is made."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ def text_table(
     best: int | None = None,
     tight: bool = False,
 ) -> Table:
-    """Return a table below its titles. The row number `best` stands out.
+    """Return a table with a title above each column. The row with the index `best` is bold.
 
-    `columns` has a letter for each column, the last of which is that of all further ones: `l` and `r`
-    for texts and figures in one line, `L` and `R` for those that a narrow terminal may wrap.
+    `columns` has a letter for each column, and its last letter also counts for all further columns.
+    `l` aligns left and `r` aligns right. `L` and `R` align in the same way, but may wrap if the
+    terminal is narrow.
     """
     from rich import box  # noqa: PLC0415 - JSON alone does without it
     from rich.table import Table  # noqa: PLC0415
@@ -42,7 +43,7 @@ def text_table(
 
 
 def fact_table(facts: Iterable[tuple[str, str]]) -> Table:
-    """Return a table of names, each with its fact, without titles."""
+    """Return a table without titles. Each row has a name and a fact."""
     from rich.table import Table  # noqa: PLC0415 - as above
 
     table = Table(box=None, show_header=False, pad_edge=False)

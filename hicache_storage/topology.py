@@ -2,8 +2,8 @@
 
 The module is arithmetic only. Ranks are numbered as in SGLang, `rank = pp_rank * tp_size +
 tp_rank`. A stage has a range of layers, and each rank of a stage has a range of KV heads. If there
-are fewer heads than ranks, or none (MLA), several ranks hold the same rectangle, and the first of
-them writes it.
+are fewer heads than ranks, or none (MLA), several ranks hold the same layers and heads, and the
+first of these ranks writes them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hicache_storage.scalars import check_integer
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-# The sizes among which an error message lists those that fit.
+# The sizes that are tried for an error message, which lists the sizes that fit.
 _SIZES = range(1, 65)
 
 
@@ -58,7 +58,7 @@ class Part:
     shard: Shard
     rank: int
     writer: int
-    """The rank that writes this shard: `rank`, or another one with the same bytes."""
+    """The rank that writes this shard: `rank`, or another rank with the same bytes."""
 
     @property
     def writes(self) -> bool:
@@ -78,10 +78,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """The groups of layers and heads into which a fleet splits pages, so that its engines share them.
+    """The groups of layers and heads into which a fleet splits pages, so that engines can share them.
 
-    Groups are counted from the model's first layer and head. The last group may be smaller. None:
-    pages are not split in that direction, and only ranks with the same range share pages.
+    Groups are counted from the model's first layer and head. The last group may be smaller. If a
+    field is None, pages are not split in that direction, and only ranks with equal ranges share pages.
     """
 
     head_group: int | None = None
@@ -92,7 +92,7 @@ class Grid:
 
     @classmethod
     def coarsest(cls, extent: Extent, topologies: Sequence[Topology]) -> Grid:
-        """Return the largest groups that `topologies` share, for the fewest and largest stored pages."""
+        """Return the grid with the largest groups that fit all `topologies`, which gives few pages."""
         parts = [part.shard for topology in topologies for part in topology.parts(extent)]
         layers = [end for shard in parts for end in shard.layers if end != extent.layers]
         heads = [end for shard in parts for end in shard.heads or () if end != extent.heads]
@@ -139,7 +139,7 @@ class Topology:
         return Part(shard=Shard(layers=layers, heads=heads), rank=rank, writer=writer)
 
     def parts(self, extent: Extent) -> list[Part]:
-        """Return the parts of all ranks, in the order of the ranks, without ranks that hold nothing."""
+        """Return the parts of all ranks that hold something of the pool, in the order of the ranks."""
         parts = [self.part(extent, rank) for rank in range(self.size)]
         return [part for part in parts if part is not None]
 
@@ -151,9 +151,8 @@ class Topology:
         """Return the tiles into which `HostPool` splits the pages of `rank`.
 
         Raises:
-            ConfigError: Some rank's part ends inside a group of the grid. The message lists the
-            sizes that
-                fit. Every rank raises it.
+            ConfigError: Some rank's part ends inside a group of the grid. Every rank raises this. The
+                message lists the sizes that fit.
             ValueError: There is no such rank, or it holds nothing of the pool.
         """
         if not _fits(self, extent, grid):
@@ -168,7 +167,7 @@ class Topology:
         return tuple(Tile(layers, heads) for layers in layer_groups for heads in head_groups)
 
     def _heads(self, extent: Extent, tp_rank: int) -> tuple[tuple[int, int] | None, int]:
-        """Return the heads of a rank, and the first rank of the stage that has them."""
+        """Return the heads of a rank, and the first rank of its stage that has the same heads."""
         total, size = extent.heads, self.tp_size
         if total is None:
             return None, 0
@@ -269,7 +268,7 @@ def _aligned(held: tuple[int, int] | None, group: int | None, total: int | None)
 
 
 def _groups(size: int, group: int | None) -> list[tuple[int, int]]:
-    """Return the groups of a range of `size`, the first of which begins at its start."""
+    """Split the range from 0 to `size` into groups of `group`. The last one may be smaller."""
     step = group or size
     return [(start, min(start + step, size)) for start in range(0, size, step)]
 

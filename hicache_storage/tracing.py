@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from hicache_storage.page_store.observer import Attributes, Clearance, Deletion, Lookup, Move
 
 _NO_FAILURE = frozenset((Verdict.OK, Verdict.MISS, Verdict.REFUSED, Verdict.NOT_ADMITTED))
-"""Verdicts of a store that works: a full store, too, has answered."""
+"""Verdicts that do not make a span an error. A store that is full has answered, too."""
 
 
 class SpanTracer(Observer):
-    """An observer that makes a span of each call, and of each activity. Thread-safe."""
+    """An observer that makes a span for each call and each activity. Thread-safe."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class SpanTracer(Observer):
 
 
 class _SpanActivity(Activity):
-    """A span that several threads may make current."""
+    """The span of an activity. Several threads may make it their current span."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
@@ -121,7 +121,7 @@ def _named(attributes: Attributes) -> dict[str, AttributeValue]:
 
 
 def _pools(spaces: Iterable[KeySpace]) -> Sequence[str]:
-    """Return the names of the pools, each once."""
+    """Return the names of the pools, without repetitions."""
     return list(dict.fromkeys(space.pool for space in spaces))
 
 

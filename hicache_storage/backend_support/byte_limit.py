@@ -6,7 +6,7 @@ import threading
 
 
 class ByteLimit:
-    """Counts the bytes in use, and makes callers wait at a limit. Thread-safe."""
+    """A limit on the bytes that calls use at once. Callers wait until their bytes fit. Thread-safe."""
 
     def __init__(self, limit_nbytes: int | None) -> None:
         """Start with no bytes in use. With a limit of None, only count them."""
@@ -19,7 +19,7 @@ class ByteLimit:
     def acquire(self, nbytes: int, timeout_s: float) -> bool:
         """Wait until `nbytes` more fit. Return False at the timeout, or after `close`.
 
-        If no bytes are in use, a caller gets even more than the limit.
+        If no bytes are in use, a caller may take even more than the limit.
         """
         with self._changed:
             fits = self._changed.wait_for(lambda: self._closed or self._fits(nbytes), timeout_s)
@@ -28,7 +28,7 @@ class ByteLimit:
             return is_acquired
 
     def release(self, nbytes: int) -> None:
-        """Return the bytes that `acquire` took."""
+        """Give back `nbytes` that `acquire` took."""
         with self._changed:
             self.nbytes -= nbytes
             self._changed.notify_all()

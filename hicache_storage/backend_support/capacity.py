@@ -1,4 +1,4 @@
-"""What backends say about `capacity_nbytes`, in the same words."""
+"""Messages about `capacity_nbytes` that all backends share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def page_over_capacity(
     backend: str, space: KeySpace, page_nbytes: int, capacity_nbytes: int
 ) -> str:
-    """Return the message for a key space if not even one of its pages fits."""
+    """Return the message for a key space with pages that are larger than the whole capacity."""
     return (
         f"{backend}: capacity_nbytes is {format_exact_nbytes(capacity_nbytes)}, but one page of pool"
         f" {space.pool!r} of {space.model!r} takes {format_exact_nbytes(page_nbytes)}: raise"

@@ -33,7 +33,7 @@ def copy_pages(targets: Sequence[Page], sources: Sequence[Page]) -> None:
 
 
 def private_copy(page: Page) -> Page | None:
-    """Copy a revocable page into its own aligned memory. Return None if it is revoked.
+    """Copy a revocable page into new, aligned memory. Return None if the page is revoked.
 
     A page that is not revocable is returned unchanged, without a copy.
     """

@@ -12,8 +12,8 @@ class Deadline:
     """The time at which a call must end. Each call makes one deadline, and passes it to every step.
 
     A step that waits takes `remaining_s()` as its limit. If a signal interrupts a wait, the step
-    calls it again and gets the time that is left, so signals never lengthen a call (KV-304). A limit
-    too long for a lock to wait for, such as infinity, counts as `MAX_DURATION_S`. Immutable and
+    calls `remaining_s` again and gets the time that is left, so signals never lengthen a call
+    (KV-304). A limit too long for a lock, such as infinity, counts as `MAX_DURATION_S`. Immutable and
     thread-safe.
     """
 

@@ -87,10 +87,10 @@ class DeadlineSocket:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._socket, name)
 
-    # --- as redis-py uses it ---------------------------------------------------------------------
+    # --- methods that redis-py calls -------------------------------------------------------------
 
     def settimeout(self, timeout_s: float | None) -> None:
-        """With 0, make calls raise instead of wait. Any other value is ignored: the deadline counts."""
+        """With 0, make calls raise instead of wait. Ignore any other value: `deadline` counts."""
         self._never_waits = timeout_s == 0
 
     def recv(self, nbytes: int, flags: int = 0) -> bytes:
@@ -102,7 +102,7 @@ class DeadlineSocket:
     def sendall(self, data: Any) -> None:
         self.send_buffers([memoryview(data)])
 
-    # --- as pages use it -------------------------------------------------------------------------
+    # --- methods that move pages -----------------------------------------------------------------
 
     @property
     def is_compiled(self) -> bool:

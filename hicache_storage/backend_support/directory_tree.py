@@ -52,7 +52,7 @@ class TreeKind(NamedTuple):
 
 
 class DirectoryTree:
-    """The paths under a root that all file backends share. Immutable."""
+    """The part of a store's directory tree that is the same for all file backends. Immutable."""
 
     __slots__ = ("root", "spaces", "writers")
 
@@ -72,7 +72,7 @@ class DirectoryTree:
 
     @classmethod
     def at(cls, path: str) -> Self:
-        """Return the tree at `path`, with `~` expanded. Makes nothing.
+        """Return the tree at `path`, with `~` expanded. Create nothing.
 
         Raises:
             ConfigError: `path` holds the store of another backend, or cannot be a path.
@@ -112,7 +112,7 @@ class DirectoryTree:
 
     @classmethod
     def missing_root(cls, path: str) -> str | None:
-        """Return the root at `path` if it holds no tree. None if it does, or cannot be examined."""
+        """Return the root if `path` holds no tree. None if it holds one, or cannot be examined."""
         root = os.path.abspath(os.path.expanduser(path))
         try:
             os.stat(cls(root).spaces)
@@ -305,7 +305,7 @@ class DirectoryTree:
             )
 
     def left(self, path: str) -> StorageUnavailable:
-        """Return the error for a removal that finds something of another program."""
+        """Return the error for a removal that finds a file of another program."""
         return StorageUnavailable(
             f"{self.backend}: {path} belongs to another program, so its key space stays: move it"
             " away, and remove the key space again"
@@ -314,7 +314,7 @@ class DirectoryTree:
     # --- listing ---------------------------------------------------------------------------------
 
     def directories(self, path: str, name: re.Pattern[str]) -> list[os.DirEntry[str]]:
-        """Return the directories in `path` whose whole name matches. Skip links to directories.
+        """Return the directories in `path` whose whole name matches `name`. Skip links to directories.
 
         Raises:
             StorageUnavailable: `path` exists, but cannot be listed.
@@ -322,7 +322,7 @@ class DirectoryTree:
         return [e for e in self.entries(path, name) if e.is_dir(follow_symlinks=False)]
 
     def entries(self, path: str, name: re.Pattern[str]) -> list[os.DirEntry[str]]:
-        """Return the entries of a directory whose whole name matches. Empty if the directory is missing.
+        """Return the entries of `path` whose whole name matches `name`. A missing `path` has no entries.
 
         Raises:
             StorageUnavailable: `path` exists, but cannot be listed.
@@ -376,7 +376,7 @@ class DirectoryTree:
             for kind, (signs, _) in self._kinds().items()
             if any(os.path.lexists(f"{self.root}/{sign}") for sign in signs)
         }
-        if len(found) != 1:  # files of other programs, or a mistake left files of the wrong backend
+        if len(found) != 1:  # the signs name no backend or several, so look at the pages
             try:
                 found = self._kinds_of_pages()
             except StorageUnavailable:

@@ -47,7 +47,7 @@ class DaemonExecutor:
         return sum(len(tasks) for tasks in tuple(self._tasks.values()))
 
     def submit(self, task: Callable[[], T], caller: object = None) -> Future[T]:
-        """Run `task` on one of the threads. To free it before it begins, cancel its future.
+        """Run `task` on one of the threads. Cancel its future to free the task before it begins.
 
         Tasks of one `caller` begin in order.
 

@@ -38,7 +38,7 @@ def is_local(path: str) -> bool:
 
 
 def identity_of(file: str | int) -> tuple[int, int]:
-    """Return device and inode of a path or an open file. Does not follow a link.
+    """Return the device and the inode of a path or an open file. Do not follow a link.
 
     Raises:
         OSError: The errors of lstat(2).
@@ -48,7 +48,7 @@ def identity_of(file: str | int) -> tuple[int, int]:
 
 
 def sync_directory(path: str) -> None:
-    """Write the entries of a directory to the disk. Does nothing if the directory is missing."""
+    """Write the entries of a directory to the disk. Do nothing if the directory is missing."""
     with suppress(FileNotFoundError):
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

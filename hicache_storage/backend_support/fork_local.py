@@ -19,8 +19,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 class ForkLocal(Generic[T]):
     """A value that only the process that made it may use: connections, locks, threads. Thread-safe.
 
-    The constructor calls `make`, and so does the first `get` in each forked child, which raises its
-    errors. Right after a fork the child calls `abandon` once with the value that the parent still
+    The constructor calls `make`. In each forked child the first `get` calls `make` again, and raises
+    its errors. Right after a fork the child calls `abandon` once with the value that the parent still
     uses, even if the child never uses it, so that nothing of the parent stays open there. `abandon`
     must take no lock, because the thread that held a lock at the fork does not exist in the child. An
     abandoned value is never collected, because a finalizer in a client library might end what the

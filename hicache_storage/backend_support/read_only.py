@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Reader(HiCacheStorage):
-    """The base class of a backend's read-only storage and of its storage that also writes."""
+    """The part of a backend's storage that only reads. A subclass adds the calls that write."""
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]

@@ -14,10 +14,11 @@ _MOST_SPACES = 4096
 
 
 class Registrations:
-    """Decides when to look for a manifest again. Others may remove it while pages are written.
+    """A record of the manifests that this storage has seen, and when to look for each one again.
 
-    A manifest that was seen counts as present for a minute. Thread-safe. Clients choose the number of
-    key spaces. If there were ever too many to remember, every key space that is unknown here is due.
+    A manifest that was seen counts as present for a minute. Another process may remove it at any time.
+    Clients choose the number of key spaces. If there were ever too many to remember, every key space
+    that is not remembered is due. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -25,14 +26,14 @@ class Registrations:
         self._has_forgotten = False
 
     def is_due(self, space: KeySpace) -> bool:
-        """Return True if it is time to look for the manifest, and to write it if it is missing."""
+        """Return True if it is time to look for the manifest of `space`, and to write a missing one."""
         seen_at_s = self._seen_at_s.get(space)
         if seen_at_s is None:
             return self._has_forgotten
         return time.monotonic() - seen_at_s > _INTERVAL_S
 
     def note(self, space: KeySpace) -> None:
-        """Note that the manifest exists now."""
+        """Note that the manifest of `space` exists now."""
         if len(self._seen_at_s) >= _MOST_SPACES:
             self._seen_at_s.clear()
             self._has_forgotten = True

@@ -27,7 +27,7 @@ SocketAddress: TypeAlias = tuple[int, tuple[Any, ...]]
 _OLD_ADDRESSES_AFTER_S = 1.0
 """The age of a look-up after which calls continue with the old addresses."""
 _OLD_ADDRESSES_SHARE = 0.25
-"""If there are old addresses, the share of a call's remaining time that it waits for new ones."""
+"""The share of its remaining time that a call waits for new addresses if there are old ones."""
 _NO_ANSWER = (socket.EAI_AGAIN, socket.EAI_FAIL)
 """Errors that mean the name server did not answer. Its earlier answers may still be right."""
 _MAX_NAMES = 1024

@@ -1,4 +1,4 @@
-"""Read secrets that a config does not hold, but names: files and environment variables."""
+"""Read secrets from the files and environment variables that a config names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A resource of one process that concurrent calls share. It is closed after the last of them."""
+"""A resource of one process that concurrent calls share. It is closed after the last call."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ T = TypeVar("T")
 
 
 class CallGate:
-    """Counts the calls in flight in one process. `close` refuses later calls. Thread-safe.
+    """A counter of the calls in flight in one process. `close` refuses later calls. Thread-safe.
 
     Either `close` or exactly one call of `end` returns True. The code that gets True releases the
     resource.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # taken without a Python function
+        self._lock = threading.Lock()  # faster to lock than the condition
         self._idle = threading.Condition(self._lock)
         self._calls = 0
         self._closed = False
@@ -40,7 +40,7 @@ class CallGate:
         return self._closed
 
     def begin(self) -> bool:
-        """Count a call that must `end`, and return True. Return False after `close`."""
+        """Count a call, which needs `end` later, and return True. Return False after `close`."""
         with self._lock:
             self._calls += not self._closed
             return not self._closed

@@ -31,12 +31,12 @@ class SingleFlight(Generic[T]):
         self._began_s = 0.0
 
     def age_s(self) -> float:
-        """Return how many seconds the call in flight has run. 0.0 if none is."""
+        """Return how many seconds the call in flight has run. 0.0 if there is none."""
         with self._lock:
             return 0.0 if self._flight is None else time.monotonic() - self._began_s
 
     def begin(self) -> Future[T]:
-        """Return the call in flight. Begin one if none is.
+        """Return the call in flight. Begin a call if none is in flight.
 
         Raises:
             StorageUnavailable: The system cannot start a thread for the call.

@@ -1,4 +1,4 @@
-"""Locks with flock(2), held by a writer as long as it lives, or on a file for one change.
+"""Locks with flock(2): one that a writer holds as long as it lives, and one for a change to a file.
 
 Each writer of a directory tree has a random token, and keeps a file with the token in its path locked as
 long as it lives. The kernel releases the lock when the process dies. So another process that gets the

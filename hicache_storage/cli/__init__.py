@@ -1,4 +1,4 @@
-"""`hicache`: the command line. Each verb has a module. Heavy imports wait until a verb runs.
+"""`hicache`: the command line. Each verb has a module, which imports heavy libraries when it runs.
 
 | exit code    | meaning                                    |
 |--------------|--------------------------------------------|

@@ -130,7 +130,7 @@ def _add_load_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the figures.
+    """Run the load, and print the figures.
 
     Return 0. Return 1 if calls failed, pages may be left, or a figure is worse than the tolerance
     allows. Return 128 plus the signal's number if a signal ended the run.
@@ -202,7 +202,7 @@ def _mix(text: str) -> dict[str, float]:
 
 
 def _tolerance(text: str) -> tuple[str | None, float]:
-    """Parse a share with the name of its figure, or None for all. Usable as an argparse type."""
+    """Parse `p99=30%`, or `20%` for all figures (name None). Usable as an argparse type."""
     before, equals, after = text.partition("=")
     name, value = (before, parse_share(after)) if equals else (None, parse_share(before))
     if value is None or (name is not None and name not in _METRICS):
@@ -214,7 +214,7 @@ def _tolerance(text: str) -> tuple[str | None, float]:
 
 
 def _tolerances(arguments: argparse.Namespace) -> dict[str, float]:
-    """Return the tolerance for each figure: its own, or the one for all, or the default."""
+    """Return each figure's tolerance: the flag for it, or the flag for all figures, or the default."""
     from hicache_storage.cli.operations.bench.comparison import TOLERANCES  # noqa: PLC0415
 
     given: dict[str | None, float] = dict(arguments.tolerance or ())

@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print(document: dict[str, Any] | None, result: Copied) -> None:
-    """Print the figures, even if the copy failed or was interrupted, because it can be continued."""
+    """Print the figures, even of a copy that failed or was interrupted, because it can be continued."""
     if document is not None:
         print_json(document)
         return

@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         backend = shown(choice.backend)
         for check in _checks(arguments, choice):
             checks.append(check)  # noqa: PERF402 - those before an error count
-    except HiCacheError as failed:  # the arguments are wrong, but print the checks so far
+    except HiCacheError as failed:  # the arguments are wrong, but print the earlier checks
         error = failed
         checks.append(Check("open", Status.PROBLEM, str(error)))
     status = worst(checks)
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _checks(arguments: argparse.Namespace, choice: config.StorageChoice) -> Iterator[Check]:
-    """Examine the store. Write to it only if nothing speaks against it so far."""
+    """Yield the checks of a store. Write to the store only if no earlier check forbids it."""
     from hicache_storage.cli.operations import diagnosis  # noqa: PLC0415
     from hicache_storage.cli.operations.probe import probe  # noqa: PLC0415
 

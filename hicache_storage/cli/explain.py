@@ -98,7 +98,7 @@ def _tell(reader: LogReader, selection: Selection, *, as_json: bool) -> int:
 
 
 def _story(record: RequestRecord) -> Iterator[str]:
-    """Yield a record in plain words: a line about the question, and a line about the missing page."""
+    """Yield a record in plain words: a line about the operation, and a line about the missing page."""
     yield (f"{format_time(record.at_s)}  {record.engine}, rank {record.rank}: {_subject(record)}")
     yield f"  {_counts(record)}"
     if record.reason is not None:

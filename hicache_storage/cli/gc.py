@@ -123,7 +123,7 @@ def _check_selection(arguments: argparse.Namespace) -> None:
 
 
 def _tell(space_id: str, pages: int) -> None:
-    """Print what has been removed so far, because a removal may take minutes."""
+    """Print each key space as soon as it is removed, because removing them all may take minutes."""
     removed = f"removed key space {space_id} with {counted(pages, 'page')}"
     sys.stderr.write(f"hicache: {one_line(removed)}\n")
 

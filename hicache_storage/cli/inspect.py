@@ -1,4 +1,4 @@
-"""`hicache inspect`: show the manifest of a key space, or the frame of one page and if it is right."""
+"""`hicache inspect`: show a key space's manifest, or a page's frame and whether the page is right."""
 
 from __future__ import annotations
 

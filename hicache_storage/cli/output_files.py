@@ -25,7 +25,7 @@ def add_output_arguments(parser: argparse.ArgumentParser, *, html: bool = True) 
 
 
 def check_outputs(arguments: argparse.Namespace) -> None:
-    """Refuse a file that cannot be written before the work, not after it.
+    """Refuse a file that cannot be written, before the work starts.
 
     Raises:
         ConfigError: A path is a directory, or its directory does not exist.

@@ -1,4 +1,4 @@
-"""The size of the pages that a verb makes: as for a known model, or given by the user."""
+"""The size of the pages that a verb makes: that of a known model, or one that the user gives."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def add_model_argument(parser: Any) -> None:
 
 
 def model_page_nbytes(model: str, page_tokens: int) -> int:
-    """Return the bytes of a page of a known model's target."""
+    """Return the size in bytes of a page of a known model, without its draft."""
     return PRESETS[model].target.page(page_tokens).nbytes

@@ -26,7 +26,7 @@ def output_console() -> Console:
     from rich import console  # noqa: PLC0415 - `--help` stays fast
 
     class EscapingConsole(console.Console):
-        """A console that treats cells and paragraphs as text, never as commands."""
+        """A console that escapes the text of cells and paragraphs."""
 
         def render_str(self, text: str, **options: Any) -> Text:
             """Convert a text that rich prints or measures. Line breaks stay."""

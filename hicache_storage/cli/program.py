@@ -58,9 +58,7 @@ class Program:
         except OSError as error:
             if not _gave_stdout_up():
                 raise
-            if not isinstance(
-                error, BrokenPipeError
-            ):  # if a reader closes it, that is not our failure
+            if not isinstance(error, BrokenPipeError):  # a reader may close it at any time
                 self._print_error(f"standard output cannot be written: {error.strerror}")
                 return self.wrong_input
         return code
@@ -200,7 +198,7 @@ def _redacted(message: str, argv: Sequence[str]) -> str:
 
 
 def _gave_stdout_up() -> bool:
-    """Return whether standard output accepts nothing any more. If so, discard what is left for it."""
+    """Return whether standard output accepts nothing any more. If so, discard the rest."""
     try:
         sys.stdout.write("\n")  # a failed write may have emptied the buffer
         sys.stdout.flush()
@@ -228,7 +226,7 @@ def _printing(text: Callable[[object], str]) -> type[argparse.Action]:
 
 
 def _mark_files(parser: argparse.ArgumentParser, completer: object) -> None:
-    """Complete the values of flags that name files as files."""
+    """Let the shell complete file names after the flags that take one."""
     for action in parser._actions:  # noqa: SLF001 - argparse has no public list
         if action.type is Path or action.metavar == "FILE":
             vars(action)["complete"] = completer

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Meter:
-    """Receives progress. This class shows nothing."""
+    """A receiver of progress. This base class shows nothing."""
 
     wants_total = False
-    """True if the share of the bytes that is done is shown."""
+    """True if the meter shows which share of the bytes is done."""
 
     def begin(self, nbytes: int | None) -> None:
         """Announce the bytes of the work. None if they are unknown."""
@@ -52,7 +52,7 @@ def meter(title: str, duration_s: float | None = None) -> Generator[Meter, None,
 
 
 class _BarMeter(Meter):
-    """Shows progress on a bar of rich."""
+    """A meter that moves a progress bar of rich."""
 
     def __init__(self, bar: Progress, title: str, duration_s: float | None) -> None:
         self._bar = bar

@@ -178,7 +178,7 @@ def _add_observer_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Replay. Return 0, 1 for corrupt pages, or 128 plus the number of the signal that ended it."""
+    """Run a replay. Return 0, 1 for corrupt pages, or 128 plus the number of a signal that ended it."""
     choice = store_choice(arguments)
     check_outputs(arguments)
     requests = read_requests(arguments)

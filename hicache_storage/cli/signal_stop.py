@@ -8,7 +8,7 @@ from typing import Any, Self
 
 
 class SignalStop:
-    """An event that the first SIGINT or SIGTERM sets. A second signal acts as it did before."""
+    """An event that the first SIGINT or SIGTERM sets. A second signal has its usual effect."""
 
     def __init__(self) -> None:
         self.event: threading.Event = threading.Event()

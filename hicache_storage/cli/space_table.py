@@ -44,7 +44,7 @@ def space_parts(usages: Sequence[SpaceUsage], width: int) -> Iterator[Table | st
 
 
 def unreadable_lines(spaces: Iterable[UnreadableSpace]) -> list[str]:
-    """Return a line for each key space that the store cannot name."""
+    """Return a line for each key space that the store cannot identify."""
     return [f"Key space {one.space_id} cannot be read: {one.reason}" for one in spaces]
 
 

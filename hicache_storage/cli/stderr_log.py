@@ -9,7 +9,7 @@ from hicache_storage.cli.escapes import one_line
 
 
 class StderrHandler(logging.Handler):
-    """Prints each record on stderr as one line, like the program's own, without a traceback."""
+    """A log handler that prints each record on stderr as one line, without a traceback."""
 
     def __init__(self, program: str) -> None:
         super().__init__()

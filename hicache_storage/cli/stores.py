@@ -139,7 +139,7 @@ def open_to_change(choice: config.StorageChoice) -> HiCacheStorage:
 
 
 def excess_of(storage: HiCacheStorage) -> str | None:
-    """Return by how much a store's pages exceed its capacity, for people. None if they fit."""
+    """Return a text about how far a store's pages exceed its capacity. None if they fit."""
     stats = storage.stats()
     if (
         stats.nbytes is None

@@ -1,4 +1,4 @@
-"""The messages, encoded as SGLang and vLLM do: msgpack maps with a `type`, one array for each batch.
+"""Messages in the encoding of SGLang and vLLM: msgpack maps with a `type`, in one array for each batch.
 
 Source: vllm/distributed/kv_events.py, sglang/srt/disaggregation/kv_events.py. Messages have the fields
 that both engines have, and `lora_name`, which vLLM requires.

@@ -35,12 +35,12 @@ _GONE = frozenset({Verdict.MISS, Verdict.CORRUPT, Verdict.WRONG_KEY, Verdict.WRO
 
 
 class EventObserver(Observer):
-    """Publishes events for the announced key spaces. Thread-safe.
+    """An observer that publishes events for the announced key spaces. Thread-safe.
 
     A page may be in several key spaces, for example of a target and its draft. It is gained when one
     call has saved it in all of them, and lost as soon as one of them lacks it. If no call saved two
     key spaces together, for example those of two tenants, their pages with equal hashes count as
-    different pages. Only the loss of the last one is announced.
+    different pages. Only the loss of the last such page is announced.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class EventObserver(Observer):
             release_publisher(self._settings, self._rank)
 
     def _announces(self, space: KeySpace) -> bool:
-        """Return False in a forked child, too: it cannot use the publisher's thread and locks."""
+        """Return whether `space` has events. A forked child has none, because it lacks the thread."""
         return self._owner_pid == os.getpid() and self._announced_spaces(space)
 
     def _gain(self, found: Mapping[str, Mapping[KeySpace, Verdict]]) -> None:
@@ -145,7 +145,7 @@ class _Group(NamedTuple):
 
     spaces: frozenset[KeySpace]
     left: frozenset[KeySpace]
-    """The key spaces that were not cleared since then."""
+    """The key spaces among `spaces` that were not cleared since that call."""
 
 
 class AnnouncedPages:
@@ -156,7 +156,7 @@ class AnnouncedPages:
         self._lock = threading.Lock()
         self._pages: OrderedDict[BlockHash, tuple[_Group, ...]] = OrderedDict()
         self._spaces: set[KeySpace] = set()
-        """The key spaces that may have announced pages, including pages forgotten here."""
+        """The key spaces that may have announced pages, including pages that were forgotten."""
         self._has_more_spaces = False
         """True if there were ever too many key spaces for this set. Clients choose their number."""
 
@@ -224,5 +224,6 @@ class AnnouncedPages:
 
 _MOST_SPACES = 4096
 _MOST_GROUPS = 64
-"""How many tenants are remembered for one page: those that saved it last. Clients choose their number. A
-page that only forgotten tenants have is announced as removed, which costs a router a hit."""
+"""How many tenants are remembered for one page, the latest first, because clients choose the number of
+tenants. If only forgotten tenants still have a page, it is announced as removed, which costs a router
+a hit."""

@@ -1,8 +1,8 @@
 """Publish KV events over ZeroMQ, in the protocol of SGLang's and vLLM's own publishers.
 
 A message has three parts: the topic, a sequence number of 8 bytes, and the batch. To get past batches, a
-REQ or DEALER socket sends a number to the replay address. It receives the batches from that number on,
-then a message with the number -1.
+REQ or DEALER socket sends a number to the replay address. The socket receives the batches from that
+number on, then a message with the number -1.
 
 Source: vllm/distributed/kv_events.py, `ZmqEventPublisher`.
 """
@@ -41,7 +41,7 @@ _WILDCARDS = ("*", "::", "0.0.0.0")  # noqa: S104 - the operator chooses the add
 
 
 class EventPublisher:
-    """Publishes batches of events in its own thread. `publish` never blocks. Thread-safe."""
+    """A publisher that sends events from a thread of its own. `publish` never blocks. Thread-safe."""
 
     def __init__(self, settings: EventSettings, *, data_parallel_rank: int | None = None) -> None:
         """Open the sockets. The rank is added to the ports, and is a field of each batch.
@@ -93,7 +93,7 @@ class EventPublisher:
         deadline = Deadline(timeout_s)
         self._closing.set()
         self._thread.join(timeout_s)
-        if self._thread.is_alive():  # it still uses the sockets, and closes them later
+        if self._thread.is_alive():  # the thread still uses the sockets, and closes them later
             return
         self._context.destroy(linger=max(1, round(1000 * deadline.remaining_s())))
 

@@ -22,11 +22,11 @@ class EventSettings(Settings):
     topic: str = ""
     """The first part of each message."""
     max_queue_size: int = Field(default=10_000, ge=1)
-    """How many batches may wait for the publisher's thread. More are dropped and counted."""
+    """How many batches may wait for the publisher's thread. Further batches are dropped and counted."""
     buffer_steps: int = Field(default=10_000, ge=1)
     """How many past batches can be sent again."""
     hwm: int = Field(default=100_000, ge=1)
-    """How many batches may wait for a slow subscriber. ZeroMQ drops more of them for this subscriber."""
+    """How many batches may wait for a slow subscriber. ZeroMQ drops any further batches for it."""
     remembered_pages: int = Field(default=1_000_000, ge=1)
     """How many announced pages are remembered, so that their loss is announced, too."""
     medium: str = "STORAGE"

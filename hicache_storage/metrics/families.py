@@ -53,7 +53,7 @@ _ENGINE_GAUGES = {
 
 
 class Families:
-    """All metrics. Each is described once, and has the samples of all caches."""
+    """The metrics of one scrape. Each metric is described once, and has the samples of all caches."""
 
     def __init__(self, names: Sequence[str]) -> None:
         """Describe all metrics. Every sample has the labels `names`."""

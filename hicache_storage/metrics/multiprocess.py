@@ -33,7 +33,7 @@ def is_multiprocess() -> bool:
 
 
 class MultiprocessPublisher:
-    """Copies a collector's metrics to this process's files until `close`."""
+    """A thread that copies a collector's metrics to this process's files until `close`."""
 
     def __init__(self, collector: Collector, *, interval_s: float = _INTERVAL_S) -> None:
         """Start the thread `hicache-metrics`."""
@@ -64,7 +64,7 @@ class MultiprocessPublisher:
                 key = (sample.name, tuple(sample.labels.items()))
                 shown.add(key)
                 self._value(metric, sample, key).set(value, timestamp=now_s)
-        for key in self._gauges - shown:  # files keep a value forever
+        for key in self._gauges - shown:  # a file would keep the last value
             self._values[key].set(math.nan, timestamp=now_s)
 
     def _run(self) -> None:

@@ -21,7 +21,7 @@ _LAST_PORT = 65535
 
 
 class MetricsServer:
-    """An open endpoint. Daemon threads answer it. A context manager.
+    """An open HTTP endpoint, which daemon threads answer. A context manager.
 
     A forked child closes its copy of the socket, so the port is free as soon as the parent has ended.
     """

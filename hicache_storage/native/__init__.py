@@ -4,8 +4,8 @@ Each function takes a batch and returns one verdict for each page. The compiled 
 interpreter lock once for the whole call. `reference` has the same functions in Python, with the same
 verdicts, except for those of `transports`. Python uses the reference if the compiled module is missing,
 if it was compiled from other C sources than those next to it, or if the environment has
-`HICACHE_NATIVE=0`. `HICACHE_NATIVE=1` requires the compiled module. `implementation` tells which one is
-in use, and `reason` why it is the reference.
+`HICACHE_NATIVE=0`. `HICACHE_NATIVE=1` requires the compiled module. `implementation` says which one is
+in use. If that is the reference, `reason` says why.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _compiled() -> tuple[Any, str]:
 _loaded = _load()
 _module = _loaded[0]
 reason: str = _loaded[1]
-"""Why the reference is used. Empty with the compiled module."""
+"""Why the reference is used. Empty if the compiled module is used."""
 implementation: str = "reference" if _module is None else "compiled"
 if _module is not None:
     globals().update({name: getattr(_module, name) for name in __all__ if hasattr(_module, name)})

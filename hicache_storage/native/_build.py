@@ -58,7 +58,7 @@ def build(*, sanitize: bool = False) -> str:
     if not (include / "Python.h").exists():
         return f"there are no Python headers in {include}"
     extra = _SANITIZERS if sanitize else ()
-    if os.environ.get("CI"):  # outside CI, a new compiler's warning must not cost the module
+    if os.environ.get("CI"):  # elsewhere, a warning of a new compiler must not prevent the build
         extra = (*extra, "-Werror")
     with tempfile.TemporaryDirectory(dir=FOLDER) as scratch:
         target = Path(scratch) / MODULE

@@ -15,7 +15,8 @@ enum {
     SERIAL_NBYTES = 7,
 };
 
-/* Write the bytes of a page hash of `length` lowercase hex digits to `digest`. Return how many, or 0 if it is malformed. */
+/* Write the bytes of a page hash of `length` lowercase hex digits to `digest`. Return their number, or 0
+ * if the text is malformed. */
 size_t hash_bytes(uint8_t digest[MOST_HASH_NBYTES], const char *text, size_t length);
 
 typedef struct {

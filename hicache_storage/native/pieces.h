@@ -16,7 +16,7 @@ typedef struct {
     size_t left, offset;
 } cursor;
 
-/* Take at most `most` pieces with at most `limit` bytes in total from the cursor into `taken`. Return how many. */
+/* Take at most `most` pieces with at most `limit` bytes in total from the cursor into `taken`. Return their number. */
 size_t pieces_take(cursor *at, struct iovec *taken, size_t most, size_t limit, size_t *nbytes);
 
 /* Read `nbytes` at `offset` into the pieces, or write them from there. The pieces are used up. Return how many bytes were

@@ -67,7 +67,7 @@ static void begin_slot(const slot_batch *all, progress *at, size_t slot) {
         xxh3_begin(&at->stream);
 }
 
-/* List the pieces of a run. Return how many. */
+/* List the pieces of a run. Return their number. */
 static size_t lay_out(const slot_batch *all, workspace *space, size_t start, size_t count) {
     struct iovec *next = space->iov;
     for (size_t i = 0; i < count; i++) {
@@ -99,8 +99,8 @@ static int is_in_page(const slot_batch *all, const progress *at) {
     return at->position >= all->lead && at->position < all->lead + all->nbytes;
 }
 
-/* Copy one piece of the slot between its memory and the scratch memory. If it is revoked, write zeros, also for the tail
- * after it. */
+/* Copy one piece of the slot between its memory and the scratch memory. If the page is revoked, write zeros, also for
+ * the tail after it. */
 static void copy_piece(const slot_batch *all, workspace *space, size_t start, const progress *at, struct iovec piece,
                        uint8_t *scratch) {
     uint64_t *state = is_in_page(all, at) ? state_of(all, at->slot) : NULL;

@@ -38,7 +38,7 @@ void slot_files_open(const char *directory, const char *const *names, size_t cou
 void slot_files_close(const int64_t *fds, size_t count);
 
 /* Read or write all slots. Adjacent slots of a file are moved together. If a page is REVOKED while it is written, its slot
- * has no second mark. Return 0, or -1 if there is no memory. */
+ * has no second mark. Return 0, or -1 if memory runs out. */
 int slots_move(const slot_batch *all);
 
 /* HIT if the slot has the mark at both places, WRONG if not, or -errno. A negative `fd` is the verdict. */

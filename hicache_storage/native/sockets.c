@@ -159,7 +159,7 @@ static uint64_t nbytes_of(const struct iovec *iov, size_t pieces) {
     return nbytes;
 }
 
-/* Return up to which request to send after `done` replies. More are sent when half of the window has been answered. */
+/* Return the end of the requests to send after `done` replies. It grows when half of the window has been answered. */
 static size_t window_end(size_t done, size_t sent, size_t count, size_t window) {
     if (sent == count || sent - done > window / 2)
         return sent;
@@ -195,7 +195,8 @@ static int line_room(line_exchange *all, size_t *capacity) {
     return 0;
 }
 
-/* Count the complete lines from `*start` on, and move it after them. Return -1 if the next line is too long or not a reply. */
+/* Count the complete lines from `*start` on. Move `*start` after them. Return -1 if the next line is too long or not a
+ * reply. */
 static int64_t lines_count(const line_exchange *all, size_t *start) {
     int64_t lines = 0;
     while (*start < all->nbytes) {

@@ -89,7 +89,7 @@ def fetch_bulks(
         head: The bytes of the first reply that have arrived, at most 4.
         pages: The memory of each page. The bulk string for a page has as many bytes as its pieces.
         window: How many requests may be under way at once. More are sent when half of them are answered.
-        deadline_s: Later than this time of `time.monotonic`, the verdict is -ETIMEDOUT.
+        deadline_s: The time of `time.monotonic` after which the verdict is -ETIMEDOUT.
 
     Returns:
         The verdicts, how many requests have been sent by now, and the bytes of the next reply that have
@@ -110,7 +110,7 @@ def exchange_lines(
         requests: The pieces of each request.
         replies: The number of lines in the reply to each request, from 1 to 4096.
         window: How many requests may be under way at once, as in `fetch_bulks`.
-        deadline_s: Later than this time of `time.monotonic`, the verdict is -ETIMEDOUT.
+        deadline_s: The time of `time.monotonic` after which the verdict is -ETIMEDOUT.
 
     Returns:
         The verdict, and all bytes that arrived. The verdict is HIT, WRONG after a line that is longer

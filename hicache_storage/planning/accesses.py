@@ -42,11 +42,11 @@ class Accesses:
     """
 
     requests: Integers
-    """Number of the request, ascending."""
+    """The number of the request. The numbers ascend."""
     starts: Integers
-    """Position of the request's first access."""
+    """The position of the request's first access."""
     blocks: Integers
-    """Number of the block."""
+    """The number of the block."""
     by_block: Integers
     """The accesses, sorted by block, then by time."""
     touches: Integers
@@ -56,7 +56,7 @@ class Accesses:
     rate: float
     """The share of the trace's blocks in this sample."""
     expected: float
-    """The average number of accesses in a sample of this rate. This sample has more or fewer."""
+    """The average number of accesses in samples of this rate. This sample may have more or fewer."""
 
     @classmethod
     def of(cls, requests: Sequence[Request]) -> Self:
@@ -132,8 +132,8 @@ class Accesses:
 def _touches(starts: Integers, is_start: Mask, is_new: Mask) -> Integers:
     """Return, for the blocks in prompt order, the positions at which L2 touches them.
 
-    The controller unpins the prefix that it found from the tail on, then the computed rest from the tail
-    on. A tail is therefore evicted before its head.
+    The controller unpins the prefix that it found from the last block to the first, then the computed
+    rest in the same order. The end of a prompt is therefore evicted before its beginning.
     """
     if not len(starts):
         return starts
@@ -150,7 +150,7 @@ def _touches(starts: Integers, is_start: Mask, is_new: Mask) -> Integers:
 
 
 def _prefix_hashes(ids: Hashes, lengths: Integers) -> Hashes:
-    """Hash each block's prompt up to the block's end. Handles one position of all prompts at a time."""
+    """Hash each prompt up to the end of each block. Handle one position of all prompts at a time."""
     hashes = np.empty_like(ids)
     starts = np.cumsum(lengths) - lengths
     longest_first = np.argsort(-lengths, kind="stable")
@@ -165,7 +165,7 @@ def _prefix_hashes(ids: Hashes, lengths: Integers) -> Hashes:
 
 
 def _mixed(values: Hashes) -> Hashes:
-    """Mix 64-bit hashes well (splitmix64)."""
+    """Return 64-bit hashes with their bits mixed (splitmix64)."""
     mixed = values + _GOLDEN
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX[0]
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX[1]

@@ -22,7 +22,7 @@ _MAX_DURATION_S = 366 * 86_400
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """When each request arrives, in seconds after the first one."""
+    """The arrival times of requests, in seconds after the first request."""
 
     times_s: tuple[float, ...]
 
@@ -47,9 +47,10 @@ class Arrivals:
         return max(self.times_s[-1], float(WINDOWS_S[0]))
 
     def figures(self, requests: Integers, nbytes: float) -> dict[str, float]:
-        """Return the bytes and bandwidths of transfers of `nbytes` each, one for each request number.
+        """Return the bytes and bandwidths of transfers of `nbytes` each, when these requests arrive.
 
-        Percentiles are taken over all windows of the trace, including those without a transfer.
+        `requests` has the number of a request for each transfer. Percentiles are taken over all windows
+        of the trace, including windows without a transfer.
         """
         figures = {
             "nbytes": len(requests) * nbytes,
@@ -65,7 +66,7 @@ class Arrivals:
         return figures
 
     def series(self, requests: Integers, nbytes: float) -> list[list[float]]:
-        """Return (seconds, bytes per second) for each window of a minute, or more in a long trace."""
+        """Return (seconds, bytes per second) for each minute, or for longer windows of a long trace."""
         window_s = 60 * (1 + int(self.times_s[-1] // (60 * _MOST_POINTS)))
         counts = np.bincount(
             self._windows(requests, window_s), minlength=int(self.times_s[-1] // window_s) + 1

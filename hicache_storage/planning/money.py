@@ -1,4 +1,4 @@
-"""Compute money: the GPU time that hits save, and what the memory for them costs."""
+"""Compute the GPU time that hits save, what it is worth, and what the memory for the hits costs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HOUR_S = 3600
 def savings(
     prices: Prices, *, saved_tokens: float, duration_s: float, host_nbytes: int, storage_nbytes: int
 ) -> dict[str, float | None]:
-    """Return the GPU seconds that a trace saves, and the value, cost and net value of a month.
+    """Return the GPU seconds that a trace saves, and the value, cost and net value for a month.
 
     The values are None if the prefill rate or the price of a GPU is not known.
     """

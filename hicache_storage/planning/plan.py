@@ -31,7 +31,7 @@ _SHARES_OF_IDEAL = (0.5, 0.9, 0.99)
 
 
 def make_plan(requests: Sequence[Request], settings: PlanSettings) -> dict[str, Any]:
-    """Return the plan for a trace with at least one request. Its names are stable."""
+    """Return the plan for a trace with at least one request. The field names are stable."""
     return _Planner.of(requests, settings).figures()
 
 
@@ -85,13 +85,13 @@ class _Planner:
 
     @property
     def distinct_blocks(self) -> float:
-        """Number of distinct blocks in the trace."""
+        """The number of distinct blocks in the trace."""
         blocks = self.host.accesses.blocks
         return (int(blocks.max()) + 1 if len(blocks) else 0) / self.host.accesses.rate
 
     @property
     def distinct_nbytes(self) -> int:
-        """Bytes of all distinct pages, as L3 stores them."""
+        """The bytes of all distinct pages, as L3 stores them."""
         settings = self.settings
         pages = self.distinct_blocks * settings.pages_per_block
         return round(pages * settings.stored_nbytes(settings.pools))
@@ -143,7 +143,8 @@ class _Planner:
         """Return the share of accesses that hit.
 
         By chance a sample has more or fewer accesses than its rate predicts. The difference comes from
-        blocks that are used all the time, so it counts as hits of the `first` tier (SHARDS-adj).
+        blocks that are used all the time, so it counts as hits, but only of the `first` tier
+        (SHARDS-adj).
         """
         accesses = tier.accesses
         missing = accesses.expected - len(accesses) if first else 0.0
@@ -178,7 +179,7 @@ class _Planner:
     def _storage_sizes(self, host_size: int) -> list[int]:
         """Return the sizes of L3 to compare behind an L2.
 
-        Default sizes up to the L2's are left out, because so small an L3 finds next to nothing.
+        Default sizes up to the L2's are left out, because an L3 that small has almost no hits.
         """
         sizes = self.settings.storage_sizes
         return [size for size in sizes if self.given_storage or not 0 < size <= host_size]
@@ -235,7 +236,7 @@ class _Planner:
         return {"l2_hit_rate": l2, "l3_hit_rate": l3, "hit_rate": l2 + l3}
 
     def _error(self, size: int, parts: Sequence[StorageTier]) -> float | None:
-        """Return the half width of the hit rate's 95 % interval. None if nothing is sampled."""
+        """Return the half width of the hit rate's 95 % interval. None if every block is analyzed."""
         if not parts:
             return None
         rates = [
@@ -247,7 +248,7 @@ class _Planner:
     # --- curves ----------------------------------------------------------------------------------------
 
     def _sizes_for_shares(self) -> dict[str, int | None]:
-        """Return how many bytes an L2 without L3 needs to reach these shares of the ideal hits."""
+        """Return the bytes of L2 that reach each of some shares of the ideal hits without L3."""
         needs = np.sort(self.host.needs_alone[self.host.needs_alone < NEVER])
         settings = self.settings
         block_nbytes = settings.pages_per_block * settings.page_nbytes(settings.pools)
@@ -310,7 +311,7 @@ class _Planner:
 
 
 def _best(options: Sequence[dict[str, Any]]) -> int | None:
-    """Return the number of the option with the largest net value. None if that is not known."""
+    """Return the number of the option with the largest net value. None if no value is known."""
     known = [number for number, option in enumerate(options) if option["net_per_month"] is not None]
     return max(known, key=lambda number: options[number]["net_per_month"], default=None)
 

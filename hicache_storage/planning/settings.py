@@ -23,7 +23,7 @@ HOURS_PER_MONTH = 730.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """What it costs to compute and to keep pages, in one currency. None: not known."""
+    """The costs of computing and keeping pages, in one currency. None: not known."""
 
     prefill_tokens_per_s: float | None = None
     """Prompt tokens that one GPU computes per second."""
@@ -47,9 +47,9 @@ class PlanSettings:
     """All pools, the target first."""
     page_tokens: int = 64
     host_sizes: tuple[int, ...] = ()
-    """Bytes of L2 to compare. Empty: sizes that fit the trace."""
+    """The sizes of L2 to compare, in bytes. Empty: sizes that fit the trace."""
     storage_sizes: tuple[int, ...] = ()
-    """Bytes of L3 to compare, with 0 for no L3. Empty: sizes that fit the trace."""
+    """The sizes of L3 to compare, in bytes, 0 for no L3. Empty: sizes that fit the trace."""
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     prices: Prices = field(default_factory=Prices)
     max_pages: int = MAX_PAGES
@@ -66,7 +66,7 @@ class PlanSettings:
 
     @property
     def pages_per_block(self) -> int:
-        """Number of pages in one block of the trace."""
+        """The number of pages in one block of the trace."""
         return BLOCK_TOKENS // self.page_tokens
 
     def page_nbytes(self, pools: Sequence[PoolShape]) -> int:

@@ -7,7 +7,7 @@ The model follows the controller:
          policy. A block that L2 has does not count as used in L3. A block stays in L3 when L2 loads it.
 
 A prompt's hits end before the first block that neither tier has. So an access needs the largest capacity
-that any block of the prompt up to it needs.
+that its own block or any earlier block of its prompt needs.
 
 With `write_through` each block that L2 lacks is used in L3 once, when it is loaded or written, so L3
 is a plain LRU cache of these uses. With the other policies a block is written some time after it is
@@ -40,17 +40,17 @@ AFTER_THE_END = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class HostTier:
-    """L2. The arrays have an element for each access."""
+    """The capacity of L2 that each access needs. The arrays have an element for each access."""
 
     accesses: Accesses
     needs: Integers
-    """How many blocks L2 must hold to have the accessed block. `NEVER` for a new block."""
+    """How many blocks L2 must hold so that the accessed block is in L2. `NEVER` for a new block."""
     needs_alone: Integers
     """How many blocks L2 must hold for a hit if there is no L3."""
 
     @classmethod
     def of(cls, accesses: Accesses) -> HostTier:
-        """Compute what all accesses need."""
+        """Compute the capacity of L2 that each access needs."""
         previous = accesses.latest(np.ones(len(accesses), bool))
         distances = stack_distances(previous, previous, accesses.starts)
         needs = np.minimum(distances + 1, NEVER)
@@ -59,7 +59,7 @@ class HostTier:
 
 @dataclass(frozen=True, slots=True)
 class StorageTier:
-    """L3 behind an L2 of one capacity. The arrays have an element for each access."""
+    """The L3 capacity that each access needs behind one L2. Arrays have an element for each access."""
 
     accesses: Accesses
     in_host: Mask
@@ -72,7 +72,7 @@ class StorageTier:
 
     @classmethod
     def of(cls, host: HostTier, host_blocks: float, policy: WritePolicy) -> StorageTier:
-        """Compute what all accesses need behind an L2 of `host_blocks`."""
+        """Compute the capacity of L3 that each access needs behind an L2 of `host_blocks`."""
         accesses, in_host = host.accesses, host.needs <= host_blocks
         used_at, written_at = _USES[policy](accesses, in_host, host_blocks)
         needs = np.where(in_host, 0, _needs(accesses, used_at))
@@ -100,7 +100,7 @@ class StorageTier:
 
 
 def _needs(accesses: Accesses, used_at: Integers) -> Integers:
-    """Return how many blocks L3 must hold to have the block of each access.
+    """Return how many blocks L3 must hold so that it still holds the block of each access.
 
     `used_at` is the position at which each access uses L3, or `AFTER_THE_END`.
     """
@@ -122,13 +122,13 @@ def _needs(accesses: Accesses, used_at: Integers) -> Integers:
 
 
 def _write_through(accesses: Accesses, in_host: Mask, _: float) -> tuple[Integers, Integers]:
-    """Write each block at once when it is computed."""
+    """Return the positions of L3's uses and writes if each block is written when it is computed."""
     positions = np.arange(len(accesses))
     return np.where(in_host, AFTER_THE_END, positions), positions
 
 
 def _write_selectively(accesses: Accesses, in_host: Mask, _: float) -> tuple[Integers, Integers]:
-    """Write each block when L2 first hits it."""
+    """Return the positions of L3's uses and writes if each block is written when L2 first hits it."""
     positions = np.arange(len(accesses))
     was_hit = accesses.latest(in_host) >= 0
     following = accesses.following(np.ones(len(accesses), bool))
@@ -140,7 +140,10 @@ def _write_selectively(accesses: Accesses, in_host: Mask, _: float) -> tuple[Int
 
 
 def _write_back(accesses: Accesses, in_host: Mask, host_blocks: float) -> tuple[Integers, Integers]:
-    """Write each block when L2 evicts it, in the order of last uses, one for each new block."""
+    """Return the positions of L3's uses and writes if each block is written when L2 evicts it.
+
+    Each new block evicts the block whose last use is the oldest.
+    """
     positions = np.arange(len(accesses))
     arrivals = np.flatnonzero(~in_host)
     following = accesses.following(np.ones(len(accesses), bool))

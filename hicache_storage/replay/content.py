@@ -1,8 +1,8 @@
 """Make the content of a replay's pages. The key space and the page hash alone determine the bytes.
 
-The content is a fixed pseudo-random pattern, rotated and XORed by 64 bits of both. No part of a page
-looks like a part of another page, so a page that is swapped, shifted, torn, stale or filled with
-zeros is detected.
+The content is a fixed pseudo-random pattern, rotated and XORed by a 64-bit hash of both. No part of a
+page looks like a part of another page, so a page that is swapped, shifted, torn, stale or filled
+with zeros is detected.
 """
 
 from __future__ import annotations

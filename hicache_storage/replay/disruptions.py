@@ -84,7 +84,7 @@ class Disruptions:
     def open(
         self, choice: config.StorageChoice, opened: ExitStack
     ) -> tuple[HiCacheStorage, HiCacheStorage | None]:
-        """Open the first storage and, for a swap, the second one. `opened` closes them."""
+        """Open the first storage and, for a swap, the second one. `opened` closes both."""
         first = self._open(choice, opened)
         return first, None if self.swap is None else self._open(self.swap, opened)
 

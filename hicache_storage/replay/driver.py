@@ -138,8 +138,8 @@ class Replay:
         Args:
             storage: The storage for the first requests.
             settings: The settings of the replay.
-            next_storage: The storage that replaces it during `run`, at `swap_after`.
-            ranks: The consensus with the other ranks of the topology. All replay the same requests.
+            next_storage: The storage that replaces `storage` during `run`, at `swap_after`.
+            ranks: The consensus with the other ranks of the topology, which replay the same requests.
             undoes: True for a run that ends with `remove_pages`. The storages are then asked about each
                 page before it is written.
 
@@ -223,7 +223,7 @@ class Replay:
         return not self._stopped
 
     def finish(self) -> None:
-        """Write the pages that the write policy has deferred, and stop. The figures are final then."""
+        """Write the pages that the write policy has deferred, and stop. This makes the figures final."""
         drain = not self._stopped
         ended = self.controller.close(drain=drain, timeout_s=self._drain_timeout_s)
         self._drained = self._drained and ended
@@ -317,11 +317,11 @@ class Replay:
         self.counts.paired_pages += sum(intact)
 
     def _compute(self, hashes: Sequence[str]) -> None:
-        """Write and commit the missing pages. Each round takes as many as L2 has slots for."""
+        """Fill and commit the missing pages, in each round as many as L2 has slots for."""
         while hashes:
             if self.settings.admission.is_enabled and self.settings.speed is None:
-                # Some pages are only in L2, so without this hits would depend on which pages writes
-                # have pinned.
+                # Some pages are only in L2. Without this call, hits would depend on which pages are
+                # pinned by writes.
                 self.controller.drain(_DRAIN_TIMEOUT_S)
             reservation = self.controller.reserve(hashes, timeout_s=_RESERVE_TIMEOUT_S)
             if not reservation.pages:

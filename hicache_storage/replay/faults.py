@@ -30,7 +30,7 @@ class FaultPlan:
     """Faults in the calls of a storage. The same seed gives the same faults."""
 
     text: str
-    """Text of the flag."""
+    """The text of the flag."""
     plan: tuple[Odds | Strike, ...]
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
 
@@ -115,7 +115,7 @@ def _setting(item: str) -> tuple[str, float]:
 
 
 def _number(item: str, text: str, kind: type[int | float]) -> float:
-    """Return a number from 0 on. An int must consist only of digits."""
+    """Parse a number that is at least 0. An int must consist only of digits."""
     number = parse_number(text)
     if number is None or (kind is int and not text.isdecimal()):
         expected = "a whole number" if kind is int else "a number"

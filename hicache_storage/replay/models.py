@@ -62,7 +62,7 @@ class KVShape:
             raise ConfigError(f"pool shape {self}: {error}") from error
 
     def scaled(self, factor: float) -> KVShape:
-        """Return a shape of about `factor` times the bytes. Reduces dim first, then heads, layers."""
+        """Return a shape of about `factor` times the bytes. Reduce dim first, then heads and layers."""
         shrunk = self
         for name in ("dim", "heads", "layers"):
             size = getattr(self, name)

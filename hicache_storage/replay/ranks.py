@@ -205,7 +205,7 @@ class _CollectiveStop:
 
 
 class RankReporter(logging.Handler):
-    """Sends (kind, payload) messages and warnings to the parent process. Thread-safe."""
+    """A log handler that sends warnings and (kind, payload) messages to the parent. Thread-safe."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__()

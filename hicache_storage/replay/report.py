@@ -50,7 +50,7 @@ class RequestCounts:
     pages: TierCounts = field(default_factory=TierCounts)
     ideal_block_hits: int = 0
     paired_pages: int = 0
-    """Found pages whose bytes were right in every pool, target and draft."""
+    """The found pages whose bytes were right in every pool, target and draft."""
     corrupt_pages: int = 0
     """Pages with other bytes than those written, counted separately in each pool."""
     verified_nbytes: int = 0
@@ -145,7 +145,7 @@ def unsaved_pages(dropped: int, unsaved: Sequence[Mapping[str, int]]) -> dict[st
 
 
 def percentile(values: Sequence[float], percent: int) -> float | None:
-    """Return the smallest of `values` that `percent` % of them do not exceed. None if there are none."""
+    """Return the smallest of `values` that `percent` % of them do not exceed. None without values."""
     if not values:
         return None
     rank = max(1, -(-len(values) * percent // 100))

@@ -19,7 +19,7 @@ _DETACH_TIMEOUT_S = 30.0
 
 @dataclass(slots=True, kw_only=True)
 class Swap:
-    """Detaches one store and attaches another in a separate thread, while the engine goes on."""
+    """A thread that detaches one store and attaches another, while the engine goes on."""
 
     controller: CacheController
     store: PageStore

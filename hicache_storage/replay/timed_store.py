@@ -26,7 +26,7 @@ _UNWRITTEN = frozenset({Verdict.REFUSED, Verdict.BREAKER_OPEN, Verdict.NOT_ADMIT
 
 
 class BusyTime:
-    """Measures how long at least one call was running. Overlapping calls count once. Thread-safe."""
+    """The time during which at least one call was running. Overlaps count once. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -120,7 +120,7 @@ class TimedPageStore(PageStore):
             return dict(self._unsaved_pages)
 
     def _answers(self, transfer: Transfer, timeout_s: float | None) -> Sequence[bool | None]:
-        """Ask the storage if it has each page. None: no answer."""
+        """Ask the storage whether it has each page. None: no answer."""
         try:
             return self.present(transfer.space, transfer.hashes, timeout_s=timeout_s)
         except HiCacheError:

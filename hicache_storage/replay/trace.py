@@ -122,7 +122,7 @@ class InfiniteCache:
         self._seen: set[int] = set()
 
     def hits(self, request: Request) -> int:
-        """Return how many leading blocks earlier requests had. Then add all blocks."""
+        """Return how many leading blocks are in the cache. Then add all blocks of the request."""
         new = (n for n, block in enumerate(request.blocks) if block not in self._seen)
         hits = next(new, len(request.blocks))
         self._seen.update(request.blocks)

@@ -17,9 +17,9 @@ _ALTERNATING_INTERVAL_S = 1.0
 
 
 class RepeatFilter(logging.Filter):
-    """Drops a warning that was shown less than 30 s ago.
+    """A log filter that drops a warning if it was shown less than 30 s ago.
 
-    If its logger has shown a different warning since then, the limit is 1 s.
+    If the same logger has shown a different warning since then, the limit is 1 s.
 
     So "the store is full", "it takes pages again", "the store is full" are three lines, but the same
     warning from a thousand failed calls is one line. Thread-safe.

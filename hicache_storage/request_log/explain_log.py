@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ExplainLog:
-    """Records the requests of one rank. Thread-safe. No method waits or raises."""
+    """A log of one rank's requests. Thread-safe. No call that adds a record waits or raises."""
 
     def __init__(self, file: LogFile, *, engine: str, rank: int = 0) -> None:
         """Open the file, and start the thread that writes it.
@@ -41,11 +41,11 @@ class ExplainLog:
         return self._writer.dropped_lines
 
     def add(self, operation: Operation, **fields: Any) -> None:
-        """Add a record. `fields` are all its fields except time, engine and rank."""
+        """Add a record. `fields` are its fields except time, operation, engine and rank."""
         self.add_later(operation, lambda: fields)
 
     def add_later(self, operation: Operation, fields: Callable[[], dict[str, Any]]) -> None:
-        """Add a record. The writer's thread calls `fields` to make its other fields."""
+        """Add a record. The writer's thread calls `fields`, which returns the fields of `add`."""
         self._writer.add(partial(self._line, time.time(), operation, fields))
 
     def add_match(
@@ -105,7 +105,7 @@ def _match_fields(
     }
     if page < len(hashes):
         row = next((row for row, present in enumerate(match.present) if not present[page]), None)
-        # There is no such row if a window before the end of a longer prefix has a gap.
+        # No pool lacks this page if a longer prefix would end in a window with a gap.
         failure = None if row is None else match.failures[row]
         found |= {
             "page": page,

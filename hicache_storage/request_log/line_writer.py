@@ -60,7 +60,7 @@ class LineWriter:
         return self._dropped
 
     def add(self, line: Callable[[], str]) -> None:
-        """Queue a line. The thread calls it to make the text. Never waits and never raises."""
+        """Queue a line. The thread calls `line` to make the text. Never wait and never raise."""
         if os.getpid() != self._pid:
             return
         if self._closing:

@@ -27,14 +27,14 @@ _MAX_LINE_CHARACTERS = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which records to read. A record must match every field that is not None."""
+    """A choice of records. A record must match every field that is not None."""
 
     request: str | None = None
     """The request's id, or the first digits of the hash of its first page."""
     page_hash: str | None = None
     """The first digits of the hash of a record's first page, or of its first missing page."""
     since_s: float | None = None
-    """The earliest end of a record, in seconds since 1970."""
+    """The earliest time at which a record's operation may have ended, in seconds since 1970."""
 
     def __contains__(self, record: RequestRecord) -> bool:
         if self.since_s is not None and record.at_s < self.since_s:
@@ -93,14 +93,14 @@ class Summary:
 
 
 class LogReader:
-    """Reads the records of a log file, and of the older file that rotation keeps."""
+    """A reader of the records in a log file, and in the older file that rotation keeps."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.dropped_records: int = 0
         """How many records the writers dropped, in the part that was read."""
         self.unreadable_lines: int = 0
-        """Lines that are not records."""
+        """How many lines are not records."""
 
     def records(self, selection: Selection) -> Iterator[RequestRecord]:
         """Yield the selected records, in the order of the files.

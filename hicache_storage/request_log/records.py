@@ -15,14 +15,14 @@ MAX_ID_CHARACTERS = 200
 
 
 class Operation(enum.Enum):
-    """What a record is about."""
+    """The operation that a record describes."""
 
     PREFETCH = "prefetch"
-    """A lookup and the loads that follow it, from the request's first question to its end."""
+    """A lookup and the loads that follow it, from the first question to the last answer."""
     LOOKUP = "lookup"
     LOAD = "load"
     STORE = "store"
-    """Pages to be written. Only stores that left out pages have a record."""
+    """A write of pages. It gets a record only if it left out pages."""
 
 
 _YEAR_10000_S = 253_402_300_800 - 1
@@ -58,7 +58,7 @@ class RequestRecord(BaseModel):
     hit_pages: _Count
     """How many pages were found, loaded or stored. For a prefetch, the length of the usable prefix."""
     l2_pages: _Count | None = None
-    """How many of them were in host memory. None if the engine does not pass it on."""
+    """How many of the hit pages were in host memory. None if the engine does not pass it on."""
     page: _Count | None = None
     """The index of the first missing page. None if no page is missing."""
     page_hash: str | None = None

@@ -31,7 +31,7 @@ _IDS = 1 << 8 * _HASH_NBYTES - _SPARE_BITS
 
 
 class TraceRecorder:
-    """Records the requests of one engine as a trace. Thread-safe. `record` never waits or raises."""
+    """A recorder of one engine's requests as a trace. Thread-safe. `record` never waits or raises."""
 
     def __init__(
         self, file: LogFile, page_tokens: int, *, clock: Callable[[], int] = time.time_ns
@@ -63,7 +63,7 @@ class TraceRecorder:
         return self._writer.dropped_lines
 
     def record(self, hashes: Sequence[str] | Sequence[bytes]) -> None:
-        """Record a request whose prompt has these full pages. Skip a prompt without a full page."""
+        """Record a request whose prompt has these full pages. Ignore a prompt without a full page."""
         if not hashes:
             return
         pages = len(hashes)

@@ -102,7 +102,8 @@ def run_batches(
     begins. The same happens if the caller stops or is interrupted. Then `stop` is called, to end
     waits in `work`.
     """
-    # If Ctrl-C is pressed while the pool starts a thread, the pool does not wait for it. The gate does.
+    # If Ctrl-C is pressed while the pool starts a thread, the pool does not wait for that thread, but
+    # the gate does.
     gate = CallGate()
 
     def unless_ended(batch: list[T]) -> R:

@@ -23,7 +23,7 @@ _FIRST_USE_S = 1_577_836_800.0
 _LAST_TIME_S = 253_402_300_799.0
 """The end of the year 9999. A later time cannot be printed."""
 _CLOCKS_APART_S = 5.0
-"""How far a correct clock may be ahead of another one, or of one that counts only seconds."""
+"""How far a correct clock may be ahead of another clock, which may count only whole seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Removal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which key spaces to remove, apart from conditions on their fields."""
+    """Conditions for removing a key space, apart from conditions on its fields."""
 
     used_before_s: float | None = None
     """Only key spaces that were last used before this time. None: the last use does not matter."""
@@ -73,7 +73,7 @@ class Wanted:
     def found(
         self, storage: HiCacheStorage, spaces: Sequence[KeySpace], meter: Meter
     ) -> Iterator[Candidate | Kept]:
-        """Yield the key spaces to remove, and those for which that cannot be decided.
+        """Yield the key spaces to remove, and the key spaces for which that cannot be decided.
 
         Raises:
             UnsupportedOperation: The store does not record when pages are used.
@@ -120,8 +120,8 @@ def remove(
 ) -> None:
     """Remove the chosen key spaces from `storage`. Call `tell` with each id and its number of pages.
 
-    `look` sees the same store. Each key space is looked at again just before its removal, and kept if it
-    was used meanwhile. If one cannot be removed, the others still are.
+    `look` is the same store, for reading. Each key space is looked at again just before its removal, and
+    kept if it was used meanwhile. If a key space cannot be removed, the other ones still are.
     """
     for one in chosen:
         if isinstance(one, Candidate):

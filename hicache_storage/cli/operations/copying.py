@@ -50,8 +50,8 @@ T = TypeVar("T")
 _TRIES = 4
 _FIRST_DELAY_S = 0.5
 _MOST_REFUSED = 1024
-"""After how many refused pages in a row the copy gives up. A single page may be too large, or may meet
-a store that is full only for a moment."""
+"""The number of refused pages in a row after which the copy gives up. Fewer refusals do not mean that
+the target is full: a page may be too large, or the target may be full only for a moment."""
 
 
 @dataclass(slots=True)
@@ -129,7 +129,7 @@ def copy(
     is not counted, although the target may have stored it. The next copy finds it there.
 
     Raises:
-        StorageUnavailable, StorageTimeout: A store did not answer, not even when it was asked again.
+        StorageUnavailable, StorageTimeout: A store did not answer, not even when the call was repeated.
         UnsupportedOperation: The target does not accept pages of this size.
     """
     result = Copied() if result is None else result
@@ -158,7 +158,7 @@ def target_space(space: KeySpace, target: HiCacheStorage) -> KeySpace:
 
 
 class SpaceCopy:
-    """Copies one key space."""
+    """The copy of one key space."""
 
     def __init__(
         self,

@@ -128,7 +128,7 @@ def path_checks(choice: StorageChoice, storage: HiCacheStorage) -> Iterator[Chec
 
 
 def store_checks(storage: HiCacheStorage, said: Sequence[Diagnosis]) -> Iterator[Check]:
-    """Yield what the store says about itself, and what its key spaces show."""
+    """Yield the checks of what the store says about itself (`said`), and of its key spaces."""
     is_listed = storage.capabilities.enumerable
     yield Check(
         "listing",
@@ -218,7 +218,7 @@ def why_not_to_write(
 
 
 def proof_checks(measured: Measured | None, choice: StorageChoice) -> Iterator[Check]:
-    """Yield the checks of pages that were there already, in place of a trial's checks."""
+    """Yield the checks of existing pages, which replace the trial if the doctor must not write."""
     if measured is None:
         yield Check("read", Status.NOTE, "not tried: there is no page")
     else:
@@ -329,7 +329,7 @@ def mount_of(path: Path, mounts: Path) -> tuple[str, str]:
 
 
 def worst(checks: Sequence[Check]) -> Status:
-    """Return PROBLEM if any check found one, otherwise NOTE or OK."""
+    """Return PROBLEM if any check found a problem, otherwise NOTE or OK."""
     order = [Status.OK, Status.NOTE, Status.PROBLEM]
     return max((check.status for check in checks), key=order.index, default=Status.OK)
 

@@ -1,4 +1,4 @@
-"""Write, read, verify and delete pages, to see if a store works, and how fast."""
+"""Write, read, verify and delete pages, to find out whether a store works, and how fast it is."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def probe(
     page_tokens: int,
     timeout_s: float = _TIMEOUT_S,
 ) -> Measured:
-    """Write, read, verify and delete pages with random hashes. Leaves no page behind.
+    """Write, read, verify and delete pages with random hashes. Leave no page behind.
 
     Each step ends after `timeout_s`, even if the store hangs.
     """

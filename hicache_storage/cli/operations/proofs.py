@@ -59,7 +59,7 @@ class PageProof:
 
 
 class PageProver:
-    """Reads and verifies the pages of one key space. Thread-safe."""
+    """A reader that verifies the pages of one key space. Thread-safe."""
 
     def __init__(self, storage: HiCacheStorage, space: KeySpace) -> None:
         self._storage = storage

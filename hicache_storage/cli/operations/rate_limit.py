@@ -9,7 +9,7 @@ from hicache_storage.durations import MAX_DURATION_S
 
 
 class RateLimit:
-    """Delays its callers, so that together they move at most this many bytes per second. Thread-safe."""
+    """A limit on the bytes per second that its callers move together. Thread-safe."""
 
     def __init__(self, nbytes_per_s: float | None) -> None:
         self._nbytes_per_s = nbytes_per_s

@@ -49,12 +49,12 @@ class Selected:
     spaces: list[KeySpace]
     """Sorted by model and pool."""
     unreadable: list[UnreadableSpace]
-    """Key spaces that the store cannot name. Each could be any key space, unless chosen by its id."""
+    """Key spaces that the store cannot identify. `ids` select among them, but fields do not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceSelection:
-    """Selects key spaces by id and by fields. Empty: all. A field that is None matches any value."""
+    """A choice of key spaces by id and by fields. Without `ids`, every id matches. None: any value."""
 
     ids: Sequence[str] = ()
     """The first digits of ids. Each must match exactly one key space."""
@@ -67,8 +67,8 @@ class SpaceSelection:
         """Return the selected key spaces of a store. There may be none.
 
         Raises:
-            ConfigError: An id matches no key space, or several. Or the store can name key spaces, but
-                none of them has these fields.
+            ConfigError: An id matches no key space, or several. Or the store lists its key spaces,
+                but none of them has these fields.
         """
         known = sorted(
             storage.spaces(),
@@ -105,8 +105,8 @@ def find_space(storage: HiCacheStorage, text: str) -> KeySpace:
     """Return the key space whose id begins with `text`.
 
     Raises:
-        ConfigError: No key space matches, or several do, or the store cannot name it, or the text has
-            too few digits.
+        ConfigError: No key space matches, or several do, or the store cannot identify it, or the text
+            has too few digits.
     """
     selected = SpaceSelection(ids=[text]).of(storage)
     for one in selected.unreadable:
@@ -115,7 +115,7 @@ def find_space(storage: HiCacheStorage, text: str) -> KeySpace:
 
 
 def find_page(storage: HiCacheStorage, space: KeySpace, text: str) -> str:
-    """Return the page hash in `space` that begins with `text`. A whole hash need not be stored.
+    """Return the page hash in `space` that begins with `text`, or `text` itself if it is a whole hash.
 
     Raises:
         ConfigError: No page matches, or several do, or the text is not the beginning of a hash.

@@ -34,7 +34,7 @@ def list_directories(paths: Sequence[bytes]) -> tuple[list[int], list[list[str]]
 
 
 def modes_of(paths: Sequence[bytes]) -> list[int]:
-    """Return the st_mode of each path, of links themselves. 0 if it is missing, or a negated errno."""
+    """Return the st_mode of each path, not following links. 0 if it is missing, or a negated errno."""
     _require_paths(paths)
     return [_mode(path) for path in paths]
 
@@ -44,7 +44,7 @@ def stat_files(paths: Sequence[bytes], deadline_s: float) -> tuple[list[int], li
 
     Args:
         paths: The files.
-        deadline_s: Later than this time of `time.monotonic`, the remaining verdicts are LATE.
+        deadline_s: The time of `time.monotonic` after which the remaining verdicts are LATE.
 
     Returns:
         The verdict for each file, its modification time in nanoseconds, and its size. A verdict is HIT,

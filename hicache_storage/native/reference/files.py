@@ -50,7 +50,7 @@ def exists_files(paths: Sequence[bytes], nbytes: int, deadline_s: float) -> list
     Args:
         paths: The names of the files.
         nbytes: The size that a file must have.
-        deadline_s: Later than this time of `time.monotonic`, the remaining verdicts are LATE.
+        deadline_s: The time of `time.monotonic` after which the remaining verdicts are LATE.
     """
     return [verdict_by(deadline_s, partial(_exists, path, nbytes)) for path in paths]
 
@@ -100,8 +100,9 @@ def read_files(
             nanosecond less. Negative: leave the times as they are.
         interval_ns: Renew a modification time only if it is at least this old.
         skip: How many leading bytes the digest of a page leaves out. Negative: no digests.
-        deadline_s: Later than this time of `time.monotonic`, the remaining verdicts are LATE.
-        states: The state of each page's revocable, or nothing. Empty for a page that has none.
+        deadline_s: The time of `time.monotonic` after which the remaining verdicts are LATE.
+        states: One state for each page, empty for a page that is not revocable. Without any states, no
+            page is revocable.
 
     Returns:
         The verdicts, and the xxh3-64 of each page that is a HIT (0 for the others). If a page's
@@ -149,9 +150,10 @@ def write_files(
         nbytes: The size of a page, without its trailer.
         modified_ns: The modification time of the first file. Each later file gets one nanosecond less.
         recycled: How many paths are overwritten.
-        deadline_s: Later than this time of `time.monotonic`, the remaining verdicts are LATE.
+        deadline_s: The time of `time.monotonic` after which the remaining verdicts are LATE.
         stop: One byte. Another thread sets it to 1 to end the batch.
-        states: The state of each page's revocable, or nothing. Empty for a page that has none.
+        states: One state for each page, empty for a page that is not revocable. Without any states, no
+            page is revocable.
 
     Returns:
         HIT if the page is stored under its name. KEPT if a file may not be overwritten, and it was
@@ -197,7 +199,7 @@ def claim_files(
         nbytes: The size that each file must have.
         kept_nbytes: The size of files that can be overwritten.
         most_kept: How many of these files may be kept at their targets.
-        deadline_s: Later than this time of `time.monotonic`, the remaining verdicts are LATE.
+        deadline_s: The time of `time.monotonic` after which the remaining verdicts are LATE.
 
     Returns:
         KEPT if the file is at its target, HIT if it was removed, MISS if it was gone or had a different

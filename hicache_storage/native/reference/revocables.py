@@ -36,7 +36,7 @@ _REVOKED = 1 << 63
 
 
 class _Accesses:
-    """Holds the lock for all states. A forked child gets a new one: its parent's may be held."""
+    """The lock for all states. A forked child gets a new lock, because its parent's may be held."""
 
     def __init__(self) -> None:
         self.renew()
@@ -87,10 +87,10 @@ def revoke_access(state: bytearray) -> None:
 
 
 def digests(pages: Sequence[Pieces], states: Sequence[bytearray] = ()) -> list[int | None]:
-    """Return the xxh3-64 of each page, over the bytes of its pieces in order. None if it was revoked.
+    """Return the xxh3-64 of each page, over the bytes of its pieces in order. None if revoked.
 
-    `states` has the state of each page's revocable, or nothing. The state of a page that has none is
-    empty. A page counts as revoked if it is revoked before its end.
+    `states` has one state for each page, empty for a page that is not revocable. Without any states,
+    no page is revocable. A page counts as revoked if it is revoked before all of it is hashed.
     """
     return [
         _digest(page, state) if state else digest_of(page)
@@ -107,7 +107,7 @@ def states_of(states: Sequence[bytearray], count: int) -> Sequence[bytearray]:
 def read_revocable(
     move: Callable[[int, Any, int], int], fd: int, page: Pieces, state: bytearray, skip: int
 ) -> int | None:
-    """Read a page into revocable memory. Return its digest without `skip` bytes. None if the file ends.
+    """Read a page into revocable memory. Return its digest without `skip` bytes, or None at the end.
 
     Raises:
         RevokedError: The memory was revoked.

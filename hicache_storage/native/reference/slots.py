@@ -68,7 +68,7 @@ def check_slots(
         offsets: The position of each slot in its file.
         marks: The marks, all of the same size, at most 256 bytes.
         last_offset: The position of the second mark in a slot.
-        deadline_s: Later than this time of `time.monotonic`, the remaining verdicts are LATE.
+        deadline_s: The time of `time.monotonic` after which the remaining verdicts are LATE.
     """
     _require_places(files, numbers, offsets)
     _require_marks(offsets, marks, MARK_MOST_NBYTES)
@@ -108,11 +108,12 @@ def read_slots(
             Other pages are not tried, and their verdict is -EINVAL. With `states` only sizes count.
         run_nbytes: The size up to which adjacent slots are moved in one call. A larger page is moved in
             parts.
-        alone: errno numbers, one byte each. If a call fails with one, its slots are moved one by one.
+        alone: errno numbers, one byte each. After such an error, its slots are moved one by one.
         skip: How many leading bytes the digest of a page leaves out. Negative: no digests.
-        deadline_s: Later than this time of `time.monotonic`, the remaining verdicts are LATE.
-        states: The state of each page's revocable, or nothing. Empty for a page that has none.
-        move: Replaces os.preadv. The compiled function does not have this argument.
+        deadline_s: The time of `time.monotonic` after which the remaining verdicts are LATE.
+        states: One state for each page, empty for a page that is not revocable. Without any states, no
+            page is revocable.
+        move: A replacement for os.preadv. The compiled function does not have this argument.
 
     Returns:
         The verdicts, and the xxh3-64 of each page that is a HIT (0 for the others). A verdict is HIT,
@@ -147,8 +148,8 @@ def write_slots(
     """Write the page of each slot between its marks, from front to back.
 
     See `read_slots` for the arguments. A verdict is HIT, LATE, a negated errno after which part of the
-    slot may be written, MISS if the file took no more, or REVOKED, after which the slot has no second
-    mark.
+    slot may be written, MISS if the file accepts no more bytes, or REVOKED, after which the slot has no
+    second mark.
     """
     _require_places(files, numbers, offsets)
     batch = _Batch(offsets, pages, marks, shape, alignment, run_nbytes, alone, deadline_s, states)
@@ -198,7 +199,7 @@ class _Batch:
     def _runs(self, fds: Sequence[int]) -> Iterator[range]:
         """Yield runs of slots that are adjacent and fit in one call.
 
-        A page that is not aligned is a run of its own, and so is a revoked one.
+        A page that is not aligned is a run of its own, and so is a revoked page.
         """
         most = max(1, min(_SLOTS_A_RUN, self.run_nbytes // sum(self.shape)))
         start = pieces = 0

@@ -24,13 +24,13 @@ METRICS = {
 CPU = "cpu"
 """The processor time for each GB of a load. Lower is better."""
 TOLERANCES = {"throughput": 0.25, "p50": 0.25, "p99": 0.5, "p99.9": 1.0, CPU: 0.25}
-"""By how large a share a figure may become worse."""
+"""The share by which each figure may become worse."""
 _MOST = 1e15
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One figure of two runs."""
+    """One figure in two runs, and how it changed."""
 
     page_nbytes: int
     threads: int
@@ -115,7 +115,7 @@ def compare(
     """Return the figures of the loads that both runs have.
 
     Raises:
-        ConfigError: They have no load in common.
+        ConfigError: The runs have no load in common.
     """
     old = {_key(load): load for load in before["loads"]}
     cells = [

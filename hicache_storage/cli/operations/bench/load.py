@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _TICK_S = 0.2
 _PAUSE_S = 0.1
-"""How long a thread pauses after a call that was not tried, so that it does not spin."""
+"""How long a thread pauses after a call that the open breaker refused, so that it does not spin."""
 
 _WITHOUT_LATENCY = frozenset({Verdict.UNAVAILABLE, Verdict.ERROR, Verdict.BREAKER_OPEN})
 """Verdicts of calls that the store did not carry out. The latency of a time-out is its deadline."""
@@ -40,7 +40,7 @@ class Operation(enum.Enum):
     WRITE = "write"
     LOOK_UP = "look-up"
     DELETE = "delete"
-    """Writes cause these: a thread deletes its oldest pages, so that the store does not grow."""
+    """A thread that writes also deletes its oldest pages, so that the store does not grow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +76,14 @@ class BenchSettings:
 
 @dataclass(slots=True)
 class Figures:
-    """The calls of one operation."""
+    """The figures of one operation's calls."""
 
     latencies: Latencies = field(default_factory=Latencies)
     verdicts: Counter[Verdict] = field(default_factory=Counter[Verdict])
     """The number of pages by verdict."""
     calls: int = 0
     nbytes_by_second: _Bytes = field(default_factory=_Bytes)
-    """Bytes of right pages, by the second of the load in which their call ended."""
+    """Bytes of correct pages, by the second of the load in which their call ended."""
 
     def merge(self, other: Figures) -> None:
         """Add the calls of `other`."""
@@ -120,7 +120,7 @@ class Target:
 def measure(
     target: Target, load: BenchSettings, threads: int, meter: Meter, stop: threading.Event
 ) -> Measured:
-    """Run a load with some threads until it ends, or until `stop`. Waits for the calls under way."""
+    """Run a load with some threads until it ends, or until `stop`. Wait for the calls under way."""
     shared, page_nbytes = _Shared(target, load, stop), target.space.page_nbytes
     most_nbytes = load.working_set_nbytes // threads
     workers = [_Worker(shared, number, most_nbytes) for number in range(threads)]

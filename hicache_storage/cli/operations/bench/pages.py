@@ -1,4 +1,4 @@
-"""Write a load's pages to a store before it, and remove them after it. They have their own key space."""
+"""Write pages to a store before a load, and remove them after it. They have their own key space."""
 
 from __future__ import annotations
 

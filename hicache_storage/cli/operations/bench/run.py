@@ -1,4 +1,4 @@
-"""A run of `hicache bench`: write pages of each size, load them with threads, and remove them."""
+"""A run of `hicache bench`: for each page size, write pages, run the loads, and remove the pages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run_bench(
     stop: threading.Event,
     meter: Callable[[str, float | None], AbstractContextManager[Meter]],
 ) -> dict[str, Any]:
-    """Run all loads. Return the figures as the fields of a report. Leaves no page behind.
+    """Run all loads. Return the figures as the fields of a report. Leave no page behind.
 
     `meter` makes a progress bar from a title and a duration. After `stop` no load begins, and the
     figures so far are returned.
