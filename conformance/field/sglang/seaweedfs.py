@@ -33,7 +33,7 @@ class SGLangSeaweedFS(ZeroCopyStorage):
         return results_from_prefix_counts(backend.batch_exists, names)
 
     def clear(self, space: KeySpace) -> int:
-        """Call the backend's `clear` at this rank. Count the removed pages by listings before and after."""
+        """Call the backend's `clear` at this rank. Count the removed pages by two listings."""
         backend = self.rank(space).backend
         before = _objects(backend)
         backend.clear()
