@@ -26,9 +26,9 @@ ONE_RESULT_A_BATCH = {"batch_set": "it gives one verdict for a batch, not one a 
 
 
 class AdaptedStorage(HiCacheStorage):
-    """A store of another engine. If its interface lacks an operation, that raises UnsupportedOperation.
+    """A store of another engine. An operation that its interface lacks raises UnsupportedOperation.
 
-    The adapter passes on exceptions of the store unchanged, because its engine would meet them too.
+    The adapter passes on the store's exceptions unchanged, because the engine would meet them too.
     """
 
     distribution: ClassVar[str]
@@ -44,7 +44,7 @@ class AdaptedStorage(HiCacheStorage):
 def results_from_prefix_counts(ask: Callable[[list[str]], int], keys: Sequence[str]) -> list[bool]:
     """Return whether each page exists, for a store that only counts the leading pages that exist.
 
-    One call is enough if all exist. After a miss, each further page takes a call of its own.
+    One call is enough if all pages exist. After a miss, each further page takes a call of its own.
     """
     wanted = list(keys)
     leading = ask(wanted) if wanted else 0
@@ -53,10 +53,10 @@ def results_from_prefix_counts(ask: Callable[[list[str]], int], keys: Sequence[s
 
 
 def results_from_batch_flag(stored: bool, count: int) -> list[bool]:  # noqa: FBT001 - the peer's own verdict
-    """Return one result per page, for a store that returns one for a whole batch.
+    """Return one result per page, for a store that returns a single result for a whole batch.
 
     Raises:
-        UnsupportedOperation: The store refused the batch, and does not report which pages.
+        UnsupportedOperation: The store refused the batch without reporting which pages it refused.
     """
     if stored or count <= 1:
         return [stored] * count
@@ -66,10 +66,10 @@ def results_from_batch_flag(stored: bool, count: int) -> list[bool]:  # noqa: FB
 
 
 def equal_part(part: tuple[int, int], total: int, what: str) -> tuple[int, int]:
-    """Return the number of this part among equal parts, as ranks hold them, and how many there are.
+    """Return the index of `part` if `total` is cut into equal parts, as for ranks, and their number.
 
     Raises:
-        UnsupportedOperation: `part` is not one of equal parts.
+        UnsupportedOperation: No cut into equal parts has `part` as one of them.
     """
     start, end = part
     width = end - start

@@ -58,7 +58,7 @@ class StorageConformance(Subject):
 
 
 def description_of(cls: type[StorageConformance]) -> StoreDescription | None:
-    """Return what the store says about itself. It was asked when a check had passed."""
+    """Return what the store says about itself, or None until a check of the class has passed."""
     return _DESCRIPTIONS.get(cls)
 
 
@@ -68,7 +68,7 @@ def name_of_test(check: Check) -> str:
 
 
 def check_overrides(cls: type[StorageConformance]) -> None:
-    """Raise unless every test of the kit is as the kit made it, or waived.
+    """Raise if a subclass has replaced or removed a test of the kit without a waiver for its rule.
 
     Raises:
         ConfigError: The message names the tests.

@@ -55,7 +55,7 @@ class _Conformance:
         self.config = config
         self.started_s = time.time()
         self.classes: dict[str, type[StorageConformance]] = {}
-        """By the node id of the class, like everything here."""
+        """The test classes. All dicts of this object have the node id of a class as key."""
         self.checks: dict[str, list[str]] = {}
         self.ran: set[str] = set()
         """The node ids of the tests that this process has started."""
@@ -72,7 +72,7 @@ class _Conformance:
             items[:] = [item for item in items if item not in left_out]
 
     def _meets(self, item: pytest.Item) -> bool:
-        """Return True for a test of the kit. Raise if its verdict would not be the kit's."""
+        """Return True for a test of the kit. Raise if it was changed or marked as skipped."""
         if _check_of(item) is None:
             return False
         assert isinstance(item, pytest.Function)
@@ -124,7 +124,7 @@ class _Conformance:
         self.take(output.get(_VERDICTS, []))
 
     def take(self, verdicts: list[dict[str, Any]]) -> None:
-        """Show also the verdicts of another process, in the form of `dataclasses.asdict`."""
+        """Add verdicts of another process to the summary. Each is the `dataclasses.asdict` of one."""
         self.verdicts += [_Verdict(**one) for one in verdicts]
 
     def _judge(self, cls: type[StorageConformance], name: str, chosen: set[str]) -> None:
@@ -151,7 +151,7 @@ class _Conformance:
             pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
 
     def _fails(self, record: Record, chosen: set[str]) -> bool:
-        """Return True if the verdict fails a run whose tests all passed: an empty run may not pass."""
+        """Return True if the verdict fails a pytest run of which every test has passed or is skipped."""
         from hicache_conformance.checks import all_checks  # noqa: PLC0415
 
         if any(check.quick and check.name not in chosen for check in all_checks()):
@@ -209,7 +209,7 @@ class _Verdict:
 
     storage: str
     test_class: str
-    """Several classes may test one storage."""
+    """The name of the test class, because several classes may test one storage."""
     line: str
     more: list[str]
     fails: bool

@@ -1,12 +1,12 @@
 """LMCache's L2 adapters, called as the storage manager of its MP mode calls them.
 
-An L2 adapter takes tasks, and signals by eventfds that some are done. As in LMCache's prefetch
-controller, only pages that a lookup found are loaded. The lookup is the last `batch_exists`, or one
-that `batch_get` makes. Each page is stored by a task of its own, because a task has one result. The
-tasks run one after the other, because LMCache's L1 never stores two objects under one key at once.
+An L2 adapter takes tasks, and signals through eventfds that some of them are done. As in LMCache's
+prefetch controller, only pages that a lookup found are loaded. The lookup is the last `batch_exists`,
+or one that `batch_get` makes. Each page is stored by a task of its own, because a task has one result.
+The tasks run one after the other, because LMCache's L1 never stores two objects under one key at once.
 
 LMCache's engine passes on these fields of a key space: the tokens of a page (in the chunk hash),
-the model, the place of the shard (as one rank of all), the pool (as the number of an object group)
+the model, the place of the shard (as a rank number), the pool (as the number of an object group)
 and the tenant (as `cache_salt`). It does not pass on dtype, layout and revision.
 """
 
@@ -46,7 +46,7 @@ _ADAPTERS = "lmcache.v1.distributed.l2_adapters"
 
 
 class LMCacheSettings(Settings):
-    """The engine, whose ranks hold the shards of key spaces, and the config of its adapter."""
+    """Settings of the engine, whose ranks hold the shards of key spaces, and of its adapter."""
 
     total_heads: int = Field(default=16, ge=1)
     """The model's KV heads: a shard of `n` is one of `total_heads / n` tensor-parallel ranks."""
@@ -56,7 +56,7 @@ class LMCacheSettings(Settings):
 
 
 class LMCacheStorage(AdaptedStorage):
-    """One of LMCache's L2 adapters: one instance for all models and ranks, as in its server."""
+    """One of LMCache's L2 adapters: one instance for all models and ranks, as in LMCache's server."""
 
     distribution = "lmcache"
     absent: ClassVar[Mapping[str, str]] = {
@@ -119,7 +119,7 @@ class LMCacheStorage(AdaptedStorage):
         return verdicts
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        """Call `delete` as LMCache's eviction does. It has no result: True means that it returned."""
+        """Call the adapter's `delete`, as LMCache's eviction does. True means only that it returned."""
         self.ensure_open()
         self._adapter.delete(self.object_keys(space, hashes))
         return [True] * len(hashes)
@@ -148,9 +148,9 @@ class LMCacheStorage(AdaptedStorage):
         ]
 
     def _look_up(self, keys: list[Any]) -> list[bool]:
-        """Return whether each page exists. Submit no empty task, as in LMCache's controllers.
+        """Return whether each page exists. Submit no task if there are no keys, as LMCache does.
 
-        The locks are released at once, because these adapters do not use them.
+        The locks of found keys are released at once, because these adapters do not use them.
         """
         if not keys:
             return []
@@ -183,15 +183,15 @@ def s3_object(key: Any) -> str:
 
 
 def _chunk_hash(space: KeySpace, page_hash: str) -> bytes:
-    """Return the hash of a chunk. It covers the chunk size, its tokens and those before them."""
+    """Return the hash of a chunk, over the chunk size, the chunk's tokens and all tokens before them."""
     return hashlib.sha256(f"{space.page_tokens}|{page_hash}".encode()).digest()
 
 
 def _rank(shard: Shard, engine: LMCacheSettings) -> tuple[int, int]:
     """Return a shard's rank, and how many ranks there are: `kv_worker_id` and `kv_world_size`.
 
-    Ranks are numbered by pipeline stage, then by tensor-parallel rank (one if heads are
-    replicated), then by context rank.
+    Ranks are numbered by pipeline stage, then by tensor-parallel rank, then by context rank. If
+    heads are replicated, there is only one tensor-parallel rank.
     """
     stage, stages = equal_part(shard.layers, engine.total_layers, "layers")
     part, parts = equal_part(shard.heads, engine.total_heads, "heads") if shard.heads else (0, 1)
@@ -207,7 +207,7 @@ def _l2_adapter(kind: str, fields: Mapping[str, Any]) -> Any:
 
 
 def _memory_object(page: Page) -> Any:
-    """Return a page as an object of LMCache's L1, over its memory or, if read-only, a copy."""
+    """Return a page as an object of LMCache's L1, over the page's memory or, if read-only, a copy."""
     torch = _module("torch")
     memory = _module("lmcache.v1.memory_management")
     (segment,) = page.segments

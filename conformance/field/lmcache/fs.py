@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class LMCacheFilesSettings(LMCacheSettings):
-    """The config of the adapters, and where the files lie."""
+    """Settings of the engine, of the adapters, and of where the files lie."""
 
     path: str
     """`base_path` of the adapter's config."""
@@ -46,7 +46,7 @@ class LMCacheFiles(LMCacheStorage):
 
 
 class LMCacheFs(LMCacheFiles):
-    """`lmcache.v1.distributed.l2_adapters.fs_l2_adapter.FSL2Adapter`."""
+    """LMCache's `lmcache.v1.distributed.l2_adapters.fs_l2_adapter.FSL2Adapter`."""
 
     kind = "fs"
     capabilities = Capabilities(
@@ -60,7 +60,7 @@ class LMCacheFs(LMCacheFiles):
 
 
 class LMCacheFsNative(LMCacheFiles):
-    """Its `LMCacheFSClient`, wrapped by `NativeConnectorL2Adapter`; four threads by default."""
+    """LMCache's `LMCacheFSClient` in a `NativeConnectorL2Adapter`, with four threads by default."""
 
     kind = "fs_native"
     capabilities = replace(LMCacheFs.capabilities, parallelism=4)

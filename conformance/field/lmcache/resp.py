@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class LMCacheRespSettings(LMCacheSettings):
-    """The config of the adapter, and the address of its server."""
+    """Settings of the engine and the adapter, and the address of the Redis server."""
 
     host: str
     port: int
 
 
 class LMCacheResp(LMCacheStorage):
-    """`LMCacheRedisClient`, wrapped by `NativeConnectorL2Adapter`; eight threads by default."""
+    """LMCache's `LMCacheRedisClient` in a `NativeConnectorL2Adapter`, with eight threads by default."""
 
     capabilities = Capabilities(
         retention=Retention.UNTIL_DELETED,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class LMCacheS3Settings(LMCacheSettings):
-    """The config of the adapter, the address of its bucket and a pair of keys."""
+    """Settings of the engine and the adapter, the address of the bucket and a pair of keys."""
 
     endpoint: str
     """`s3_endpoint` of the adapter's config: BUCKET.HOST:PORT, over plain HTTP."""
@@ -23,7 +23,7 @@ class LMCacheS3Settings(LMCacheSettings):
 
 
 class LMCacheS3(LMCacheStorage):
-    """`lmcache.v1.distributed.l2_adapters.s3_l2_adapter.S3L2Adapter`."""
+    """LMCache's `lmcache.v1.distributed.l2_adapters.s3_l2_adapter.S3L2Adapter`."""
 
     capabilities = Capabilities(
         retention=Retention.UNTIL_DELETED,

@@ -1,4 +1,4 @@
-"""Waits for the tasks of an LMCache L2 adapter: each submitted task has a future."""
+"""Futures for the tasks of an LMCache L2 adapter, and the thread that completes them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _STORE, _LOOK_UP, _LOAD = range(3)
 
 
 class Tasks:
-    """One thread that waits on the eventfds of an adapter, as LMCache's controllers do. Thread-safe.
+    """The running tasks of an adapter, and one thread that waits on its eventfds, as LMCache's do.
 
-    It keeps the objects of a task until the task is done. As in LMCache, there is no time limit.
+    Keeps the objects of each task until it is done. As in LMCache, there is no time limit.
+    Thread-safe.
     """
 
     def __init__(self, adapter: Any) -> None:
@@ -37,22 +38,22 @@ class Tasks:
         self._thread.start()
 
     def store(self, keys: list[Any], objects: list[Any]) -> Future[list[bool]]:
-        """Store objects. The future has one result for the whole task."""
+        """Submit a task that stores objects. The future has one result for the whole task."""
         return self._submitted(
             _STORE, lambda: self._adapter.submit_store_task(keys, objects), objects
         )
 
     def look_up(self, keys: list[Any]) -> Future[list[bool]]:
-        """Look up keys. The future has one result per key.
+        """Submit a task that looks up keys. The future has one result per key.
 
-        Found keys are locked until `submit_unlock`.
+        The adapter locks the found keys until `submit_unlock`.
         """
         return self._submitted(
             _LOOK_UP, lambda: self._adapter.submit_lookup_and_lock_task(keys, {}), keys
         )
 
     def load(self, keys: list[Any], objects: list[Any]) -> Future[list[bool]]:
-        """Read into the objects. The future has one result per object."""
+        """Submit a task that reads into the objects. The future has one result per object."""
         return self._submitted(
             _LOAD, lambda: self._adapter.submit_load_task(keys, objects), objects
         )

@@ -33,7 +33,7 @@ _LOADING = threading.Lock()
 
 
 class EngineSettings(Settings):
-    """The engine, whose ranks hold the shards of key spaces, and the config of its backend."""
+    """Settings of the engine, whose ranks hold the shards of key spaces, and of its backend."""
 
     total_heads: int = Field(default=16, ge=1)
     """The model's KV heads: a shard of `n` is one of `total_heads / n` tensor-parallel ranks."""
@@ -58,10 +58,10 @@ class SGLangStorage(AdaptedStorage):
         self.rank(space)
 
     def rank(self, space: KeySpace) -> Any:
-        """Return the backend's instance at the rank that holds this shard. The first use starts it.
+        """Return the rank that holds the shard of `space`. The first use starts its backend.
 
-        A model counts as MLA for its engine (`is_mla_model`) if its KV pool has no heads, whatever
-        its other pools have.
+        A model counts as MLA for its engine (`is_mla_model`) if its KV pool has no heads, even if
+        other pools of the model have heads.
         """
         self.ensure_open()
         with self._lock:
@@ -76,11 +76,11 @@ class SGLangStorage(AdaptedStorage):
             return self._ranks[place]
 
     def engine_key(self, space: KeySpace) -> int:  # noqa: ARG002 - unused by this default
-        """Return what separates engines besides model and shard."""
+        """Return a number that differs for key spaces of one model that need separate engines."""
         return 0
 
     def make_rank(self, space: KeySpace, config: Any) -> Any:  # noqa: ARG002 - unused by this default
-        """Return the rank of a new instance. Here it is the instance alone."""
+        """Return a new rank. In this base class, a rank is only an instance of the backend."""
         return self.make_backend(config)
 
     def make_backend(self, config: Any) -> Any:
@@ -88,12 +88,12 @@ class SGLangStorage(AdaptedStorage):
         raise NotImplementedError(f"{type(self).__name__} has no make_backend(self, config)")
 
     def ranks(self) -> list[Any]:
-        """Return every instance that was started."""
+        """Return every rank that was started."""
         with self._lock:
             return list(self._ranks.values())
 
     def close(self) -> None:
-        """Close each instance that has a `close`, as the controller does when it detaches a backend."""
+        """Close each rank that has a `close`, as the controller does when it detaches a backend."""
         if not self._closed:
             super().close()
             for rank in [] if self.is_forked_copy else self.ranks():
@@ -105,7 +105,7 @@ def storage_config(space: KeySpace, engine: EngineSettings) -> Any:
     """Return SGLang's `HiCacheStorageConfig` for the rank that holds the shard of `space`.
 
     Raises:
-        UnsupportedOperation: No equal cut of the model's layers and heads has this shard.
+        UnsupportedOperation: No cut of the model's layers and heads into equal parts has this shard.
     """
     shard = space.shard
     tp_rank, tp_size = (
@@ -129,13 +129,13 @@ def storage_config(space: KeySpace, engine: EngineSettings) -> Any:
 
 
 def page_key(space: KeySpace, page_hash: str) -> str:
-    """Return the page hash that SGLang's engine would make. It covers tenant and tokens of a page."""
+    """Return the page hash that SGLang's engine would compute from the tenant and the page's tokens."""
     seed = namespace_seed(cache_salt=space.tenant) if space.tenant else ""
     return hashlib.sha256(f"{seed}|{space.page_tokens}|{page_hash}".encode()).hexdigest()
 
 
 def page_keys(space: KeySpace, hashes: Sequence[str]) -> list[str]:
-    """Return the page hashes that SGLang's engine would make."""
+    """Return the page hashes that SGLang's engine would compute."""
     return [page_key(space, page_hash) for page_hash in hashes]
 
 
@@ -178,10 +178,10 @@ def _find_wheel() -> None:
 
 
 def replace_classes(unused: Mapping[str, Mapping[str, type]]) -> None:
-    """Replace classes of SGLang that a backend imports and does not construct.
+    """Replace classes of SGLang that a backend imports but does not construct.
 
-    Their modules would import half of an engine. A backend uses the classes only in annotations, or
-    in `isinstance`.
+    The modules of these classes would import half of an engine. A backend uses the classes only in
+    annotations, or in `isinstance`.
     """
     module("environ")
     for name, classes in unused.items():

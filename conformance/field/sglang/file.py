@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class SGLangFileSettings(EngineSettings):
-    """The config of the adapter, and where the files lie."""
+    """Settings of the engine and the backend, and where the files lie."""
 
     path: str
     """`file_storage_path` of the backend's config."""
@@ -52,7 +52,7 @@ class SGLangFileSettings(EngineSettings):
 
 
 class SGLangFile(SGLangStorage):
-    """`sglang.srt.mem_cache.hicache_storage.HiCacheFile`."""
+    """SGLang's `sglang.srt.mem_cache.hicache_storage.HiCacheFile`."""
 
     absent: ClassVar[Mapping[str, str]] = {
         **NO_CONFIG_CHECK,
@@ -148,7 +148,7 @@ class SGLangFile(SGLangStorage):
 
 
 def _tensor(page: Page) -> Any:
-    """Return a page as a flat tensor over its memory, or over a copy if that is read-only."""
+    """Return a page as a flat tensor over its memory, or over a copy if the memory is read-only."""
     (segment,) = page.segments
     memory = bytearray(segment) if segment.readonly else segment
     return _torch().frombuffer(memory, dtype=_torch().uint8)

@@ -1,13 +1,13 @@
-"""SGLang's `HiCacheHF3FS` over its own mock client: slots in a plain file, metadata in the process.
+"""SGLang's `HiCacheHF3FS` over SGLang's mock client: slots in a plain file, metadata in the process.
 
 KV pages go through `batch_get_v1` and `batch_set_v1`, pages of other pools through `batch_get_v2`
 and `batch_set_v2`, to and from a host pool that holds the pages of the call. The layout
 "page_first" takes its zero-copy path, with K and V of an MHA page in a slot each. Other layouts
 take its path over flat pages, and so does a page without halves.
 
-An engine has one model, dtype, layout, revision and page size. If a key space differs in one of
-these, it stands for another server of the same configuration, with its own metadata. Only another
-page size has its own file, as the backend's documentation advises for servers with different slots.
+An engine has one model, dtype, layout, revision and page size. A key space that differs in one of
+these stands for another server of the same configuration, with its own metadata. Servers share the
+file unless their page sizes differ: the backend's documentation advises this for different slots.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _STARTING = threading.Lock()
 
 
 class SGLangHF3FSSettings(EngineSettings):
-    """The config file of the backend, for every server."""
+    """Settings of the engine, and the values of the backend's config file, for every server."""
 
     path: str
     """The directory of `file_path_prefix`."""
@@ -76,7 +76,10 @@ class SGLangHF3FSSettings(EngineSettings):
 
 
 class SGLangHF3FS(AdaptedStorage):
-    """`sglang.srt.mem_cache.storage.hf3fs.storage_hf3fs.HiCacheHF3FS` with `Hf3fsMockClient`."""
+    """SGLang's `sglang.srt.mem_cache.storage.hf3fs.storage_hf3fs.HiCacheHF3FS`.
+
+    Its client is `Hf3fsMockClient`.
+    """
 
     distribution = "sglang"
     absent: ClassVar[Mapping[str, str]] = {
@@ -179,7 +182,7 @@ class _Rank:
             return self._v2(self.backend.batch_set_v2, keys, indices)
 
     def delete(self, keys: list[str]) -> None:
-        """Delete through the metadata, as in the backend's `delete`, which its engine never calls."""
+        """Delete pages from the metadata, as the backend's `delete` does, which no engine calls."""
         self._metadata("delete_keys", self._stored(keys))
 
     def clear(self) -> int:
@@ -195,7 +198,7 @@ class _Rank:
         return self.pool == KV and self.backend.mha_zero_copy
 
     def _stored(self, keys: list[str]) -> list[str]:
-        """Return the keys in the backend's metadata."""
+        """Return the names under which the backend's metadata has the pages of these keys."""
         backend = self.backend
         if self._has_halves:
             names: list[str] = backend._get_mha_zero_copy_keys(keys)  # noqa: SLF001
@@ -217,7 +220,7 @@ class _Rank:
 
 
 class _HostPool:
-    """The part of SGLang's host pool that the backend uses. A page of the pool is a page of one call."""
+    """The methods of SGLang's host pool that the backend calls, over the pages of the running calls."""
 
     page_size = 1
 
@@ -234,7 +237,7 @@ class _HostPool:
 
     @contextmanager
     def filled_with(self, pages: Sequence[Page]) -> Generator[Any]:
-        """Yield the host indices of these pages for one call."""
+        """Put pages into the pool for the duration of the block. Yield their host indices."""
         numbers = [next(self._numbers) for _ in pages]
         self._pages.update(zip(numbers, pages, strict=True))
         try:
@@ -264,7 +267,7 @@ class _HostPool:
 
 
 def _started(space: KeySpace, settings: SGLangHF3FSSettings, host: _HostPool) -> Any:
-    """Return the backend, made from its config file as `backend_factory.py` makes it.
+    """Return a new backend, made from its config file as SGLang's `backend_factory.py` makes it.
 
     Raises:
         UnsupportedOperation: The backend refuses MLA models with metadata in the process.
@@ -302,8 +305,8 @@ def _hf3fs() -> Any:
 def _off_main_thread() -> Generator[None]:
     """Leave out the backend's signal handlers if this is not the main thread.
 
-    Its constructor sets signal handlers, which only the main thread may do. The engine calls it
-    there, but checks of the kit also open it on other threads.
+    The backend's constructor sets signal handlers, which only the main thread may do. The engine
+    calls the constructor there, but checks of the kit also open a backend on other threads.
     """
     if threading.current_thread() is threading.main_thread():
         yield

@@ -1,8 +1,8 @@
 """A host pool in the layout `page_first`, for SGLang's zero-copy backends.
 
-It has the methods that they call on `MHATokenToKVPoolHost`, whose pages are a K and a V half in two
-buffers, or on `MLATokenToKVPoolHost`, whose pages are in one buffer. Here an index stands for a
-page, as if a page were a token.
+The pool has the methods that the backends call on `MHATokenToKVPoolHost`, which keeps the K half and
+the V half of a page in two buffers, or on `MLATokenToKVPoolHost`, which keeps a page in one buffer.
+Here an index stands for a page, as if a page were a token.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class HostPool:
 
     @contextmanager
     def take_slots(self, count: int) -> Generator[list[int]]:
-        """Yield the indices of `count` free slots. Wait until there are so many."""
+        """Wait until `count` slots are free, and reserve them for the block. Yield their indices."""
         with self._returned:
             self._returned.wait_for(lambda: len(self._free) >= count)
             slots = [self._free.pop() for _ in range(count)]
@@ -66,7 +66,7 @@ class HostPool:
             done += nbytes
 
     def read(self, slot: int, page: Page) -> None:
-        """Copy a slot into its page."""
+        """Copy a slot into a page."""
         parts = [self._memory[start : start + nbytes] for start, nbytes in self._parts_of(slot)]
         page.copy_from(b"".join(parts)[: self._page_nbytes])
 
@@ -77,21 +77,21 @@ class HostPool:
         return [base + start for start, _ in places], [nbytes for _, nbytes in places]
 
     def get_hybrid_pool_buffer(self) -> list[Any]:
-        """Return the buffers to register."""
+        """Return the buffers of the pool, which the backend registers."""
         return [
             self.kv_buffer[start : start + SLOTS * nbytes]
             for start, nbytes in zip(self._starts, self.part_nbytes, strict=True)
         ]
 
     def get_data_page(self, index: int, flat: bool = True) -> Any:  # noqa: FBT001, FBT002, ARG002 - SGLang's signature
-        """Return a page as one flat tensor: a view of a page in one buffer, a copy of one in two."""
+        """Return a page as a flat tensor: a view if it is in one buffer, a copy if it is in two."""
         pieces = [
             self.kv_buffer[start : start + size] for start, size in self._parts_of(int(index))
         ]
         return pieces[0] if len(pieces) == 1 else _torch().cat(pieces)
 
     def get_dummy_flat_data_page(self) -> Any:
-        """Return memory for a flat page."""
+        """Return new memory for one page, as a flat tensor of zeros."""
         return _torch().zeros(sum(self.part_nbytes), dtype=_torch().uint8)
 
     def set_from_flat_data_page(self, index: int, data_page: Any) -> None:
@@ -119,14 +119,14 @@ class HostPool:
 
 
 class WholeHostPool(HostPool):
-    """Pages in one buffer, as in MLA."""
+    """A host pool whose pages are in one buffer, as in MLA."""
 
     def __init__(self, page_nbytes: int) -> None:
         super().__init__(page_nbytes, (page_nbytes,))
 
 
 class HalvedHostPool(HostPool):
-    """Pages with K and V in two buffers. Neither is empty, even for a page of one byte."""
+    """A host pool with K and V of a page in two buffers. Neither is empty, even for a 1-byte page."""
 
     def __init__(self, page_nbytes: int) -> None:
         k_nbytes = max(1, page_nbytes // 2)
@@ -142,7 +142,7 @@ class HalvedHostPool(HostPool):
 
 
 class StateHostPool(HostPool):
-    """The state of Mamba: a temporal part and a convolution part, neither of which is empty."""
+    """A host pool for the state of Mamba: a temporal part and a convolution part, neither empty."""
 
     def __init__(self, page_nbytes: int) -> None:
         temporal_nbytes = max(1, page_nbytes // 2)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Unused:
-    """Replaces a class that is constructed only with metrics, or for a device."""
+    """A stand-in for a class that the backend constructs only if metrics or a device are in use."""
 
 
 _POOLS: dict[str, dict[str, type]] = {
@@ -34,11 +34,11 @@ _POOLS: dict[str, dict[str, type]] = {
 
 
 class SGLangMooncake(ZeroCopyStorage):
-    """`sglang.srt.mem_cache.storage.mooncake_store.mooncake_store.MooncakeStore`.
+    """SGLang's `sglang.srt.mem_cache.storage.mooncake_store.mooncake_store.MooncakeStore`.
 
-    `extra_config` has its fields: `master_server_address`, `protocol`, `global_segment_size`, ...
-    If an engine lends no memory (a `global_segment_size` of 0) and other processes of the cluster
-    do, pages outlive the engine.
+    `extra_config` holds the store's fields: `master_server_address`, `protocol`,
+    `global_segment_size`, ... If an engine lends no memory (a `global_segment_size` of 0) but other
+    processes of the cluster do, pages outlive the engine.
     """
 
     absent: ClassVar[Mapping[str, str]] = {
@@ -81,7 +81,7 @@ class SGLangMooncake(ZeroCopyStorage):
         return [all(there[i : i + buffers]) for i in range(0, len(there), buffers)]
 
     def clear(self, space: KeySpace) -> int:
-        """Call the backend's `clear` at this rank. Compute the result from the master's list of keys."""
+        """Call the backend's `clear` at this rank. Count the removed pages by the master's key list."""
         rank = self.rank(space)
         before = _objects(rank.backend)
         rank.backend.clear()
@@ -89,7 +89,7 @@ class SGLangMooncake(ZeroCopyStorage):
         return (before - _objects(rank.backend)) // len(names)
 
     def objects_of(self, space: KeySpace, page_hash: str) -> list[tuple[str, int]]:
-        """Return the name and size of each object of a page, as the backend names it, for back doors."""
+        """Return the name and the size of each object of a page, for back doors."""
         rank, key = self.rank(space), page_key(space, page_hash)
         pool = rank.pool(space)
         if space.pool == KV:

@@ -21,14 +21,14 @@ _UNUSED_CLASSES = {"mem_cache.pool_host": {"HostKVCache": HostPool}}
 
 
 class SGLangNixlSettings(EngineSettings):
-    """The config of the adapter, and where the files lie."""
+    """Settings of the engine and the backend, and where the files lie."""
 
     path: str
     """The directory, which replaces `SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR`."""
 
 
 class SGLangNixl(ZeroCopyStorage):
-    """`sglang.srt.mem_cache.storage.nixl.hicache_nixl.HiCacheNixl`."""
+    """SGLang's `sglang.srt.mem_cache.storage.nixl.hicache_nixl.HiCacheNixl`."""
 
     absent: ClassVar[Mapping[str, str]] = {
         operation: why
@@ -59,7 +59,7 @@ class SGLangNixl(ZeroCopyStorage):
         return [all(found[i : i + buffers]) for i in range(0, len(found), buffers)]
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        """Delete a page's files as the cleaner does: the backend has no delete that takes a key."""
+        """Delete the pages' files as the cleaner does: the backend has no delete that takes a key."""
         unlink = module("mem_cache.storage.nixl.nixl_cleaner")._safe_unlink  # noqa: SLF001
         paths = [path for each in hashes for path, _ in self.paths_of(space, each)]
         for path in paths:
@@ -77,7 +77,7 @@ class SGLangNixl(ZeroCopyStorage):
         return (before - self._files()) // _buffers(rank, space)
 
     def paths_of(self, space: KeySpace, page_hash: str) -> list[tuple[Path, int]]:
-        """Return the path and size of each file of a page, as the backend names it, for back doors."""
+        """Return the path and the size of each file of a page, for back doors."""
         rank, key = self.rank(space), page_key(space, page_hash)
         backend = rank.backend
         names = (

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class SGLangSeaweedFS(ZeroCopyStorage):
-    """`sglang.srt.mem_cache.storage.seaweedfs.seaweedfs_store.SeaweedFSStore`.
+    """SGLang's `sglang.srt.mem_cache.storage.seaweedfs.seaweedfs_store.SeaweedFSStore`.
 
-    `extra_config` has its fields: `endpoint`, `bucket`, `prefix`, `access_key`, `secret_key`, ...
+    `extra_config` holds the store's fields: `endpoint`, `bucket`, `prefix`, `access_key`, ...
     """
 
     @classmethod
@@ -33,14 +33,14 @@ class SGLangSeaweedFS(ZeroCopyStorage):
         return results_from_prefix_counts(backend.batch_exists, names)
 
     def clear(self, space: KeySpace) -> int:
-        """Call the backend's `clear` at this rank. Compute the result from listings before and after."""
+        """Call the backend's `clear` at this rank. Count the removed pages by two listings."""
         backend = self.rank(space).backend
         before = _objects(backend)
         backend.clear()
         return before - _objects(backend)
 
     def object_of(self, space: KeySpace, page_hash: str) -> str:
-        """Return the name of a page's object, as the backend names it, for back doors."""
+        """Return the name of a page's object, for back doors."""
         backend, key = self.rank(space).backend, page_key(space, page_hash)
         if space.pool != KV:
             key = backend._component_key(key, pool_name(space))  # noqa: SLF001 - there is no public method

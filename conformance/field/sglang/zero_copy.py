@@ -62,7 +62,7 @@ class Rank:
 
 
 class ZeroCopyStorage(SGLangStorage):
-    """A backend that reads and writes the engine's host pool. Its `rank` returns a `Rank`."""
+    """An adapter for a backend that reads and writes the engine's host pool. `rank` returns a `Rank`."""
 
     absent: ClassVar[Mapping[str, str]] = {
         **NO_CONFIG_CHECK,
@@ -80,7 +80,7 @@ class ZeroCopyStorage(SGLangStorage):
     )
 
     def engine_key(self, space: KeySpace) -> int:
-        """Return the size of a page, because an engine has only one."""
+        """Return the size of a page, because all pages of an engine have the same size."""
         return space.stored_nbytes
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class ZeroCopyStorage(SGLangStorage):
         """Return whether each page of a pool other than KV exists.
 
         `batch_exists_v2` reports this only for pages whose KV page exists too. So the adapter makes
-        its query for the pool without that condition.
+        the query for the pool itself, without that condition.
         """
         raise NotImplementedError(
             f"{type(self).__name__} has no sidecar_exists(self, backend, space, keys)"
@@ -146,7 +146,7 @@ def pool_name(space: KeySpace) -> Any:
 def _transfer(
     backend: Any, verb: str, space: KeySpace, keys: list[str], slots: list[int]
 ) -> list[bool]:
-    """Return the results of `batch_{verb}_v1` or `_v2` for each page."""
+    """Call `batch_{verb}_v1` for KV pages or `batch_{verb}_v2` for others. Return a result per page."""
     torch: Any = importlib.import_module("torch")
     indices = torch.tensor(slots, dtype=torch.int64)
     if space.pool == KV:

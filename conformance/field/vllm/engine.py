@@ -39,7 +39,7 @@ _MOST_ROWS = 64
 
 
 class TierSettings(Settings):
-    """The engine, whose key spaces hold the whole model, and the config of its secondary tier."""
+    """Settings of the engine, whose key spaces hold the whole model, and of its secondary tier."""
 
     total_heads: int = Field(default=8, ge=1)
     """How many KV heads the model has."""
@@ -50,7 +50,7 @@ class TierSettings(Settings):
 
 
 class Rows:
-    """The rows of an engine's CPU tier. Thread-safe.
+    """The memory of an engine's CPU tier, in rows. Thread-safe.
 
     As in vLLM, the padding of a row keeps the bytes that were there before.
     """
@@ -66,7 +66,7 @@ class Rows:
 
     @contextmanager
     def reserved(self, count: int) -> Generator[list[int], None, None]:
-        """Reserve `count` rows, as soon as that many are free."""
+        """Wait until `count` rows are free, and reserve them for the block. Yield their numbers."""
         with self._returned:
             self._returned.wait_for(lambda: len(self._free) >= count)
             rows = [self._free.pop() for _ in range(count)]
@@ -85,16 +85,16 @@ class Rows:
             start += segment.nbytes
 
     def read(self, row: int, page: Page) -> None:
-        """Copy a row into a page."""
+        """Copy the start of a row into a page."""
         start = row * self._nbytes
         page.copy_from(self._flat[start : start + page.nbytes])
 
 
 def require_whole_rows(space: KeySpace, settings: TierSettings) -> None:
-    """Refuse a key space whose pages are not rows.
+    """Refuse a key space if a page of it is not a whole row.
 
     Raises:
-        UnsupportedOperation: The shard is a part of the model, or no group stands for the pool.
+        UnsupportedOperation: The shard is only a part of the model, or no group stands for the pool.
     """
     shard = space.shard
     if space.pool not in POOLS:
@@ -109,7 +109,7 @@ def require_whole_rows(space: KeySpace, settings: TierSettings) -> None:
 
 
 def offload_key(space: KeySpace, page_hash: str) -> bytes:
-    """Return vLLM's key of a page. Its block's hash covers the tenant, its tokens and those before."""
+    """Return vLLM's key of a page: a hash of the tenant and the page hash, and the group's number."""
     digest = hashlib.sha256(f"{space.tenant}|{page_hash}".encode()).digest()
     key: bytes = module("vllm.v1.kv_offload.base").make_offload_key(digest, POOLS.index(space.pool))
     return key
@@ -147,12 +147,12 @@ def offloading_spec(space: KeySpace, settings: TierSettings) -> Any:
 
 
 def rows_of(spec: Any) -> Rows:
-    """Return at least two rows of the size that vLLM gives them."""
+    """Return rows of the size that vLLM computes, at least two and at most 64."""
     return Rows(max(2, min(_MOST_ROWS, spec.num_chunks)), spec.kv_bytes_per_chunk)
 
 
 def secondary_tier(fields: Mapping[str, Any], rows: Rows, spec: Any) -> Any:
-    """Return the tier of an entry in `secondary_tiers`, made by vLLM's factory."""
+    """Return the tier that vLLM's factory makes from an entry of `secondary_tiers`."""
     factory = module("vllm.v1.kv_offload.tiering.factory").SecondaryTierFactory
     return factory.create_secondary_tier(dict(fields), rows.view, spec)
 
@@ -178,7 +178,7 @@ def _one_worker(config: Any) -> Any:
         data_parallel_index=0,
         data_parallel_size=1,
         data_parallel_rank_local=None,
-        is_parallelism_agnostic=False,  # it is only if there is one group
+        is_parallelism_agnostic=False,  # True needs a single group
     )
 
 

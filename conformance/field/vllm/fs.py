@@ -44,7 +44,7 @@ preload()
 
 
 class VllmFsSettings(TierSettings):
-    """The config of the tier, and where the files lie."""
+    """Settings of the engine and the tier, and where the files lie."""
 
     path: str
     """`root_dir` of the tier's config."""
@@ -53,7 +53,7 @@ class VllmFsSettings(TierSettings):
 
 
 class Engine:
-    """One engine with its tier: the rows of its CPU tier, and its steps."""
+    """One engine with its secondary tier: the rows of the CPU tier, and the scheduler's steps."""
 
     def __init__(self, space: KeySpace, settings: VllmFsSettings) -> None:
         spec = offloading_spec(space, settings)
@@ -67,7 +67,7 @@ class Engine:
             return self._steps.look_up(context, keys) if keys else set()
 
     def load(self, targets: Mapping[bytes, list[Page]]) -> set[bytes]:
-        """Load each key into its pages. Return the keys that were loaded."""
+        """Load the row of each key into the pages of that key. Return the keys that were loaded."""
         loaded: set[bytes] = set()
         for keys in self._pieces(targets):
             with self._steps.request() as context:
@@ -112,7 +112,7 @@ class Engine:
 
 
 class VllmFs(AdaptedStorage):
-    """`vllm.v1.kv_offload.tiering.fs.manager.FileSystemTierManager`: one for each model, as in vLLM."""
+    """vLLM's `vllm.v1.kv_offload.tiering.fs.manager.FileSystemTierManager`, one for each model."""
 
     distribution = "vllm"
     absent: ClassVar[Mapping[str, str]] = {

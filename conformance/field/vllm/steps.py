@@ -28,7 +28,10 @@ _STEP_S = 0.0005
 
 
 class TierSteps:
-    """A thread that makes the steps, and the calls between them. Thread-safe."""
+    """A thread that makes a scheduler's steps, and methods that submit jobs and lookups to them.
+
+    Thread-safe.
+    """
 
     def __init__(self, tier: Any) -> None:
         self._tier = tier
@@ -45,9 +48,7 @@ class TierSteps:
 
     @contextmanager
     def request(self) -> Generator[Any, None, None]:
-        """Begin a request, and end it after the block. Until then the tier keeps the lookups'
-        answers.
-        """
+        """Begin a request, and end it after the block. Until then the tier keeps lookup answers."""
         context = self._base.ReqContext(uuid.uuid4().hex)
         with self._changed:
             self._ensure_open()
@@ -70,7 +71,7 @@ class TierSteps:
     def submit(
         self, context: Any, keys: Sequence[bytes], rows: Sequence[int], *, load: bool
     ) -> Future[set[bytes]]:
-        """Submit one job. The future has the keys that were stored or loaded."""
+        """Submit one job. The result of the future is the set of keys that were stored or loaded."""
         future: Future[set[bytes]] = Future()
         with self._changed:
             self._ensure_open()
@@ -82,7 +83,7 @@ class TierSteps:
         return future
 
     def close(self) -> None:
-        """Shut down the tier without waiting for its jobs, as vLLM does. Whatever waits fails."""
+        """Shut down the tier without waiting for its jobs, as vLLM does. Open futures fail."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -112,7 +113,7 @@ class TierSteps:
             time.sleep(_STEP_S)
 
     def _step(self) -> Resolved:
-        """Make a step. Return what is known now."""
+        """Make one step. Return each future that now has an answer, with the keys of that answer."""
         resolved: Resolved = []
         for result in self._tier.get_finished_jobs():
             keys, future = self._jobs.pop(result.job_id)

@@ -33,17 +33,17 @@ class Assertions(abc.ABC):
 
     @abc.abstractmethod
     def hashes(self, count: int) -> list[str]:
-        """Return page hashes that are new."""
+        """Return `count` new page hashes."""
 
     @abc.abstractmethod
     def contents(
         self, space: KeySpace, hashes: Sequence[str], version: int = 0
     ) -> dict[str, bytes]:
-        """Return the bytes of pages."""
+        """Return the contents of pages in this version, by page hash."""
 
     @abc.abstractmethod
     def refuses(self, nbytes: int) -> bool:
-        """Return True if the store refuses pages of this size, or this many pages, for no reason."""
+        """Return True if the store refuses pages of this size, or as many as were set, for no reason."""
 
     @abc.abstractmethod
     def forgets(self, probe: Probe) -> bool:
@@ -90,8 +90,8 @@ class Assertions(abc.ABC):
         """Read every page, compare it with the contents that it may have, and return the number of hits.
 
         A hit must have one of the contents. A miss is a violation if the store keeps pages until
-        they are deleted. If it may forget pages, a miss is a violation only if it forgets just here
-        (`Forgot`).
+        they are deleted. If the store may forget pages, a miss is a violation (`Forgot`) only if
+        the store does not forget pages outside the situation of this check.
         """
         found = probe.get(space, list(pages), segments=segments)
         hits = 0
@@ -112,7 +112,7 @@ class Assertions(abc.ABC):
     def must_miss(self, probe: Probe, space: KeySpace, hashes: Sequence[str], why: str) -> None:
         """Assert that exists and get return False; `why` is the reason, as in "was deleted".
 
-        Without hashes it makes no call, because only KV-201 is about an empty batch.
+        Without hashes, make no call, because only KV-201 is about an empty batch.
         """
         if not hashes:
             return
@@ -162,13 +162,13 @@ class Assertions(abc.ABC):
     def diagnosed(
         self, space: KeySpace, page_hash: str, data: bytes, allowed: Sequence[bytes]
     ) -> str:
-        """Return a description of wrong bytes."""
+        """Return a sentence that says where wrong bytes come from."""
         return diagnose(data, space_id=space.id, page_hash=page_hash, allowed=allowed)
 
     def missed(
         self, probe: Probe, space: KeySpace, page_hash: str, operation: str = "batch_get"
     ) -> None:
-        """Raise because a page is missing whose set returned True, unless the store may forget it."""
+        """Raise for a missing page whose set returned True, unless the store may forget the page."""
         if not self.keeps and self.forgets(probe):
             return
         kind = Violation if self.keeps else Forgot
@@ -180,7 +180,7 @@ class Assertions(abc.ABC):
         )
 
     def refused(self, space: KeySpace, violation: Violation) -> Exception:
-        """Return the error for a set that returned False: a violation, or NotVerified."""
+        """Return the error for a set that returned False: `violation`, or NotVerified."""
         if not self.refuses(space.stored_nbytes):
             return violation
         return NotVerified(

@@ -54,7 +54,7 @@ LEFT_IN_STORE = "left in the store"
 
 
 class Case(Assertions):
-    """One run of one check. Use it once; it closes and removes all that it made.
+    """One run of one check. Use it once; at its end it closes and removes all that it made.
 
     The seed determines `space`, `hashes` and `contents`, except for a token, which keeps runs on
     one deployed store apart.
@@ -119,11 +119,11 @@ class Case(Assertions):
         return Scratch(path, f"hc{secrets.token_hex(6)}")
 
     def at_end(self, callback: Callable[[], object]) -> None:
-        """Call `callback` after the check, before what is now open is closed and removed."""
+        """Call `callback` after the check, before handles that are open now are closed."""
         self._stack.callback(callback)
 
     def open(self, config: Mapping[str, Any] | None = None, *, label: str = "") -> Probe:
-        """Open a handle on this case's store, or on the store of `config`. The case closes it."""
+        """Open a handle on this case's store, or on the store of `config`. The case will close it."""
         storage = self.open_storage(config)
         self._opened += 1
         name = label or ("store" if self._opened == 1 else f"store{self._opened}")
@@ -205,7 +205,7 @@ class Case(Assertions):
         return room
 
     def _remove_pages(self) -> None:
-        """Remove the pages from a store that outlives the check. Note in `evidence` which ones stay."""
+        """Remove the check's pages from stores that outlive it. Note in `evidence` which pages stay."""
         left = [
             remaining
             for config in self._outliving_configs()
@@ -215,7 +215,7 @@ class Case(Assertions):
             self.evidence[LEFT_IN_STORE] = "; ".join(left)
 
     def give_up(self) -> None:
-        """Note in `evidence` that the pages stay because the check does not end."""
+        """Note in `evidence` that the check's pages stay in the store because the check did not end."""
         if self._outliving_configs():
             self.evidence[LEFT_IN_STORE] = f"pages of {self.scratch.prefix}: it did not end"
 
@@ -228,7 +228,7 @@ class Case(Assertions):
         return [config for config in unique if str(self._directory) not in str(config)]
 
     def _remaining(self, config: Mapping[str, Any]) -> str:
-        """Remove the pages from one store. Return a text about pages that are left, or ""."""
+        """Remove the check's pages from one store. Return a text about pages that are left, or ""."""
         token = self.scratch.prefix
         try:
             with self.subject.storage_class.from_config(config) as storage:
@@ -240,7 +240,7 @@ class Case(Assertions):
 
     @contextmanager
     def server(self) -> Generator[Server, None, None]:
-        """Run a server of this case's own. Enter the context before the first `open`."""
+        """Run a server for this case alone. Enter the context before the first `open`."""
         assert self._config is None, "the config is of a server that runs"
         with self.subject.server() as server:
             try:
@@ -263,8 +263,8 @@ class Case(Assertions):
     _claims: Capabilities | None = None
 
     def require(self, *needs: Need) -> None:
-        """End the check if the store lacks a claim that it needs, or the author a back door."""
-        for need in sorted(needs, key=lambda one: one in CLAIMS):  # a claim needs an open store
+        """End the check if the store lacks a claim, or the author a back door, that the check needs."""
+        for need in sorted(needs, key=lambda one: one in CLAIMS):  # claims last: they open a store
             if not self._has(need):
                 kind = _CLAIM_WORDS.get(need)
                 if kind:
@@ -316,7 +316,7 @@ class Case(Assertions):
     def contents(
         self, space: KeySpace, hashes: Sequence[str], version: int = 0
     ) -> dict[str, bytes]:
-        """Return the bytes of pages. Every cell encodes its page, its version and its offset."""
+        """Return the contents of pages. Every cell of 32 bytes names its page, version and offset."""
         return {
             page_hash: content(space.id, page_hash, space.stored_nbytes, version)
             for page_hash in hashes
@@ -325,7 +325,7 @@ class Case(Assertions):
     # --- retention baseline ------------------------------------------------------------------------
 
     def refuses(self, nbytes: int) -> bool:
-        """Return True if the store refuses pages of this size, or this many pages, for no reason."""
+        """Return True if the store refuses pages of this size, or as many as were set, for no reason."""
         with self._lock:
             if nbytes not in self._refused and self._refusal_probes < _MOST_REFUSAL_PROBES:
                 if retention_baseline.refuses(self, nbytes):

@@ -30,14 +30,14 @@ _OFFERS = 6
 
 
 class ServerGone(Exception):
-    """The store stopped answering in a test that did not touch its server. An error, not a violation."""
+    """The store stopped answering in a check that did not touch its server: an error, no violation."""
 
 
 class Probe:
-    """A storage, and the memory for its pages. It splits batches by `max_batch`, as the SDK does.
+    """A storage, and the memory for its pages. Splits batches by `max_batch`, as the SDK does.
 
-    The methods without `batch_` take and return bytes. In every check, an answer of a wrong type,
-    an exception that the contract does not allow, and a byte written outside a page are violations.
+    Methods without `batch_` in their name take and return bytes. In every check, an answer of a wrong
+    type, an exception that the contract does not allow, or a byte outside a page is a violation.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class Probe:
         self.label = label
         self._alive = alive
         self._reluctant = reluctant
-        """Returns True if the store refuses pages of this size now and then. They are set again."""
+        """Returns True if the store refuses some pages of this size. Refused ones are set again."""
         self.absent = absent
         """The operations that the store may refuse: `Subject.absent`."""
         self._alone = alone
-        """True if the trace has every set of a page, because no other process can have stored it."""
+        """True if the trace has every set, because no other process stores pages of this check."""
         self._refused: list[tuple[KeySpace, list[str]]] = []
 
     @property
@@ -122,13 +122,13 @@ class Probe:
         return answers
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        """Look up pages in one call, and pass the caller's own sequence."""
+        """Look up pages in one call, which receives the very sequence `hashes`."""
         return self._answers(
             "batch_exists", space, hashes, lambda: self.storage.batch_exists(space, hashes)
         )
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        """Delete pages in one call, and pass the caller's own sequence."""
+        """Delete pages in one call, which receives the very sequence `hashes`."""
         answers = self._answers(
             "batch_delete", space, hashes, lambda: self.storage.batch_delete(space, hashes)
         )
@@ -177,7 +177,7 @@ class Probe:
         return answers
 
     def _follow_up(self, space: KeySpace, refused: Sequence[str]) -> None:
-        """Assert KV-006 in every check after a set returned False."""
+        """Assert KV-006 right after a set returned False: its page never shows."""
         tested = self._must_not_show(space, refused, 1)
         self.trace.withdrawn(space, tested)
         self._refused.append((space, tested))
@@ -185,7 +185,7 @@ class Probe:
     def _must_not_show(self, space: KeySpace, refused: Sequence[str], offers: int) -> list[str]:
         """Raise if a page is there although all its sets were refused. Return the tested pages.
 
-        It does not test a page that another set may have stored.
+        A page that another set may have stored is not tested.
         """
         tested = self.trace.offered_times(space, refused, offers)
         if not tested:
@@ -265,11 +265,11 @@ class Probe:
     def violation(
         self, message: str, *, expected: str = "", got: str = "", sequence: Sequence[str] = ()
     ) -> Violation:
-        """Return a violation. Without a shorter sequence it has the last calls."""
+        """Return a violation. If no `sequence` is given, the violation has the last calls."""
         return Violation(message, expected, got, tuple(sequence or self.trace.sequence()))
 
     def _parts(self, items: Sequence[T]) -> list[Sequence[T]]:
-        """Return `items` in the batches that the SDK would make. No items give one empty batch."""
+        """Return `items` in the batches that the SDK would make: without items, one empty batch."""
         step = self.max_batch
         return [items[start : start + step] for start in range(0, max(len(items), 1), step)]
 
@@ -365,7 +365,7 @@ def require_present(operation: str, absent: Mapping[str, str]) -> None:
 
 
 def _all(listing: Iterator[T]) -> list[T]:
-    """Return a whole listing, or the start of a listing that does not end."""
+    """Return a whole listing, but only the start of one that does not seem to end."""
     return list(islice(listing, _MOST_LISTED))
 
 

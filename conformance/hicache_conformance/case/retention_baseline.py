@@ -1,6 +1,6 @@
 """The retention baseline: whether a store forgets or refuses pages for no reason.
 
-The kit measures it with pages of its own. So a check can tell the baseline from a fault that shows
+The kit measures the baseline with pages of its own. So a check can tell it from a fault that shows
 only in the situation of the check.
 """
 
@@ -56,7 +56,8 @@ def forgets(case: RunningCase, probe: Probe) -> bool:
     """Return True if the store forgets pages for no reason.
 
     The baseline sets and reads as many pages as the check has set, because the store may be full.
-    If the store may forget at any time, the baseline also tries chance, lookups and age.
+    If the store may forget at any time, the baseline also tests whether it does so by chance, after
+    many lookups, or after some time.
     """
     pages = _Pages(case, probe)
     try:
@@ -70,7 +71,7 @@ def forgets(case: RunningCase, probe: Probe) -> bool:
 
 
 def refuses(case: RunningCase, nbytes: int) -> bool:
-    """Return True if a fresh store refuses as many pages as the check has set, or some of `nbytes`.
+    """Return True if a fresh store refuses pages like those of the check, or some pages of `nbytes`.
 
     Some stores have little room, and some refuse a set now and then.
     """
@@ -87,7 +88,7 @@ def refuses(case: RunningCase, nbytes: int) -> bool:
 
 
 class _Pages:
-    """The baseline's own pages, on the store of the check or on another."""
+    """The pages that the baseline itself sets, in the check's store or in another one."""
 
     def __init__(self, case: RunningCase, probe: Probe) -> None:
         self._case = case
@@ -98,7 +99,7 @@ class _Pages:
         self._set: list[tuple[KeySpace, str, bytes]] = []
 
     def set(self, nbytes: int, *, brief: bool = False) -> bool:
-        """Set one more page. With `brief`, delete it at once."""
+        """Set one more page, and delete it at once if `brief`. Return True if it was accepted."""
         case = self._case
         if nbytes not in self._spaces:
             self._spaces[nbytes] = case.space(nbytes, tenant=TENANT)
@@ -113,7 +114,7 @@ class _Pages:
         return taken
 
     def delete(self) -> None:
-        """Delete all of them if the store can delete."""
+        """Delete all these pages if the store can delete pages."""
         if "batch_delete" in self._probe.absent:
             self._set.clear()
             return

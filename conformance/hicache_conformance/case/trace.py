@@ -54,14 +54,14 @@ class _Call:
 
 
 class Trace:
-    """The calls of one check on all of its storages, in order. Thread-safe."""
+    """The calls of one check on all its storages, in order. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._calls: list[_Call] = []
         self._running: dict[int, _Call] = {}
         self.footprint: list[int] = []
-        """How many bytes every page has whose set returned True, in order."""
+        """The size in bytes of every page whose set returned True, in order."""
         self.stored: defaultdict[KeySpace, set[str]] = defaultdict(set)
         """Every page whose set returned True. They are removed from a store that outlives the check."""
         self._undeleted: set[tuple[str, str]] = set()

@@ -151,7 +151,7 @@ def _process_count(choice: config.StorageChoice, claims: Capabilities | None, ch
 def _is_own(choice: config.StorageChoice, claims: Capabilities | None) -> bool:
     """Return True if each check has a store of its own, which disappears after the check.
 
-    This is so if the config has a directory for each test, or if pages live in one process only.
+    Either the config has a directory for each test, or pages live in one process only.
     """
     from hicache_storage.storage import Durability  # noqa: PLC0415 - `--help` is quick
 
@@ -162,7 +162,7 @@ def _is_own(choice: config.StorageChoice, claims: Capabilities | None) -> bool:
 def _left_behind(record: Record, *, own_store: bool) -> Iterator[str]:
     """Yield lines about pages that the run has left in a store that outlives it.
 
-    They come from the finished record, whose texts hold no secret of the config.
+    The lines come from the finished record, whose texts hold no secret of the config.
     """
     from hicache_conformance.case.case import LEFT_IN_STORE  # noqa: PLC0415 - `--help` is quick
 
@@ -180,7 +180,7 @@ def _left_behind(record: Record, *, own_store: bool) -> Iterator[str]:
 
 
 def _store_name(backend: str, storage_class: type[HiCacheStorage]) -> str:
-    """Return the name of the store in the report. `dynamic` names no store, so use its class."""
+    """Return the store's name in the report. For `dynamic`, which names no store, use the class."""
     return storage_class.__name__ if backend == "dynamic" else backend
 
 

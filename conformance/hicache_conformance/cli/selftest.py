@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Return 1 if a wrong store survives, a right store fails, or a check has no wrong store."""
+    """Run the verb. Return 1 if a wrong store survives, a right one fails, or a check has no mutant."""
     from rich.console import Console  # noqa: PLC0415 - `--help` is quick
 
     from hicache_conformance.run.runner import RunOptions  # noqa: PLC0415

@@ -29,7 +29,7 @@ class Direction(enum.StrEnum):
     WORSE = "worse"
     BETTER = "better"
     CHANGED = "changed"
-    """Neither: a claim was made or withdrawn, or a rule is open for another reason than before."""
+    """Neither better nor worse: a claim was made or withdrawn, or a rule is open for another reason."""
     APPEARED = "appeared"
     VANISHED = "vanished"
 

@@ -46,7 +46,7 @@ def pill(outcome: str) -> Element:
 
 
 def consequence_words(rule: RuleRecord) -> str:
-    """Return the words before the consequence of a rule."""
+    """Return the words that introduce the consequence of breaking a rule."""
     is_broken = rule.outcome in (Outcome.FAILED, Outcome.WAIVED)
     return "What it means: " if is_broken else "If it is broken: "
 

@@ -87,7 +87,7 @@ class RuleRecord(_Part):
     outcome: Outcome
     checks: tuple[CheckRecord, ...] = ()
     left_out: tuple[str, ...] = ()
-    """The names of its checks that did not run."""
+    """The names of the rule's checks that did not run."""
     waiver: WaiverRecord | None = None
 
 
@@ -109,7 +109,7 @@ class SubjectRecord(_Part):
     target: str
     """`module:Class`."""
     version: str = ""
-    """The version of its distribution, if known."""
+    """The version of the store's distribution, if known."""
     facts: dict[str, str] = Field(default_factory=dict[str, str])
     """What the store says about itself by topic, such as server and eviction policy."""
     config: dict[str, Any] = Field(default_factory=dict[str, Any])

@@ -1,7 +1,7 @@
 """Removes secrets from a report, by their names and by their values.
 
-If the config has a value under a secret's name, it is removed from every text, because a client may
-quote it in an error, a shell in a command line, or a URL in percent-encoding.
+If the config has a value under the name of a secret, this value is removed from every text. A client
+may repeat it in an error message, a command line in quotes, and a URL in percent-encoding.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _QUOTED = re.compile(r"""(["'])([\w.-]+)\1\s*:\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'
 
 
 class Redactor:
-    """Removes the secrets of one config. Make it with `of`."""
+    """A filter that removes the secrets of one config from texts. Make it with `of`."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         forms = {form for secret in secrets for form in _forms(secret)}
@@ -61,7 +61,7 @@ class Redactor:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
-        """Return a redactor for the secrets in `config`. It finds other secrets by their names only."""
+        """Return a redactor for the secrets in `config`. Other secrets are found by their names only."""
         return cls(
             secret
             for secret in _secrets(config, secret=False)
@@ -176,7 +176,7 @@ def _octets(data: bytes) -> str:
 
 
 def _is_secret(name: str, value: Any) -> bool:
-    """Return True if the name, at any level, makes the value a secret."""
+    """Return True if a value of this type under this name is a secret."""
     if value is None or isinstance(value, bool):
         return False
     if _STRONG.search(re.sub(r"[^a-z]", "", name.lower())):
@@ -239,5 +239,5 @@ def _without_quoted(found: re.Match[str]) -> str:
 
 
 def _is_text_secret(name: str, value: str) -> bool:
-    """Return the same as `_is_secret` for a value whose type is unknown."""
+    """Return True if a text under this name is a secret. A text of digits counts as a number."""
     return _is_secret(name, 0 if _NUMBER.fullmatch(value) else value)

@@ -70,7 +70,7 @@ def print_summary(record: Record, console: Console | None = None) -> None:
 
 
 def show(console: Console | None, *parts: RenderableType) -> None:
-    """Print without the blanks with which rich fills up lines in a file."""
+    """Print `parts`. If the output is not a terminal, drop the blanks that rich adds to line ends."""
     out = console or Console(highlight=False)
     if out.is_terminal:
         out.print(*parts, sep="\n")
@@ -175,7 +175,7 @@ def _field(name: str, text: str) -> Table:
 
 
 class Progress:
-    """Shows the progress of a run: a live line on a terminal, elsewhere a plain line after each family.
+    """The display of a run's progress: a live line on a terminal, elsewhere a line after each family.
 
     with Progress(total=len(checks)) as progress:
         progress.advance(record)

@@ -1,4 +1,4 @@
-"""Writes the files of a report. Each is there whole, or as it was before."""
+"""Writes the files of a report. Each file is replaced as a whole, or stays as it was before."""
 
 from __future__ import annotations
 

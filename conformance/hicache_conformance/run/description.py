@@ -30,7 +30,7 @@ class StoreDescription:
 
 
 def describe_subject(subject: Subject) -> StoreDescription:
-    """Open a store as a test would, and return what it says about itself. Every error is the store's."""
+    """Open a store as a test would, and return what it says about itself. Pass on its exceptions."""
     with Case(subject) as case:
         storage = case.open_storage()
         config = _named(case.config, str(case.scratch.path), case.scratch.prefix)
@@ -52,7 +52,7 @@ def described_in_time(subject: Subject) -> StoreDescription | None:
 
 
 def facts_of(storage: HiCacheStorage) -> dict[str, str]:
-    """Return the facts of each topic, and join those of several servers."""
+    """Return the facts of a storage by topic. The facts of several servers are joined by `; `."""
     facts: dict[str, list[str]] = {}
     with suppress(Exception):  # a fact that the store can't give is left out
         for one in storage.diagnose():

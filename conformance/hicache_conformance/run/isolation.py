@@ -41,14 +41,14 @@ def run_isolated(
     """Yield the record of each check on the deployed store `name`, in order, as soon as it is done.
 
     Use several processes only if every test has a store of its own. In a shared store, the pages of
-    one test take the room of another.
+    one test would take up room that another test needs.
     """
     limit_s = options.check_limit_s + _GRACE_S
 
     def work(process: CheckProcess, check: Check) -> CheckRecord:
         record = _record_from(process, check, limit_s)
         if record.outcome in (Outcome.FAILED, Outcome.UNKNOWN):
-            process.renew()  # a thread may hang in it, or it may have died
+            process.renew()  # it may have died, or a thread may hang in it
         return record
 
     return map_in_processes(

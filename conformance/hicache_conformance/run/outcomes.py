@@ -64,9 +64,9 @@ _EXIT_CODES = {
 
 
 def combined(outcomes: Collection[Outcome], *, is_whole: bool = True) -> Outcome:
-    """Return the outcome of a rule: that of the check that weighs most, or NOT_VERIFIED without checks.
+    """Return the outcome of a rule: the weightiest outcome of its checks, NOT_VERIFIED if it has none.
 
-    A rule is passed only if each of its checks ran (`is_whole`), and none lacked what it needs.
+    A rule has passed only if each of its checks ran (`is_whole`), and none lacked what it needs.
     """
     found = next((one for one in _BY_WEIGHT if one in outcomes), Outcome.NOT_VERIFIED)
     if found is Outcome.PASSED and not (is_whole and Outcome.NOT_VERIFIED not in outcomes):

@@ -1,4 +1,4 @@
-"""Runs one check on one store, in a thread of its own and with a time limit, to one outcome."""
+"""Runs one check on one store, in a thread with a time limit, and records its outcome."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def run_check(
 
 
 def unfinished_record(check: Check, reason: str) -> CheckRecord:
-    """Return the record of a check whose test ended before the check did."""
+    """Return the record of a check whose test was ended before the check was done."""
     return _record(check, None, Unknown(f"the test ended before the check: {reason}"), 0.0)
 
 
@@ -83,7 +83,7 @@ def _watched(
 
 
 class _Run:
-    """The body of the thread. The watching thread reads `case` and `error`."""
+    """The body of the thread that runs a check. The watching thread reads `case` and `error`."""
 
     def __init__(
         self, make_subject: Callable[[], Subject], check: Check, options: RunOptions, seed: str

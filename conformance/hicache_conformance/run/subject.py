@@ -56,7 +56,7 @@ class Subject:
     page"}`.
 
     If the store refuses one of them with UnsupportedOperation, the check that called it is
-    `not_verified`, with this text. `page_store` stands for the layer over a storage that finds
+    `not_verified`, with this text. `page_store` stands for the layer above a storage, which finds
     flipped bits. A store without this layer must find them itself. The verdict on a store that
     lacks operations is `partial` at best.
     """
@@ -93,8 +93,8 @@ class Subject:
     def stall(self) -> AbstractContextManager[None]:
         """Return a context in which another process holds what a call must wait for (a back door).
 
-        For example, that is the lock of the store. The kit enters the context while a handle is
-        open.
+        For example, the other process holds the lock of the store. The kit enters the context while
+        a handle is open.
         """
         raise _missing("stall")
 

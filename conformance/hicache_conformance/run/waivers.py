@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Waiver(BaseModel):
-    """One `[[waiver]]`."""
+    """One `[[waiver]]` of a waiver file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -47,7 +47,7 @@ class Waiver(BaseModel):
         return rule
 
     def has_ended(self) -> bool:
-        """Return True when its last day is over."""
+        """Return True if the last day of the waiver is over."""
         return dt.datetime.now(dt.UTC).date() > self.until
 
     def record(self) -> WaiverRecord:
@@ -82,7 +82,7 @@ def read_waivers(path: Path) -> dict[str, Waiver]:
 
 
 def apply_waiver(record: RuleRecord, waivers: Mapping[str, Waiver]) -> RuleRecord:
-    """Return the record of a rule after its waiver, if there is one."""
+    """Return the record of a rule, changed as its waiver requires if it has one."""
     waiver = waivers.get(record.id)
     if waiver is None:
         return record

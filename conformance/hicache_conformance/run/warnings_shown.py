@@ -17,7 +17,7 @@ _SHOWN: Counter[type[Warning]] = Counter()
 
 @contextmanager
 def few_warnings() -> Generator[None, None, None]:
-    """Show each place that warns once, and at most five places per kind of warning in this process."""
+    """Show one warning from each place in the code, and at most five per kind, in this process."""
     before = warnings.showwarning
 
     def show(  # noqa: PLR0917 - the signature of `warnings.showwarning`

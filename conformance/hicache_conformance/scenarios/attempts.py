@@ -1,4 +1,4 @@
-"""Calls that the contract allows to fail: what each returned, after what time, if at all."""
+"""Calls that the contract allows to fail: makes them, and records each result and its time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Attempt:
 
     @property
     def own_s(self) -> float:
-        """How long the call itself took: a slow machine is not the store's fault."""
+        """How long the call took, without the time in which the machine ran something else."""
         return self.elapsed_s - self.delayed_s
 
     @property
@@ -56,7 +56,7 @@ class Attempt:
 
     @property
     def failed_by_contract(self) -> bool:
-        """True if the call raised an error that the contract has for a store that does not answer."""
+        """True if the call raised an error that the contract has for a store that can't answer."""
         return isinstance(self.error, (StorageUnavailable, StorageTimeout))
 
 
@@ -123,7 +123,7 @@ def call_at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
 
 
 class Caller:
-    """Makes calls to a storage, over bytes, that may fail. It waits for none longer than `limit_s`."""
+    """A caller of a storage, whose calls may fail and take at most `limit_s`. Pages are bytes here."""
 
     def __init__(self, probe: Probe, space: KeySpace, limit_s: float) -> None:
         self.probe = probe

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def calls(store: Probe, space: KeySpace) -> dict[str, Call]:
-    """Return the four calls with these hashes and pages, each as one batch."""
+    """Return the four batch calls by name. Each takes hashes and pages, and makes one call."""
     return {
         "batch_exists": lambda hashes, _: store.batch_exists(space, hashes),
         "batch_get": lambda hashes, pages: store.batch_get(space, hashes, pages),

@@ -37,7 +37,7 @@ def batch_sizes(limit: int) -> list[int]:
 
 
 def deceptive_bytes(nbytes: int, rng: random.Random) -> dict[str, bytes]:
-    """Return pages of `nbytes` that code between caller and store may misread, by their description."""
+    """Return contents of `nbytes` that code between caller and store may misread, by description."""
     random_bytes = rng.randbytes(nbytes)
     half = random_bytes[: nbytes // 2]
     starts = {

@@ -41,7 +41,7 @@ _ABSENT = "0" * 64
 _PROBE_CALLS = 4
 """So many calls show whether a store uses its proxies: a heartbeat may disguise a single one."""
 LEAST_NBYTES = len(_ABSENT) // 2
-"""The fewest bytes that a call sends: it names a page, at least in binary."""
+"""The fewest bytes that a call sends, because it names a page by at least a binary hash."""
 
 
 @dataclass
@@ -87,7 +87,7 @@ class FaultPath:
         return Caller(probe, self.space, self.limit_s + _HANGS_AFTER_S)
 
     def stored_pages(self, caller: Caller, count: int) -> dict[str, bytes]:
-        """Store pages and return them. If another handle can set them, `caller` has not seen them."""
+        """Store pages and return them. If possible, another handle than that of `caller` sets them."""
         pages = self.case.contents(self.space, self.case.hashes(count))
         writer = self.caller("writer") if self.case.claims.shared else caller
         for page_hash, data in pages.items():
@@ -95,7 +95,7 @@ class FaultPath:
         return pages
 
     def answer_of(self, call: Callable[[], Attempt]) -> Any:
-        """Repeat a call that must succeed until a busy machine makes it in time. Return its answer."""
+        """Repeat a call that must succeed until it does, even on a busy machine. Return its answer."""
         until_s = time.monotonic() + RECOVERY_LIMIT_S
         while (attempt := call()).error is not None:
             if not attempt.failed_by_contract:
@@ -117,7 +117,7 @@ class FaultPath:
 
 
 def foreign_exception(attempt: Attempt, sequence: Sequence[str]) -> Violation:
-    """Return the violation of an exception that no store may raise, whatever its network does."""
+    """Return the violation for an exception that no store may raise, whatever its network does."""
     return Violation(
         f"{attempt.operation} raised {type(attempt.error).__name__}, a foreign exception",
         "StorageUnavailable or StorageTimeout: translated at the edge, `raise ... from error`",
@@ -263,7 +263,7 @@ def _must_use_proxies(path: FaultPath) -> None:
 
 
 def _retry(call: Callable[[], None]) -> None:
-    """Repeat a call until a busy machine makes it in time."""
+    """Repeat a call until it succeeds, because on a busy machine it may time out."""
     until_s = time.monotonic() + RECOVERY_LIMIT_S
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Quickly forks processes that checks kill while they write. Their actors are here too.
+"""Forks processes quickly, which checks kill while they write. The actors of the processes are here too.
 
 `ForkServer` starts one interpreter, which forks once for every process. It has already loaded the
 storage class, so no process loads the class again. No store is open in this interpreter, and no
@@ -63,7 +63,7 @@ class ForkServer:
         case.at_end(self.end)
 
     def spawn(self, actor: Callable[..., None], *arguments: Any) -> ForkedChild:
-        """Fork a process that runs `actor(link, *arguments)`, and kill the process before it."""
+        """Kill the process of the last call. Fork a new one that runs `actor(link, *arguments)`."""
         if self._latest is not None:
             self._latest.kill()
         self._server.send(_ForkRequest(actor, arguments))
@@ -106,7 +106,7 @@ class ForkedChild:
         return message
 
     def kill(self) -> list[Any]:
-        """Send SIGKILL. Return the messages that nobody had received."""
+        """Send SIGKILL. Return the messages of the process that were not received before."""
         if self._code is None:
             with suppress(ProcessLookupError):
                 # The process is not reaped yet, so the number is still its own.
@@ -158,7 +158,7 @@ def _await_stop(pid: int) -> None:
 def _serve_forks_of_class(link: Link) -> None:
     """Load the storage class, report whether its processes can be forked, and fork them.
 
-    They can't be forked if loading the class has started threads, which a forked process lacks.
+    They can't be forked if loading the class has started threads, because a fork would lack these.
     """
     threads = _thread_count()
     assert link.reference is not None

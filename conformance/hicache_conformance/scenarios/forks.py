@@ -44,7 +44,7 @@ class ClosesFirst(enum.Enum):
 
     CHILD = "the forked child"
     PARENT = "its parent"
-    """The child is killed in the end, so it never closes the pages that it set."""
+    """The child is killed in the end, so it never closes its handle."""
 
 
 @dataclass(slots=True)
@@ -214,7 +214,7 @@ class _ForkedUser:
             os.close(descriptor)
 
     def kill(self) -> None:
-        """Send SIGKILL, but no message before it: after one the child would close its handle."""
+        """Send SIGKILL without a message before it, after which the child would close its handle."""
         with suppress(ProcessLookupError, ChildProcessError):
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)

@@ -1,4 +1,4 @@
-"""A storage used as by the page store: pages have a header, and are loaded and saved with verdicts."""
+"""A storage behind a page store, which adds a header with a checksum to each page and checks it."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def neighbours(space: KeySpace, *, quick: bool = False) -> list[Neighbour]:
 
 
 def colliding_fields(space: KeySpace) -> Iterator[tuple[str, KeySpace, KeySpace]]:
-    """Yield pairs, described, that are equal once fields are swapped, joined or summed up."""
+    """Yield pairs of key spaces whose fields are equal once swapped, joined or added, with a description."""
     whole = space.stored_nbytes
     part = whole // 4
     plain: tuple[tuple[str, Fields, Fields], ...] = (
@@ -122,8 +122,8 @@ def colliding_fields(space: KeySpace) -> Iterator[tuple[str, KeySpace, KeySpace]
 def equal_when_joined(space: KeySpace, separator: str, token: str) -> dict[str, KeySpace]:
     """Return key spaces that are equal once `separator` joins the text fields, in any order.
 
-    One text field of each is two tokens with the separator between them, and gives the key space
-    its name here. All others are `token`.
+    In each key space, one text field is two tokens with the separator between them, and the other
+    text fields are `token`. The result has each key space under the name of that one field.
     """
     texts: Fields = dict.fromkeys(_TEXTS, token)
     twice: Fields = dict.fromkeys(_TEXTS, f"{token}{separator}{token}")
@@ -159,7 +159,7 @@ def similar_ids(space: KeySpace, digits: int) -> Iterator[tuple[str, KeySpace, K
 
 
 def known_similar_ids() -> Iterator[tuple[str, KeySpace, KeySpace]]:
-    """Yield pairs of this kind with twelve equal digits. They are the same in every run."""
+    """Yield pairs as in `similar_ids`, with twelve equal digits. The pairs are equal in every run."""
     space = KeySpace(
         model="conformance/look-alike",
         dtype="bfloat16",

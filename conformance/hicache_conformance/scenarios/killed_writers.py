@@ -1,4 +1,4 @@
-"""A store after a process that wrote to it was killed: reopen it, and compare it with its pages."""
+"""Reopens a store after a process that wrote to it was killed, and compares it with what was set."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def must_be_intact_or_absent(
 
 
 def kill_lengths(case: Case, space: KeySpace) -> list[int]:
-    """Return file lengths at which to kill a writer. If a file is appended to, count from its end."""
+    """Return file lengths at which to kill a writer: from the end of a file that is appended to."""
     nbytes = space.stored_nbytes
     near = [1, nbytes // 2, nbytes - 1, nbytes]
     if not case.quick:

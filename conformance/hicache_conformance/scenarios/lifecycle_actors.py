@@ -47,7 +47,7 @@ _WARM_UP_ROUNDS = 2
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What rounds of open, use and close leave. A store that leaks leaves something each round."""
+    """What rounds of open, use and close leave behind. A leak leaves something in each round."""
 
     rounds: int
     left: list[str]
@@ -150,7 +150,7 @@ def leftovers(link: Link, space: KeySpace, temporary: str | None) -> None:
 
 
 def growth(link: Link, space: KeySpace, rounds: int) -> None:
-    """Actor: send what `rounds` rounds leave. If they leave something, make twice as many."""
+    """Actor: send what `rounds` rounds leave. If rounds seem to leak, make as many again."""
     for _ in range(_WARM_UP_ROUNDS):
         _round(link, space)
     earlier = ProcessResources.current()
@@ -176,7 +176,7 @@ def failures(link: Link, wrong_configs: Sequence[dict[str, Any]], rounds: int) -
 
 
 def failing_calls(link: Link, space: KeySpace, rounds: int) -> None:
-    """Actor: send what `rounds` calls leave that fail between two messages of the parent."""
+    """Actor: make `rounds` calls that fail between two messages of the parent. Send what they leave."""
     probe = link.open()
     use(probe, space)
     use(probe, space)

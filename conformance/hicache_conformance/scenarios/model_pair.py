@@ -40,7 +40,7 @@ class ModelPair:
     """
 
     def __init__(self, case: Case, name: str, config: Mapping[str, Any] | None = None) -> None:
-        """Open the handles. A given `config` is that of another store than the case's."""
+        """Open the handles, on the store of `config` if given, otherwise on the case's store."""
         self.case = case
         self._config = config
         self.steps: list[Step] = []

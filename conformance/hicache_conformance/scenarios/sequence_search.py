@@ -1,4 +1,4 @@
-"""Hypothesis's state machine, applied to a store and a dict."""
+"""A search with Hypothesis for a sequence of calls after which a store and a dict disagree."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _BATCH = st.lists(_PAGE, min_size=1, max_size=4, unique=True)
 
 
 class SequenceSearch:
-    """Searches for a sequence of calls after which the store and the dict disagree.
+    """A search for a sequence of calls after which the store and the dict disagree.
 
-    It stops `limit_s` after the first sequence began. Shortening the sequence that it found may take as
-    long again.
+    The search stops `limit_s` after the first sequence began. To shorten the sequence that it found
+    may take as long again.
     """
 
     def __init__(self, case: Case, limit_s: float) -> None:
@@ -122,7 +122,7 @@ class SequenceSearch:
         return violation
 
     def _reductions(self, steps: Sequence[Step], place: int) -> Iterator[list[Step]]:
-        """Yield the steps without the one at `place`, and with smaller ones in its place."""
+        """Yield the steps without the step at `place`, then with smaller steps in place of it."""
         before, step, after = steps[:place], steps[place], steps[place + 1 :]
         yield [*before, *after]
         for smaller in self._smaller(step):

@@ -58,7 +58,7 @@ def store_many(
 
 @contextmanager
 def note(description: str) -> Generator[None, None, None]:
-    """Add a fact to a violation that its message can't contain."""
+    """Add `description` to the message of a violation that is raised in the block."""
     try:
         yield
     except Violation as violation:

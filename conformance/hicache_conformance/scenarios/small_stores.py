@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 _FIELDS = ("capacity_nbytes", "max_nbytes", "map_nbytes", "size_nbytes", "capacity", "map_size")
-"""Names of a capacity in configs. If a config has none of them, the first, the contract's, is tried."""
+"""Names of a capacity in configs. If a config has none, the contract's name, the first, is tried."""
 _PAGE_NBYTES = 64 << 10
 _PAGES = 16
 """How many pages fit into the small store."""

@@ -79,7 +79,7 @@ class TestLMCacheStorage:
         assert store.batch_exists(SPACE, [HASH]) == [False]
 
     def test_has_the_rank_of_its_shard_in_the_key(self, store: LMCacheStorage) -> None:
-        """The second of two stages, and the second of four parts of 16 heads, are rank 5 of 8."""
+        """In stage 2 of 2, the second of four parts of the 16 heads belongs to rank 5 of 8 (from 0)."""
         assert key_of(store).kv_rank == 8 << 24 | 5 << 16 | 8 << 8 | 5
         assert key_of(store, shard=Shard(layers=(16, 32))).kv_rank == 2 << 24 | 1 << 16 | 2 << 8 | 1
 

@@ -1,4 +1,7 @@
-"""Runs the kit on LMCache's two file adapters of its wheel: `make field-lmcache-fs`, `-fs-native`."""
+"""Runs the kit on the two file adapters in LMCache's wheel.
+
+Run it with `make field-lmcache-fs` or `make field-lmcache-fs-native`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the kit on vLLM's `fs` tier, in Python as in its wheel: `make field-vllm-fs`."""
+"""Runs the kit on the `fs` tier (in Python) from vLLM's wheel: `make field-vllm-fs`."""
 
 from __future__ import annotations
 

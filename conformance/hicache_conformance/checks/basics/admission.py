@@ -91,7 +91,7 @@ def _page_nbytes(case: Case, store: Probe) -> int:
 
 
 def _batches(max_batch: int) -> Iterator[int]:
-    """Yield how many pages each call sets, 1,000 in all."""
+    """Yield how many pages each call should set, 1,000 pages in all."""
     left = _SETS
     while left:
         for count in _BATCHES:

@@ -105,7 +105,7 @@ def a_page_that_the_file_system_refused_never_shows(case: Case) -> None:
 
 
 def _set_on_a_full_disk(link: Link, space: KeySpace, hashes: list[str]) -> None:
-    """Actor: send the pages that were refused when files could not grow, and that did not show later."""
+    """Actor: set pages while files can't grow. Send the refused ones, none of which may show later."""
     store = link.open()
     store.open_space(space)
     caller = Caller(store, space, _ANSWER_LIMIT_S)
@@ -156,7 +156,7 @@ def _must_stay_out(
 
 
 def _open_small_store(case: Case) -> tuple[Probe, KeySpace]:
-    """Open a key space in a store that is soon full, if its config has a field for that."""
+    """Open a key space in a store that is soon full, if a field of its config limits the capacity."""
     room_nbytes = _MOST_PAGES // 2 * fitting(case, _PAGE_NBYTES)
     with suppress(NotVerified):  # A store that stays large may refuse pages too.
         make_small(case, min(_CAPACITY_NBYTES, room_nbytes))

@@ -212,7 +212,7 @@ def another_handle_sees_no_deleted_page(case: Case) -> None:
 
 @check("KV-007")
 def a_delete_through_another_handle_counts(case: Case) -> None:
-    """If one handle deletes a page, it is gone for another that has just read it."""
+    """If one handle deletes a page, the page is gone for another handle that has just read it."""
     if not case.claims.shared:
         raise NotDeclared("the store does not claim shared")
     store, space = open_store(case, 768)

@@ -142,7 +142,7 @@ def a_page_shows_after_misses(case: Case) -> None:
 
 @check("KV-002")
 def a_page_stays_while_others_come_and_go(case: Case) -> None:
-    """A page stays there while other pages are set, deleted and missed, and other key spaces used."""
+    """A page stays there while other pages are set, deleted and missed in any key space."""
     store, space = open_store(case)
     other = case.space(fitting(case, 100), pool="draft")
     pages = case.stored(store, space, 3)
@@ -378,7 +378,7 @@ def another_handle_can_set_a_page_again(case: Case) -> None:
 
 
 def _must_list(case: Case, store: Probe, space: KeySpace, hashes: Sequence[str]) -> None:
-    """Raise if the store lists other pages than these. A store without listings passes."""
+    """Raise unless the store lists exactly these pages. A store without listings passes."""
     listed = [info.page_hash for info in store.scan(space)] if case.claims.enumerable else hashes
     if sorted(listed) != sorted(hashes):
         raise store.violation(

@@ -38,7 +38,7 @@ _BATCH_NBYTES = 32 << 20
 
 @check("KV-008")
 def every_size_of_page_works(case: Case) -> None:
-    """Pages of every size from 1 byte on, odd or even, are kept."""
+    """The store keeps pages of every size, odd or even, from 1 byte on."""
     limit = case.claims.max_page_nbytes or PAGE_SIZES[-1]
     sizes = FEW_PAGE_SIZES if case.quick else PAGE_SIZES
     _must_keep_sizes(case, [nbytes for nbytes in sizes if nbytes <= limit], 3)
@@ -46,7 +46,7 @@ def every_size_of_page_works(case: Case) -> None:
 
 @check("KV-008")
 def large_pages_work(case: Case) -> None:
-    """Pages of up to 64 MiB are kept, or refused only if the store has no room for that size."""
+    """The store keeps pages of up to 64 MiB, or refuses a size only if it has no room for it."""
     most = _LARGE_IN_QUICK_NBYTES if case.quick else _LARGE_PAGE_SIZES[-1]
     limit = min(most, case.claims.max_page_nbytes or most)
     _must_keep_sizes(case, sorted({limit, *(n for n in _LARGE_PAGE_SIZES if n < limit)}), 1)
@@ -111,7 +111,7 @@ def any_segmentation_is_read_back_in_any_other(case: Case) -> None:
 
 @check("KV-008")
 def batches_of_many_segments_work(case: Case) -> None:
-    """A batch whose pages each have 512 segments is set and read whole."""
+    """A batch of pages with 512 segments each can be set and read whole."""
     store, space = _scattered(case, 6000)
     pages = case.contents(space, case.hashes(max(2, min(8, _BATCH_NBYTES // space.stored_nbytes))))
     lengths = list(segmentations(space.stored_nbytes, case.claims.alignment, case.random).values())
@@ -180,7 +180,7 @@ def _must_keep_sizes(case: Case, sizes: Sequence[int], count: int) -> None:
 
 
 def _scattered(case: Case, nbytes: int) -> tuple[Probe, KeySpace]:
-    """Open a key space in a store that takes pages in segments."""
+    """Open a key space, if the store takes pages in segments. End the check if it does not."""
     store = case.open()
     if not store.storage.capabilities.scatter_gather:
         raise NotDeclared("the store claims to take no pages in segments")
@@ -209,7 +209,7 @@ def _set_cut(
 def _must_read_cut(
     case: Case, store: Probe, space: KeySpace, pages: dict[str, bytes], lengths: Sequence[int]
 ) -> None:
-    """Read pages into segments of these lengths."""
+    """Read pages into segments of these lengths. Every page must be a hit with its bytes."""
     for part in _batches(store, list(pages)):
         memory = _cut_memory(store, space, len(part), lengths)
         hits = store.batch_get(space, part, memory.pages)

@@ -26,7 +26,7 @@ _POLL_S = 0.01
 
 @check("KV-010")
 def times_follow_the_hashes(case: Case) -> None:
-    """`page_times` returns the times of each page in the order of the hashes, and none if absent."""
+    """`page_times` returns the times of pages in the order of the hashes, and none for absent pages."""
     store, space = open_store(case)
     first, second = case.stored(store, space, 2)
     alone = {one: _times(store, space, [one])[0] for one in (first, second)}
@@ -70,7 +70,7 @@ def a_page_just_set_was_written_just_now(case: Case) -> None:
 
 @check("KV-010")
 def a_get_is_a_use_and_asking_is_none(case: Case) -> None:
-    """A get moves the time of the last use, but only of its own page. Asking for times does not."""
+    """A get moves the time of the last use, but only for its own page. `page_times` moves none."""
     store, space = open_store(case)
     pages = case.stored(store, space, 2)
     got, other = pages
@@ -101,7 +101,7 @@ def a_get_is_a_use_and_asking_is_none(case: Case) -> None:
 def _pass_time(
     store: Probe, space: KeySpace, hashes: Sequence[str], before: Sequence[PageTimes]
 ) -> None:
-    """Ask for times until a new use would differ from the last. The answers must not change."""
+    """Ask for times repeatedly, until a use now would give another time. The answers must not change."""
     until_s = time.monotonic() + _GRAIN_S + before[0].used_within_s
     while time.monotonic() < until_s:
         time.sleep(_POLL_S)

@@ -38,7 +38,7 @@ def duplicates_are_each_read(case: Case) -> None:
 
 @check("KV-203")
 def duplicates_are_each_set(case: Case) -> None:
-    """If a page occurs twice in a set, both verdicts are True, and it and the others are stored."""
+    """If a page occurs twice in a set, both verdicts are True, and every page is stored."""
     store, space = _open_for_batches(case)
     for order in ("aa", "aba", "aabc", "bacaab", "aaaaaaaaa", "abcabc"):
         names = dict(zip("abc", case.hashes(3), strict=True))

@@ -1,4 +1,4 @@
-"""KV-204: the kit counts round trips, which grow with the batches and not with their pages."""
+"""KV-204: round trips, which the kit counts, grow with the batches and not with their pages."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _exists(path: FaultPath, probe: Probe, count: int) -> None:
 
 
 def _turns(path: FaultPath, probe: Probe, counts: tuple[int, int]) -> dict[str, tuple[int, int]]:
-    """Return each operation's round trips for these numbers of pages, the fewest of three tries."""
+    """Return how many round trips each operation takes for each number of pages, at best of 3 tries."""
     found: dict[str, list[int]] = {}
     for count in counts:
         tries = [_turns_once(path, probe, count) for _ in range(3)]

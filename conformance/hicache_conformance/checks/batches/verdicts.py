@@ -36,7 +36,7 @@ def an_empty_batch_gives_an_empty_list(case: Case) -> None:
 
 @check("KV-201")
 def a_batch_gives_one_bool_a_page(case: Case) -> None:
-    """Every call returns a list of bools as long as its hashes, for hits, misses and mixtures."""
+    """Every call returns a list with one bool per hash, for hits, misses and mixtures."""
     store, space = open_store(case, 96)
     budget = TimeBudget()
     for count in _COUNTS:
@@ -188,7 +188,7 @@ def an_absent_page_in_a_delete_changes_no_other(case: Case) -> None:
 
 @check("KV-202", Need.TAMPER)
 def a_damaged_page_changes_no_other(case: Case) -> None:
-    """If a page was cut or removed behind the store's back, the others of its batch do not change."""
+    """If a page was cut or removed behind the store's back, other pages of its batch do not change."""
     store, space = open_store(case, 96)
     for place in (0, 2, 4):
         for description in ("cut in half", "removed"):
@@ -211,7 +211,7 @@ def _must_read_all_but(
 
 
 def _places(count: int) -> list[tuple[int, ...]]:
-    """Return places of a batch: the first, the last, a middle one, most of them and all of them."""
+    """Return sets of places in a batch: the first, the last, a middle one, most, and all of them."""
     every = tuple(range(count))
     chosen = [(0,), (count - 1,), (count // 2,), every[::2], every[1:], every[:-1], every]
     return list(dict.fromkeys(chosen))

@@ -34,7 +34,7 @@ _PUSH_LIMIT_S = 3.0
 
 @check("KV-501")
 def a_get_while_the_page_is_set_is_a_miss_or_whole(case: Case) -> None:
-    """While a set is half way through a page, a get of this page is a miss or the whole page."""
+    """While a set is half way through a page, a get of it is a miss or returns the whole page."""
     for store, other, space, point in _hold_points(case):
         for versions in (1, 2):
             page_hash, contents = _versions(case, store, space, versions)
@@ -168,7 +168,7 @@ def a_page_deleted_between_exists_and_get_is_a_miss(case: Case) -> None:
 
 @check("KV-503")
 def a_page_deleted_while_it_is_got_is_whole_or_a_miss(case: Case) -> None:
-    """If a page is deleted during a get and others take its room, the get is right bytes or a miss."""
+    """If a page is deleted during a get and others take its room, the get is whole or a miss."""
     for store, other, space, point in _hold_points(case):
         pages = case.stored(store, space, 1)
         (page_hash,) = pages
@@ -182,7 +182,7 @@ def a_page_deleted_while_it_is_got_is_whole_or_a_miss(case: Case) -> None:
 
 @check("KV-503")
 def a_page_deleted_while_its_batch_is_got_is_a_miss(case: Case) -> None:
-    """If one page of a get is deleted when half of its batch is done, the get stays right."""
+    """If one page of a get is deleted when half of the batch is read, every hit has the right bytes."""
     if case.claims.max_batch == 1:
         raise NotDeclared("the store takes one page a call")
     for store, other, space, point in _hold_points(case):
@@ -198,7 +198,7 @@ def a_page_deleted_while_its_batch_is_got_is_a_miss(case: Case) -> None:
 
 @check("KV-503")
 def a_page_evicted_while_it_is_got_is_whole_or_a_miss(case: Case) -> None:
-    """If a page is evicted during a get, the get is the right bytes or a miss."""
+    """If a page is evicted during a get, the get returns the right bytes or a miss."""
     if case.keeps:
         case.evidence["evicted"] = "never: pages stay until they are deleted"
         return
@@ -223,7 +223,7 @@ def a_page_evicted_while_it_is_got_is_whole_or_a_miss(case: Case) -> None:
 def _push_out(
     case: Case, store: Probe, space: KeySpace, page_hash: str, moved: threading.Event
 ) -> bool:
-    """Set other pages until this one is evicted. Return False if the store has too much room."""
+    """Set other pages until the store evicts this one. Return False if it has too much room."""
     until_s = time.monotonic() + _PUSH_LIMIT_S
     most = min(_MOST_PUSHED_PAGES, max(16, _MOST_PUSHED_NBYTES // space.stored_nbytes))
     for pushed in range(1, most):
@@ -250,7 +250,7 @@ class _HoldPoint:
 
 
 def _hold_points(case: Case) -> Iterator[tuple[Probe, Probe, KeySpace, _HoldPoint]]:
-    """Yield the store, the handle for the other calls, a key space, and where to hold a call."""
+    """Yield a handle whose calls are held, a handle for other calls, a key space and a hold point."""
     store, space = open_store(case, _PAGE_NBYTES)
     other, wait_limit = store, WaitLimit()
     numbers = _HOLD_BEFORE if case.claims.scatter_gather and not case.quick else _HOLD_BEFORE[:1]

@@ -94,7 +94,7 @@ class _Page:
             call.record_answer(store.delete(self._space, [self.page_hash])[0])
 
     def must_be_explained(self) -> bool:
-        """Raise if no order of the calls explains all answers. Return True if that stays open."""
+        """Raise if no order of the calls explains all answers. Return True if the search gave up."""
         # The last of several simultaneous sets may win, even if the store never overwrites a
         # present page.
         found = explain(self._history.operations())
@@ -109,7 +109,7 @@ class _Page:
 
 
 def _own_random(case: Case) -> random.Random:
-    """Return a random generator for one thread that does not depend on the other threads."""
+    """Return a random generator for one thread, which no other thread uses."""
     return random.Random(case.random.random())
 
 

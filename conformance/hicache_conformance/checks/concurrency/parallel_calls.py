@@ -29,7 +29,7 @@ _NOTHING = f"nothing for {_PROCEED_LIMIT_S:.0f} s"
 
 @check("KV-504")
 def calls_proceed_while_others_are_held(case: Case) -> None:
-    """`parallelism` calls proceed at once: while all but one are held half way, the last one ends."""
+    """As many calls as `parallelism` says run at once: while all but one are held, the last one ends."""
     store, space = open_store(case, 1024)
     kinds = [("get", "get"), ("set", "set"), ("set", "get"), ("get", "set")]
     for slow, quick in kinds[: 2 if case.quick else None]:

@@ -31,7 +31,7 @@ _STORM_S = 1.5
 
 @check("KV-502")
 def a_page_set_elsewhere_is_seen_at_once(case: Case) -> None:
-    """A page that another process or handle sets is there at once, even after a miss."""
+    """A page that another process or handle sets is there at once, even if it was missed before."""
     for description, writer, reader, space in _pairs(case):
         for count in (1, 3):
             pages = case.contents(space, case.hashes(count))
@@ -45,7 +45,7 @@ def a_page_set_elsewhere_is_seen_at_once(case: Case) -> None:
 
 @check("KV-502")
 def a_page_deleted_elsewhere_is_gone_at_once(case: Case) -> None:
-    """A page that another process or handle deletes is gone at once, even after a read or a set."""
+    """A page that another process or handle deletes is gone at once, even if it was read or set here."""
     for description, writer, reader, space in _pairs(case):
         pages = case.stored(writer, space, 2)
         pages |= case.stored(reader, space, 2)
@@ -154,7 +154,7 @@ def processes_that_write_one_page_leave_one_whole_page(case: Case) -> None:
 
 
 def _pairs(case: Case) -> list[tuple[str, Probe, Probe, KeySpace]]:
-    """Return pairs of handles on one store, with a description and a key space that both have open."""
+    """Return pairs of handles on one store. Each has a description and a key space open in both."""
     here, second = case.open(label="here"), case.open(label="second handle")
     there = open_remote(case, "another process")
     pairs = [
@@ -182,11 +182,11 @@ def _must_list(case: Case, store: Probe, space: KeySpace, hashes: Sequence[str])
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """What one process reports."""
+    """What one process reports about the pages that it set and read."""
 
     turns: int = 0
     was_taken: bool = False
-    """True if its last sets returned True."""
+    """True if the last sets of the process returned True."""
     hits: int = 0
     wrong: dict[str, bytes] = field(default_factory=dict[str, bytes])
     """The bytes of pages that match none of the versions."""

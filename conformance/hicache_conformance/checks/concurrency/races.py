@@ -44,7 +44,7 @@ def readers_see_no_torn_page_while_others_write_it(case: Case) -> None:
 
 @check("KV-503", stochastic=True)
 def pages_that_come_and_go_are_whole_or_misses(case: Case) -> None:
-    """While other threads delete and set pages, a get of them is a whole page or a miss."""
+    """While other threads delete and set pages, a get returns each one whole or misses it."""
     store = case.open()
     other = case.open() if case.claims.shared else store
     for most_nbytes in (_LARGE_NBYTES, _SMALL_NBYTES):
@@ -58,7 +58,7 @@ def pages_that_come_and_go_are_whole_or_misses(case: Case) -> None:
 
 @check("KV-503", stochastic=True)
 def pages_evicted_under_readers_are_whole_or_misses(case: Case) -> None:
-    """While other threads push pages out of a full store, a get of them is a whole page or a miss."""
+    """While other threads push pages out of a full store, a get returns each one whole or misses it."""
     if case.keeps:
         raise NotDeclared("pages stay until they are deleted")
     store, space = open_store(case, 4096)
@@ -103,7 +103,7 @@ def threads_with_pages_of_their_own_keep_them(case: Case) -> None:
 
 @check("KV-501", stochastic=True)
 def all_methods_at_once_raise_nothing(case: Case) -> None:
-    """Sets, gets, deletes, listings, clears and new key spaces at once raise nothing, tear no page."""
+    """Sets, gets, deletes, listings, clears and openings at once raise nothing and tear no page."""
     store, space = open_store(case, _SMALL_NBYTES)
     contents = case.contents(space, case.hashes(8))
     pages = {page_hash: [data] for page_hash, data in contents.items()}

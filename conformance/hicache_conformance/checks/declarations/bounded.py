@@ -1,4 +1,4 @@
-"""KV-901: a call of a bounded store returns in time, and no longer touches any page afterwards."""
+"""KV-901: a call of a bounded store returns in time, and touches no page afterwards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CLAIM = "bounded is declared, and "
 
 @check("KV-901", Need.BOUNDED)
 def a_bounded_get_ends_in_time_and_lets_go_of_its_pages(case: Case) -> None:
-    """If servers accept, drip or fall silent, a get ends in time and writes nothing afterwards."""
+    """If the server is silent, slow or stops half way, a get ends in time and writes nothing later."""
     with open_fault_path(case) as path:
         for why, fault in _faults(path).items():
             caller = path.caller()
@@ -52,7 +52,7 @@ def a_bounded_get_ends_in_time_and_lets_go_of_its_pages(case: Case) -> None:
 
 @check("KV-901", Need.BOUNDED)
 def a_bounded_set_ends_in_time_and_lets_go_of_its_pages(case: Case) -> None:
-    """If servers accept, drip or fall silent, a set ends in time and reads nothing afterwards."""
+    """If the server is silent, slow or stops half way, a set ends in time and reads nothing later."""
     with open_fault_path(case) as path:
         for why, fault in _faults(path).items():
             caller = path.caller()
@@ -80,7 +80,7 @@ class _Fault:
 
 
 def _faults(path: FaultPath) -> dict[str, _Fault]:
-    """Return the faults by their description."""
+    """Return the faults to try, each by its description."""
     page_nbytes_per_s = path.space.stored_nbytes / path.timeout_s
     return {
         "the server accepts and says nothing": _Fault(FaultProxy.go_silent),
@@ -133,5 +133,5 @@ def _must_be_right(path: FaultPath, caller: Caller, pages: Mapping[str, bytes], 
 
 
 def _delete(path: FaultPath, caller: Caller, pages: Mapping[str, bytes]) -> None:
-    """Delete pages, because the store may be small."""
+    """Delete pages again, because the store may be small."""
     path.answer_of(partial(caller.delete, list(pages)[: caller.probe.max_batch]))

@@ -256,7 +256,7 @@ def a_store_that_does_not_list_says_so(case: Case) -> None:
 
 @check("KV-902")
 def a_store_that_does_not_list_clears_all_or_nothing(case: Case) -> None:
-    """If a store does not claim `enumerable`, `clear` raises and removes nothing, or removes all."""
+    """If a store does not claim `enumerable`, `clear` removes all pages, or raises and removes none."""
     store, space, pages = _unlisted(case)
     answer = store.attempt("clear", space, [], lambda: store.storage.clear(space))
     if isinstance(answer, UnsupportedOperation):
@@ -273,7 +273,7 @@ def a_store_that_does_not_list_clears_all_or_nothing(case: Case) -> None:
 
 
 def _unlisted(case: Case) -> tuple[Probe, KeySpace, dict[str, bytes]]:
-    """Open a store that is not enumerable, and set a few pages."""
+    """Open the store if it is not enumerable, and set a few pages. Otherwise end the check."""
     if case.claims.enumerable:
         raise NotDeclared("the store claims to be enumerable: there is nothing to refuse")
     store, space = open_store(case, 64)

@@ -98,7 +98,7 @@ def _revoked() -> AtomicRevocable:
 
 
 def _large(case: Case, store: Probe) -> tuple[KeySpace, Mapping[str, bytes]]:
-    """Store pages that are so large that a call takes a while. Return those that the store accepted."""
+    """Store pages so large that a call takes a while. Return the key space and the accepted pages."""
     space = case.space(fitting(case, _LARGE_NBYTES), tenant="large")
     store.open_space(space)
     pages = case.contents(space, case.hashes(min(_LARGE_PAGES, store.max_batch)))
@@ -107,7 +107,7 @@ def _large(case: Case, store: Probe) -> tuple[KeySpace, Mapping[str, bytes]]:
 
 
 def _revoke_in_a_held_call(memory: PageMemory, call: Callable[[Sequence[Page]], object]) -> None:
-    """Hold a call in its first page, revoke all pages, and overwrite them as their next user would."""
+    """Hold a call in its first page, revoke all pages, and overwrite them as a next user would."""
     revocable = AtomicRevocable()
     for page in memory.pages:
         page.revocable = revocable
@@ -132,7 +132,7 @@ def _revoked_at_some_time(
     pages: Mapping[str, bytes],
     call: Callable[[Sequence[Page]], object],
 ) -> Generator[PageMemory, None, None]:
-    """Make calls, and revoke each one's pages a little later. Yield their memory after each call."""
+    """Make calls, each with new pages that are revoked a little later in it. Yield their memory."""
     contents = list(pages.values())
     began_s = time.monotonic()
     call(store.memory(space, len(pages)).filled_with(contents).pages)

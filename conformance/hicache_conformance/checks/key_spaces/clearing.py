@@ -63,7 +63,7 @@ def clear_counts_the_pages_that_it_removed(case: Case) -> None:
 
 @check("KV-103")
 def a_cleared_space_starts_anew(case: Case) -> None:
-    """After clear, a page can be set with new bytes, is there, and can be cleared again."""
+    """After clear, a page can be set with new bytes, can be read, and can be cleared again."""
     store, space = open_store(case, 200)
     hashes = case.hashes(5)
     for version in range(3):
@@ -153,7 +153,7 @@ def clear_spares_other_programs_files(case: Case) -> None:
 
 @check("KV-103", Need.SHARED)
 def clear_reaches_other_handles(case: Case) -> None:
-    """After one handle cleared, the page is gone for another handle that had read it before."""
+    """After one handle cleared, pages are gone for another handle that had read them before."""
     store, other = case.open(), case.open(label="other")
     space = case.space(fitting(case, 128))
     for one in (store, other):
@@ -192,7 +192,7 @@ def what_was_cleared_stays_cleared(case: Case) -> None:
 
 
 def _must_count(case: Case, store: Probe, space: KeySpace, pages: int, why: str) -> None:
-    """Clear a key space. Raise unless it returns the number of pages, or fewer if pages may be lost."""
+    """Clear a key space. It must return the number of pages, or fewer if the store may lose pages."""
     _must_have_counted(case, store, store.clear(space), pages, why)
 
 
@@ -209,7 +209,7 @@ def _must_have_counted(case: Case, store: Probe, answer: int, pages: int, why: s
 def _must_leave(
     case: Case, store: Probe, cleared: KeySpace, others: Mapping[str, KeySpace]
 ) -> None:
-    """Clear one key space. The page with the same hash must stay in the others."""
+    """Clear one key space. The page that has the same hash in each other key space must stay."""
     (page_hash,) = case.hashes(1)
     for space in (cleared, *others.values()):
         open_and_set(case, store, space, page_hash)

@@ -84,7 +84,7 @@ def scan_follows_every_change(case: Case) -> None:
 
 @check("KV-104", quick=False)
 def long_listings_are_complete(case: Case) -> None:
-    """A listing of more than a thousand pages has each of them once."""
+    """A listing of more than a thousand pages contains each of them once."""
     store, space = open_store(case, 64)
     pages = store_many(case, store, space, 1030 if case.quick else 2060, limit_s=5)
     must_list(case, store, space, pages)
@@ -241,7 +241,7 @@ def must_list(
     *,
     others: Collection[str] = (),
 ) -> None:
-    """Scan. Each of `pages` must be listed once, and nothing else but `others`."""
+    """Scan `space`. Each of `pages` must be listed once, and no other page except `others`."""
     _must_agree(case, store, space, store.scan(space), pages, others=others)
 
 

@@ -101,7 +101,7 @@ def _named_spaces(case: Case) -> list[KeySpace]:
 
 
 def _is_path(name: str) -> bool:
-    """Return True if a file system could understand the name as a path to somewhere else."""
+    """Return True if a file system could take the name for a path that leads to another directory."""
     return ".." in name or name[0] in "/~."
 
 
@@ -110,7 +110,7 @@ def _name_text(name: str) -> str:
 
 
 def _nearest(space: KeySpace, listed: Collection[KeySpace]) -> str:
-    """Describe the key spaces that are listed in place of this one."""
+    """Describe the listed key spaces, above all those that differ from `space` only in the model."""
     same = [one.model for one in listed if replace(one, model=space.model) == space]
     return f"{len(listed)} key spaces; models {', '.join(map(_name_text, sorted(same)[:3]))}, ..."
 

@@ -35,7 +35,7 @@ _TURNS = 3
 
 @check("KV-103", Need.ENUMERABLE)
 def a_clear_that_is_cut_short_says_so(case: Case) -> None:
-    """If its connection breaks, clear raises, or has removed every page all the same."""
+    """If its connection breaks, clear raises unless it has removed every page."""
     with open_fault_path(case, 64, short_timeout=False) as path:
         caller = path.caller()
         pages = case.contents(path.space, case.hashes(_PAGES_QUICK if case.quick else _PAGES))
@@ -95,7 +95,7 @@ def _moved(path: FaultPath, direction: str) -> int:
 
 @check("KV-103", Need.ENUMERABLE)
 def a_clear_without_descriptors_says_so(case: Case) -> None:
-    """If no descriptor is left, clear raises, or has removed every page all the same."""
+    """If the process has no descriptor left, clear raises unless it has removed every page."""
     space = case.space(fitting(case, 64))
     pages = case.contents(space, case.hashes(20))
     result, error, left = receive_result(case.child(_clear_without_descriptors, space, pages))

@@ -158,7 +158,7 @@ def _rank_actor(
     hashes: Sequence[str],
     own: dict[str, bytes],
 ) -> None:
-    """Actor: set `own`, then send what this rank finds of `hashes`, which others set."""
+    """Actor: set `own`, then send which of `hashes`, set by other ranks, this rank finds."""
     os.environ.update(dict.fromkeys(_RANK_VARIABLES, str(rank)))
     store = link.open()
     space = KeySpace.from_manifest(manifest)

@@ -1,4 +1,4 @@
-"""KV-104: spaces lists exactly the key spaces that exist, and another handle lists the same."""
+"""KV-104: `spaces` lists exactly the key spaces that hold pages, on every handle."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def many_key_spaces_are_listed(case: Case) -> None:
 
 @check("KV-104")
 def key_spaces_are_listed_while_others_open(case: Case) -> None:
-    """A listing of key spaces is complete even if more of them are opened and filled meanwhile."""
+    """A listing of key spaces is complete even if more key spaces are opened and filled meanwhile."""
     store = case.open()
     first = [case.space(fitting(case, 64), revision=f"first{number}") for number in range(12)]
     later = [replace(space, tenant="later") for space in first]
@@ -129,7 +129,7 @@ def a_cleared_key_space_is_listed_again(case: Case) -> None:
 
 
 def must_list_spaces(case: Case, store: Probe, spaces: Sequence[KeySpace], page_hash: str) -> None:
-    """Raise unless each of `spaces`, which hold this page, is listed once, and nothing else."""
+    """Raise unless the store lists each of `spaces`, which hold this page, once, and no others."""
     _must_agree_on_spaces(case, store, store.spaces(), spaces, page_hash)
 
 
@@ -157,13 +157,13 @@ def _must_agree_on_spaces(
 
 
 def _is_ours(case: Case, space: KeySpace) -> bool:
-    """Return True if a listed key space can only come from this check, even with a wrong field."""
+    """Return True if a listed key space must come from this check, even if one field is wrong."""
     token = case.scratch.prefix[:-1]
     return token in space.model.lower() and space.tenant not in _KITS_OWN_TENANTS
 
 
 def _varied_spaces(case: Case) -> list[KeySpace]:
-    """Return key spaces that differ in every field, with letters outside ASCII."""
+    """Return key spaces that together vary every field, some with letters outside ASCII."""
     whole = fitting(case, 96)
     base = rich_space(case.space(whole - whole // 4, frame_nbytes=whole // 4))
     name = f"{base.model}/模型 é"

@@ -175,12 +175,12 @@ _POOLS = {
     "mamba": 5003,
     "swa": 2048,
 }
-"""The page sizes of one model's pools: larger than the target's, smaller, and one that is equal."""
+"""The page sizes of one model's pools: larger than the target's, smaller, and equal to it."""
 
 
 @check("KV-102")
 def pools_of_one_hash_coexist(case: Case) -> None:
-    """Every pool of a model keeps its own page under one hash, whichever was opened and set first."""
+    """Every pool of a model keeps its own page under one hash, whichever pool was opened first."""
     for order in (list(_POOLS), list(reversed(_POOLS))):
         store = case.open(case.subject.config(case.new_scratch()))
         pools = [_pool(case, name) for name in order]

@@ -18,7 +18,7 @@ _PAGES = 16
 
 @check("KV-307")
 def a_full_store_refuses_and_stays_readable(case: Case) -> None:
-    """A full store returns False for pages without room, or evicts. Kept pages stay readable."""
+    """A full store returns False for pages without room, or evicts others. Kept pages stay readable."""
     small = small_store(case)
     taken, refused = small.fill()
     case.evidence["pages taken, of those that fit"] = f"{len(taken)} of {small.pages}"
@@ -34,7 +34,7 @@ def a_full_store_refuses_and_stays_readable(case: Case) -> None:
 
 @check("KV-307")
 def a_batch_that_does_not_fit_is_judged_page_by_page(case: Case) -> None:
-    """If a batch is larger than the room, each page has a verdict that is true."""
+    """If a batch is larger than the room that is left, each verdict is true of its page."""
     small = small_store(case)
     count = min(2 * small.pages + 2, small.probe.max_batch)
     offered = case.contents(small.space, case.hashes(count))
@@ -84,7 +84,7 @@ def setting_a_present_page_takes_no_more_room(case: Case) -> None:
 
 @check("KV-307")
 def a_page_twice_in_a_batch_takes_room_once(case: Case) -> None:
-    """Batches that name each page twice use no more room than their pages, and give it back."""
+    """A batch that names each page twice uses room for each page once, and deletes give it back."""
     if case.claims.retention is Retention.BEST_EFFORT:
         raise NotDeclared("the store may forget pages at any time, not for want of room alone")
     small = small_store(case)

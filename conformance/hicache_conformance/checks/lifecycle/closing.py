@@ -53,7 +53,7 @@ _WARM_UP_ROUNDS = 10
 _LEAK_NBYTES = 8 << 20
 _ROUND_NBYTES = 1 << 20
 _ROUND_PAGES = 256
-"""At most so many pages in a round: a small page takes as long as a large one."""
+"""The most pages that a round uses, because even small pages take time."""
 
 
 @check("KV-301")
@@ -175,7 +175,7 @@ def _must_be_allowed(case: Case, probe: Probe, operation: str, outcome: Any) -> 
 
 @check("KV-301")
 def close_stops_the_calls_of_busy_threads(case: Case) -> None:
-    """Threads that go on calling during close see right pages or misses, then StorageClosed."""
+    """Threads that make calls during close get right pages or misses, then StorageClosed."""
     for _ in _rounds(2 if case.quick else 5):
         probe, space = case.open(), small_space(case)
         probe.open_space(space)
@@ -214,7 +214,7 @@ def _call_until_closed(
 def _one_call(
     case: Case, probe: Probe, space: KeySpace, pages: dict[str, bytes], turn: int
 ) -> bool:
-    """Read a page, or set it every third time. Return False once the storage is closed."""
+    """Read a page, or in every third turn set it. Return False once the storage is closed."""
     page_hash, data = list(pages.items())[turn % 2]
     operation = "batch_set" if turn % 3 == 2 else "batch_get"
     memory_of_turn = probe.memory(space, 1).filled_with([data])
@@ -343,7 +343,7 @@ def opening_and_closing_keeps_memory(case: Case) -> None:
 
 
 def _rounds(count: int) -> Iterator[int]:
-    """Yield up to `count` numbers, but fewer if the store's close takes long."""
+    """Yield up to `count` numbers, but stop earlier if the rounds take long."""
     until_s = time.monotonic() + _TURNS_LIMIT_S
     for turn in range(count):
         if time.monotonic() < until_s:
@@ -351,7 +351,7 @@ def _rounds(count: int) -> Iterator[int]:
 
 
 def _keeps_growing(samples: Sequence[int]) -> bool:
-    """Return True if the growth is large enough to matter and goes on in both halves of the time."""
+    """Return True if the growth is large enough to matter and continues in both halves of the time."""
     fifth = len(samples) // 10
     middle = len(samples) // 2
     first, half, last = (

@@ -78,7 +78,7 @@ def a_missing_field_is_a_config_error(case: Case) -> None:
 
 
 def _must_be_config_error(case: Case, config: dict[str, Any], what: str) -> None:
-    """Raise if a wrong config gives another error. More faults ensure that the store can't open."""
+    """Raise if a wrong config gives another error. A second fault ensures that the store can't open."""
     case.require_present("from_config")
     faults: list[dict[str, Any]] = [{_UNKNOWN: 1}]
     if accepts(case, {_TIMEOUT: 5.0}):
@@ -109,7 +109,7 @@ def a_config_may_be_any_mapping(case: Case) -> None:
 
 @check("KV-303")
 def a_config_is_left_as_it_was(case: Case) -> None:
-    """from_config, use and close leave the config that they received unchanged."""
+    """from_config, calls and close leave the config unchanged."""
     config = copy.deepcopy(case.config)
     with case.subject.storage_class.from_config(config):
         pass

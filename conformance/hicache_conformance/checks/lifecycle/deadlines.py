@@ -170,7 +170,7 @@ def a_process_that_is_stopped_holds_nobody_up(case: Case) -> None:
 
 @check("KV-304", Need.STALL)
 def a_call_that_has_to_wait_ends_in_time(case: Case) -> None:
-    """If a call must wait for something that somebody holds, it ends in time, and works afterwards."""
+    """If a call must wait for something that another process holds, it ends in time, and works later."""
     path = open_direct_path(case, dict(case.config))
     _, calls = _calls(path, path.space)
     with case.subject.stall():
@@ -181,7 +181,7 @@ def a_call_that_has_to_wait_ends_in_time(case: Case) -> None:
 
 
 def _calls(path: FaultPath, space: KeySpace) -> tuple[Caller, list[Callable[[], Attempt]]]:
-    """Return one call of each kind, on a handle that has been in use. They may be repeated."""
+    """Return one call of each kind, on a handle that has been in use. Each may be repeated."""
     path.space = space
     caller = path.caller()
     case = path.case

@@ -93,7 +93,7 @@ def _run(case: Case, actor: Callable[[Link, _Store], None]) -> Any:
 def _with_store(
     link: Link, actor: Callable[[Link, _Store], None], space: KeySpace, directory: str
 ) -> None:
-    """Actor: run `actor` on a store that accepts pages as long as nothing runs out."""
+    """Actor: open the store and run `actor` on it, or send why it is of no use to the check."""
     store = _Store(link, space, directory)
     if store.takes_pages:
         actor(link, store)
@@ -102,7 +102,7 @@ def _with_store(
 
 
 class _Store:
-    """A store in a process of its own, in which disk or descriptors can run out."""
+    """The store in a process that can run out of disk space or descriptors."""
 
     def __init__(self, link: Link, space: KeySpace, directory: str) -> None:
         self.before = ProcessResources.current()
@@ -119,7 +119,7 @@ class _Store:
         self.writes_files = self.nbytes() - before >= space.stored_nbytes
 
     def contents(self, count: int, space: KeySpace | None = None) -> dict[str, bytes]:
-        """Return pages that are new to this process."""
+        """Return `count` new pages."""
         self._page_count += count
         numbers = range(self._page_count - count, self._page_count)
         hashes = [f"{os.getpid():032x}{number:032x}" for number in numbers]
@@ -212,7 +212,7 @@ def _other_calls(store: _Store, limit: int) -> list[Attempt]:
 
 
 def _elsewhere(store: _Store, limit: int) -> Caller:
-    """Return the caller for a key space that is first used on a full disk."""
+    """Return a caller for a key space that is first used while no file may exceed `limit` bytes."""
     tenant = f"{store.space.tenant}-{limit}"
     return Caller(store.probe, replace(store.space, tenant=tenant), _LIMIT_S)
 

@@ -30,7 +30,7 @@ def a_forked_child_works_or_is_refused(case: Case) -> None:
 
 @check("KV-306")
 def a_forked_child_goes_on_when_its_parent_closes(case: Case) -> None:
-    """A page that a forked child has stored is there, even if its parent closed before."""
+    """A page that a forked child stores is there, even if its parent closed the storage before."""
     _fork(case, ClosesFirst.PARENT)
 
 

@@ -27,7 +27,7 @@ _PAGES = 6
 
 @check("KV-308")
 def looking_changes_nothing(case: Case) -> None:
-    """Listing, reading and asking read-only change no page, no time of use and no file."""
+    """Listing, reading and lookups through a read-only handle change no page, time of use or file."""
     _require_other_handles(case)
     store, space = open_store(case)
     pages = case.stored(store, space, _PAGES)
@@ -41,7 +41,7 @@ def looking_changes_nothing(case: Case) -> None:
 
 @check("KV-308")
 def asking_for_what_is_not_there_makes_nothing(case: Case) -> None:
-    """Opening and asking for a key space read-only does not make it."""
+    """A read-only handle that opens a key space and looks up pages in it does not create it."""
     _require_other_handles(case)
     store, space = open_store(case)
     case.stored(store, space, 1)
@@ -65,7 +65,7 @@ def asking_for_what_is_not_there_makes_nothing(case: Case) -> None:
 
 @check("KV-308")
 def looking_at_a_full_store_evicts_nothing(case: Case) -> None:
-    """A store at its limits, or far beyond limits that were lowered, keeps every page."""
+    """Opened read-only, a store at its limits, or above limits lowered since, keeps every page."""
     _require_other_handles(case)
     small = _full_soon(case)
     taken, _ = small.fill()
@@ -85,7 +85,7 @@ def looking_at_a_full_store_evicts_nothing(case: Case) -> None:
 
 @check("KV-308")
 def damage_stays_for_others_to_see(case: Case) -> None:
-    """A read-only handle misses an object that was cut, and leaves it unchanged."""
+    """A read-only handle misses a page whose object was cut, and leaves the object unchanged."""
     _require_other_handles(case)
     store, space = open_store(case)
     pages = case.stored(store, space, 2)
@@ -106,7 +106,7 @@ def damage_stays_for_others_to_see(case: Case) -> None:
 
 
 def _full_soon(case: Case) -> SmallStore:
-    """Return a small store that evicts."""
+    """Return a small store, if it evicts when it is full. End the check if it does not."""
     evicts_nothing = NotDeclared("the store evicts nothing when it is full")
     try:
         small = small_store(case)
@@ -129,7 +129,7 @@ class _Shown:
 
     @classmethod
     def of(cls, store: Probe, space: KeySpace, hashes: Sequence[str]) -> _Shown:
-        """Return what `store` returns. The order of the calls does not matter: none counts as a use."""
+        """Return what `store` returns. The calls may come in any order, because none counts as a use."""
         listed = store.scan(space) if store.storage.capabilities.enumerable else []
         return cls(
             dict(zip(hashes, store.exists(space, hashes), strict=True)),
@@ -139,7 +139,7 @@ class _Shown:
 
 
 def _shown(case: Case, space: KeySpace, hashes: Sequence[str]) -> _Shown:
-    """Return what a new handle returns: the last one may have stored times of use when it closed."""
+    """Return what a new handle returns. A handle may store times of use only when it is closed."""
     store = case.open()
     store.open_space(space)
     shown = _Shown.of(store, space, hashes)

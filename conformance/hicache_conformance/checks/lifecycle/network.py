@@ -78,7 +78,7 @@ def no_other_call_hangs_or_raises_what_is_foreign(case: Case) -> None:
 
 @check("KV-304", quick=False)
 def a_large_set_to_a_silent_server_is_a_timeout(case: Case) -> None:
-    """A set of a page that is larger than what the network buffers ends in time with a silent server."""
+    """If the server is silent, a set of a page that fills all network buffers ends in time."""
     limit = case.claims.max_page_nbytes
     if limit is not None and limit < _LARGE_NBYTES:
         raise NotDeclared(f"the store takes pages of up to {limit} bytes, not {_LARGE_NBYTES}")
@@ -268,7 +268,7 @@ def a_server_that_is_paused_is_a_timeout(case: Case) -> None:
 
 
 def _calls(path: FaultPath, *, opening: bool = False) -> Calls:
-    """Return one call of each kind, on handles that have been in use. None waits for another."""
+    """Return one call of each kind, on handles that have been in use. No call waits for another."""
     names = ("exists", "get", "set", "delete")
     if path.case.claims.shared:
         callers = {name: path.caller(name) for name in names}

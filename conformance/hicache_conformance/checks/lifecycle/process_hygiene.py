@@ -63,7 +63,7 @@ def _report_changes(link: Link, space: KeySpace) -> None:
 
 @check("KV-306")
 def any_thread_may_open_use_and_close_it(case: Case) -> None:
-    """One thread can open a storage off the main thread, a second use it, and a third close it."""
+    """Off the main thread, one thread can open a storage, a second use it, and a third close it."""
     child = case.child(_in_three_threads, small_space(case))
     step, error = receive_result(child)
     if error:

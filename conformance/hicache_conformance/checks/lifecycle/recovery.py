@@ -170,7 +170,7 @@ def what_did_not_open_opens_when_the_server_is_there(case: Case) -> None:
 
 
 def _all_at_once(path: FaultPath, caller: Caller, *, twice: bool = False) -> None:
-    """Make calls of each kind at once, one for each connection. They may fail."""
+    """Make calls of several kinds at once, one for each connection. The calls may fail."""
     for _ in range(1 + twice):
         pages = path.case.contents(path.space, path.case.hashes(max(path.width, 3)))
         calls: list[Callable[[], Attempt]] = []
@@ -186,7 +186,7 @@ def _all_at_once(path: FaultPath, caller: Caller, *, twice: bool = False) -> Non
 
 
 def must_work_again(path: FaultPath, caller: Caller, why: str) -> None:
-    """Repeat rounds over every connection until enough in a row are good. Raise if they never are."""
+    """Repeat rounds on every connection until enough in a row succeed. Raise if that takes too long."""
     until_s = time.monotonic() + RECOVERY_LIMIT_S
     good, last = 0, ""
     while good < _GOOD_ROUNDS:
@@ -227,7 +227,7 @@ def _round(path: FaultPath, caller: Caller, page: Mapping[str, bytes]) -> str:
 
 
 def _time_out(path: FaultPath, call: Callable[[], Attempt]) -> None:
-    """Let the request through, hold its reply until the call has given up, and deliver it then."""
+    """Make a call whose reply is held until the call has timed out, and is delivered then."""
     path.on_all(partial(FaultProxy.go_silent, direction="down"))
     attempt = call()
     must_not_be_foreign(path, attempt)

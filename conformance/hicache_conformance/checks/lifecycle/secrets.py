@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _CANARY = "canary-7gQ2vX9pLw"
 _MIN_SECRET_CHARS = 6
 """The kit looks everywhere for secrets of at least this length. A shorter one may occur for other
-reasons, so the kit looks for it only in a URL and behind the name of a secret.
+reasons, so the kit looks for it only in a URL and after the name of a secret.
 """
 _SECRET_NAMES = ("password", "secret", "token", "api_key", "secret_key", "secret_access_key")
 _NO_SECRETS = (
@@ -150,7 +150,7 @@ def _must_not_repeat(error: Exception | None, name: str, what: str) -> None:
 
 
 def _accepted_names(case: Case) -> list[str]:
-    """Return the names of secrets that the store accepts as fields."""
+    """Return the usual names of secrets, such as `password`, that the store accepts as fields."""
     return [name for name in _SECRET_NAMES if accepts(case, {name: _CANARY})]
 
 
@@ -176,7 +176,7 @@ def _occurs(secret: str, text: str) -> bool:
 
 
 def _pattern(secret: str) -> re.Pattern[str]:
-    """Return a pattern that matches text that shows a secret. Its last group is the secret."""
+    """Return a pattern for text that shows the secret. The last group of a match is the secret."""
     forms = "|".join(re.escape(one) for one in dict.fromkeys([secret, quote(secret, safe="")]))
     if len(secret) >= _MIN_SECRET_CHARS:
         return re.compile(f"({forms})")

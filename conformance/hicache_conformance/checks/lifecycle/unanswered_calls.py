@@ -27,7 +27,7 @@ _FAULTS: dict[str, Callable[[FaultProxy], object]] = {
 
 @check("KV-304", Need.ENUMERABLE)
 def a_listing_that_never_came_is_no_empty_one(case: Case) -> None:
-    """If the server does not answer, scan, spaces and clear raise: they do not say "nothing"."""
+    """If the server does not answer, scan, spaces and clear raise, and do not return an empty answer."""
     with open_fault_path(case, 64) as path:
         for why, fault in _FAULTS.items():
             for operation in ("scan", "spaces", "clear"):

@@ -43,7 +43,7 @@ _REMOVED = "removed"
 
 @check("KV-403")
 def a_damaged_object_is_a_miss(case: Case) -> None:
-    """If a page's object was cut, emptied, extended or removed, this page is a miss and no other is."""
+    """If a page's object was cut, emptied, extended or removed, this page is a miss, but no other is."""
     _must_be_missed(case, _damages(case))
 
 
@@ -55,7 +55,7 @@ def an_extended_object_is_a_miss(case: Case) -> None:
 
 @check("KV-403")
 def a_removed_object_heals_when_it_is_set_unseen(case: Case) -> None:
-    """If somebody removed a page's object, the page is there again after the next set."""
+    """If a page's object was removed behind the store's back, the next set restores the page."""
     _must_heal(case, {_REMOVED: _DAMAGES[_REMOVED]}, reads_first=False)
 
 
@@ -77,7 +77,7 @@ def _must_be_missed(case: Case, damages: Mapping[str, Damage]) -> None:
 
 @check("KV-403")
 def a_damaged_object_heals_when_it_is_set_after_a_miss(case: Case) -> None:
-    """If a page's object was damaged, the page is there after a get and a set, in new handles too."""
+    """If a page's object was damaged, a get and a set restore the page, also for new handles."""
     _must_heal(case, _damages(case), reads_first=True)
 
 
@@ -286,7 +286,7 @@ def _missed_by_page_store(
     payloads: Mapping[str, bytes],
     damaged_hashes: set[str],
 ) -> FramedStore:
-    """Load all pages. The damaged ones must be misses, in this handle or at least in a new one."""
+    """Load all pages. The damaged ones must be misses, on this handle or at least on a new one."""
     for attempt in range(2):
         verdicts = store.load(payloads)
         _no_errors(case, verdicts)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @check("KV-401")
 def pages_survive_sigkill_of_their_writer(case: Case) -> None:
-    """Pages of several key spaces are there, whole, after the process that set them was killed."""
+    """Pages of several key spaces are there and whole after the process that set them was killed."""
     spaces = [
         case.space(fitting(case, 1024)),
         case.space(fitting(case, 100), pool="draft"),

@@ -69,7 +69,7 @@ class _Churn:
         self._stays_open = keep_open_if_shared(case, self._store)
 
     def usage(self) -> DirectoryUsage:
-        """Churn once more and return how many bytes the directory uses."""
+        """Set and delete pages once more, and return how many bytes the directory uses."""
         store = self._handle()
         for turn in range(_TURNS):
             new = self.case.contents(self.space, self.case.hashes(1))
@@ -84,7 +84,7 @@ class _Churn:
         return DirectoryUsage.of(self.case.scratch.path)
 
     def settles(self) -> bool:
-        """Return True if the store stops growing. It may use new room first, and old room later."""
+        """Return True if the store stops growing. It may take new room before it reuses old room."""
         usage = self.usage()
         for _ in range(_CHURNS):
             before, usage = usage, self.usage()

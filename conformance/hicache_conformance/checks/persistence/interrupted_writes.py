@@ -52,7 +52,7 @@ _POLL_S = 0.1
 
 @check("KV-402")
 def a_writer_killed_at_a_byte_leaves_the_page_absent_or_whole(case: Case) -> None:
-    """If the kernel kills a writer at a byte of a page, it is absent or whole, and can be set."""
+    """If the kernel kills a writer at a byte of a page, the page is absent or whole, and can be set."""
     require_files(case)
     _kill_at_bytes(case, versions=1)
 
@@ -66,7 +66,7 @@ def an_overwrite_killed_at_a_byte_leaves_old_or_new_bytes(case: Case) -> None:
 
 @check("KV-402")
 def a_writer_killed_half_way_through_a_page_leaves_it_absent_or_whole(case: Case) -> None:
-    """If a writer is killed between two segments, the page is absent or whole, and can be set."""
+    """If a writer is killed between two segments, its page is absent or whole, and can be set."""
     require_outlived(case)
     _kill_between_segments(case, versions=1)
 
@@ -141,7 +141,7 @@ def writers_killed_at_random_leave_pages_absent_or_whole(case: Case) -> None:
 
 @check("KV-402")
 def a_connection_cut_in_a_set_leaves_the_page_absent_or_whole(case: Case) -> None:
-    """If a connection is cut after some bytes of a set, the page is absent or whole for others."""
+    """If a connection is cut in the middle of a set, other handles find the page whole or not at all."""
     endpoints = endpoints_in(case.config)
     if not endpoints:
         raise no_server(case)
@@ -239,7 +239,7 @@ def _killed_half_way(
 
 
 def _cut(case: Case, writer: Caller, direct: Probe, cut: Callable[[], None], versions: int) -> None:
-    """Set a page over a connection that is cut meanwhile, and read the page through another handle."""
+    """Set a page over a connection that is cut in the set. Read the page through another handle."""
     space, hashes = writer.space, case.hashes(1)
     contents = [case.contents(space, hashes, version) for version in range(versions)]
     for each in contents[:-1]:

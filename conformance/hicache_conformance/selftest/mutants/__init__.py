@@ -46,9 +46,9 @@ class Mutant:
     checks: tuple[str, ...]
     """The full names of the checks, such as `KV-202:a_missing_page_changes_no_other`."""
     says: str = ""
-    """The message must match this pattern, and then comes with a sequence of calls."""
+    """A pattern that the violation must match. If it is set, the violation needs a call sequence."""
     subject: type[Subject] | None = None
-    """The config and back doors, if they differ from those of the store that it derives from."""
+    """The config and the back doors, if they differ from those of the mutant's base class."""
     seen_in: str = ""
     """The real systems that have or had this defect; empty if none is known."""
 

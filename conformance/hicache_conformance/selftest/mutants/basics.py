@@ -50,7 +50,7 @@ class HashesOfAllSpaces(DictStore):
 
 @caught_by("KV-001:looking_into_a_key_space_does_not_make_it")
 class SpacesMadeByLooking(DictStore):
-    """Looking for a page in a key space makes that key space."""
+    """Looking for a page in a key space creates that key space."""
 
     def _has(self, space: KeySpace, page_hash: str) -> bool:
         self._remember(space)
@@ -98,7 +98,7 @@ class RemembersAThousand(DictStore):
 
 
 class _RemembersMisses(DictStore):
-    """Remembers which pages were not found. A set does not change that."""
+    """A store that remembers which pages it did not find, even after they are set."""
 
     _absent: set[Hashable] = own(set)
 
@@ -111,7 +111,7 @@ class _RemembersMisses(DictStore):
 
 @caught_by("KV-002:a_page_shows_after_misses", says="looked up before it was set, and missed")
 class RemembersMisses(_RemembersMisses):
-    """If exists misses a page once, it always misses it, because a set does not update its memory."""
+    """Exists remembers the pages that it missed, and still misses them after they were set."""
 
     def _has(self, space: KeySpace, page_hash: str) -> bool:
         return not self._is_known_absent(space, page_hash, super()._has(space, page_hash))
@@ -386,7 +386,7 @@ class ReadsAsItWrote(DictStore):
 
 @caught_by("KV-008:batches_of_many_segments_work", says="512 segments each")
 class OneVectorABatch(DictStore):
-    """A batch is written as one vector of at most 1,024 segments; what is beyond is zero (IOV_MAX)."""
+    """A batch is written as one vector of at most 1,024 segments (IOV_MAX); the rest stays zero."""
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
@@ -419,7 +419,7 @@ class ZeroesMissesInOnePiece(DictStore):
 
 
 def _reach(page: Page) -> int:
-    """Return bytes from the start of the first segment to the end of the page's memory, not further."""
+    """Return how many bytes of the page's memory follow the start of its first segment."""
     return max(address + nbytes for address, nbytes in page.addresses) - page.addresses[0][0]
 
 
@@ -508,7 +508,7 @@ class ClearsTheLastListing(DictStore):
 
 @caught_by("KV-002:any_sequence_of_calls_agrees_with_a_dict")
 class StaleSecondHandle(Shelf):
-    """If a handle misses a page once, it always misses it, even after another handle sets it."""
+    """A handle that has missed a page still misses it after another handle has set it."""
 
     _missing: set[tuple[KeySpace, str]] = own(set)
 

@@ -58,7 +58,7 @@ class BindsLate(DictStore):
 
 @caught_by("KV-202:a_present_page_in_a_set_changes_no_other", says="there already")
 class PairsAbsentWithAll(DictStore):
-    """A set pairs the absent hashes with the pages counted from the first, so the bytes are mixed up."""
+    """A set pairs the hashes of absent pages with the first pages of the batch, so bytes get mixed."""
 
     def _store(
         self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
@@ -363,7 +363,7 @@ class LeavesItsReadersRunning(DictStore):
 
 
 class _GivesUp(WireStore):
-    """Leaves round trips that take too long to a thread, which goes on without a timeout."""
+    """A store that leaves round trips that take too long to a thread, which has no timeout."""
 
     def __init__(self, settings: WireSettings) -> None:
         self._patience_s = settings.timeout_s
@@ -375,7 +375,7 @@ class _GivesUp(WireStore):
         return call() if getattr(self._thread, "is_patient", False) else self._in_time(call)
 
     def _in_time(self, call: Callable[[], T]) -> T:
-        """Return the result of the call if it comes in time."""
+        """Return the result of the call. If it does not come in time, raise and let the call run on."""
         answers: list[T] = []
         errors: list[BaseException] = []
 

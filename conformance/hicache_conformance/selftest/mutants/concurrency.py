@@ -217,7 +217,7 @@ class TrustsItsLookup(Shelf):
 
 
 class _Recycling(_LivePages):
-    """The memory of pages that have gone is used for the next ones."""
+    """A store that uses the memory of pages that have gone for the next pages."""
 
     _free: list[bytes] = own(list)
 
@@ -294,7 +294,7 @@ class OneConnection(WireStore):
 
 @caught_by("KV-502:a_page_set_elsewhere_is_seen_at_once")
 class RemembersOthersMisses(Shelf):
-    """After a handle missed a page, it always misses it until it sets the page itself."""
+    """A handle that has missed a page still misses it until the handle sets the page itself."""
 
     _missing: set[Path] = own(set)
 

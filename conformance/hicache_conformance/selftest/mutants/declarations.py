@@ -190,7 +190,7 @@ class _Limited(DictStore):
 
 
 class _Unchecked(_Limited):
-    """The same, but every call is let through, however much it asks."""
+    """A store that declares small limits and does not check them in its calls."""
 
     def _begin(
         self,

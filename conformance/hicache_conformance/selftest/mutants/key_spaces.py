@@ -588,7 +588,7 @@ class ScansWithOneCursor(DictStore):
 
 @caught_by("KV-104:listings_survive_closing")
 class SpacesGoneWithTheLast(Shelf):
-    """Close removes what describes the key spaces, so others must write it anew."""
+    """Close removes the manifests of all key spaces, so that the next handle lists none."""
 
     def close(self) -> None:
         for manifest in self._root.glob("*/manifest.json") if not self._closed else ():
@@ -612,7 +612,7 @@ class SpacesAsOftenAsOpened(DictStore):
 
 @caught_by("KV-104:many_key_spaces_are_listed")
 class SpacesOfAPage(DictStore):
-    """A listing of key spaces ends after its first hundred."""
+    """A listing of key spaces ends after the first hundred."""
 
     def _known_spaces(self) -> list[KeySpace]:
         return super()._known_spaces()[:100]

@@ -48,7 +48,7 @@ _arenas: list[bytearray] = []
 
 @caught_by("KV-301:close_stops_the_calls_of_busy_threads", seen_in="an author's LMDB store")
 class BlamesTheStoreForItsClose(WireStore):
-    """If close ends the connection of a call, the call raises that the server can't be reached."""
+    """If close ends the connection of a call, the call raises StorageUnavailable, not StorageClosed."""
 
     @contextmanager
     def _translated(self) -> Generator[None, None, None]:
@@ -203,7 +203,7 @@ class KeepsTheProcessWhenClosed(DictStore):
 
 
 def _runs_beside_checks() -> bool:
-    """Return True if checks run in this process, which must not be harmed: they watch another one."""
+    """Return True if checks run in this process. They watch another one, so do no harm to this one."""
     return any(thread.name.startswith("check ") for thread in threading.enumerate())
 
 
@@ -251,7 +251,7 @@ class AsksAThreadThatStayedBehind(DictStore):
 
 
 class _TalkativeSettings(DictSettings):
-    """Repeats its input in errors, as pydantic does by default."""
+    """Settings whose errors repeat the input, as pydantic does by default."""
 
     model_config = pydantic.ConfigDict(hide_input_in_errors=False)
 
@@ -283,7 +283,7 @@ class CorrectsMisspeltFields(DictStore):
 
 @caught_by("KV-303:values_of_a_wrong_type_are_refused_by_name", "KV-303:a_timeout_must_be_positive")
 class ConvertsItsTimeoutTooLate(DictStore):
-    """The store converts the timeout without a check, so a text gives a ValueError of float's."""
+    """The store converts the timeout without a check, so for a text `float` raises a ValueError."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class _ForTheBeginning(Deadline):
-    """A deadline that can pass only at the first look at it. After that it never ends."""
+    """A deadline that limits only the first wait. Later waits have no limit."""
 
     def __init__(self, timeout_s: float) -> None:
         super().__init__(timeout_s)
@@ -66,7 +66,7 @@ class _Wrapped(WireStore):
     "KV-304:a_server_that_drips_is_a_timeout", "KV-304:silence_in_the_middle_of_a_reply_is_an_error"
 )
 class WaitsForTheRest(_Wrapped):
-    """The timeout is for the beginning of a reply, and the rest is waited for without one."""
+    """The timeout covers only the beginning of a reply; the wait for the rest has no limit."""
 
     def _received(self, connection: Connection, deadline: Deadline) -> Message:
         del deadline
@@ -155,7 +155,7 @@ class CallsSilenceUnavailable(WireStore):
 
 
 def _must_have_been_connected(error: StorageUnavailable) -> None:
-    """Raise `error` again if nothing was sent, because then it is the right answer."""
+    """Raise `error` again if nothing was sent, because then the error is the right answer."""
     if isinstance(error.__cause__, ConnectionRefusedError):
         raise error
 
@@ -188,7 +188,7 @@ class FillsUpWhatIsMissing(_Wrapped):
 
 @caught_by("KV-304:close_does_not_wait_for_a_silent_server")
 class SaysGoodbye(WireStore):
-    """Close tells the server, and waits for its answer."""
+    """Close sends a last request to the server, and waits for the reply."""
 
     def close(self) -> None:
         if not self._closed and self._busy:
@@ -288,7 +288,7 @@ class BeginsAnewAfterASignal(WireStore):
 
 
 class _Patient(WireStore):
-    """Can wait for a reply as long as it takes."""
+    """A store that can wait for a reply as long as it takes."""
 
     def _exchanged_at_leisure(self, operation: Operation, *parts: bytes) -> Sequence[bytes]:
         request = Message(next(self._numbers), operation, parts)
@@ -385,7 +385,7 @@ class WaitsForOtherWriters(SqliteStore):
 
 
 class _Reusing(WireStore):
-    """Keeps using connections that have failed. A subclass decides which ones."""
+    """A store that keeps using connections that have failed. A subclass decides which ones."""
 
     _asked: threading.local = own(threading.local)
     _reused: set[Connection] = own(set)
@@ -421,7 +421,7 @@ class KeepsBrokenConnections(_Reusing):
 
 @caught_by("KV-305:a_late_page_is_not_taken_for_a_later_one")
 class TakesLateReplies(_Reusing):
-    """A connection whose get timed out is used again, and its late reply is taken for the next one."""
+    """A connection whose get timed out is used again, and the late reply is taken for the next reply."""
 
     def _reuses(self, error: BaseException | None) -> bool:
         return isinstance(error, TimeoutError) and self._asked.operation == Operation.GET
@@ -433,7 +433,7 @@ class TakesLateReplies(_Reusing):
 
 @caught_by("KV-305:a_late_verdict_is_not_taken_for_a_later_one")
 class TakesLateVerdicts(_Reusing):
-    """If exists times out, its connection is used again, and its late verdict taken for the next."""
+    """If exists times out, its connection is used again, and the next call gets the late verdict."""
 
     def _reuses(self, error: BaseException | None) -> bool:
         return isinstance(error, TimeoutError) and self._asked.operation == Operation.EXISTS

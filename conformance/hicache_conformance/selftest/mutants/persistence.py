@@ -323,7 +323,7 @@ class UploadsInParts(WireStore):
 
 @caught_by("KV-402:killed_readers_leave_nothing_that_grows", seen_in="an author's LMDB store")
 class WaitsForDeadReaders(Shelf):
-    """A page deleted during a listing is kept until it ends, which a killed reader never does."""
+    """A page deleted during a listing is kept until the listing ends. If the reader is killed, it never ends."""
 
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
         return self._marked(super().scan(space))
@@ -489,7 +489,7 @@ class DeleteOnlyHides(Shelf):
 
 
 class _Sealed(Shelf):
-    """Each file ends with a checksum."""
+    """A store of files, each of which ends with a checksum."""
 
     def _has(self, space: KeySpace, page_hash: str) -> bool:
         path = self._path(space, page_hash)

@@ -191,7 +191,7 @@ class CompactsTooMuch(DictStore):
 
 
 class _Late(DictStore):
-    """Repeats some call a moment after it was made. A subclass chooses which."""
+    """A store that repeats some calls a moment after they were made. A subclass chooses which."""
 
     def _again(self, call: Callable[[], object]) -> None:
         def run() -> None:
@@ -299,7 +299,7 @@ class RefusesWhatItReplaced(_Refusing):
 
 
 class _Remembering(Shelf):
-    """Remembers the pages whose files could not be written. A subclass uses them."""
+    """A store that remembers the pages whose files could not be written, for its subclass."""
 
     _unwritten: dict[tuple[KeySpace, str], bytes] = own(dict)
 
@@ -322,7 +322,7 @@ _EVERY = 5
 
 
 class _Counting(DictStore):
-    """Counts the pages that are offered to it."""
+    """A store that counts the pages that are offered to it."""
 
     _offered = 0
 

@@ -122,7 +122,7 @@ class WireSubject(Subject):
 
 
 class RentedSubject(WireSubject):
-    """The subject of a store under a name. Its password is too short to be looked for everywhere."""
+    """The subject of `Rented`. Its password is so short that the kit does not look for it everywhere."""
 
     storage_class = Rented
 
@@ -179,7 +179,7 @@ def must_pass() -> tuple[type[Subject], ...]:
 
 
 def must_come_to() -> tuple[tuple[type[Subject], str, Outcome], ...]:
-    """Return rules that a store can't be tested for, or wholly can, with their outcomes."""
+    """Return subjects and rules whose outcomes are known in advance, each with its outcome."""
     return (
         (DictSubject, "KV-401", Outcome.NOT_DECLARED),
         (DictSubject, "KV-502", Outcome.NOT_DECLARED),

@@ -65,7 +65,7 @@ class WireStore(PlainStore):
         self._changed = threading.Condition()
         self._idle: list[Connection] = []
         self._busy: dict[int, Connection | None] = {}
-        """By the number of the request. The value is None while the connection is being made."""
+        """Connections in use, by the number of the request. None: the connection is being made."""
         self.narrow(parallelism=settings.parallelism)
 
     @classmethod

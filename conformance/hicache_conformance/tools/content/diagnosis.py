@@ -58,7 +58,7 @@ class ExpectedPage:
 
 
 def describe(data: Octets, page: ExpectedPage) -> str:
-    """Describe the bytes of `data`."""
+    """Return a text that says what `data` is, and where its wrong bytes come from."""
     if any(np.array_equal(data, each) for each in page.right):
         return "the right page"
     return _length_text(data, page.right) + _content_text(data, page)

@@ -19,7 +19,7 @@ _MAX_HELD_NBYTES = 4 << 20
 
 @dataclass
 class Cut:
-    """Ends one connection in the middle of its bytes."""
+    """A fault that ends one connection in the middle of its bytes."""
 
     direction: Direction
     left_nbytes: int
@@ -28,7 +28,7 @@ class Cut:
 
 @dataclass
 class Flip:
-    """Inverts one bit in the middle of one connection's bytes."""
+    """A fault that inverts one bit in the middle of one connection's bytes."""
 
     direction: Direction
     left_nbytes: int

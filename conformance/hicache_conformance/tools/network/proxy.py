@@ -82,7 +82,7 @@ class FaultProxy:
         self._behave(Mode(cut=Cut(direction, _not_negative("nbytes", nbytes), orderly=False)))
 
     def truncate_after(self, nbytes: int) -> None:
-        """Deliver `nbytes` more of replies, end their connection in order, then pass through."""
+        """Deliver `nbytes` more of replies, end their connection without a reset, then pass through."""
         self._behave(Mode(cut=Cut("down", _not_negative("nbytes", nbytes), orderly=True)))
 
     def flip_after(self, nbytes: int, *, direction: Direction = "down") -> None:

@@ -218,7 +218,7 @@ class Relay:
         sock.close()
 
     def _end_broken(self, connection: Connection, sock: socket.socket) -> None:
-        """End a connection with a broken end. While the proxy is silent, its client may not notice."""
+        """End a connection one end of which is broken. A client of a silent proxy must not notice."""
         if sock is connection.server and self._is_silent(connection, connection.down):
             self._drop_server(connection)
         else:

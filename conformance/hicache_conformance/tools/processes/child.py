@@ -114,8 +114,8 @@ class Child:
     ) -> None:
         """Start the process.
 
-        `temporary` is its directory for temporary files. With `owns_group`, the processes that it
-        starts end with it.
+        `temporary` is the process's directory for temporary files. With `owns_group`, all processes
+        that it starts end with it.
         """
         request = _ChildRequest(
             ClassReference.of(storage_class) if storage_class else None,
