@@ -277,7 +277,7 @@ class RedisCluster:
         refuse calls a moment later, because its pings of before are overdue.
         """
         try:
-            return self.is_whole() and not any(map(waits_for_a_pong, self.nodes))
+            return self.is_whole() and not any(map(awaited_by, self.nodes))
         except OSError:
             return False
 
@@ -324,14 +324,14 @@ def _cluster(node: RedisServer, command: str) -> str:
         return connection.recv(1 << 16).decode()
 
 
-def waits_for_a_pong(node: RedisServer) -> bool:
-    """Return whether a node of a cluster waits for another. Fields as in the reference of CLUSTER NODES."""
-    rows = (line.split() for line in _cluster(node, "NODES").splitlines())
-    return any(
-        row[4] != "0" or row[7] != "connected"
-        for row in rows
-        if len(row) > 7 and "myself" not in row[2]
-    )
+def awaited_by(node: RedisServer) -> list[str]:
+    """Return the addresses of the nodes of a cluster that have not answered a ping of this one.
+
+    The fields are those of CLUSTER NODES.
+    """
+    rows = [line.split() for line in _cluster(node, "NODES").splitlines() if " " in line]
+    others = [row for row in rows if "myself" not in row[2]]
+    return [row[1].partition(":")[0] for row in others if row[4] != "0" or row[7] != "connected"]
 
 
 class S3Server(ServerProcess):
