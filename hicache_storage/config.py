@@ -350,7 +350,7 @@ def _check_fields(value: Any, where: str) -> dict[str, Any]:
 
 
 def _pop_engine_fields(config: dict[str, Any]) -> dict[str, Any]:
-    """Remove SGLang's own fields from `config`. Return their checked values under our names."""
+    """Remove SGLang's own fields from `config`. Return the checked values under this package's names."""
     found: dict[str, Any] = {}
     for knob, (name, check) in _ENGINE_FIELDS.items():
         if knob in config:

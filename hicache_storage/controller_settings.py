@@ -27,7 +27,7 @@ class WritePolicy(enum.Enum):
 
     @property
     def uses(self) -> int | None:
-        """The number of uses, counting its arrival, after which a page is written. None: at eviction."""
+        """The number of uses after which a page is written. Its arrival is one. None: at eviction."""
         return {"write_through": 1, "write_through_selective": 2}.get(self.value)
 
 

@@ -180,7 +180,7 @@ def shown(text: object) -> str:
 
 
 def did_you_mean(name: str, choices: list[str]) -> str:
-    """Return the end of a message about an unknown name: the closest choice, or all of them."""
+    """Return the end of a message about an unknown name: the closest choice, or all choices."""
     close = difflib.get_close_matches(name, choices, n=1)
     if close:
         return f"; did you mean {close[0]!r}?"

@@ -117,7 +117,7 @@ def _words(tokens: Sequence[int] | np.ndarray[Any, Any]) -> npt.NDArray[Any]:
     import numpy as np  # noqa: PLC0415 - `import hicache_storage` stays fast
 
     if isinstance(tokens, (list, tuple)):
-        try:  # this is three times as fast as numpy's own conversion
+        try:  # `struct` is three times as fast as numpy's conversion
             return np.frombuffer(struct.pack(f"<{len(tokens)}I", *tokens), dtype="<u4")
         except struct.error:
             pass

@@ -35,7 +35,7 @@ class Backend:
     extra: str | None = None
     """The extra of `distribution` that installs the libraries that the backend needs."""
     instead: str = ""
-    """The end of the advice what to install: another extra, and when to choose it instead."""
+    """The end of the installation advice: another extra, and when to install that extra instead."""
 
     def load(self) -> type[HiCacheStorage]:
         """Import the class.

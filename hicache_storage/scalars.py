@@ -77,7 +77,7 @@ def format_nbytes(nbytes: float) -> str:
 
 
 def format_exact_nbytes(nbytes: int) -> str:
-    """Return a size without loss, with the bytes if it was rounded: `1.00 MiB (1,048,640 bytes)`."""
+    """Return a size, with its exact bytes if it had to be rounded: `1.00 MiB (1,048,640 bytes)`."""
     is_exact = nbytes % unit_of(nbytes)[0] == 0
     return format_nbytes(nbytes) if is_exact else f"{format_nbytes(nbytes)} ({nbytes:,} bytes)"
 

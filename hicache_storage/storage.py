@@ -130,7 +130,7 @@ class PageTimes:
     used_at_s: float | None = None
     """The last recorded write or get. The page may have been used again up to `used_within_s` later."""
     used_within_s: float = 0.0
-    """The store ignores a use that follows the recorded one within this time."""
+    """The store records no other use of the page for this time after the recorded use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class Diagnosis:
     topic: str
     fact: str
     advice: str = ""
-    """What to do about it, or "" if nothing needs to be done."""
+    """What an operator should do, or "" if nothing needs to be done."""
     is_full: bool = False
     """True if the store is full: one more page would be refused, or would evict others."""
 
@@ -377,7 +377,7 @@ class HiCacheStorage(abc.ABC):
     def clear(self, space: KeySpace) -> int:
         """Remove every page of `space` and nothing else. Return the number of removed pages (KV-103).
 
-        If a page cannot be deleted, it is tried once more.
+        If a page cannot be deleted, the call tries once more.
 
         Raises:
             StorageUnavailable: Pages are left. The message says how many.

@@ -50,7 +50,7 @@ class Fault(enum.Enum):
     DELAY = "delay"
     """The call takes `delay_s` longer."""
     HANG = "hang"
-    """The call waits for `release`, or for `hang_s`."""
+    """The call waits until `release` is called, or until `hang_s` has passed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,7 +222,7 @@ def _check_size(name: str, size: object, *, least: int) -> None:
 
 
 def _stages(extent: Extent, pp_size: int) -> list[tuple[int, int]]:
-    """Return the layers of each stage. In an uneven split the last stages have one more.
+    """Return the layers of each stage. In an uneven split the last stages have one more layer.
 
     Source: sglang/srt/distributed/utils.py (0.5.23), `get_pp_indices`.
     """
@@ -268,7 +268,7 @@ def _aligned(held: tuple[int, int] | None, group: int | None, total: int | None)
 
 
 def _groups(size: int, group: int | None) -> list[tuple[int, int]]:
-    """Split the range from 0 to `size` into groups of `group`. The last one may be smaller."""
+    """Split the range from 0 to `size` into groups of `group`. The last group may be smaller."""
     step = group or size
     return [(start, min(start + step, size)) for start in range(0, size, step)]
 

@@ -34,7 +34,7 @@ class ByteLimit:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Refuse all callers from now on, including those that wait."""
+        """Refuse all callers from now on, including callers that already wait."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -42,7 +42,7 @@ def connect(addresses: Sequence[SocketAddress], deadline: Deadline) -> socket.so
     timeout of the socket, for a handshake.
 
     Raises:
-        OSError: No address can be reached. The error of the last one is raised.
+        OSError: No address can be reached. The error of the last address is raised.
     """
     failure = OSError("there is no address")
     for tried, (family, address) in enumerate(addresses):
@@ -147,7 +147,7 @@ class DeadlineSocket:
         return OSError(code, os.strerror(code))
 
     def shut_down(self) -> None:
-        """End the connection for both sides. Wakes up a thread that waits on it."""
+        """End the connection for both sides. Wake up a thread that waits on the socket."""
         with suppress(OSError):  # the server may have ended it already
             # SSLSocket.shutdown would end encryption first. The thread that uses the socket could
             # then send unencrypted bytes before the connection ends.

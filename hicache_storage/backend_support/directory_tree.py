@@ -112,7 +112,7 @@ class DirectoryTree:
 
     @classmethod
     def missing_root(cls, path: str) -> str | None:
-        """Return the root if `path` holds no tree. None if it holds one, or cannot be examined."""
+        """Return the root if `path` holds no tree. None if `path` holds one, or cannot be examined."""
         root = os.path.abspath(os.path.expanduser(path))
         try:
             os.stat(cls(root).spaces)
@@ -136,7 +136,7 @@ class DirectoryTree:
                     raise
 
     def warn_of_misuse(self, capacity_nbytes: int | None) -> None:
-        """Log a warning if other programs use the root, or if it is smaller than the capacity."""
+        """Log a warning if other programs use the root, or if the file system is below the capacity."""
         with suppress(OSError):  # a root that cannot be listed may still hold pages
             self._warn_of_foreign_files()
         with suppress(OSError):
@@ -171,7 +171,7 @@ class DirectoryTree:
         return sorted(self.directories(self.spaces, SPACE_ID), key=lambda entry: entry.name)
 
     def key_space(self, space_id: str) -> KeySpace | None:
-        """Return the key space with this id. None if its directory holds no manifest for it.
+        """Return the key space with this id. None if its directory holds no manifest with this id.
 
         Raises:
             OSError: The manifest cannot be read.

@@ -47,7 +47,7 @@ class DaemonExecutor:
         return sum(len(tasks) for tasks in tuple(self._tasks.values()))
 
     def submit(self, task: Callable[[], T], caller: object = None) -> Future[T]:
-        """Run `task` on one of the threads. Cancel its future to free the task before it begins.
+        """Run `task` on one of the threads. To drop the task before it begins, cancel the future.
 
         Tasks of one `caller` begin in order.
 
@@ -78,7 +78,7 @@ class DaemonExecutor:
         return not any(thread.is_alive() for thread in self._threads)
 
     def remove(self, future: Future[Any], caller: object) -> bool:
-        """Remove a caller's task from the queue. Return False if it is not there any more."""
+        """Remove a caller's task from the queue. Return False if the task is not in the queue."""
         if self._owner != os.getpid():
             return False
         with self._changed:

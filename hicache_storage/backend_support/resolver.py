@@ -27,14 +27,14 @@ SocketAddress: TypeAlias = tuple[int, tuple[Any, ...]]
 _OLD_ADDRESSES_AFTER_S = 1.0
 """The age of a look-up after which calls continue with the old addresses."""
 _OLD_ADDRESSES_SHARE = 0.25
-"""The share of its remaining time that a call waits for new addresses if there are old ones."""
+"""The share of a call's remaining time to wait for new addresses, if there are old addresses."""
 _NO_ANSWER = (socket.EAI_AGAIN, socket.EAI_FAIL)
 """Errors that mean the name server did not answer. Its earlier answers may still be right."""
 _MAX_NAMES = 1024
 
 
 class Resolver:
-    """The look-ups of this process. Thread-safe. A forked child starts without any."""
+    """The look-ups of this process. Thread-safe. A forked child starts without look-ups."""
 
     def __init__(self) -> None:
         self.reset()
@@ -102,7 +102,7 @@ class Resolver:
 
 
 def _literal_address(host: str) -> SocketAddress | None:
-    """Return the address if `host` is the text of one. None if `host` is a name."""
+    """Return the address if `host` is an IP address as text. None if `host` is a name."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -33,7 +33,7 @@ class AtomicRevocable:
         native.end_access(self.state)
 
     def revoke(self) -> None:
-        """Refuse accesses from now on. Return when none is in progress any more. Idempotent."""
+        """Refuse accesses from now on. Return when no access is in progress any more. Idempotent."""
         native.revoke_access(self.state)
 
 

@@ -16,7 +16,7 @@ def read_secret_file(field: str, path: str) -> str:
 
     Raises:
         ValueError: The file cannot be read, or is empty. The message names `field`, and never shows the
-            text. If the path leads nowhere, it may be the secret itself and is not shown either.
+            text. If no file has this path, the path may be the secret itself and is not shown either.
     """
     directory = str(Path(path).parent)
     is_path = os.path.lexists(path) or (

@@ -46,7 +46,7 @@ class CallGate:
             return not self._closed
 
     def end(self) -> bool:
-        """End a call. Return True if it was the last one after `close`."""
+        """End a call. Return True if it was the last call after `close`."""
         with self._lock:
             self._calls -= 1
             if not self._calls:
@@ -66,7 +66,7 @@ class CallGate:
             return first and not self._calls
 
     def wait_until_idle(self, limit_s: float) -> bool:
-        """Wait until no call is in flight. Return False if one still is after `limit_s`."""
+        """Wait until no call is in flight. Return False if a call still is after `limit_s`."""
         with self._lock:
             return self._idle.wait_for(lambda: not self._calls, limit_s)
 

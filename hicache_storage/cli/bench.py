@@ -1,4 +1,4 @@
-"""`hicache bench`: put a load on a store, and measure it. Removes every page afterwards."""
+"""`hicache bench`: put a load on a store, measure it, and remove every page afterwards."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_output_arguments(parser: argparse.ArgumentParser, *, html: bool = True) -> Any:
-    """Add the flags for the files. Return their group, for more flags."""
+    """Add the flags for the files. Return the argument group, to which you may add more flags."""
     group = parser.add_argument_group("output")
     help_text = "also write the figures to a file"
     group.add_argument("--json", type=Path, metavar="FILE", help=help_text)

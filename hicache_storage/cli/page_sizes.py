@@ -1,4 +1,4 @@
-"""The size of the pages that a verb makes: that of a known model, or one that the user gives."""
+"""The size of the pages that a verb makes: the size for a known model, or one that the user gives."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Program:
         except OSError as error:
             if not _gave_stdout_up():
                 raise
-            if not isinstance(error, BrokenPipeError):  # a reader may close it at any time
+            if not isinstance(error, BrokenPipeError):  # a reader may close the pipe at any time
                 self._print_error(f"standard output cannot be written: {error.strerror}")
                 return self.wrong_input
         return code

@@ -21,10 +21,10 @@ class Meter:
     """True if the meter shows which share of the bytes is done."""
 
     def begin(self, nbytes: int | None) -> None:
-        """Announce the bytes of the work. None if they are unknown."""
+        """Announce how many bytes the work has. None: unknown."""
 
     def advance(self, pages: int, nbytes: int) -> None:
-        """Add work that has been done."""
+        """Report the pages and bytes that were done since the last call."""
 
 
 @contextmanager

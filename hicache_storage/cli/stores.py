@@ -58,7 +58,7 @@ def store_choice(arguments: argparse.Namespace) -> config.StorageChoice:
     """Return the choice made by the flags of `add_store_arguments`.
 
     Raises:
-        ConfigError: No backend is named, or it is named twice, or a config is wrong.
+        ConfigError: No backend is named, or two are named, or a config is wrong.
     """
     if arguments.config is None:
         return config.StorageChoice.from_arguments(arguments)
@@ -159,7 +159,7 @@ def is_same_store(one: config.StorageChoice, other: config.StorageChoice) -> boo
 
 
 def _place(config: Mapping[str, Any]) -> object:
-    """Return the part of a config that names the place: its path, or everything."""
+    """Return the part of a config that names the place of the store: the path, or the whole config."""
     path = config.get("path")
     if isinstance(path, str):
         return os.path.realpath(os.path.expanduser(path))  # noqa: PTH111 - as the backends do
@@ -172,7 +172,7 @@ def _place(config: Mapping[str, Any]) -> object:
 
 
 def _storage_fields(fields: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return the fields about storage, by the names of flags. Refuse misspelled ones."""
+    """Return the fields about storage, by the names of flags. Refuse misspelled names."""
     found: dict[str, Any] = {}
     for name, value in fields.items():
         flag = name.replace("_", "-")

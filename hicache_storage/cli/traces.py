@@ -29,7 +29,7 @@ _SEED = re.compile(r"-?[0-9]{1,18}")
 
 
 def add_trace_arguments(parser: argparse.ArgumentParser, *, most_requests: int) -> Any:
-    """Add flags for a trace file or a synthetic trace. Return their group, for more flags."""
+    """Add flags for a trace file or a synthetic trace. Return the argument group, for more flags."""
     group = parser.add_argument_group("trace")
     add = group.add_argument
     add(
@@ -82,7 +82,7 @@ def read_requests(arguments: argparse.Namespace) -> Sequence[Request]:
 
 
 def add_shape_arguments(parser: argparse.ArgumentParser, *, scale: str, scale_help: str) -> Any:
-    """Add flags for the shapes of pools. Return their group, for more flags."""
+    """Add flags for the shapes of pools. Return the argument group, for more flags."""
     group = parser.add_argument_group("cache")
     shapes = group.add_mutually_exclusive_group()
     shapes.add_argument(

@@ -115,7 +115,7 @@ class EventObserver(Observer):
             release_publisher(self._settings, self._rank)
 
     def _announces(self, space: KeySpace) -> bool:
-        """Return whether `space` has events. A forked child has none, because it lacks the thread."""
+        """Return whether `space` has events. No key space has events in a forked child."""
         return self._owner_pid == os.getpid() and self._announced_spaces(space)
 
     def _gain(self, found: Mapping[str, Mapping[KeySpace, Verdict]]) -> None:

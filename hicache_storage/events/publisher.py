@@ -146,7 +146,7 @@ class EventPublisher:
             if len(rest) != 2 or len(rest[1]) != 8:
                 logger.warning("a request for past events is malformed")
                 continue
-            for _ in range(self._queue.qsize()):  # these were published before the request
+            for _ in range(self._queue.qsize()):  # these batches were published before the request
                 self._send_next()
             first = int.from_bytes(rest[1], "big")
             for number, payload in self._past:

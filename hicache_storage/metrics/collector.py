@@ -39,7 +39,7 @@ class CacheView:
     controller: CacheController | None = None
     handoffs: Sequence[HandoffSender | HandoffReceiver] = ()
     attached: bool | None = None
-    """True while an engine's adapter uses its store. None: there is no adapter."""
+    """True while an engine's adapter uses the store. None: there is no adapter."""
     engine: Mapping[str, int] | None = None
     """The counters of an engine's adapter."""
 

@@ -1,4 +1,4 @@
-"""Compute the checksum of the C sources. A module compiled from other sources is not used.
+"""Compute the checksum of the C sources. A module that was compiled from different sources is not used.
 
 The build of the module runs this file on its own, so it imports nothing from the package.
 """

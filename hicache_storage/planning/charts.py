@@ -67,7 +67,7 @@ def linear_axis(title: str, high: float, text: Callable[[float], str]) -> Axis:
 
 
 def bandwidth_axis(high: float) -> Axis:
-    """Return an axis of bytes per second, with ticks at round values of its unit."""
+    """Return an axis of bytes per second, with ticks at round values of the unit that it shows."""
     unit_nbytes, _ = unit_of(high)
     axis = linear_axis("bandwidth", high / unit_nbytes, str)
     return Axis(

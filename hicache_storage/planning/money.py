@@ -1,4 +1,4 @@
-"""Compute the GPU time that hits save, what it is worth, and what the memory for the hits costs."""
+"""Compute the GPU time that hits save, what this time is worth, and what the memory for hits costs."""
 
 from __future__ import annotations
 

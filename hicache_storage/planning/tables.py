@@ -75,7 +75,7 @@ def facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def hit_row(option: Mapping[str, Any]) -> list[str]:
-    """Return an option's cells for `HIT_TITLES`."""
+    """Return the table row of an option, with the columns `HIT_TITLES`."""
     shares = [percent(option[f"{tier}hit_rate"]) for tier in ("", "l2_", "l3_")]
     alone = option.get("target_alone")
     return [*_sizes(option), *shares, percent(alone["hit_rate"]) if alone else ""]
@@ -87,7 +87,7 @@ def bandwidth_unit(report: Mapping[str, Any]) -> tuple[int, str]:
 
 
 def bandwidth_row(option: Mapping[str, Any], unit_nbytes: int) -> list[str]:
-    """Return an option's cells for `BANDWIDTH_TITLES`, in the given unit."""
+    """Return the table row of an option, with the columns `BANDWIDTH_TITLES`, in the given unit."""
     written = option["written_pages"]
     return [
         *_sizes(option),
@@ -97,7 +97,7 @@ def bandwidth_row(option: Mapping[str, Any], unit_nbytes: int) -> list[str]:
 
 
 def money_row(option: Mapping[str, Any]) -> list[str]:
-    """Return an option's cells for `MONEY_TITLES`."""
+    """Return the table row of an option, with the columns `MONEY_TITLES`."""
     return [
         *_sizes(option),
         f"{option['saved_tokens'] / 1e6:,.1f} M",

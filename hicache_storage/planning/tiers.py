@@ -63,7 +63,7 @@ class StorageTier:
 
     accesses: Accesses
     in_host: Mask
-    """True if L2 has the block."""
+    """True if L2 has the block that is accessed."""
     needs: Integers
     """How many blocks L3 must hold for a hit in L2 or L3. 0 if L2 has the whole prompt so far."""
     written_at: Integers
@@ -142,7 +142,7 @@ def _write_selectively(accesses: Accesses, in_host: Mask, _: float) -> tuple[Int
 def _write_back(accesses: Accesses, in_host: Mask, host_blocks: float) -> tuple[Integers, Integers]:
     """Return the positions of L3's uses and writes if each block is written when L2 evicts it.
 
-    Each new block evicts the block whose last use is the oldest.
+    Once L2 is full, each new block evicts the least recently used block.
     """
     positions = np.arange(len(accesses))
     arrivals = np.flatnonzero(~in_host)

@@ -64,5 +64,5 @@ class PageContent:
 
 
 def _widest(octets: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
-    """View the same bytes as 64-bit items if possible, because they compare faster."""
+    """Return a view of the bytes as 64-bit items if possible, because these compare faster."""
     return octets.view(np.uint64) if octets.nbytes % 8 == 0 else octets

@@ -56,7 +56,7 @@ class Disruptions:
         """Read the flags, for a trace of `requests` requests.
 
         Raises:
-            ConfigError: The fault plan is invalid, or a flag needs another one that is missing.
+            ConfigError: The fault plan is invalid, or a flag needs another flag that is missing.
         """
         from hicache_storage.replay.faults import FaultPlan  # noqa: PLC0415 - keeps `--help` fast
 

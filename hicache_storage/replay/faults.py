@@ -27,7 +27,7 @@ _MAX_FAULT_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultPlan:
-    """Faults in the calls of a storage. The same seed gives the same faults."""
+    """A plan of faults in the calls of a storage. The same seed gives the same faults."""
 
     text: str
     """The text of the flag."""

@@ -121,7 +121,7 @@ class _Rank:
 
 @contextmanager
 def _processes(job: ReplayJob, rendezvous: str) -> Generator[list[_Rank], None, None]:
-    """Start all ranks and yield them. Afterwards end every one."""
+    """Start all ranks and yield them. End every rank afterwards."""
     context = multiprocessing.get_context("forkserver")
     # Importing torch takes seconds. The fork server imports it once for all ranks.
     context.set_forkserver_preload(_PRELOADED)

@@ -18,7 +18,7 @@ _DROPPED = "dropped"
 
 @dataclass(slots=True)
 class TierCounts:
-    """How many blocks or pages were found in each tier."""
+    """The number of blocks or pages that were found in each tier."""
 
     l2: int = 0
     l3: int = 0
@@ -46,7 +46,7 @@ class RequestCounts:
 
     requests: int = 0
     blocks: TierCounts = field(default_factory=TierCounts)
-    """A block is a hit if all of its pages are. It counts as an L3 hit if any page came from L3."""
+    """A block is a hit if all of its pages are hits. It is an L3 hit if any page came from L3."""
     pages: TierCounts = field(default_factory=TierCounts)
     ideal_block_hits: int = 0
     paired_pages: int = 0

@@ -102,7 +102,7 @@ class TimedPageStore(PageStore):
     def remove_own_pages(self) -> int:
         """Delete the pages that `save` was the first to make. Return how many may be left.
 
-        A page stays unless the storage said before the write that it was absent.
+        A page stays unless the storage reported, before the write, that the page was absent.
         """
         left = sum(map(len, self._doubtful_pages.values()))
         for space, own in self._own_pages.items():
@@ -143,7 +143,7 @@ class TimedPageStore(PageStore):
 
 
 def _first_failures(transfers: Sequence[Transfer], outcome: Outcome) -> dict[str, Verdict]:
-    """Return each page that at least one pool did not store, with the first failed pool's verdict."""
+    """Return each page that at least one pool did not store, with the verdict of the first such pool."""
     failures: dict[str, Verdict] = {}
     for transfer, verdicts in zip(transfers, outcome.verdicts, strict=True):
         if verdicts.count(Verdict.OK) < len(verdicts):

@@ -21,7 +21,7 @@ class RepeatFilter(logging.Filter):
 
     If the same logger has shown a different warning since then, the limit is 1 s.
 
-    So "the store is full", "it takes pages again", "the store is full" are three lines, but the same
+    So "the store is full", "it takes pages again", "the store is full" are three lines, but one
     warning from a thousand failed calls is one line. Thread-safe.
     """
 

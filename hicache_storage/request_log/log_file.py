@@ -53,7 +53,7 @@ class LogFile:
         """Append whole lines, or nothing.
 
         Raises:
-            OSError: The file cannot be written or, with `alone`, another process has it.
+            OSError: The file cannot be written or, with `alone`, another process has locked it.
         """
         descriptor = self._lock()
         try:

@@ -30,9 +30,9 @@ class Selection:
     """A choice of records. A record must match every field that is not None."""
 
     request: str | None = None
-    """The request's id, or the first digits of the hash of its first page."""
+    """The id of the request, or the first digits of the hash of the request's first page."""
     page_hash: str | None = None
-    """The first digits of the hash of a record's first page, or of its first missing page."""
+    """The first digits of the hash of the first page, or of the first missing page."""
     since_s: float | None = None
     """The earliest time at which a record's operation may have ended, in seconds since 1970."""
 

@@ -1,4 +1,4 @@
-"""One line of the explain log: an operation of a request, and the first page that it lacks."""
+"""One line of the explain log: an operation of a request, and the first page that was missing."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class RequestRecord(BaseModel):
     rank: _Count
     operation: Operation
     request: _RequestId | None = None
-    """The request's id. None if the engine does not pass it on."""
+    """The request's id. None if the engine does not report the id."""
     first_hash: str | None = None
     """The hash of the first page asked for."""
     asked_pages: _Count
     hit_pages: _Count
     """How many pages were found, loaded or stored. For a prefetch, the length of the usable prefix."""
     l2_pages: _Count | None = None
-    """How many of the hit pages were in host memory. None if the engine does not pass it on."""
+    """How many of the hit pages were in host memory. None if the engine does not report that."""
     page: _Count | None = None
     """The index of the first missing page. None if no page is missing."""
     page_hash: str | None = None
@@ -70,7 +70,7 @@ class RequestRecord(BaseModel):
     reason: _NamedReason | None = None
     """The reason for the first missing page. None if no page is missing."""
     reasons: dict[_NamedReason, _Count] = Field(default_factory=dict[Reason, int])
-    """How many pages are missing for each reason, among those asked for."""
+    """How many of the pages asked for are missing, for each reason."""
     elapsed_s: _Seconds | None = None
 
     def as_json(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hicache_storage.storage import HiCacheStorage, PageTimes, UnreadableSpace
 
 _FIRST_USE_S = 1_577_836_800.0
-"""The beginning of 2020. No page can have been used before, because this program is younger."""
+"""The beginning of 2020. No page can have been used earlier, because this program is younger."""
 _LAST_TIME_S = 253_402_300_799.0
 """The end of the year 9999. A later time cannot be printed."""
 _CLOCKS_APART_S = 5.0
@@ -48,7 +48,7 @@ class Kept:
     reason: str
     """The reason, for people, for example "it was used meanwhile"."""
     is_doubt: bool = False
-    """True if somebody must look at it: its times are impossible, or it could not be removed."""
+    """True if the times of the key space are impossible, or its removal failed. Somebody must look."""
 
 
 @dataclass(slots=True)

@@ -72,7 +72,7 @@ class Copied:
     """Key spaces of the source in which no page can be read."""
     elapsed_s: float = 0.0
     refused_in_a_row: int = 0
-    """Pages that the target has refused since it last accepted one."""
+    """Pages that the target has refused since it last accepted a page."""
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property

@@ -1,4 +1,4 @@
-"""Check a store in the way an engine would use it, and the machine that it runs on."""
+"""Check a store in the way in which an engine would use it, and check this machine."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def why_not_to_write(
     storage: HiCacheStorage,
     nbytes: int,
 ) -> str:
-    """Return why a trial of `nbytes` must not be written. Empty if it may be."""
+    """Return why a trial of `nbytes` must not be written. Empty if it may be written."""
     stats = storage.stats()
     if any(check.status is Status.PROBLEM for check in checks):
         return "solve the problems above first"

@@ -51,7 +51,7 @@ def page_facts(
 
 
 def _times(times: PageTimes) -> dict[str, str]:
-    """Return the times that the store knows, each with its age."""
+    """Return the times that the store has recorded, each with its age."""
     known = {"written": times.written_at_s, "used": times.used_at_s}
     return {name: _time(at_s) for name, at_s in known.items() if at_s is not None}
 

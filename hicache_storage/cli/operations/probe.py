@@ -90,9 +90,9 @@ def probe(
 
 
 def prove(storage: HiCacheStorage, spaces: Iterable[KeySpace], pages: int) -> Measured | None:
-    """Read and verify existing pages, from the first key space that has any. None: no page exists.
+    """Read and verify existing pages, from the first key space that has pages. None: no page exists.
 
-    If the store was opened read-only, it stays unchanged.
+    The call does not change a store that was opened read-only.
     """
     for space in spaces:
         hashes = [info.page_hash for info in islice(storage.scan(space), pages)]
@@ -187,7 +187,7 @@ class _Probe:
             self._measured.failures.append(("read", "a page came back with wrong bytes"))
 
     def _moved(self, step: str, pages: list[FramedPage]) -> float | None:
-        """Return a step's speed in bytes per second. None if it failed."""
+        """Return a step's speed in bytes per second. None if the step failed."""
         transfer = Transfer(self._space, self._hashes, pages)
         began_s = time.monotonic()
         outcome = self._store.save([transfer]) if step == "write" else self._store.load([transfer])

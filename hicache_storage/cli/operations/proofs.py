@@ -127,7 +127,7 @@ class PageProver:
 
 
 def fault_proof(fault: PageFault) -> PageProof:
-    """Convert the store's reason for a damaged page. A reason that is unknown here is `unreadable`."""
+    """Convert the store's reason for a damaged page. An unknown reason becomes `unreadable`."""
     if fault.reason in _WORDS:
         return PageProof(fault.page_hash, Proof(fault.reason), fault.detail)
     return PageProof(fault.page_hash, Proof.UNREADABLE, f"{fault.reason}: {fault.detail}")

@@ -1,4 +1,4 @@
-"""Read and verify the pages of key spaces, and delete the wrong ones."""
+"""Read and verify the pages of key spaces, and delete the wrong pages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Verification:
-    """What reading and verifying the pages has shown so far."""
+    """The results of reading and verifying the pages so far."""
 
     proofs: Counter[Proof] = field(default_factory=Counter[Proof])
     findings: list[Finding] = field(default_factory=list[Finding])
@@ -50,7 +50,7 @@ class Verification:
     nbytes: int = 0
     elapsed_s: float = 0.0
     is_done: bool = False
-    """False if the run ended before it had read all pages."""
+    """True if the run has read all pages that it had to read."""
     deleted: int = 0
     unreadable: Sequence[UnreadableSpace] = ()
     """Key spaces in which no page can be read."""

@@ -267,7 +267,6 @@ class _Memory:
         return bytes(trailer)
 
     def write(self, fd: int, nbytes: int, trailer: bytes) -> None:
-        """Write the page and its trailer."""
         if self._state:
             write_revocable(os.pwritev, fd, self._page, self._state)
             os.pwrite(fd, trailer, nbytes)

@@ -78,7 +78,7 @@ def is_revoked(state: bytearray) -> bool:
 
 
 def revoke_access(state: bytearray) -> None:
-    """Refuse accesses from now on. Return when none is in progress any more."""
+    """Refuse accesses from now on. Return when no access is in progress any more."""
     require(len(state) == _STATE.size)
     with _ACCESSES.changed:
         (value,) = _STATE.unpack(state)
@@ -99,7 +99,7 @@ def digests(pages: Sequence[Pieces], states: Sequence[bytearray] = ()) -> list[i
 
 
 def states_of(states: Sequence[bytearray], count: int) -> Sequence[bytearray]:
-    """Return one state for each page. It is empty for a page that is not revocable."""
+    """Return one state for each page, empty for a page that is not revocable."""
     require(len(states) in (0, count) and all(len(state) in (0, _STATE.size) for state in states))
     return states or [bytearray()] * count
 
@@ -107,7 +107,7 @@ def states_of(states: Sequence[bytearray], count: int) -> Sequence[bytearray]:
 def read_revocable(
     move: Callable[[int, Any, int], int], fd: int, page: Pieces, state: bytearray, skip: int
 ) -> int | None:
-    """Read a page into revocable memory. Return its digest without `skip` bytes, or None at the end.
+    """Read a page into revocable memory. Return its digest without `skip` bytes. None if the file ends.
 
     Raises:
         RevokedError: The memory was revoked.

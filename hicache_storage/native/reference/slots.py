@@ -108,7 +108,8 @@ def read_slots(
             Other pages are not tried, and their verdict is -EINVAL. With `states` only sizes count.
         run_nbytes: The size up to which adjacent slots are moved in one call. A larger page is moved in
             parts.
-        alone: errno numbers, one byte each. After such an error, its slots are moved one by one.
+        alone: errno numbers, one byte each. After such an error, the slots of the failed call are moved
+            one by one.
         skip: How many leading bytes the digest of a page leaves out. Negative: no digests.
         deadline_s: The time of `time.monotonic` after which the remaining verdicts are LATE.
         states: One state for each page, empty for a page that is not revocable. Without any states, no

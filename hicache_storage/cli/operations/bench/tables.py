@@ -51,7 +51,7 @@ def thread_name(threads: int) -> str:
 
 
 def operation_rows(load: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return each operation's cells for `TITLES`."""
+    """Return a table row for each operation, with the columns `TITLES`."""
     return [
         (
             operation,
@@ -70,7 +70,7 @@ RATIO_TITLES = ("pages", "threads", "operation", *METRICS, CPU)
 
 
 def ratio_rows(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
-    """Return each operation's cells for `RATIO_TITLES`. The whole load is the operation `all`."""
+    """Return a table row for each operation, and one for `all`, with the columns `RATIO_TITLES`."""
     rows: dict[tuple[int, int, str], dict[str, str]] = {}
     for cell in cells:
         key = cell.page_nbytes, cell.threads, cell.operation or "all"
