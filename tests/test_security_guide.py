@@ -20,7 +20,9 @@ from hicache_storage.errors import StorageUnavailable
 from hicache_storage.storage import HiCacheStorage
 
 GUIDE = (ROOT / "docs/security.md").read_text(encoding="utf-8")
-RIGHTS = dict(re.findall(r"^ACL SETUSER (\S+) (.*)$", GUIDE, re.MULTILINE))
+RIGHTS: dict[str, str] = {}
+for user, rights in re.findall(r"^ACL SETUSER (\S+) (.*)$", GUIDE, re.MULTILINE):
+    RIGHTS[user] = f"{RIGHTS.get(user, '')} {rights}".strip()
 TENANTS = {name: rights for name, rights in RIGHTS.items() if name != "default"}
 PASSWORD = "open-sesame"  # noqa: S105
 

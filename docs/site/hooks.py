@@ -23,6 +23,10 @@ _REQUEST = re.compile(
     r"((?:https?:)?//[^\"'\s>]+)"
 )
 _BAR = r"\|"
+_CODE_OF_CELL = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
+_CELL = re.compile(r"<td\b[^>]*>.*?</td>", re.DOTALL)
+_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=_)(?=\w)")
+"""Where one word of a name ends and the next one begins."""
 _BAR_IN_CODE = re.compile(r"(?<=[| ])`([^`\n]*\\\|[^`\n]*)`(?=[^\n]*\|$)", re.MULTILINE)
 """Code with an escaped bar in a row of a table."""
 
@@ -54,7 +58,14 @@ def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:  # no
     """Warn of everything that a browser would fetch from another host to show the page."""
     for request in foreign_requests(output):
         _LOG.warning("%s would fetch %s", page.file.src_uri, request)
-    return output
+    return with_breaks_in_names(output)
+
+
+def with_breaks_in_names(output: str) -> str:
+    """Let long names in table cells break between their words, and not at any letter."""
+    return _CELL.sub(
+        lambda cell: _CODE_OF_CELL.sub(lambda name: _WORDS.sub("<wbr>", name[0]), cell[0]), output
+    )
 
 
 def with_bars_in_code(markdown: str) -> str:

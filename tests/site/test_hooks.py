@@ -81,3 +81,13 @@ def test_a_foreign_font_is_a_request() -> None:
     html = '<link rel="stylesheet" href="https://fonts.example.org/css">'
 
     assert ["https://fonts.example.org/css"] == hooks.foreign_requests(html)
+
+
+def test_names_in_tables_break_between_their_words() -> None:
+    row = "<td><code>a_pageOfOne</code> a_page</td><p><code>a_page</code></p>"
+
+    shown = hooks.with_breaks_in_names(row)
+
+    assert shown == (
+        "<td><code>a_<wbr>page<wbr>Of<wbr>One</code> a_page</td><p><code>a_page</code></p>"
+    )
