@@ -1,4 +1,4 @@
 """Adapters that put a storage under an engine, one package for each engine.
 
-Each one imports its engine lazily, and works on the page store.
+An adapter imports its engine lazily, and moves pages through the page store.
 """

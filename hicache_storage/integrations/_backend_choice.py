@@ -49,14 +49,15 @@ class BackendChoice(NamedTuple):
     def of(cls, backend: str, fields: Mapping[str, Any], load_timeout_s: float) -> Self:
         """Choose a backend for loads that may take `load_timeout_s`.
 
-        A bounded backend gets half of that as its `timeout_s`, unless the user set one. Loads begin only
-        in the first half, so a load ends at the latest one second after `load_timeout_s`.
+        A bounded backend gets half of `load_timeout_s` as its `timeout_s`, unless the user set that.
+        Loads begin only in the first half of their time, so a load ends at most one second after
+        `load_timeout_s`.
 
         Raises:
             UnknownBackend, BackendNotInstalled, ConfigError: The backend or its config is wrong.
         """
         storage_class, own = resolve(backend, fields)
-        # The class can be any backend's. It checks its own fields when it opens.
+        # The class can be that of any backend, which checks its own fields when it opens.
         if not getattr(getattr(storage_class, "capabilities", None), "bounded", False):
             return cls(storage_class, own, None)
         try:
@@ -85,14 +86,14 @@ class BackendChoice(NamedTuple):
     def lends_memory(self, storage: HiCacheStorage, load_timeout_s: float) -> bool:
         """Return True if `storage` may access the engine's memory.
 
-        It may if its calls end in time, or lose their access when they do not.
+        It may if its calls end in time, or lose their access if they are late.
         """
         return storage.capabilities.revocable or self.ends_within(storage, load_timeout_s)
 
 
 @contextmanager
 def closed_on_failure(store: PageStore) -> Generator[None, None, None]:
-    """Close a page store and its storage if the block fails, so that the next try opens new ones."""
+    """Close a page store and its storage if the `with` block fails. The next try opens new ones."""
     try:
         yield
     except BaseException:
@@ -101,7 +102,7 @@ def closed_on_failure(store: PageStore) -> Generator[None, None, None]:
 
 
 def close_store(store: PageStore) -> None:
-    """Close a page store and its storage. Log errors, because nobody can act on them any more."""
+    """Close a page store and its storage. Log errors, because no caller can handle them any more."""
     close_all([store.close, store.storage.close])
 
 
@@ -115,7 +116,7 @@ def close_all(closes: Iterable[Callable[[], object]]) -> None:
 
 
 def register_memory(store: PageStore, memory: memoryview) -> bool:
-    """Register the engine's memory with the storage. Return False if it fails: pages are then copied."""
+    """Register the engine's memory with the storage. If that fails, return False: pages are copied."""
     try:
         store.register_buffer(memory)
     except Exception:
@@ -128,7 +129,7 @@ def register_memory(store: PageStore, memory: memoryview) -> bool:
 
 
 def unregister_memory(store: PageStore, memory: memoryview) -> None:
-    """Undo `register_memory`. Log an error and go on, because the store is closed next in any case."""
+    """Undo `register_memory`. Log an error and go on, because the store is closed next anyway."""
     try:
         store.unregister_buffer(memory)
     except Exception:

@@ -1,6 +1,6 @@
 """Compare an engine's classes with the interface that an adapter was written for.
 
-Each function returns the differences as clauses for one message. An empty text means no difference.
+The functions return differences as clauses for one message. An empty text means no difference.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 def require_no_difference(
     found: Sequence[str], engine: str, version: str, interface: str, tested: Sequence[str]
 ) -> None:
-    """Refuse an engine whose interface differs.
+    """Raise ImportError if there are differences.
 
     Raises:
-        ImportError: The message has every difference and the remedy.
+        ImportError: `found` is not empty. The message has every difference and the remedy.
     """
     if found:
         raise ImportError(
@@ -30,31 +30,31 @@ def require_no_difference(
 
 
 def method_difference(base: Any, name: str, expected: tuple[str, ...]) -> str:
-    """Compare the parameters of a method, after `self` or `cls`."""
+    """Return how the parameters of a method, after `self` or `cls`, differ from the expected ones."""
     method = getattr(base, name, None)
     if method is None:
         return f"{name} is missing"
     names = tuple(inspect.signature(method).parameters)
-    actual = names if inspect.ismethod(method) else names[1:]  # class methods are bound
+    actual = names if inspect.ismethod(method) else names[1:]  # a class method is bound
     if actual == expected:
         return ""
     return f"{name} takes ({', '.join(actual)}) instead of ({', '.join(expected)})"
 
 
 def unknown_duties(base: Any, known: set[str]) -> list[str]:
-    """Return the abstract methods that are not among the known ones."""
+    """Return a clause for each abstract method that the adapter does not know."""
     abstract: frozenset[str] = getattr(base, "__abstractmethods__", frozenset())
     return [f"{name} is abstract and unknown to this adapter" for name in sorted(abstract - known)]
 
 
 def missing_names(owner: str, kind: str, expected: set[str], actual: set[str]) -> str:
-    """Return a message that lists the expected names that are missing, or "" if none is."""
+    """Return a clause that lists the expected names that are missing, or "" if none are missing."""
     missing = sorted(expected - actual)
     return f"{owner} lacks the {kind} {', '.join(missing)}" if missing else ""
 
 
 def field_names(record: Any) -> set[str]:
-    """Return the field names of a dataclass. Empty for anything else."""
+    """Return the field names of a dataclass. Return an empty set for anything else."""
     if record is None or not dataclasses.is_dataclass(record):
         return set()
     return {field.name for field in dataclasses.fields(record)}

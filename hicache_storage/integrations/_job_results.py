@@ -1,4 +1,4 @@
-"""Job results: what the runner returns to an engine for each job, and the queue it is fetched from."""
+"""Job results: what an engine gets for each job, and the queue from which it fetches results."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class LookupResult:
 
 
 class ResultQueue(Generic[R]):
-    """Counts the running jobs of one kind, and holds results until they are fetched. Thread-safe."""
+    """A queue of results of one kind of jobs, with a count of the running jobs. Thread-safe."""
 
     def __init__(self, kind: JobKind, on_finished: Callable[[JobKind], None] | None) -> None:
         self.kind = kind
@@ -72,7 +72,7 @@ class ResultQueue(Generic[R]):
             self._under_way += 1
 
     def finish(self, result: R) -> None:
-        """Add the result of a job and notify the engine. `wait_idle` returns only after that."""
+        """Add the result of a job and notify the engine. `wait_idle` waits for both."""
         with self._changed:
             self._results.append(result)
         try:
@@ -94,7 +94,7 @@ class ResultQueue(Generic[R]):
         return taken
 
     def wait_idle(self, deadline: Deadline | None) -> bool:
-        """Wait until no job is running. Return False if one still is at the deadline."""
+        """Wait until no job is running. Return False if a job still runs at the deadline."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: not self._under_way, None if deadline is None else deadline.remaining_s()

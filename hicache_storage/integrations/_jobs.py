@@ -1,11 +1,11 @@
-"""Run an engine's lookups, loads and stores over a page store. A deadline ends each job.
+"""Run an engine's lookups, loads and stores on a page store. Each job has a deadline.
 
-The engine's thread submits jobs and fetches their results. It never waits, and no error reaches it.
+The engine's thread submits jobs and fetches their results. That thread never waits, and gets no errors.
 Daemon threads do everything else:
 
     hicache-lookup-N    two; each answers all waiting lookups, with one call for each key space
     hicache-load-N      eleven; each moves one piece of a load at a time, at most three of large loads
-    hicache-store-N     two; they do the same for stores, while no load waits for a thread
+    hicache-store-N     two; each moves one piece of a store at a time, while no load waits for a thread
     hicache-open-N      two; they open key spaces, and try again after a failure
     hicache-admission   one, if pages are written at their second use; it keeps the sketch in the store
 
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 __all__ = ["JobKind", "JobResult", "JobRunner", "JobSettings", "LookupResult", "PageBatch"]
 
-# Eight small loads never wait behind large ones that a slow store cannot move in time.
+# Eight threads are left for small loads, even if a slow store cannot move large loads in time.
 _LOADS = {"large": 3, "small": 4, "threads": 11}
 _STORES = {"large": 2, "small": 2, "threads": 2}
-# A bounded call may end up to a second after the store's own time limit.
+# A call of a bounded store may end up to a second after the store's own time limit.
 _GRACE_S = 1.0
 _MIN_IDLE_WAIT_S = 1.0
 
@@ -61,8 +61,8 @@ class JobSettings(SwitchIntervalSettings):
     """The deadline of a store, from its submission."""
     queued_nbytes: ByteSize = Field(default=256 << 20, gt=0)
     """The limit for the payload bytes of waiting stores. A store that exceeds it is dropped and counted,
-    unless no other store waits. The private memory of loads and that of stores are each limited to this
-    size, too."""
+    unless no other store waits. The private memory of loads has the same limit, and so has that of
+    stores."""
     admission: AdmissionSettings = Field(default_factory=AdmissionSettings)
     """Which pages are written. The others get the verdict NOT_ADMITTED."""
     tracing: bool = False
@@ -70,9 +70,9 @@ class JobSettings(SwitchIntervalSettings):
 
 
 class JobRunner:
-    """The jobs of one engine. Thread-safe; does not own the page store.
+    """The jobs of one engine. Thread-safe. Close the page store yourself.
 
-    Jobs of each kind have their own ids. The runner reports each job once, when nothing touches the
+    Each kind of jobs has its own ids. The runner reports each job once, when nothing touches the
     engine's memory any more.
     """
 
@@ -146,15 +146,15 @@ class JobRunner:
     # --- the engine's thread -------------------------------------------------------------------------
 
     def submit_lookup(self, job_id: int, queries: Sequence[tuple[KeySpace, Sequence[str]]]) -> None:
-        """Ask which pages the store has. Never blocks and never raises."""
+        """Submit a lookup of which pages the store has. The call never blocks or raises."""
         self._lookups.submit(job_id, queries)
 
     def submit_load(self, job_id: int, batches: Sequence[PageBatch]) -> None:
-        """Load pages into the engine's memory. Never blocks and never raises."""
+        """Submit a load of pages into the engine's memory. The call never blocks or raises."""
         self._loads.submit(job_id, batches)
 
     def submit_store(self, job_id: int, batches: Sequence[PageBatch]) -> None:
-        """Store pages of the engine's memory. Never blocks and never raises.
+        """Submit a store of pages from the engine's memory. The call never blocks or raises.
 
         The pages must not change until the job is reported. If the job does not fit in the queue, its
         pages are REFUSED.
@@ -162,15 +162,15 @@ class JobRunner:
         self._stores.submit(job_id, batches)
 
     def finished_lookups(self) -> list[LookupResult]:
-        """Return the lookups that ended since the last call."""
+        """Return the results of lookups that ended since the last call."""
         return self._lookup_results.take()
 
     def finished_loads(self) -> list[JobResult]:
-        """Return the loads that ended since the last call."""
+        """Return the results of loads that ended since the last call."""
         return self._load_results.take()
 
     def finished_stores(self) -> list[JobResult]:
-        """Return the stores that ended since the last call."""
+        """Return the results of stores that ended since the last call."""
         return self._store_results.take()
 
     # --- for any thread ------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class JobRunner:
     def drain(self, timeout_s: float | None = None) -> bool:
         """Wait until every job has ended. Return False if a job is still running after `timeout_s`.
 
-        Without a `timeout_s`, the wait ends with the deadlines of the jobs.
+        Without a `timeout_s`, the deadlines of the jobs end the wait.
         """
         deadline = None if timeout_s is None else Deadline(timeout_s)
         results = (self._lookup_results, self._load_results, self._store_results)
@@ -209,8 +209,8 @@ class JobRunner:
     def close(self, timeout_s: float = 15.0) -> bool:
         """End all jobs: give up waiting lookups and loads, and run stores until `timeout_s`. Idempotent.
 
-        Return True if nothing touches the engine's memory any more, and nothing will. Jobs that are
-        submitted later end at once, without a call of the store.
+        Return True if nothing touches the engine's memory any more, now or later. Jobs that are
+        submitted later end at once, without calling the store.
         """
         deadline = Deadline(timeout_s)
         self._lookups.stop()

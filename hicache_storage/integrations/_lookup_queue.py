@@ -40,7 +40,7 @@ class _LookupJob:
 class LookupQueue:
     """The lookups of a runner. Thread-safe.
 
-    Two threads, `hicache-lookup-0` and `-1`, each take all waiting lookups, and call
+    Each of two threads, `hicache-lookup-0` and `-1`, takes all waiting lookups, and calls
     `PageStore.lookup` once for each key space. The oldest of these lookups sets the deadline for all of
     them, and a page without an answer by then counts as missing. A lookup's deadline begins with its
     submission.
@@ -64,7 +64,10 @@ class LookupQueue:
             threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def submit(self, job_id: int, queries: Sequence[tuple[KeySpace, Sequence[str]]]) -> None:
-        """Add a lookup. Never blocks. After `stop` every page of a lookup counts as missing."""
+        """Add a lookup. The call never blocks.
+
+        After `stop`, every page of a lookup counts as missing.
+        """
         job = _LookupJob(job_id, queries, self._timeout_s)
         self._results.begin()
         with self._changed:
@@ -117,7 +120,7 @@ class LookupQueue:
             if not deadline.passed():
                 try:
                     found = self._store.lookup(space, hashes, timeout_s=deadline.remaining_s())
-                except UnsupportedOperation:  # logged when a page of it is first stored
+                except UnsupportedOperation:  # logged when its pages are first stored
                     found = [Verdict.UNAVAILABLE] * len(hashes)
                 answers[space] = dict(zip(hashes, found, strict=True))
         self._count(answers)

@@ -29,14 +29,13 @@ _EXTRA = 'they need the extra "metrics": pip install "hicache-storage[metrics]"'
 
 
 class EngineRegistry(enum.Enum):
-    """Where the engine itself looks for metrics."""
+    """The place from which the engine itself publishes metrics."""
 
     NONE = "none"
     DEFAULT = "default"
     """prometheus_client's `REGISTRY`."""
     PROCESSES = "processes"
-    """The files of prometheus_client's multiprocess mode if the engine uses that mode, and `REGISTRY`
-    if not."""
+    """The files of prometheus_client's multiprocess mode, if the engine uses it, else `REGISTRY`."""
 
 
 class AdapterMetrics:
@@ -57,11 +56,11 @@ class AdapterMetrics:
 
         Args:
             settings: The port and the address that metrics are served on.
-            view: Returns the parts of the adapter, once for each scrape. It must not raise.
+            view: A function that returns the parts of the adapter at each scrape, and never raises.
             engine: The value of the label `engine`.
-            backend: The name of the backend. It gets a number if another adapter has the same labels.
-            logger: Logs the reason if there are no metrics.
-            rank: The number of this process among the engine's processes. It is added to the port.
+            backend: The backend's name. A number is added if another adapter has the same labels.
+            logger: For the reason, if there are no metrics.
+            rank: The number of this process in the engine. The number is added to the port.
             registry: The engine's own registry.
         """
         self._labels: dict[str, str] | None = None
@@ -89,7 +88,7 @@ class AdapterMetrics:
     def close(self) -> None:
         """Remove the adapter, and close its port if no other adapter uses it.
 
-        Idempotent. Does nothing in a forked child.
+        Idempotent. Do nothing in a forked child.
         """
         if self._pid != os.getpid():
             return
@@ -138,7 +137,10 @@ class _ProcessMetrics:
         raise AssertionError("there is always a next number")
 
     def unwatch(self, labels: Mapping[str, str]) -> None:
-        """Remove an adapter. The last one also removes the collector from the engine's registry."""
+        """Remove an adapter.
+
+        With the last adapter, also remove the collector from the engine's registry.
+        """
         with self._lock:
             if self._registration is not None:
                 self._registration.publish()
@@ -189,7 +191,7 @@ class _Registration(NamedTuple):
     """A registration with an engine's registry."""
 
     publish: Callable[[], None]
-    """Publish the present figures now."""
+    """A function that publishes the present figures."""
     undo: Callable[[], None]
 
 

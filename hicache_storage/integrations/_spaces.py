@@ -1,4 +1,4 @@
-"""Open key spaces in separate threads before an engine stores into them, and again after a failure."""
+"""Open key spaces in separate threads before an engine stores pages, and again after a failure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _THREADS = 2
 _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
 _MOST_SPACES = 1024
-"""A limit is needed, because clients create key spaces through the salts of their requests."""
+"""A limit, because clients create key spaces through the salts of their requests."""
 
 
 class SpaceOpener:
@@ -31,8 +31,8 @@ class SpaceOpener:
     Two threads open key spaces. `open` waits only for the first attempt, until the caller's deadline.
     After a failure the key space counts as closed until a later attempt succeeds. The first call of
     `open` after a back-off begins the next attempt. The back-off doubles with each failure, up to 30
-    seconds. If there are too many key spaces, the least recently used one is forgotten, and is opened
-    again when it is next used.
+    seconds. If there are too many key spaces, the least recently used key space is forgotten, and is
+    opened again at its next use.
     """
 
     def __init__(self, store: PageStore) -> None:
@@ -51,7 +51,7 @@ class SpaceOpener:
         return len(self._open)
 
     def begin(self, space: KeySpace) -> Future[None] | None:
-        """Begin to open `space`. Return None if it is open already, or during a back-off."""
+        """Begin to open `space`. Return None if it is already open or in a back-off."""
         with self._lock:
             if space in self._open:
                 self._open.move_to_end(space)
@@ -70,7 +70,7 @@ class SpaceOpener:
         return space in self._open
 
     def close(self) -> None:
-        """End the threads. Does not wait for the store."""
+        """End the threads, without waiting for the store."""
         self._executor.close(0)
 
     def _try(self, space: KeySpace) -> None:

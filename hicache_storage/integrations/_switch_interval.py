@@ -1,6 +1,6 @@
 """Shorten the time that a storage thread waits for a busy scheduler.
 
-Storage threads run in the scheduler's process and share Python's interpreter lock with it. A
+Storage threads run in the scheduler's process, and share Python's interpreter lock with the scheduler. A
 scheduler that runs Python without a pause releases the lock only after the switch interval, which is 5
 ms by default. Each store call waits for the lock several times.
 """
@@ -23,7 +23,7 @@ class SwitchIntervalSettings(Settings):
     adapter is closed. None: the interval is not changed."""
 
     def shorten_switch_interval(self) -> None:
-        """Set the interval of this process, unless it is shorter already."""
+        """Set the switch interval of this process, unless it is already shorter."""
         shortest_s, now_s = self.switch_interval_s, sys.getswitchinterval()
         if shortest_s is not None and shortest_s < now_s:
             sys.setswitchinterval(shortest_s)

@@ -38,10 +38,10 @@ class TransferJob:
         self.nbytes = 0
         """The payload bytes, which count toward the limit of the queue."""
         self.failure: Verdict | None = None
-        """The verdict of the first page that had no answer. Later pieces get it without being tried."""
+        """The verdict of the first page without an answer. Later pieces get this verdict untried."""
         self._verdicts: list[list[Verdict]] = []
         self._admitted: list[list[bool]] = []
-        """For each batch as it was submitted, True for each page that is moved. Empty: all are moved."""
+        """For each submitted batch, True for each page that is moved. If empty, all pages are moved."""
         self._began_s = self.deadline.end_s - timeout_s
         self._lock = threading.Lock()
         self._pieces = 0
@@ -52,7 +52,7 @@ class TransferJob:
         return self.deadline.timeout_s - self.deadline.remaining_s()
 
     def keep(self, admitted: list[list[bool]]) -> None:
-        """Move only the `admitted` pages of each batch. The others get NOT_ADMITTED."""
+        """Move only the `admitted` pages of each batch. The other pages get NOT_ADMITTED."""
         self.batches = [
             PageBatch(
                 batch.space, list(compress(batch.hashes, kept)), list(compress(batch.pages, kept))
@@ -83,7 +83,7 @@ class TransferJob:
         return pieces
 
     def record(self, piece: Piece, verdicts: Sequence[Verdict]) -> bool:
-        """Record the verdicts of a piece. Return True if it is the last one."""
+        """Record the verdicts of a piece. Return True if it is the last piece."""
         moved = sum(verdict is Verdict.OK for verdict in verdicts)
         failure = next((verdict for verdict in verdicts if verdict in _UNANSWERED), None)
         with self._lock:
@@ -94,11 +94,11 @@ class TransferJob:
             return not self._pieces
 
     def give_up(self, verdict: Verdict) -> None:
-        """Give every page the same verdict. Only before any piece of the job has begun."""
+        """Give every page the same verdict. Call it only before a piece of the job has begun."""
         self._verdicts = [[verdict] * len(batch.hashes) for batch in self.batches]
 
     def result(self) -> JobResult:
-        """Return the result, after the last piece."""
+        """Return the result. Call it only after the last piece."""
         elapsed_s = time.monotonic() - self._began_s
         verdicts = self._verdicts
         if self._admitted:
@@ -110,7 +110,7 @@ class TransferJob:
 
 
 class Piece(NamedTuple):
-    """A part of one batch of a job: one call of the page store."""
+    """A part of one batch of a job, which is moved by one call of the page store."""
 
     job: TransferJob
     batch: int
@@ -133,6 +133,6 @@ class Piece(NamedTuple):
 
 
 def _spread(verdicts: Sequence[Verdict], admitted: Sequence[bool]) -> list[Verdict]:
-    """Spread the verdicts of the admitted pages over all pages of the batch."""
+    """Return a verdict for each page of a batch, given those of the admitted pages."""
     moved = iter(verdicts)
     return [next(moved) if kept else Verdict.NOT_ADMITTED for kept in admitted]

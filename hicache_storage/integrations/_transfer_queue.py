@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The most bytes of a piece, so a small job needs only one turn of a thread.
+# A piece has at most this many bytes, so a thread moves a small job in one turn.
 _SMALL_NBYTES = 32 << 20
 _SMALL, _LARGE = "small", "large"
 
@@ -36,7 +36,7 @@ class TransferLimits(NamedTuple):
     small: int
     """How many small jobs are moved at the same time."""
     threads: int
-    """The number of threads. The spare ones move small jobs when large jobs use all of their share."""
+    """The number of threads. Spare threads move small jobs while large jobs use up their own share."""
     timeout_s: float
     """The deadline of a job, from its submission."""
     begin_s: float
@@ -52,9 +52,8 @@ class TransferQueue:
     The threads `hicache-load-N` or `hicache-store-N` take jobs in order, split them into pieces, and
     move one piece at a time. No piece of this queue begins while jobs of the queue `before` wait for a
     thread. A thread waits for the store at most until the deadline of its piece, and waiting jobs have
-    later deadlines, so a thread takes each job before its deadline passes. Small jobs overtake large
-    ones that wait for a thread, so they do not wait for a large job that a slow store cannot move in
-    time.
+    later deadlines, so a thread takes each job before its deadline passes. Small jobs overtake waiting
+    large jobs, so a small job does not wait for a large job that a slow store cannot move in time.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class TransferQueue:
     ) -> None:
         self.counters = Counters()
         self.waiting_nbytes = 0
-        """The payload bytes of the jobs that no thread has taken. The limits may bound them."""
+        """The payload bytes of the jobs that no thread has taken. `TransferLimits` may limit them."""
         self._results = results
         self._name = results.kind.value
         self._lender = lender
@@ -102,7 +101,7 @@ class TransferQueue:
     # --- the engine's thread -------------------------------------------------------------------------
 
     def submit(self, job_id: int, batches: Sequence[PageBatch]) -> None:
-        """Add a job. Never blocks. After `stop` its pages are UNAVAILABLE at once.
+        """Add a job. The call never blocks. After `stop`, the pages are UNAVAILABLE at once.
 
         If the job does not fit in the queue, its pages are REFUSED at once.
         """
@@ -120,7 +119,7 @@ class TransferQueue:
             self._drop(job)
 
     def stop(self, *, gives_up: bool) -> None:
-        """End the threads after the waiting jobs. With `gives_up`, these jobs are not tried."""
+        """End the threads after the waiting jobs. With `gives_up`, fail these jobs untried."""
         with self._changed:
             self._closed = True
             self._gives_up = self._gives_up or gives_up
@@ -146,11 +145,11 @@ class TransferQueue:
                 self._move_piece(item)
             with self._changed:
                 self._running[_size_of(item)] -= 1
-            del item  # so that a waiting thread keeps no page in memory
+            del item  # or this thread would keep the pages in memory while it waits
 
     def _next(self) -> TransferJob | Piece | None:
         with self._changed:
-            # Read the time only once. If a deadline passed in between, the wait for it would never end.
+            # Read the time only once. If a deadline passed between two readings, the wait would not end.
             while (held_s := self._held_back_s()) or (place := self._first_to_begin()) is None:
                 if self._closed and not self._waiting:
                     return None
@@ -176,7 +175,7 @@ class TransferQueue:
         return next((n for n, item in enumerate(self._waiting) if has_room[_size_of(item)]), None)
 
     def _held_back_s(self) -> float | None:
-        """Return how long jobs of the queue `before` may delay the first job. None: not at all."""
+        """Return how long jobs of the queue `before` may still delay the first job, or None."""
         if not self._waiting or self._before is None or not self._before.has_waiting:
             return None
         first = _job_of(self._waiting[0])
@@ -235,7 +234,7 @@ class TransferQueue:
         self._end(piece, piece.verdicts(refusal))
 
     def _refusal(self, piece: Piece) -> Verdict | None:
-        """Return the verdict of a piece that must not be moved. None: move it."""
+        """Return the verdict of a piece that must not be moved, or None for a piece to move."""
         job = piece.job
         if self._gives_up:
             return Verdict.UNAVAILABLE
@@ -295,7 +294,7 @@ def _attributes(result: JobResult) -> Attributes:
 
 
 def _payload_nbytes(batches: Sequence[PageBatch]) -> int:
-    """Return the payload bytes of a job, or 0 if it is malformed. A thread reports that later."""
+    """Return the payload bytes of a job, or 0 if it is malformed, which a thread reports later."""
     try:
         return sum(len(batch.hashes) * batch.space.page_nbytes for batch in batches)
     except Exception:  # noqa: BLE001 - no error reaches the engine's thread

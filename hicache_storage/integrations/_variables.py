@@ -24,20 +24,20 @@ _FALSE = ("0", "false", "no", "n")
 class VariableTable:
     """All variables of an engine's registry, and variables outside it that KV depends on.
 
-    In the environment of each engine, a test compares the table with that engine's own registry.
+    A test compares the table with the engine's own registry, in the environment of that engine.
     """
 
     engine: str
     entering: Mapping[str, Any]
-    """Variables that enter the key space by their value, each with its neutral value, which does not
-    enter. None: every value enters."""
+    """Variables whose value enters the key space, each with a neutral value that does not enter. If that
+    is None, every value enters."""
     elsewhere: Mapping[str, str]
-    """Variables whose effect another property of the key space covers, and the name of that property."""
+    """Variables whose effect another property of the key space covers, with the property's name."""
     inert: Mapping[str, str]
     """Variables that KV does not depend on, grouped by the reason."""
 
     def classified(self) -> Iterator[tuple[str, str, str]]:
-        """Yield (variable, "enters" or "cannot", where or why) for every known variable."""
+        """Yield each variable, "enters" or "cannot" (affect KV), and where it enters or why not."""
         for name, neutral in self.entering.items():
             unless = "" if neutral is None else f", unless that is `{neutral}`"
             unless = ", unless it is empty" if neutral == "" else unless
@@ -56,8 +56,9 @@ class VariableTable:
     def facts(self, registry: Iterable[str]) -> dict[str, str]:
         """Return the variables of this process that change the bytes of KV, with their values.
 
-        A variable of the `registry` that is not classified counts if it is set. It is represented by a
-        digest, because its value may be a secret. The path of a file is represented by the file's bytes.
+        A variable of the `registry` that is not classified is included if it is set, with a digest of
+        its value, which may be a secret. For the path of a file, the value is a digest of the file's
+        bytes.
         """
         found = {
             name: content_of(text)
@@ -76,7 +77,7 @@ class VariableTable:
 
 
 def _parsed(text: str, neutral: object) -> object:
-    """Parse `text` as the type of `neutral`, or return it unchanged if it is not of that type."""
+    """Parse `text` as the type of `neutral`, or return `text` unchanged if that fails."""
     word = text.strip().lower()
     if isinstance(neutral, bool):
         return True if word in _TRUE else False if word in _FALSE else text

@@ -1,4 +1,4 @@
-"""Compute a fingerprint of a checkpoint: fast, and equal for equal weights wherever they are.
+"""Compute a fingerprint of a checkpoint quickly. Equal weights have equal fingerprints on any host.
 
 The fingerprint covers the model's configuration, and the name, the size and samples of the bytes of
 every file of weights:
@@ -7,8 +7,8 @@ every file of weights:
     other files    64 evenly spaced blocks of 4 KiB
 
 Fine-tuning changes nearly every value of the tensors that it trains, so the samples differ. The samples
-may miss a change of a few rows or tensors, so such weights need a name. Times and paths do not count, so
-copies have equal fingerprints.
+may miss a change of a few rows or tensors, so give such weights a name of their own. Times and paths do
+not count, so copies have equal fingerprints.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CONFIGS = (
     *("hf_quant_config.json", "quantize_config.json", "quant_config.json"),
 )
 _INDEX = "model.safetensors.index.json"
-# Engines load the first of these kinds that they find in a directory.
+# Kinds of files. Engines load the first kind that they find in a directory.
 _KINDS = ("*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth")
 _SAMPLE_NBYTES = 4096
 _TENSORS = 128
@@ -78,7 +78,7 @@ def content_of(value: str) -> str:
     """Return the digest of the file that `value` names, or `value` if that is not a readable file."""
     try:
         return f"file:{file_digest(value)}" if _local(value).is_file() else value
-    except (OSError, ValueError):  # not a path, or one that only the engine can read
+    except (OSError, ValueError):  # not a path, or a path that only the engine can read
         return value
 
 
@@ -150,7 +150,7 @@ def _add(digest: Any, *parts: bytes) -> None:
 
 
 def _sample_offsets(file: BinaryIO, size: int) -> Iterator[int]:
-    """Yield the offsets of the samples. They are equal for files of equal structure."""
+    """Yield the offsets of the samples. Files of equal structure have equal offsets."""
     spans = _tensor_spans(file, size)
     if not spans:
         yield from (size * n // _BLOCKS for n in range(_BLOCKS))
@@ -164,7 +164,10 @@ def _sample_offsets(file: BinaryIO, size: int) -> Iterator[int]:
 
 
 def _tensor_spans(file: BinaryIO, size: int) -> list[tuple[int, int]]:
-    """Return (start, end) of each tensor in a safetensors file, in order. [] for any other file."""
+    """Return (start, end) of each tensor in a safetensors file, in order.
+
+    Return [] for any other file.
+    """
     file.seek(0)
     head = file.read(8)
     nbytes = struct.unpack("<Q", head)[0] if len(head) == struct.calcsize("<Q") else 0

@@ -87,7 +87,7 @@ def _log_as_lmcache() -> None:
 
 
 def _memory_tags(api: Any, *, shared: bool) -> Any:
-    """Return LMCache's memory tags for a storage. None if this LMCache has no tags."""
+    """Return LMCache's memory tags for a storage. Return None if this LMCache has no tags."""
     if not hasattr(api, "MemoryTags"):
         return None
     residency = api.MemoryResidency.REMOTE if shared else api.MemoryResidency.LOCAL

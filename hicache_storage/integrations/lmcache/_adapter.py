@@ -113,7 +113,10 @@ class Adapter:
     def submit_lookup_and_lock_task(
         self, keys: list[ObjectKey], group_layout_descs: dict[int, LayoutDesc]
     ) -> int:
-        """Submit a lookup. Return the number of the task. Locks nothing, so a load may still miss."""
+        """Submit a lookup that locks nothing, so a load may still miss.
+
+        Return the number of the task.
+        """
         return self._submit(
             self._queues.lookups,
             keys,
@@ -127,7 +130,7 @@ class Adapter:
         )
 
     def query_lookup_and_lock_result(self, task_id: int) -> Any:
-        """Return which objects the store has, once. None until the task has ended."""
+        """Return which objects the store has, or None until the task has ended. Return it only once."""
         return self._queues.lookups.take(task_id)
 
     def submit_unlock(self, keys: list[ObjectKey]) -> None:
@@ -146,17 +149,20 @@ class Adapter:
         )
 
     def query_load_result(self, task_id: int) -> Any:
-        """Return which objects were loaded and verified, once. None until the task has ended."""
+        """Return which objects were loaded, or None until the task has ended. Return it only once."""
         return self._queues.loads.take(task_id)
 
     # --- the rest of the interface -------------------------------------------------------------------
 
     def get_memory_tags(self) -> Any:
-        """Return LMCache's tags for this store's medium. None before 0.5.7, which has none."""
+        """Return LMCache's tags for this store's medium. LMCache before 0.5.7 has no tags: None."""
         return self.engine.memory_tags(self._settings.shared)
 
     def delete(self, keys: list[ObjectKey]) -> None:
-        """Delete objects in every layout that this adapter has seen. Blocks up to a deadline."""
+        """Delete objects in every layout that this adapter has seen.
+
+        The call blocks up to a deadline.
+        """
         session = self._attachment.session
         if session is None:
             logger.warning(
@@ -174,7 +180,7 @@ class Adapter:
     def list_l2_keys(
         self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None
     ) -> Any:
-        """List objects of any process that this adapter can load from the store. Blocks for a scan.
+        """List objects of any process that this adapter can load. The call blocks during a scan.
 
         Raises:
             NotImplementedError: The store cannot list its pages.
@@ -197,7 +203,7 @@ class Adapter:
         return self.engine.key_page(found, token)
 
     def report_status(self) -> dict[str, Any]:
-        """Return the state and the counters for LMCache's `GET /status`."""
+        """Return the adapter's state and counters for LMCache's `GET /status`."""
         session = self._attachment.session
         status: dict[str, Any] = {
             "is_healthy": session is not None and session.store.breaker.state == "closed",
@@ -257,7 +263,7 @@ class Adapter:
         return {"attached": self._attachment.session is not None}
 
     def close(self) -> None:
-        """Close the store. Returns when nothing touches LMCache's memory any more. Idempotent."""
+        """Close the store. Return when nothing touches LMCache's memory any more. Idempotent."""
         with ExitStack() as closing:
             closing.callback(self._queues.close)
             closing.callback(self._attachment.detach)
@@ -324,7 +330,7 @@ class Adapter:
     def _groups(
         self, session: Session, keys: Sequence[ObjectKey], layout_of: Callable[[int], Any]
     ) -> list[Group]:
-        """Group the pages of a task by key space. Pages without an identity are left out."""
+        """Group the pages of a task by key space. Leave out pages without an identity."""
         spaces: list[KeySpace | None] = []
         hashes: list[str] = []
         for number, key in enumerate(keys):
@@ -366,7 +372,7 @@ class Adapter:
         return gone == len(keys)
 
     def _accounted(self, keys: Sequence[ObjectKey], nbytes: int) -> list[int]:
-        """Return the bytes to subtract for each key. LMCache has counted only this process's stores."""
+        """Return the bytes to subtract for each key. LMCache counts only stores of this process."""
         usage = cast("Any", self).get_usage()  # defined in LMCache's base class
         left: dict[str, int] = dict(usage.bytes_by_cache_salt)
         sizes: list[int] = []

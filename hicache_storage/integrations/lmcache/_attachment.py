@@ -1,4 +1,4 @@
-"""The open store of an adapter. It can be attached, detached, or opened late."""
+"""The open store of an adapter, which can be attached, detached, or opened late."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Session:
             raise
 
     def close(self) -> None:
-        """Close everything, when nothing touches LMCache's memory any more."""
+        """Close everything, once nothing touches LMCache's memory any more."""
         while not self.runner.close(_CLOSE_STEP_S):
             logger.error("the store %r still uses LMCache's memory", self.settings.backend)
         if self._buffer is not None:
@@ -127,7 +127,7 @@ class Attachment:
     ) -> None:
         self.session: Session | None = None
         self.failure = ""
-        """Why the store is not open yet. "" if it is open, or was detached."""
+        """Why the store is not open yet, or "" if it is open or was detached."""
         self._engine = engine
         self._memory = memory
         self._on_finished = on_finished
@@ -136,7 +136,7 @@ class Attachment:
         self._stop = threading.Event()
 
     def attach(self, settings: AdapterSettings) -> None:
-        """Open a store in place of the present one. If it cannot be reached, open it later.
+        """Open a store in place of the present one. If the new store cannot be reached, open it later.
 
         Raises:
             ConfigError: A field is wrong. The present store stays attached.
@@ -146,7 +146,7 @@ class Attachment:
             self._replace(settings)
 
     def detach(self) -> None:
-        """Close the store. Returns when nothing touches LMCache's memory any more. Idempotent."""
+        """Close the store. Return when nothing touches LMCache's memory any more. Idempotent."""
         with self._changes:
             self._stop.set()
             self._wanted, self.failure = None, ""
@@ -202,7 +202,7 @@ def _choice(settings: AdapterSettings) -> BackendChoice:
 
 
 def _observers(settings: AdapterSettings) -> list[Observer]:
-    """Return the observers of a session. Only the first rank's objects in the first group have events.
+    """Return the observers of a session. Only objects of the first rank and group have events.
 
     Raises:
         ConfigError: An extra is missing, or an address of the events cannot be used.

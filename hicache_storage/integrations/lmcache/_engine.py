@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ObjectKey(Protocol):
-    """`ObjectKey`: the hash of a chunk, and which part of the model the object holds. Hashable."""
+    """`ObjectKey`: the hash of a chunk, and the part of the model that the object holds. Hashable."""
 
     @property
     def chunk_hash(self) -> bytes: ...
@@ -92,10 +92,10 @@ class EngineTypes:
     bitmap: Callable[[int], Any]
     store_result: Callable[[bool, int], Any]
     reconfigure_error: Callable[[int, str], Exception]
-    """Class of an error that LMCache's HTTP server answers with a status code and a message."""
+    """The class of an error that LMCache's HTTP server turns into a status code and a message."""
     memory_tags: Callable[[bool], Any]
-    """Function that returns the `MemoryTags` for storage that hosts share, or do not share. Before 0.5.7
-    it returns None, because there are no such tags."""
+    """Function that returns the `MemoryTags` for storage that hosts share (True) or do not share. It
+    returns None before 0.5.7, which has no such tags."""
     serde: Callable[[Mapping[str, Any]], Serde]
     """Function that makes the processor for a `serde` object of `--l2-adapter`."""
     key_page: Callable[[Sequence[ListedObject], str | None], Any]

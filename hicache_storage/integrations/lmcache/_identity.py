@@ -11,8 +11,9 @@
     tokens of a chunk                 layout (and the chunk's hash)       page_tokens
     tenant, the request's salt        adapter_params: `tenant`, key       tenant
 
-`kv_rank` counts the ranks of one LMCache server. If an engine spans several servers, a rank on each of
-them can have the same key, and only `server` tells them apart. LMCache's keys do not name LoRA adapters.
+`kv_rank` counts the ranks of one LMCache server. If an engine spans several servers, ranks on different
+servers can have the same key, and only `server` tells these ranks apart. LMCache's keys do not name LoRA
+adapters.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _LAYOUT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Creates the key spaces of one adapter. Thread-safe."""
+    """The identity of one adapter's objects, which makes their key spaces. Thread-safe."""
 
     revision: str
     tenant: str
@@ -56,13 +57,13 @@ class Identity:
         facts = (key.model_name, key.kv_rank, key.object_group_id, key.cache_salt, layout)
         space = self._spaces.get(facts)
         if space is None:
-            if len(self._spaces) >= _MAX_SPACES:  # clients choose the salts
+            if len(self._spaces) >= _MAX_SPACES:  # a limit, because clients choose the salts
                 self._spaces.clear()
             space = self._spaces[facts] = self._new_space(key, layout)
         return space
 
     def key_fields(self, space: KeySpace, serde: str) -> KeyFields | None:
-        """Return the key fields that belong to a key space. None if the space is not this adapter's.
+        """Return the key fields that belong to a key space. Return None for a space of another adapter.
 
         Args:
             space: A key space, possibly of another program.
@@ -81,7 +82,7 @@ class Identity:
         return KeyFields(space.model, int(layout["kv_rank"], 16), int(group), salt)
 
     def owner(self) -> KeySpace:
-        """Return a key space of this adapter that is known before any object is."""
+        """Return a key space of this adapter that is known before any object is seen."""
         return KeySpace(
             model=f"{_FORMAT};server={self.server}" if self.server else _FORMAT,
             dtype="uint8",
@@ -125,7 +126,7 @@ def page_hash(key: ObjectKey) -> str:
     """Return the page hash for a key.
 
     Raises:
-        UnknownLayoutError: The chunk's hash is too short for the hash of a whole prefix.
+        UnknownLayoutError: The chunk's hash is too short to identify a whole prefix.
     """
     if not _MIN_HASH_NBYTES <= len(key.chunk_hash) <= _MAX_HASH_NBYTES:
         raise UnknownLayoutError(

@@ -1,6 +1,7 @@
 """Check that the installed LMCache has the interface that the adapter was written for.
 
-It runs once, when the adapter is loaded, and reports every difference that would break a call later.
+The check runs once, when the adapter is loaded. It reports every difference that would break a call
+later.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def check_interface(modules: Mapping[str, Any], version: str) -> None:
     """Compare LMCache's modules with the known interface.
 
     Raises:
-        ImportError: They differ. The message has every difference and the remedy.
+        ImportError: The interfaces differ. The message has every difference and the remedy.
     """
     require_no_difference(differences(modules), "LMCache", version, "L2", TESTED_VERSIONS)
 

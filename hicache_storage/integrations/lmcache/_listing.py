@@ -1,8 +1,8 @@
 """List the objects in a store, for LMCache's `GET /cache/objects`.
 
-A listing is sorted by key space and page hash. A cursor names the last object on its page, so it stays
-valid while objects come and go, and after a restart. Each page of a listing scans its key spaces,
-because a store lists pages in no particular order.
+A listing is sorted by key space and page hash. A cursor names the last object of a page of the listing,
+so a cursor stays valid while objects come and go, and after a restart. Each page of a listing scans the
+key spaces again, because a store lists pages in no particular order.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def list_objects(
     page_size: int,
     cursor: str | None,
 ) -> tuple[list[ListedObject], str | None]:
-    """Return up to `page_size` objects after `cursor`, and the cursor of the next page or None.
+    """Return up to `page_size` objects after `cursor`, and the cursor of the next page, if any.
 
-    A key that is stored in several layouts is listed once for each of them.
+    A key that is stored in several layouts is listed once for each layout.
 
     Raises:
         ValueError: `page_size` is not positive, or `cursor` does not come from a listing.
@@ -75,7 +75,7 @@ def _own_spaces(
 
 
 def _place_of(cursor: str | None) -> tuple[str, str]:
-    """Return the id of a cursor's key space, and its page hash.
+    """Return the key-space id and the page hash that a cursor names.
 
     Raises:
         ValueError: The cursor does not come from a listing.

@@ -1,10 +1,10 @@
 """Layouts of LMCache's objects: the shapes and types of their parts, for stores, loads and lookups.
 
 An object has its own layout. A lookup only has LMCache's hint for each object group. The hint may come
-from another engine of the same model, or may be missing. If it is missing, the lookup uses the layout of
+from another engine of the same model, or may be missing. Without a hint, the lookup uses the layout of
 the object that was stored or loaded last.
 
-With a `serde` the objects are bytes, and only the hints have the layout of the KV in them.
+With a `serde` the objects are bytes, and only the hints give the layout of the KV in these bytes.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Layout:
 
 @dataclass(slots=True)
 class _Known:
-    """The layouts of one (model, rank, object group): from hints, and from the last object."""
+    """The layouts of one model, rank and object group: from hints, and from the last object."""
 
     hint: Layout | None = None
     seen: Layout | None = None
@@ -91,7 +91,7 @@ class _Known:
 
 
 class Layouts:
-    """Finds the layout for an object or a lookup. Thread-safe, because each write is one assignment."""
+    """The layouts of objects and lookups. Thread-safe, because each write is one assignment."""
 
     def __init__(
         self, kv_dtype: str, serde: Mapping[str, Any] | None = None, sizes: Serde | None = None
@@ -135,7 +135,7 @@ class Layouts:
         return layout
 
     def of_lookup(self, key: ObjectKey, hints: Mapping[int, LayoutDesc]) -> Layout | None:
-        """Return the layout to look a key up with. None if there is no hint and no object was seen yet.
+        """Return the layout for the lookup of a key. None without a hint and without an earlier object.
 
         Raises:
             UnknownLayoutError: The hinted layout holds bytes of an unknown logical type.
@@ -160,7 +160,7 @@ class Layouts:
         place = (key.model_name, key.kv_rank, key.object_group_id)
         known = self._known.get(place)
         if known is None:
-            if len(self._known) >= _MAX_KNOWN:  # more models and ranks than any server has
+            if len(self._known) >= _MAX_KNOWN:  # no server has so many models and ranks
                 self._known = {}
             known = self._known.setdefault(place, _Known())
         return known

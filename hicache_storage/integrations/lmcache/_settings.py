@@ -1,4 +1,4 @@
-"""`adapter_params` of LMCache's plug-in adapter: the adapter's settings and the backend's fields."""
+"""The `adapter_params` of LMCache's plug-in adapter: settings of the adapter, fields of the backend."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class AdapterSettings(JobSettings, MetricsSettings, ExplainLogSettings):
         return settings
 
     def backend_fields(self) -> dict[str, Any]:
-        """Return the backend's own fields. Read them from the file if `config` names one.
+        """Return the backend's own fields, from the file that `config` names, if it names one.
 
         Raises:
             ConfigError: The file cannot be read, or has no fields.
@@ -85,7 +85,7 @@ class AdapterSettings(JobSettings, MetricsSettings, ExplainLogSettings):
         return backend_fields(self.config, f"{NAME}: config")
 
     def check_ttls(self, call_timeout_s: float) -> None:
-        """Refuse deadlines that are so long that LMCache may give a buffer to others first.
+        """Raise ConfigError if LMCache may give a buffer to another task before the deadlines.
 
         LMCache's locks of a buffer expire by time alone, even while the buffer is read or written.
 

@@ -1,4 +1,4 @@
-"""Queues for an adapter's tasks, one for each kind, and their results once the session's jobs end."""
+"""Queues for an adapter's tasks, one for each kind, which get results when the jobs of a session end."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class TaskQueues:
-    """The stores, lookups and loads of an adapter. Thread-safe."""
+    """The queues of an adapter's stores, lookups and loads. Thread-safe."""
 
     def __init__(self, engine: EngineTypes, notify: Callable[..., None]) -> None:
-        """Make empty queues. They call `notify` with an event, its keys and their sizes."""
+        """Make empty queues. They call `notify` with an event, its keys and the sizes of the objects."""
         self.stores: TaskQueue[Any] = TaskQueue()
         self.lookups: TaskQueue[Any] = TaskQueue()
         self.loads: TaskQueue[Any] = TaskQueue()
@@ -35,7 +35,7 @@ class TaskQueues:
             queue.close()
 
     def finish(self, session: Session, kind: JobKind) -> None:
-        """Fetch the results of jobs that have ended. Runs in the runner's thread."""
+        """Fetch the results of jobs that have ended. The runner's thread calls it."""
         if kind is JobKind.STORE:
             for result in session.runner.finished_stores():
                 self._end_store(session, result)

@@ -1,4 +1,4 @@
-"""Run LMCache's tasks as jobs: group a task's pages by key space, and return verdicts by position."""
+"""Run LMCache's tasks as jobs: group a task's pages by key space, and put the verdicts back in order."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ R = TypeVar("R")
 class ObjectPages(Sequence[Page]):
     """The memory of objects as pages, without a copy.
 
-    The pages are made when the first of them is read, by a thread of the runner. LMCache's own thread
-    stays free to submit the next task.
+    A thread of the runner makes the pages when it reads the first of them. So LMCache's own thread is
+    free to submit the next task.
     """
 
     def __init__(self, objects: Sequence[MemoryObject]) -> None:
@@ -57,7 +57,7 @@ class Group:
     objects: list[MemoryObject] = field(default_factory=list["MemoryObject"])
 
     def batch(self) -> PageBatch:
-        """Return the group with the memory of its objects. Copies nothing."""
+        """Return the pages of the group in the memory of their objects, without a copy."""
         return PageBatch(self.space, self.hashes, ObjectPages(self.objects))
 
 
@@ -97,11 +97,11 @@ class TaskQueue(Generic[R]):
         return len(self._tasks)
 
     def begin(self, task_id: int, task: Task) -> None:
-        """Register a task, before its job is submitted."""
+        """Register a task. Call it before the job is submitted."""
         self._tasks[task_id] = task
 
     def end(self, task_id: int) -> Task | None:
-        """Return the task of a job that has ended. None if it has been returned before."""
+        """Return the task of a job that has ended, or None if it was returned before."""
         return self._tasks.pop(task_id, None)
 
     def finish(self, task_id: int, result: R) -> None:
@@ -109,11 +109,11 @@ class TaskQueue(Generic[R]):
         with self._lock:
             self._results[task_id] = result
             if not self._closed:
-                with suppress(BlockingIOError):  # a full counter wakes LMCache, too
+                with suppress(BlockingIOError):  # a full eventfd counter wakes LMCache, too
                     os.eventfd_write(self.event_fd, 1)
 
     def take(self, task_id: int) -> R | None:
-        """Return the result of a task once. None if it has no result yet."""
+        """Return the result of a task, or None if there is none. A result is returned only once."""
         return self._results.pop(task_id, None)
 
     def take_all(self) -> dict[int, R]:
@@ -133,7 +133,8 @@ class TaskQueue(Generic[R]):
 def groups_of(spaces: Sequence[KeySpace | None], hashes: Sequence[str]) -> list[Group]:
     """Group the pages of a task by key space. Pages without a key space are left out.
 
-    Key spaces are compared by identity, because hashing all their fields for each page costs more.
+    Key spaces are compared by identity, because it would take longer to hash all their fields for each
+    page.
     """
     groups: dict[int, Group] = {}
     for place, (space, page_hash) in enumerate(zip(spaces, hashes, strict=True)):
@@ -147,6 +148,6 @@ def groups_of(spaces: Sequence[KeySpace | None], hashes: Sequence[str]) -> list[
 
 
 def add_objects(groups: Sequence[Group], objects: Sequence[Any]) -> None:
-    """Give each group the objects of its pages."""
+    """Add to each group the objects of its pages."""
     for group in groups:
         group.objects = [objects[place] for place in group.places]

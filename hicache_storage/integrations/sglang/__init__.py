@@ -63,11 +63,14 @@ def _storage_class() -> type[Adapter]:
 
 
 def _launch_arguments() -> Mapping[str, Any]:
-    """Return SGLang's resolved arguments with this process's overrides. Empty outside a server."""
+    """Return SGLang's resolved arguments with this process's overrides.
+
+    Return an empty mapping outside a server.
+    """
     context = importlib.import_module(_CONTEXT).get_context()
     try:
         arguments: Mapping[str, Any] = context.resolved_server_args_dict()
-    except (RuntimeError, ValueError, AssertionError):  # no arguments are published
+    except (RuntimeError, ValueError, AssertionError):  # no published arguments
         return {}
     return arguments
 
@@ -89,7 +92,7 @@ def _replica() -> int:
     """Return the number of this process's data-parallel replica, counted from 0."""
     try:
         return importlib.import_module(_CONTEXT).get_parallel().dp_rank or 0
-    except (AttributeError, RuntimeError, ValueError, AssertionError):  # no ranks are published
+    except (AttributeError, RuntimeError, ValueError, AssertionError):  # no published ranks
         return 0
 
 

@@ -49,7 +49,7 @@ _NOT_GATING = "block_groups"
 
 
 class Adapter:
-    """Connects one rank of SGLang's HiCache to a storage of this project. Thread-safe.
+    """The connection of one rank of SGLang's HiCache to a storage of this project. Thread-safe.
 
     SGLang calls it from the scheduler, prefetch and backup threads. Once the pools are registered, no
     method raises: a failure of the store is a miss, or False. Page hashes are chained, so the adapter
@@ -134,7 +134,7 @@ class Adapter:
     # --- pools ---------------------------------------------------------------------------------------
 
     def register_mem_pool_host(self, mem_pool_host: HostPool) -> None:
-        """Register the anchor pool. SGLang does this first, before any thread runs.
+        """Register the anchor pool. SGLang calls this first, before any thread runs.
 
         Raises:
             ConfigError: The identity of the pages is unknown.
@@ -197,7 +197,7 @@ class Adapter:
         return self.engine.pool_transfer_result(match.pages, reported, restorable)
 
     def _match(self, keys: Sequence[str], pools: Mapping[str, Sequence[PoolSpec]]) -> Match:
-        """Look a prefix up in the parts of several pools, and log the result."""
+        """Look up a prefix in the parts of several pools, and log the result."""
         began_s = time.monotonic()
         match = self._store.match(keys, [part for parts in pools.values() for part in parts])
         if self._explain_log is not None:
@@ -253,7 +253,7 @@ class Adapter:
         """Return a verdict for each key.
 
         The pages are transferred in batches, each with its own deadline. The first batch without an
-        answer ends the call, which exceeds the time of the answered batches by at most one deadline.
+        answer ends the call, so the call waits at most one deadline in vain.
         """
         hashes = keys or []
         verdicts: list[bool] = []
@@ -286,7 +286,7 @@ class Adapter:
         target_locations: Sequence[Any] | None = None,
         target_sizes: object = None,
     ) -> list[Any]:
-        """Return each tensor that was filled, with None in place of the others."""
+        """Return the tensors that were filled, with None in place of the others."""
         found: list[Any] = []
         if not self._is_outdated():
             with self._caught():
@@ -322,7 +322,7 @@ class Adapter:
                     self._transport.save_flat(pool, keys[part], given[part]).moved
                     for part in _batches(len(keys), pool.batch_pages)
                 )
-                return all(all(part) for part in saved)  # a failed batch ends the call
+                return all(all(part) for part in saved)  # the first batch that fails ends the call
         return False
 
     # --- the rest ------------------------------------------------------------------------------------
@@ -337,7 +337,10 @@ class Adapter:
         return False
 
     def get_stats(self) -> Any:
-        """Return the transfers since the last call. None if SGLang collects no metrics. Never raises."""
+        """Return the transfers since the last call, or None if SGLang collects no metrics.
+
+        The call never raises.
+        """
         metrics = self._transport.metrics
         if metrics is None or self._closed:
             return None
@@ -346,7 +349,7 @@ class Adapter:
         return None
 
     def counters(self) -> dict[str, int]:
-        """Return the page store's counters, and the number of pages not admitted, by reason."""
+        """Return the page store's counters, and how many pages were not admitted, by reason."""
         return {**self._store.stats(), **self._admission.stats()}
 
     def _view(self) -> CacheView:
@@ -360,7 +363,7 @@ class Adapter:
         )
 
     def close(self) -> None:
-        """Stop the threads and close the storage. Idempotent. Does nothing in a forked child."""
+        """Stop the threads and close the storage. Idempotent. Do nothing in a forked child."""
         if self._closed or self._pid != os.getpid():
             return
         self._closed = True
@@ -377,7 +380,8 @@ class Adapter:
         """Return whether SGLang has changed its weights or their version since the attach.
 
         The key spaces name the weights of the attach, so pages of new weights would be mixed up with the
-        old ones. Also True in a forked child, because the threads that a call needs do not exist there.
+        old ones. Return True also in a forked child, because the threads that a call needs do not exist
+        there.
         """
         if self._outdated or self._pid != os.getpid():
             return True
@@ -422,7 +426,7 @@ def rank_number(config: StorageConfig, replica: int) -> int:
 
 
 def _event_source(config: StorageConfig, settings: AdapterSettings) -> EventSource | None:
-    """Return the KV events of this rank. None for all but the first rank of each replica."""
+    """Return the KV events of this rank. Only the first rank of each replica has events."""
     if settings.events is None or config.tp_rank or config.pp_rank or config.attn_cp_rank:
         return None
     return EventSource(
@@ -438,5 +442,5 @@ def _batches(pages: int, step: int) -> Iterator[slice]:
 
 
 def _text(name: str) -> str:
-    """Return the value of one of SGLang's string enums. A string stays as it is."""
+    """Return the value of one of SGLang's string enums. Return a plain string as it is."""
     return str(getattr(name, "value", name))

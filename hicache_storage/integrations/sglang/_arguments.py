@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# These enter `revision` as "name=value", unless they are None or have the neutral value listed here.
+# These arguments enter `revision` as "name=value", unless they are None or have the value listed here.
 BY_VALUE: Mapping[str, Any] = {
     "revision": None,
     "weight_version": "default",
@@ -65,7 +65,7 @@ BY_VALUE: Mapping[str, Any] = {
     "forward_hooks": None,
 }
 
-# These enter only the `revision` of pools of a draft model.
+# These arguments enter only the `revision` of pools of a draft model.
 DRAFT_BY_VALUE: Mapping[str, Any] = {
     "speculative_draft_model_revision": None,
     "speculative_draft_model_quantization": None,
@@ -283,7 +283,7 @@ INERT: Mapping[str, str] = {
 
 
 def classified() -> Iterator[tuple[str, str, str]]:
-    """Yield (argument, "enters", "refused" or "cannot", where or why) for every known argument."""
+    """Yield each argument's name, "enters", "refused" or "cannot", and where it enters or why not."""
     for name, neutral in BY_VALUE.items():
         yield name, "enters", f"`revision`, by its value, unless that is `{neutral}`"
     for name, neutral in DRAFT_BY_VALUE.items():
@@ -305,5 +305,6 @@ def classified() -> Iterator[tuple[str, str, str]]:
 
 KNOWN = frozenset(name for name, _, _ in classified())
 ENTERING = frozenset(name for name, how, _ in classified() if how == "enters")
-# These must not change while a storage is attached. The attach itself sets the config after opening it.
+# These must not change while a storage is attached. The attach sets the config after it opened the
+# storage.
 WATCHED = ENTERING - {"hicache_storage_backend_extra_config"}

@@ -53,7 +53,7 @@ class HostPool(Protocol):
 
 
 class PoolTransfer(Protocol):
-    """Pages of one side pool, as SGLang passes them."""
+    """The pages of one side pool in a call of SGLang."""
 
     name: str
     host_indices: Indices | None
@@ -68,7 +68,7 @@ class EngineTypes:
     pool_transfer_result: Callable[[int, dict[str, int], list[int]], Any]
     storage_metrics: Callable[..., Any]
     launch_arguments: Callable[[], Mapping[str, Any]]
-    """Function that returns SGLang's resolved server arguments. Empty outside a server."""
+    """Function that returns SGLang's resolved server arguments, which are empty outside a server."""
     launch_defaults: Callable[[], Mapping[str, Any]]
     """Function that returns the defaults of SGLang's server arguments."""
     variables: Callable[[], Iterable[str]]

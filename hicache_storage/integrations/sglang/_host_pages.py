@@ -34,12 +34,12 @@ class HostPages(Protocol):
     """Access to the pages of one host pool."""
 
     parts: int
-    """Into how many stored pages a page of the pool is split, by heads."""
+    """The number of stored pages into which a page of the pool is split, by heads."""
     part_nbytes: int
     buffers: tuple[memoryview, ...]
     """All memory of the pages, for registration. Empty if pages are copied."""
     is_in_pool: bool
-    """True if equal indices always refer to the same memory, in the pool itself."""
+    """True if the pages lie in the pool itself, so that an index always refers to the same memory."""
 
     def sources(self, indices: Indices, count: int) -> list[list[Page]]:
         """Return `count` pages to save, as one list for each part."""
@@ -207,7 +207,7 @@ class MarkerPages:
 
 
 def flat_parts(flat: memoryview, parts: int) -> list[Page]:
-    """Split a flat page into parts. Each has a share of the heads, first K and then V (`page_head`)."""
+    """Split a flat page into parts by heads. Each part has K, then V, of its heads (`page_head`)."""
     if parts == 1:
         return [Page(flat)]
     half = flat.nbytes // 2
@@ -250,7 +250,7 @@ def _first_page(pool: HostPool) -> Indices:
 
 
 def _memory(pool: HostPool) -> list[Any]:
-    """Return the pool's contiguous tensors that no other one contains, in a fixed order."""
+    """Return the pool's contiguous tensors that no other tensor contains, in a fixed order."""
     tensors: list[Any] = []
     for name in _MEMORY_ATTRIBUTES:
         tensors += [tensor for tensor in _as_iterable(getattr(pool, name, None)) if tensor.numel()]

@@ -11,7 +11,7 @@
                                                                       models are not absolute)
     kind of pool                    registration                      pool
 
-Ranks share a page if and only if it holds the same bytes on all of them.
+Ranks share a page if and only if it holds the same bytes on all these ranks.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _MARKER_LAYOUT = "marker"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Creates the key spaces for one rank's pools."""
+    """The identity of one rank's pages, which makes the key spaces of its pools."""
 
     config: StorageConfig
     launch: LaunchIdentity
     tenant: str
     page_tokens: int
-    """Tokens of a page hash: the page size of the anchor pool, even for side pools."""
+    """How many tokens a page hash covers: the page size of the anchor pool, even for side pools."""
     replicated: bool
     """True if every tensor-parallel rank holds the same KV."""
 
@@ -48,7 +48,7 @@ class Identity:
             raise ConfigError("sglang: decode context parallelism is not supported")
 
     def spaces(self, name: str, pool: HostPool, page_nbytes: int, parts: int) -> list[KeySpace]:
-        """Return a key space for each of the `parts` that the heads of `pool` are split into.
+        """Return a key space for each of the `parts` into which the heads of `pool` are split.
 
         Raises:
             ConfigError: A property that the bytes depend on is unknown.
@@ -96,7 +96,7 @@ class Identity:
     def _qualifiers(
         self, pool: HostPool, packed: int, heads: tuple[int, int] | None, parts: int
     ) -> list[str]:
-        """Return the properties that no other field holds. They are appended to the layout."""
+        """Return the properties that have no field of their own. They are appended to the layout."""
         config = self.config
         qualifiers = [f"packed_draft={packed}"] if packed else []
         if order := _device_order(pool):
@@ -140,7 +140,8 @@ def _stored_dtype(pool: HostPool) -> str:
     """Return the type of a pool's elements. For a pool of Mamba states, return both types.
 
     The `dtype` of a Mamba pool is the type of its convolution states. The type of the temporal states is
-    added if it is not float32, the usual one. Arguments, environment and model determine all others.
+    added unless it is float32, the usual type. Arguments, environment and model determine all other
+    types.
     """
     stored = str(pool.dtype).removeprefix("torch.")
     temporal = str(getattr(pool, "temporal_dtype", "float32")).removeprefix("torch.")
@@ -162,7 +163,7 @@ def _layout(pool: HostPool) -> str:
 
 
 def _device_order(pool: HostPool) -> str:
-    """Return the order of heads and tokens in device and host memory. "" is the usual order.
+    """Return the order of heads and tokens in device and host memory. The usual order is "".
 
     Environment variables set it: SGLANG_USE_HND_KVCACHE and SGLANG_AITER_KV_CACHE_LAYOUT.
     """

@@ -1,6 +1,7 @@
 """Check that the installed SGLang has the interface that the adapter was written for.
 
-It runs once, when the adapter is loaded, and reports every difference that would break a call later.
+The check runs once, when the adapter is loaded. It reports every difference that would break a call
+later.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def check_interface(storage: Any, metrics: Any, version: str) -> None:
     """Compare SGLang's modules `hicache_storage` and `metrics_collector` with the known interface.
 
     Raises:
-        ImportError: They differ. The message has every difference and the remedy.
+        ImportError: The interfaces differ. The message has every difference and the remedy.
     """
     found = differences(storage, metrics)
     require_no_difference(found, "SGLang", version, "storage", TESTED_VERSIONS)

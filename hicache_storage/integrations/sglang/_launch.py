@@ -42,9 +42,10 @@ class LaunchIdentity:
         self._fingerprints: dict[str, str] = {}
 
     def revision(self, *, draft: bool, own_draft: str = "") -> str:
-        """Identify the weights beyond the model's name. With `draft`, also identify the draft model.
+        """Return a text that identifies the weights and, with `draft`, the draft model.
 
-        `own_draft` is the default draft model: layers in the target's own checkpoint.
+        `own_draft` stands for a draft model that is part of the target's own checkpoint. It is used if
+        no other draft model is named.
 
         Raises:
             ConfigError: The model of a draft pool is unknown.
@@ -86,7 +87,7 @@ class LaunchIdentity:
         return _FP8[label] if not _is_rocm() else f"{_FP8[label]}-rocm"
 
     def kv_label(self, pool: str) -> str:
-        """Return SGLang's name for the KV type, "auto" if none is set."""
+        """Return SGLang's name for the KV type, or "auto" if no type is set."""
         own = self._arguments.get("speculative_draft_kv_cache_dtype")
         if pool.startswith("draft") and own:
             return str(own)
@@ -115,7 +116,7 @@ class LaunchIdentity:
             yield f"{name}={self._arguments[name]}"
 
     def _unclassified(self) -> Iterator[str]:
-        """Yield arguments of a later SGLang. KV may depend on them until they are classified."""
+        """Yield arguments that are not classified yet, because KV may depend on them."""
         for name in sorted(set(self._arguments) - _arguments.KNOWN):
             value = self._arguments[name]
             if value is not None and value != self._defaults.get(name):
@@ -159,7 +160,10 @@ class LaunchIdentity:
                 yield f"{name}={self._fingerprint(str(path), None) or f'named:{path}'}"
 
     def _adapters(self) -> Iterator[str]:
-        """Yield the launch's LoRA adapters. Page hashes cover their names and paths, not their bytes."""
+        """Yield the launch's LoRA adapters.
+
+        Page hashes cover the names and paths of adapters, not their bytes.
+        """
         named = [_adapter_of(entry) for entry in self._arguments.get("lora_paths") or ()]
         if named:
             adapters = [(name, path, self._fingerprint(path, None)) for name, path in named]
@@ -189,7 +193,7 @@ class LaunchIdentity:
 
 
 def _adapter_of(entry: Any) -> tuple[str, str]:
-    """Return name and path of an entry in `lora_paths`: a record of SGLang, or command-line text."""
+    """Return the name and path of an entry of `lora_paths`, a record of SGLang or command-line text."""
     if isinstance(entry, str):
         name, _, path = entry.partition("=")
         return name, path or name

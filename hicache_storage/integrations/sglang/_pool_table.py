@@ -20,7 +20,7 @@ _MAMBA = "mamba"
 
 
 class PoolTable:
-    """Pools by name. One thread registers pools while other threads look them up."""
+    """The pools by name. One thread registers pools while other threads look up pools."""
 
     def __init__(
         self, config: StorageConfig, launch: LaunchIdentity, tenant: str, transport: Transport
@@ -42,7 +42,7 @@ class PoolTable:
         return list(self._pools.values())
 
     def register(self, name: str, host: HostPool) -> None:
-        """Register a pool. Ignore a repeat. A different pool of the same name replaces the former one.
+        """Register a pool, unless it is already registered. Replace a different pool of the same name.
 
         Raises:
             ConfigError: The identity of the pages is unknown.
@@ -82,7 +82,7 @@ class PoolTable:
     def _enable_writes_on_every_rank(self, pool: StoredPool) -> None:
         """Make SGLang back up a pool that is split by rank, although KV is replicated.
 
-        If KV is MLA, only rank 0 writes, except for Mamba states (`should_backup`,
+        If KV is MLA, only rank 0 of SGLang writes, except for Mamba states (`should_backup`,
         hybrid_cache_controller.py). The draft heads of the other ranks would never be stored, so no
         prefix would ever be complete. After the attach, only `backup_skip` reads the changed flag.
         """

@@ -43,27 +43,28 @@ class AdapterSettings(MetricsSettings, ExplainLogSettings, SwitchIntervalSetting
     tenant: str = ""
     """Isolation domain. Servers of different tenants never share a page."""
     revision: str = ""
-    """Distinguishes weights that share one served name."""
+    """A text that tells apart weights with the same served name."""
     weights: str = ""
-    """Name of the weights. It replaces their fingerprint if hosts keep equal weights in other files."""
+    """Name of the weights, in place of their fingerprint, if hosts keep equal weights in other files."""
     dtype: str = ""
     """Logical type of KV stored as bytes, if SGLang does not name it, for example "float8_e4m3fn"."""
     draft_model: str = ""
-    """Name of the draft model. It replaces the model's path and the fingerprint of its weights."""
+    """Name of the draft model, in place of the model's path and the fingerprint of its weights."""
     checksum: Literal["xxh3", "none"] = "xxh3"
     timeout_s: PositiveSeconds = 4.0
     """The deadline of one storage call, which has at most 128 pages and 256 MiB.
 
-    A lookup has half of it. So has each call of a bounded store, unless its own config sets `timeout_s`.
+    A lookup has half of this time, and so has each call of a bounded store, unless the store's own
+    config sets `timeout_s`.
     SGLang ends its server if a storage thread is busy for 10 s at a flush."""
     parallelism: int | None = Field(default=None, ge=1)
     """Concurrent calls to the store in each direction. None: the backend's own number."""
     lend_memory: Literal["safe", "always"] = "safe"
-    """Which stores may access SGLang's memory: all, or only those that are revocable, or bounded with a
-    `timeout_s` of at most this one. With "always", a call returns only when the store has settled,
-    however long after `timeout_s` that is."""
+    """Which stores may access SGLang's memory. With "safe", only a store that is revocable, or bounded
+    with at most the `timeout_s` above. With "always", every store, but then a call returns only when the
+    store has settled, however long after `timeout_s` that is."""
     admission: AdmissionSettings = Field(default_factory=AdmissionSettings)
-    """Which pages are written to the store. To SGLang, the others look written, too."""
+    """Which pages are written to the store. SGLang gets the result that all pages are written."""
     events: EventSettings | None = None
     """The publisher of KV events, on rank 0. None: no events. Needs the extra `events`."""
     tracing: bool = False

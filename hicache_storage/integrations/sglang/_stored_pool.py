@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from hicache_storage.integrations.sglang._identity import Identity
     from hicache_storage.page import Page
 
-# The limits for one call. With more pages or bytes a slow store could not meet the deadline.
+# The limits for one call. With more pages or bytes, a slow store could not meet the deadline.
 _BATCH_PAGES = 128
 _BATCH_NBYTES = 256 << 20
-# A framed page of six segments takes about 2 KiB.
+# How many framed pages to keep. With six segments, each takes about 2 KiB.
 _MAX_KEPT_PAGES = 1 << 16
 
 
 class StoredPool:
     """One host pool of one rank. Thread-safe.
 
-    If pages lie in the pool's own memory, the framed pages of each slot are made once, up to a limit.
+    If pages lie in the pool's own memory, the framed pages of a slot are kept for reuse, up to a limit.
     """
 
     def __init__(self, name: str, host: HostPool, identity: Identity, frame_nbytes: int) -> None:
@@ -60,7 +60,7 @@ class StoredPool:
     def specs(
         self, policy: HitPolicy = HitPolicy.ALL_PAGES, window_pages: int = 1
     ) -> list[PoolSpec]:
-        """Return the pool's key spaces for a prefix lookup. A page must be there in every part."""
+        """Return the pool's key spaces for a prefix lookup. A page must be stored in every part."""
         return [
             PoolSpec(space=space, hit_policy=policy, window_pages=window_pages)
             for space in self.spaces
@@ -102,7 +102,7 @@ class StoredPool:
         indices: Indices,
         pages_of: Callable[[Indices, int], list[list[Page]]],
     ) -> list[tuple[FramedPage, ...]]:
-        """Return the framed pages of each slot. Reuse those that were made before."""
+        """Return the framed pages of each slot. Reuse the framed pages that were made before."""
         try:
             return [self._kept[start] for start in starts]
         except KeyError:
@@ -139,7 +139,7 @@ class StoredPool:
         """Return `indices` if there is one for each token of `hashes`.
 
         Raises:
-            ValueError: The number is different.
+            ValueError: There are more or fewer indices than tokens.
         """
         wanted = len(hashes) * self.host.page_size
         if indices is None or len(indices) != wanted:
@@ -157,7 +157,7 @@ class StoredPool:
 
     @staticmethod
     def _parts(host: HostPool, identity: Identity) -> int:
-        """Return into how many stored pages `tp_lcm_size` splits the heads of a page."""
+        """Return how many stored pages a page is split into by `tp_lcm_size`."""
         config = identity.config
         if not config.should_split_heads or host.layout != "page_head" or not config.tp_lcm_size:
             return 1

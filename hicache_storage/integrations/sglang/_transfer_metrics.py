@@ -13,7 +13,7 @@ _MAX_CALLS = 1000
 
 
 class TransferMetrics:
-    """Pages and GB/s of each call, in both directions. Thread-safe. Drops the oldest calls if full."""
+    """Pages and GB/s of the latest calls, in both directions. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,7 +29,7 @@ class TransferMetrics:
                 self._calls[direction].append((pages, nbytes / 1e9 / max(elapsed_s, 1e-9)))
 
     def take(self, storage_metrics: Callable[..., Any]) -> Any:
-        """Return SGLang's `StorageMetrics` for all calls since the last query."""
+        """Return SGLang's `StorageMetrics` for all calls since the last `take`."""
         with self._lock:
             taken = {name: list(calls) for name, calls in self._calls.items()}
             for counted in self._calls.values():

@@ -36,15 +36,15 @@ class TransferResult(NamedTuple):
     moved: list[bool]
     """True for each page that was moved."""
     answered: bool
-    """False if the store does not answer. The call must then try no further batches."""
+    """False if the store does not answer. The caller must then try no further batches."""
 
 
 class Transport:
-    """Loads and saves batches of one pool's pages. Thread-safe.
+    """The way by which batches of pages are loaded and saved. Thread-safe.
 
     When a call returns, nothing accesses SGLang's memory any more, because SGLang then reuses the host
-    pages. With `is_direct` the store gets that memory, and the transport waits for overdue calls. It can
-    wait, because calls of a bounded store end in time. See `moving.lender` for the other ways.
+    pages. With `is_direct`, the store gets SGLang's memory, and the transport waits for overdue calls.
+    It can wait, because calls of a bounded store end in time. See `moving.lender` for the other ways.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Transport:
     def load_flat(
         self, pool: StoredPool, keys: Sequence[str], targets: Sequence[Any]
     ) -> tuple[list[Any], bool]:
-        """Load pages into tensors of SGLang. Return the filled tensors, with None for the others."""
+        """Load pages into tensors of SGLang. Return the filled tensors, None for others."""
         buffers = [target.contiguous() for target in targets]
         transfers, began_s = pool.flat_transfers(keys, _flats(pool, buffers)), time.monotonic()
         outcome = self._loads.move(transfers)
@@ -122,7 +122,7 @@ class Transport:
     def save_flat(
         self, pool: StoredPool, keys: Sequence[str], values: Sequence[Any]
     ) -> TransferResult:
-        """Save the admitted tensors of SGLang. The others count as moved."""
+        """Save the admitted tensors of SGLang. Other tensors count as moved."""
         admitted = self.admission.admit(keys, pool.page_nbytes, pool.name)
         self._explain_refused(pool, keys, admitted)
         if not any(admitted):
@@ -146,7 +146,7 @@ class Transport:
         outcome: Outcome | None,
         began_s: float,
     ) -> TransferResult:
-        """Return the result of a move, when SGLang's memory is free again."""
+        """Wait until SGLang's memory is free again, and return the result of a move."""
         if outcome is None:
             logger.warning(
                 "pool %r: too many calls are overdue, so there is no %s", pool.name, direction
@@ -154,7 +154,7 @@ class Transport:
             unavailable = [Verdict.UNAVAILABLE] * len(transfers[0].hashes)
             self._explain(direction, pool, transfers, [unavailable], began_s)
             return TransferResult([False] * len(transfers[0].hashes), answered=False)
-        outcome.settled.result()  # a bounded store settles in time, any other one later
+        outcome.settled.result()  # a bounded store settles in time, another store later
         self._explain(direction, pool, transfers, outcome.verdicts, began_s)
         moved = outcome.whole()
         if self.metrics is not None:
@@ -189,7 +189,7 @@ class Transport:
 
 
 def _with_refused(admitted: Sequence[bool], saved: TransferResult) -> TransferResult:
-    """Extend the result to all pages. Those that were not admitted count as moved."""
+    """Extend the result to all pages. Pages that were not admitted count as moved."""
     moved = iter(saved.moved)
     return TransferResult([not one or next(moved) for one in admitted], saved.answered)
 
@@ -199,6 +199,6 @@ def _answered(outcome: Outcome) -> bool:
 
 
 def _flats(pool: StoredPool, tensors: Sequence[Any]) -> list[memoryview]:
-    if pool.is_marker:  # its tensors are empty
+    if pool.is_marker:  # the tensors of a marker pool are empty
         return [memoryview(bytearray(1)) for _ in tensors]
     return [Page(tensor).segments[0] for tensor in tensors]

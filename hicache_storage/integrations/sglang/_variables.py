@@ -28,7 +28,7 @@ OUTSIDE: Mapping[str, Any] = {
 }
 
 # A variable enters if it chooses a type, a layout, which layers are quantized, or what is left out.
-# A variable that chooses a different kernel for the same function does not.
+# A variable that only chooses a different kernel for the same function does not enter.
 _ENTERING: Mapping[str, Any] = {
     "SGLANG_USE_MODELSCOPE": False,
     "SGLANG_DISABLED_MODEL_ARCHS": "",

@@ -5,7 +5,7 @@
       "kv_connector_extra_config": {"cpu_bytes_to_use": 34359738368, "blocks_per_chunk": 16,
         "backend": "redis", "config": {"url": "redis://127.0.0.1:6379/0"}}}'
 
-The first access to one of the names imports vLLM. See docs/vllm.md for the guide.
+The first access to one of the two classes imports vLLM. See docs/vllm.md for the guide.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _load() -> None:
         metrics=importlib.import_module(f"{_CONNECTORS}.offloading.metrics"),
         kv_cache=importlib.import_module("vllm.v1.kv_cache_interface"),
     )
-    version = str(importlib.import_module("vllm").__version__)  # wheels have different names
+    version = str(importlib.import_module("vllm").__version__)  # vLLM's wheels have different names
     check_interface(modules, version)
     variables = importlib.import_module("vllm.envs").environment_variables
     base = modules.base

@@ -28,11 +28,11 @@ logger = logging.getLogger("vllm.hicache_storage")
 _FIRST_BACKOFF_S = 1.0
 _MAX_BACKOFF_S = 30.0
 _MISTAKES = (ConfigError, BackendNotInstalled, UnknownBackend)
-"""Errors in the config. A later try cannot succeed either."""
+"""Errors in the config, after which later tries cannot succeed either."""
 
 
 class StoreConnection:
-    """Opens the storage in its own thread, and tries again until the store answers.
+    """A connection to the storage, which a thread opens, and tries again until the store answers.
 
     Until the store is open, `runner` is None. Thread-safe.
     """
@@ -74,7 +74,10 @@ class StoreConnection:
             )
 
     def close(self, timeout_s: float) -> bool:
-        """Return True if nothing touches the engine's memory any more, and nothing will. Idempotent."""
+        """Close the connection. Return True if nothing touches the engine's memory from now on.
+
+        Idempotent.
+        """
         self._stopped.set()
         with self._lock:
             runner, store = self.runner, self.store
@@ -84,7 +87,7 @@ class StoreConnection:
         unused = runner.close(timeout_s)
         if self._registered and unused:
             unregister_memory(store, self._memory)
-        # Closing waits for running calls. An engine that ends does not have to.
+        # Closing waits for running calls, but an engine that ends need not wait longer.
         closing = threading.Thread(
             target=close_store, args=(store,), name="hicache-close", daemon=True
         )

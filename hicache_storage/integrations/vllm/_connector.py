@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class Connector:
-    """vLLM's `OffloadingConnector` with a tier of this project. It computes the tier's identity.
+    """vLLM's `OffloadingConnector` for a tier of this project. It computes the tier's identity.
 
-    In the scheduler it refuses engines whose pages cannot be identified. Everything else is vLLM's own.
+    In the scheduler, it refuses engines whose pages cannot be identified. vLLM does everything else.
     """
 
     version: ClassVar[str]
@@ -57,7 +57,10 @@ class Connector:
         labelnames: list[str],
         per_engine_labelvalues: dict[int, Sequence[object]],
     ) -> Any:
-        """Return vLLM's exporter. It needs the tier, and may run in a process without a connector."""
+        """Return vLLM's exporter.
+
+        First complete the tiers in the config, because this process may have no connector.
+        """
         complete_tiers(vllm_config.kv_transfer_config.kv_connector_extra_config)
         return cast("Any", super()).build_prom_metrics(
             vllm_config, metric_types, labelnames, per_engine_labelvalues

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class ReqContext(Protocol):
-    """One request."""
+    """`ReqContext`: one request."""
 
     req_id: str
 
 
 class TransferJob(Protocol):
-    """Rows of vLLM's CPU tier to store, or to load into."""
+    """`TransferJob`: rows of vLLM's CPU tier to store, or to load pages into."""
 
     job_id: int
     keys: Collection[bytes]

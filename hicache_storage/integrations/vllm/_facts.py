@@ -1,7 +1,8 @@
-"""Collect what the bytes of vLLM's KV depend on, from vLLM's configs.
+"""Collect the properties that the bytes of vLLM's KV depend on, from vLLM's configs.
 
 Each config object is read as a whole, except for fields that KV does not depend on. Values that are
-vLLM's defaults are left out. So a field that a later vLLM adds enters unless it has its default.
+vLLM's defaults are left out. So a field that a later vLLM adds is included unless it has its default
+value.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Weights identify the model, and its name is a separate field.
+# The weights identify the model, and its name is a separate field.
 _MODEL = _names(
     "model model_weights tokenizer tokenizer_mode tokenizer_revision trust_remote_code seed hf_config"
     " hf_text_config is_submodel_config word_embeddings_untied_by_checkpoint allowed_local_media_path"
@@ -68,7 +69,7 @@ _LORA = _names(
     "max_lora_rank max_loras max_cpu_loras fully_sharded_loras specialize_active_lora"
     " max_lora_cls_labels"
 )
-# Limits, caches, transport and profiling of media, and kernels and ranks of their encoders.
+# Limits, caches, transport and profiling of media, and kernels and ranks of media encoders.
 _MEDIA = _names(
     "limit_per_prompt enable_mm_embeds mm_device_do_normalize mm_processor_cache_gb"
     " mm_processor_cache_type mm_hasher_algorithm mm_shm_cache_max_object_size_mb mm_encoder_only"
@@ -112,7 +113,7 @@ def model_facts(vllm_config: Any, settings: TierSettings) -> dict[str, Any]:
 
 
 def cache_facts(vllm_config: Any, kv_cache_config: Any) -> dict[str, Any]:
-    """Return the facts about the cache: its hashes, what it keeps, and the layers of every group."""
+    """Return the facts about the cache: hashes, retention, and the layers of every group."""
     cache = vllm_config.cache_config
     tensors = [
         _tensor_facts(tensor, kv_cache_config.num_blocks)
@@ -148,7 +149,7 @@ def rank_facts(vllm_config: Any, executor: str) -> dict[str, Any]:
 
 
 def _set_fields(record: Any, ignored: frozenset[str]) -> dict[str, Any]:
-    """Return the fields of a config that differ from their defaults, except the ignored ones."""
+    """Return the fields of a config that differ from their defaults, except for `ignored`."""
     if record is None or not dataclasses.is_dataclass(record):
         return {}
     found: dict[str, Any] = {}
@@ -200,7 +201,7 @@ def _spec_facts(spec: Any) -> dict[str, Any]:
 
 
 def _tensor_facts(tensor: Any, blocks: int) -> dict[str, Any]:
-    """Return the place of a tensor's layers in a block. It does not depend on the number of blocks."""
+    """Return where a block has a tensor's layers. The result does not depend on the number of blocks."""
     block, layer = tensor.block_stride, tensor.layer_stride
     outer = "block" if layer < block else "layer"
     facts = {"layers": list(tensor.layers), "outer": outer, "block_stride": block}
@@ -260,7 +261,7 @@ def _fingerprint(path: str, revision: str | None, load: Any) -> str:
 
 
 def _digest(value: Any) -> str:
-    """Return a digest of a value that may hold secrets. "" if there is no value."""
+    """Return a digest of a value that may hold secrets. Return "" if there is no value."""
     if not value:
         return ""
     text = json.dumps(_plain(value), sort_keys=True, default=str)
@@ -268,5 +269,5 @@ def _digest(value: Any) -> str:
 
 
 def _has_long_rope(model: Any) -> bool:
-    """Return whether the rotary embedding depends on the maximum request length (longrope)."""
+    """Return whether the rotary embedding depends on the maximum length of a request (longrope)."""
     return "longrope" in json.dumps(_plain(model.hf_config.to_dict()), default=str)

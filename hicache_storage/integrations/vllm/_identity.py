@@ -41,7 +41,7 @@ _CRYPTOGRAPHIC = ("sha256", "sha256_cbor")
 
 
 def check_engine(vllm_config: Any, *, single_node: bool) -> None:
-    """Refuse an engine whose pages cannot be identified or shared.
+    """Raise ConfigError for an engine whose pages cannot be identified or shared.
 
     Raises:
         ConfigError: The message names the reason and the remedy.
@@ -91,7 +91,7 @@ def identity_of(
     version: str,
     variables: Iterable[str],
 ) -> dict[str, Any]:
-    """Return the identity that the connector gives to its tier, as the field `identity`.
+    """Return the identity that the connector passes to its tier in the field `identity`.
 
     Args:
         vllm_config: vLLM's configs.
@@ -131,7 +131,7 @@ def kv_dtype(vllm_config: Any, kv_cache_config: Any, settings: TierSettings) -> 
     """Return the logical type of the KV.
 
     Raises:
-        ConfigError: vLLM stores bytes, and neither its flags nor our config names their type.
+        ConfigError: vLLM stores KV as bytes, and neither its flags nor our config names the type.
     """
     if settings.kv_dtype:
         return settings.kv_dtype
@@ -153,7 +153,7 @@ def _named(label: str) -> str:
             " kv_connector_extra_config"
         )
     if label.startswith("fp8") and _is_rocm():
-        return f"{label}-rocm"  # on some AMD chips this name means a different format
+        return f"{label}-rocm"  # on some AMD chips, this name stands for a different format
     return label
 
 
@@ -203,8 +203,8 @@ def _layout(config: Any, own: str) -> str:
         parts.append("canonical")
     elif config.replicated_layout:
         parts.append("replicated")
-    # Direct rows hold the bytes of one rank after the other, and layer by layer within a rank. So
-    # another number of ranks means another order, even if vLLM calls the rows parallelism-agnostic.
+    # Direct rows hold the bytes of one rank after the other, and layer by layer within a rank. So a
+    # different number of ranks means a different order, even if vLLM calls it parallelism-agnostic.
     portable = config.canonical_layout and parallel.is_parallelism_agnostic
     if not portable and not config.replicated_layout:
         parts.append(f"tp={parallel.tp_size};pp={parallel.pp_size}")
@@ -232,7 +232,7 @@ def _torch_name(dtype: Any) -> str:
 
 
 def _release(version: str) -> str:
-    """Return major and minor version. A release may change a byte order without changing its name."""
+    """Return major and minor version. A release may change a byte order but not the order's name."""
     found = re.match(r"\d+\.\d+", version)
     return found[0] if found else version
 

@@ -1,6 +1,7 @@
 """Check that the installed vLLM has the interface that the adapter was written for.
 
-It runs once, when the adapter is loaded, and reports every difference that would break a call later.
+The check runs once, when the adapter is loaded. It reports every difference that would break a call
+later.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def check_interface(modules: Modules, version: str) -> None:
     """Compare vLLM's modules with the known interface.
 
     Raises:
-        ImportError: They differ. The message has every difference and the remedy.
+        ImportError: The interfaces differ. The message has every difference and the remedy.
     """
     require_no_difference(differences(modules), "vLLM", version, "offloading", TESTED_VERSIONS)
 
@@ -159,7 +160,7 @@ def _difference(base: Any, name: str, expected: tuple[str, ...]) -> str:
 
 
 def _is_extended(method: Any, expected: tuple[str, ...]) -> bool:
-    """Return whether a constructor has more parameters, all of them optional."""
+    """Return whether a constructor has further parameters that are all optional."""
     if getattr(method, "__name__", "") != "__init__":
         return False
     _, *parameters = inspect.signature(method).parameters.values()

@@ -62,7 +62,7 @@ def definitions(engine: EngineTypes) -> dict[str, Any]:
 
 
 class TierMetrics:
-    """Observations since the last `take`. Not thread-safe: vLLM's lock guards it."""
+    """The observations since the last `take`. Not thread-safe: vLLM's lock guards it."""
 
     def __init__(self, engine: EngineTypes, backend: str) -> None:
         self.errors = 0
@@ -77,7 +77,7 @@ class TierMetrics:
         self._seconds.append((operation, elapsed_s))
 
     def take(self, runner: JobRunner | None, store: PageStore | None) -> Stats | None:
-        """Return the observations. None if nothing is new and the last ones are recent."""
+        """Return the observations, or None if nothing is new and the last result is recent."""
         now_s = time.monotonic()
         if not self._seconds and now_s < self._taken_s + _PERIOD_S:
             return None
@@ -124,7 +124,7 @@ class TierMetrics:
                 stats.set_gauge(name, value, (backend,))
 
     def _count(self, stats: Stats, name: str, total: int, *labels: str) -> None:
-        """Add how much a total has grown since the last call."""
+        """Add to a counter how much its total has grown since the last call."""
         key = "/".join((name, *labels))
         increase = total - self._reported.get(key, 0)
         if increase > 0:

@@ -29,7 +29,7 @@ class _Story:
 class RequestReasons:
     """The reasons why each request's pages are missing. Not thread-safe: vLLM's lock guards it.
 
-    A request gets one record, at its end, because vLLM asks several times and loads only some pages.
+    A request gets one record, at its end, because vLLM looks up pages several times and loads only some.
     """
 
     def __init__(self, log: ExplainLog) -> None:
@@ -37,12 +37,15 @@ class RequestReasons:
         self._stories: dict[str, _Story] = {}
 
     def begin(self, request: str) -> None:
-        """Note that a request has asked for a page."""
+        """Note that vLLM has looked up a page of a request."""
         if request not in self._stories:
             self._stories[request] = _Story()
 
     def note(self, requests: Iterable[str], key: bytes, reason: Reason | None) -> None:
-        """Note the answer for a page. None: the store has the page, or simply lacks it."""
+        """Note why a page is missing.
+
+        None: the store has the page, or answered that it lacks the page.
+        """
         for request in requests:
             story = self._stories.get(request)
             if story is not None:
@@ -56,7 +59,7 @@ class RequestReasons:
         answers: Mapping[bytes, bool | None],
         spaces: Mapping[int, KeySpace],
     ) -> None:
-        """Log a request that has ended, with its last answers."""
+        """Log a request that has ended, with the last answers for its pages."""
         story = self._stories.pop(context.req_id, None)
         if story is not None and answers:
             fields = partial(_fields, story, answers, spaces, context)
@@ -101,7 +104,7 @@ def _fields(
 
 
 def _page(key: bytes, spaces: Mapping[int, KeySpace], context: ReqContext) -> int | None:
-    """Return the index of a page in its prompt. None if this vLLM does not expose it."""
+    """Return the index of a page in its prompt, or None if this vLLM does not expose the index."""
     position: Callable[[bytes], int | None] | None = getattr(
         context, "get_offload_key_position", None
     )

@@ -19,9 +19,9 @@ class RequestLookups:
         self._asked: dict[bytes, list[str]] = {}
 
     def ask(self, request: str, key: bytes) -> bool | None:
-        """Return whether the store has the page. None until there is an answer.
+        """Return whether the store has a page, or None until there is an answer.
 
-        The first question for each page of a request is kept for `take_asked`.
+        The first call for each page of a request adds a question to `take_asked`.
         """
         answers = self._answers.get(request)
         if answers is None:
@@ -32,7 +32,7 @@ class RequestLookups:
         return answers[key]
 
     def take_asked(self) -> dict[bytes, list[str]]:
-        """Return the questions since the last call: for each key, the requests that asked."""
+        """Return the keys that were asked for since the last call, each with the requests that asked."""
         asked, self._asked = self._asked, {}
         return asked
 
@@ -44,7 +44,7 @@ class RequestLookups:
                 answers[key] = present
 
     def mark_missing(self, request: str, keys: Iterable[bytes]) -> None:
-        """Record that pages could not be loaded. Does nothing if the request has ended."""
+        """Record that pages could not be loaded. Do nothing if the request has ended."""
         answers = self._answers.get(request)
         if answers is not None:
             answers.update(dict.fromkeys(keys, False))

@@ -38,7 +38,7 @@ class Rows:
 
 
 class KeyGroups:
-    """vLLM's keys, grouped by the number that decides their key space.
+    """The key spaces of vLLM's groups, by the group's number in a key.
 
     A key is a block hash followed by the number of its group in four bytes. Several groups may use the
     same hash.
@@ -48,13 +48,13 @@ class KeyGroups:
         self.spaces = spaces
 
     def of_keys(self, keys: Iterable[bytes]) -> list[tuple[KeySpace, list[bytes]]]:
-        """Return the keys for each key space.
+        """Return the keys of each key space.
 
         Raises:
             ValueError: A key is malformed.
             KeyError: A key belongs to an unknown group.
         """
-        of_group: dict[bytes, list[bytes]] = {}  # hashing a key space as a dict key costs far more
+        of_group: dict[bytes, list[bytes]] = {}  # a dict by key space would be much slower
         for key in keys:
             if len(key) != KEY_NBYTES:
                 raise ValueError(

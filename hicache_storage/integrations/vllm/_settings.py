@@ -43,7 +43,7 @@ _ENGINE_FIELDS = frozenset(
     }
 )
 _TIER_NAMES = frozenset({"type", "module_path", "backpressure"})
-"""vLLM's own names in the config of a tier."""
+"""The names of vLLM's own fields in the config of a tier."""
 
 
 class IdentitySettings(Settings):
@@ -52,9 +52,9 @@ class IdentitySettings(Settings):
     revision: str = Field(min_length=1)
     """Everything else that the bytes depend on: weights, quantization, overrides, hash algorithm."""
     model: str = ""
-    """The name of the model. "": the path or name that vLLM loads it from."""
+    """The name of the model. "" stands for the path or name from which vLLM loads the model."""
     dtype: str = ""
-    """The logical KV type. "": vLLM's own name for it."""
+    """The logical KV type. "" stands for vLLM's own name of the type."""
     layout: str = ""
     """Properties of the byte order that a tier cannot see, such as vLLM's version."""
     groups: dict[str, str] = Field(default_factory=dict[str, str])
@@ -62,7 +62,7 @@ class IdentitySettings(Settings):
 
 
 class TierSettings(JobSettings, MetricsSettings, TraceSettings):
-    """The config of one tier. Only `backend` is required, and without the connector also `identity`."""
+    """The config of one tier. `backend` is required, and without the connector also `identity`."""
 
     backend: str = Field(min_length=1)
     config: dict[str, Any] | str = Field(default_factory=dict[str, Any])
@@ -71,9 +71,9 @@ class TierSettings(JobSettings, MetricsSettings, TraceSettings):
     tenant: str = ""
     """Isolation domain. Servers of different tenants never share a page."""
     revision: str = ""
-    """Distinguishes weights that share one served name."""
+    """A text that tells apart weights with the same served name."""
     weights: str = ""
-    """Name of the weights. It replaces their fingerprint if hosts keep equal weights in other files."""
+    """Name of the weights, in place of their fingerprint, if hosts keep equal weights in other files."""
     kv_dtype: str = ""
     """Logical type of the KV, if `--kv-cache-dtype` does not name it, for example "float8_e4m3fn"."""
     single_node: bool = False
@@ -86,7 +86,7 @@ class TierSettings(JobSettings, MetricsSettings, TraceSettings):
     locality: Literal["LOCAL", "REMOTE"] | None = None
     """The `locality` of the store in these events."""
     start_timeout_s: PositiveSeconds = 5.0
-    """How long the start of the engine waits for the store. After that the store is tried again."""
+    """How long the start of the engine waits for the store. The store is tried again afterwards."""
     close_timeout_s: PositiveSeconds = 10.0
     """How long the end of the engine waits for stores that are running."""
 
@@ -100,7 +100,7 @@ class TierSettings(JobSettings, MetricsSettings, TraceSettings):
 
 
 def tier_settings(fields: Mapping[str, Any]) -> TierSettings:
-    """Parse the config of a tier, without vLLM's own names.
+    """Parse the config of a tier, except for vLLM's own fields.
 
     Raises:
         ConfigError: A field is invalid, unknown or missing. The message names it.
@@ -111,7 +111,7 @@ def tier_settings(fields: Mapping[str, Any]) -> TierSettings:
 def complete_tiers(extra: dict[str, Any]) -> list[dict[str, Any]]:
     """Move our fields of vLLM's extra config into an entry of `secondary_tiers`. Return our entries.
 
-    The entry becomes the last one, so vLLM asks the tiers that the config lists first. A second call
+    The entry becomes the last one, so vLLM first asks the tiers that the config lists. A second call
     changes nothing.
 
     Raises:
@@ -142,7 +142,7 @@ def _is_ours(tier: Any) -> bool:
 
 
 def _check_names(extra: Mapping[str, Any]) -> None:
-    """Refuse a name that is nearly one of ours, because vLLM ignores fields that it does not know."""
+    """Raise ConfigError for a name that is nearly one of ours, because vLLM ignores unknown fields."""
     for name in sorted(set(extra) - set(TierSettings.model_fields) - _ENGINE_FIELDS):
         if similar := difflib.get_close_matches(name, sorted(TierSettings.model_fields), n=1):
             raise ConfigError(f"{NAME}: unknown field {name!r}; did you mean {similar[0]!r}?")

@@ -114,7 +114,7 @@ class Tier:
         return self.engine.request_context()
 
     def lookup(self, key: bytes, req_context: ReqContext) -> Any:
-        """Return HIT or MISS. Return RETRY until the store has answered."""
+        """Return HIT or MISS, or RETRY until the store has answered."""
         try:
             present = self._lookups.ask(req_context.req_id, key)
             if self._reasons is not None:
@@ -127,7 +127,7 @@ class Tier:
         return self.engine.hit if present else self.engine.miss
 
     def on_schedule_end(self, context: Any) -> None:
-        """Ask the store for all pages of this step's lookups."""
+        """Submit a lookup of all pages that vLLM asked for in this scheduling step."""
         asked = self._lookups.take_asked()
         if asked and not self._guard(lambda: self._ask(asked), otherwise=False):
             self._answer(asked, asked, [Verdict.UNAVAILABLE] * len(asked))
@@ -154,7 +154,7 @@ class Tier:
 
     def _finish_lookup(self, result: LookupResult) -> None:
         job = self._lookup_jobs.pop(result.job_id, None)
-        if job is None:  # the lookup was made before a reset
+        if job is None:  # this lookup began before a reset
             return
         self._metrics.observe("lookup", time.monotonic() - job.began_s)
         if not self._guard(lambda: self._answer_all(job, result), otherwise=False):
@@ -331,8 +331,8 @@ class Tier:
         """Wait until every job has ended, and begin new key spaces.
 
         vLLM calls this only before it resets its caches: for new weights, after a sleep, and on demand.
-        The call does not say which. So the engine stops using earlier pages, and does not share its own
-        until it starts again.
+        The call does not give the cause. So the engine stops using earlier pages, and does not share its
+        own pages until it starts again.
         """
         self._guard(self._drain, None)
 
@@ -351,7 +351,7 @@ class Tier:
         )
 
     def shutdown(self) -> None:
-        """Release the rows when nothing touches them any more. Idempotent."""
+        """Close the tier, and release the rows once nothing touches them any more. Idempotent."""
         if not self._closed:
             self._closed = True
             self._guard(self._shut_down, None)
@@ -377,7 +377,7 @@ class Tier:
             self._reasons.clear()
 
     def _guard(self, function: Callable[[], T], otherwise: T) -> T:
-        """Call `function`. Return `otherwise` if it raises, because an error would end the engine."""
+        """Call `function`. If it raises, return `otherwise`, because an error would end the engine."""
         try:
             return function()
         except Exception:  # noqa: BLE001 - as above

@@ -1,4 +1,4 @@
-"""Loads and stores of vLLM that have not ended, and what their verdicts mean."""
+"""The loads and stores of vLLM that have not ended, and the meaning of their verdicts."""
 
 from __future__ import annotations
 

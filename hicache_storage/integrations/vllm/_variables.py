@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 # A variable enters if it chooses a type, a layout, how weights are quantized, or what is left out. A
-# variable that chooses a different kernel for the same function does not.
+# variable that only chooses a different kernel for the same function does not enter.
 _ENTERING: Mapping[str, Any] = {
     "VLLM_FLOAT32_MATMUL_PRECISION": "highest",
     "VLLM_USE_MODELSCOPE": False,
@@ -32,7 +32,7 @@ _ENTERING: Mapping[str, Any] = {
     "VLLM_ROCM_USE_AITER_MOE_SITUV2": "auto",
     "VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4": None,
     "VLLM_ROCM_USE_AITER_FP8BMM": None,  # the default is True in 0.32.0, and False in 0.33.0
-    "VLLM_ROCM_USE_AITER_FP4BMM": None,  # the same
+    "VLLM_ROCM_USE_AITER_FP4BMM": None,  # as above
     "VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT": False,
     "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION": "NONE",
     "VLLM_ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16": True,
