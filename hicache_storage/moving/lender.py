@@ -74,7 +74,7 @@ class Lender(ABC):
             store: The page store. The key spaces of the pages must be open.
             direction: `load` or `save`.
             buffers: For headers and copies.
-            engine: Counts the calls and copies that may touch the engine's memory.
+            engine: The counter of calls and copies that may touch the engine's memory.
             settle_s: The longest time that a call of a bounded store takes from start to settling.
         """
         self.buffers = buffers
