@@ -23,7 +23,7 @@ def printable(text: str) -> str:
 
 
 def element(tag: str, *children: Child, **attributes: str) -> ET.Element:
-    """Return an element. `class_` and `aria_label` set `class` and `aria-label`. Skip children of None."""
+    """Return an element. `class_` and `aria_label` set `class` and `aria-label`. Skip None."""
     made = ET.Element(tag, {_name(key): printable(value) for key, value in attributes.items()})
     for child in children:
         if isinstance(child, str):

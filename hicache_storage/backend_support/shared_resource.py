@@ -40,7 +40,7 @@ class CallGate:
         return self._closed
 
     def begin(self) -> bool:
-        """Count a call, which needs `end` later, and return True. Return False after `close`."""
+        """Count a call and return True: call `end` after the call. Return False after `close`."""
         with self._lock:
             self._calls += not self._closed
             return not self._closed

@@ -248,7 +248,7 @@ class _Planner:
     # --- curves ----------------------------------------------------------------------------------------
 
     def _sizes_for_shares(self) -> dict[str, int | None]:
-        """Return the bytes of L2 that reach each of some shares of the ideal hits without L3."""
+        """Return how many bytes of L2 reach each share of the ideal hits (`_SHARES_OF_IDEAL`) alone."""
         needs = np.sort(self.host.needs_alone[self.host.needs_alone < NEVER])
         settings = self.settings
         block_nbytes = settings.pages_per_block * settings.page_nbytes(settings.pools)

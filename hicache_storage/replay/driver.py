@@ -348,7 +348,7 @@ def _page_stores(
     *,
     undoes: bool,
 ) -> list[TimedPageStore]:
-    """Return a page store for each storage. All storages must have the frame size that L2 is made for."""
+    """Return a page store for each storage. Every storage must have the frame size of L2."""
     pools = {pool.name for pool in settings.pools}
     events = (
         EventSource(

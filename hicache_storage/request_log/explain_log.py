@@ -45,7 +45,7 @@ class ExplainLog:
         self.add_later(operation, lambda: fields)
 
     def add_later(self, operation: Operation, fields: Callable[[], dict[str, Any]]) -> None:
-        """Add a record. The writer's thread calls `fields`, which returns the fields of `add`."""
+        """Add a record. The writer's thread calls `fields` to get the same fields as in `add`."""
         self._writer.add(partial(self._line, time.time(), operation, fields))
 
     def add_match(

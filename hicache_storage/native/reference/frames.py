@@ -56,7 +56,7 @@ def page_trailers(
     Args:
         names: The first 40 bytes of each trailer.
         synced: True if the page is synced to disk before it gets its name.
-        token: The 8 bytes of the writer.
+        token: The token of the writer, 8 bytes.
         serials: A number below 2**56 for each write. No other write of this writer has the same number.
     """
     fits = len(token) == _TOKEN_NBYTES and len(names) == len(serials)
