@@ -55,7 +55,7 @@ def _verb(program: Program, verb: Verb) -> Iterator[str]:
 
 
 def _call(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
-    """Return an argument as it is typed. If it is a choice of words, the text beside it has them."""
+    """Return an argument as it is typed. For a choice of words, return `WORD`: `_help` lists them."""
     value = "" if action.nargs == 0 else _value(parser, action)
     names = action.option_strings or [""]
     return ", ".join(_code(f"{name} {value}".strip()) for name in names)

@@ -8,7 +8,7 @@ import pytest
 
 
 class Clock:
-    """Replaces `time.monotonic` until the test ends."""
+    """A clock in place of `time.monotonic` until the test ends."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 1000.0

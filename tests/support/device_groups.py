@@ -33,7 +33,7 @@ MLA = PageShape.mla(page_tokens=PAGE_TOKENS, layers=3, kv_dim=24, dtype="bfloat1
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A pool, with its host pool and its device tensors."""
+    """One pool of an engine: its host pool and its device tensors."""
 
     host: HostPool
     planes: list[list[torch.Tensor]]
@@ -112,12 +112,12 @@ class CacheDevice:
         return [tensor[tokens] for plane in self.planes[pool] for tensor in plane]
 
     def fill(self, pool: int, slot: int, data: bytes) -> None:
-        """Write a page in the stored order of its pool. The device may still do so after the return."""
+        """Write a page, given in the pool's stored order. The device may still copy after the return."""
         for target, source in zip(self.page(pool, slot), self._planes(pool, data), strict=True):
             target.copy_(source, non_blocking=True)
 
     def has(self, pool: int, slot: int, data: bytes) -> bool:
-        """Return whether the device has these bytes. The device itself compares them."""
+        """Return whether the device holds these bytes in `slot`. The device itself compares them."""
         page = self.page(pool, slot)
         return same(
             [plane.to(page[0].device) for plane in self._planes(pool, data)],
@@ -130,7 +130,7 @@ class CacheDevice:
 
 
 def expected_page(pool: Pool, slot: int) -> list[torch.Tensor]:
-    """Return the tensors that the device must hold for L2's page in `slot`, from its stored order."""
+    """Return the tensors that the device must hold for the page that is in `slot` of L2."""
     return page_planes(pool.host.shape, pool.host.layout, pool.host_page(slot))
 
 

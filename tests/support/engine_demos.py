@@ -12,14 +12,14 @@ from pathlib import Path
 from servers import RedisServer
 
 FROM_REDIS = "out of Redis"
-"""What a process prints that did not compute the KV."""
+"""What a process prints if it did not compute the KV itself."""
 
 
 def demo(script: str, serve: Callable[[str], None], where: str) -> int:
-    """Serve with the Redis of the command line, or run `script` twice with a Redis of its own.
+    """Serve with the Redis of the command line, or start a Redis and run `script` twice with it.
 
     Return 0 if the second process got from Redis what the first one had computed. `where` names the
-    memories that hold it.
+    memories that hold the KV.
     """
     if len(sys.argv) > 1:
         serve(sys.argv[1])

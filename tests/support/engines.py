@@ -43,7 +43,7 @@ PROMPT = [hash_of(number) for number in range(16)]
 def cache_pool(
     name: str, shape: PageShape = DRAFT_SHAPE, slots: int = 32, **more: Any
 ) -> CachePool:
-    """Return a pool of small pages. `more` has its other fields."""
+    """Return a pool of small pages. `more` has further fields of `CachePool`."""
     return CachePool(
         space=space(pool=name, page_tokens=PAGE_TOKENS, page_nbytes=shape.nbytes),
         host=HostPool(shape, slots=slots, frame_nbytes=FRAME_NBYTES),
@@ -91,7 +91,7 @@ def engine_on(
     observers: Sequence[Observer] = (),
     **settings: Any,
 ) -> Generator[CacheController]:
-    """Yield an engine with its own L2. It waits for all pages unless `settings` change that."""
+    """Yield an engine with its own L2. A prefetch waits for all pages unless `settings` change that."""
     with ExitStack() as stack:
         store = (
             None
@@ -130,7 +130,7 @@ def content_in(key_space: KeySpace, page_hash: str) -> bytes:
 
 
 def content(pool: CachePool, page_hash: str) -> bytes:
-    """Return the bytes of a page in a pool whose pages are not cut."""
+    """Return the bytes of a page in a pool whose pages are not divided among ranks."""
     return content_in(pool.space, page_hash)
 
 
@@ -155,7 +155,7 @@ def compute(
 
 
 def recompute(lease: Lease, name: str) -> list[int]:
-    """Fill the pages that a pool lacks. Return their indices."""
+    """Fill the pages of a lease that a pool lacks. Return their indices."""
     pool = lease.cache.pools[lease.cache.pool_set.number(name)]
     claimed = lease.claim(name)
     for page, slot in claimed.items():
@@ -179,7 +179,7 @@ def free_slots(controller: CacheController) -> list[int]:
 
 
 def leaked(controller: CacheController) -> list[str]:
-    """Return the pages, slots and quota that an idle controller still holds. There should be none."""
+    """Return the pages, slots and quota that an idle controller still holds, which should be none."""
     held = [f"{pages} pinned pages" for pages in [controller.cache.clear()] if pages]
     held += [
         f"{pool.host.slots - pool.host.free_slots} slots of {pool.space.pool}"
@@ -191,7 +191,7 @@ def leaked(controller: CacheController) -> list[str]:
 
 
 def lost_pages(controller: CacheController) -> int:
-    """Return how many pages should have been written, but are not in the store in every pool."""
+    """Return how many pages should have been written, but are missing from the store in some pool."""
     counted = controller.stats()
     return sum(counted.get(name, 0) for name in ("dropped_pages", "unwritten_pages"))
 
@@ -249,7 +249,7 @@ class ThreadRanks:
 
 
 class _AllReduce:
-    """The ranks' answers on each channel, round by round."""
+    """The values that ranks contribute on each channel, round by round."""
 
     def __init__(self, size: int, timeout_s: float) -> None:
         self._size = size

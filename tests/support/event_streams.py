@@ -14,7 +14,7 @@ _END = (1 << 64) - 1
 
 
 class Subscriber:
-    """A SUB socket. It decodes each batch with `decode`, and returns it with its number."""
+    """A SUB socket that returns each batch, decoded with `decode`, and its number."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Subscriber:
         (self._socket.bind if binds else self._socket.connect)(endpoint)
 
     def wait_until_connected(self, publish: Callable[[], object]) -> None:
-        """Publish until a batch arrives, then take all of these batches. The earliest ones get lost."""
+        """Publish until a batch arrives, because the first ones get lost, then receive the others."""
 
         def arrived() -> bool:
             publish()

@@ -50,7 +50,7 @@ def file_of(root: Path, number: int) -> Path:
 
 
 def used_nbytes(root: Path) -> int:
-    """Return how many bytes all page files have, even while others remove some."""
+    """Return how many bytes all page files have, even while another process removes some."""
     nbytes = 0
     for path in root.glob("spaces/*/??/*"):
         try:

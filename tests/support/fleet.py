@@ -1,4 +1,4 @@
-"""A model's KV cache as one array. Every rank of every engine holds its part of it."""
+"""A model's KV cache as one array, of which every rank of every engine holds a part."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _AXES = {
 
 @dataclass(frozen=True)
 class FleetPool:
-    """One pool of a model that engines with several topologies serve."""
+    """One pool of a model, which engines with different topologies serve."""
 
     extent: Extent
     name: str = "kv"
@@ -68,7 +68,7 @@ class FleetPool:
         return CachePool(space=space, host=host, writes=part.writes)
 
     def model(self, page_hash: str, plane: int) -> npt.NDArray[np.uint16]:
-        """Return a plane of a page of the whole model: (layers, heads, tokens, dim), no two alike."""
+        """Return one plane of a page of the whole model: unique numbers [layers, heads, tokens, dim]."""
         seed = hashlib.sha256(f"{self.name}/{plane}/{page_hash}".encode()).digest()
         shape = (self.extent.layers, self.extent.heads or 1, PAGE_TOKENS, _DIM)
         generator = np.random.default_rng(list(seed))
@@ -80,7 +80,7 @@ class FleetPool:
             _plane(pool, plane, slot)[...] = self._part(pool, plane, page_hash)
 
     def holds(self, pool: CachePool, slot: int, page_hash: str) -> bool:
-        """Return True if a rank's slot holds the heads and layers that the rank has of this page."""
+        """Return True if the slot holds the rank's heads and layers of this page."""
         return all(
             np.array_equal(_plane(pool, plane, slot), self._part(pool, plane, page_hash))
             for plane in range(self.planes)

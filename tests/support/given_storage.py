@@ -16,7 +16,7 @@ STORAGES: dict[str, HiCacheStorage] = {}
 
 
 class GivenStorage(WrapperStorage):
-    """Passes every call on to the storage that the config names. That storage stays open."""
+    """A storage that passes every call on to the one that the config names, which stays open."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -27,7 +27,7 @@ class GivenStorage(WrapperStorage):
 
 
 class BoundedStorage(GivenStorage):
-    """The same, but the class declares that all calls end in time."""
+    """A `GivenStorage` whose class declares that all calls end in time."""
 
     capabilities = HiCacheStorage.capabilities.__class__(bounded=True)
 

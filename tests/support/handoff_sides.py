@@ -194,7 +194,7 @@ def _parts(
 
 
 def stored_pages(storage: HiCacheStorage) -> dict[str, int]:
-    """Return how many pages each pool has, completions included."""
+    """Return how many pages a storage holds for each pool, completions included."""
     stored: dict[str, int] = {}
     for key_space in storage.spaces():
         pages = sum(1 for _ in storage.scan(key_space))
@@ -206,7 +206,7 @@ def stored_pages(storage: HiCacheStorage) -> dict[str, int]:
 def start_prefill(
     backend: str, config: dict[str, Any], *, dies: str = "never", **rank: Any
 ) -> subprocess.Popen[str]:
-    """Start a process that computes PROMPT and publishes it as `request-1`, or kills itself before."""
+    """Start a process that computes PROMPT and publishes it as `request-1`, or kills itself first."""
     order = {"backend": backend, "config": config, "dies": dies, "rank": rank}
     return subprocess.Popen(
         [sys.executable, "-W", "error", __file__, json.dumps(order)],

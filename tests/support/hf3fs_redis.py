@@ -48,6 +48,6 @@ def index_of(storage: Hf3fsStorage) -> Any:
 
 @contextmanager
 def client_of(server: RedisServer) -> Generator[Any, None, None]:
-    """Lend the test a client of its own. Much of redis-py has no types."""
+    """Yield a client of redis-py for a test, without types, because redis-py lacks many."""
     with redis.Redis(port=server.port) as client:
         yield client

@@ -42,7 +42,7 @@ def hits(storage: Hf3fsStorage, numbers: range) -> list[bool]:
 
 
 def counted(root: Path) -> tuple[int, int, int]:
-    """Return how many slots are reserved, how many taken, and how many neither free nor taken."""
+    """Return the numbers of slots that are reserved, taken, and neither free nor taken."""
     with closing(sqlite3.connect(root / "index.sqlite")) as db:
         query = (
             "SELECT (SELECT count(*) FROM reserved), sum(taken),"

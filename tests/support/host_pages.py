@@ -1,4 +1,4 @@
-"""Pages of small host pools, which have a unique number at each place."""
+"""Pages of small host pools, with a unique number at each place."""
 
 from __future__ import annotations
 

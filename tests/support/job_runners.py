@@ -85,7 +85,7 @@ class Engine:
         return results
 
     def close(self) -> None:
-        """Close everything, in order."""
+        """Close the runner first, then its store."""
         if isinstance(self.storage, FaultyStorage):
             self.storage.release()
         self.runner.close()

@@ -15,7 +15,8 @@ import pytest
 
 _SOURCE = Path(__file__).with_suffix(".c")
 _COMPILER = os.environ.get("CC", "cc")
-# Each line is the number of the call at which a forked child ends; the answer says how it ended.
+# Each input line is the number of the call at which a forked child is killed. The output line is the
+# signal that killed the child, or 0 if the child ended by itself.
 _SERVER = """
 import ctypes, os, sys
 shim = ctypes.CDLL(sys.argv[1])
@@ -51,7 +52,7 @@ def library(folder: Path) -> Path:
 def killed_at(
     shim: Path, folder: Path, script: str, *, native: bool
 ) -> Generator[Callable[[int], bool], None, None]:
-    """Yield a function that runs `script` and kills it at its n-th call, or returns False if it ended.
+    """Yield a function that runs `script` and kills it at its n-th call. False: it ended before that.
 
     The script has the variable `folder`, and defines `prepare()`, whose calls do not count, and
     `work(prepared)`.

@@ -2,7 +2,7 @@
 
 All mutants of a module are compiled into it, each behind a switch, and the tests are collected once. A
 run without a mutant shows which tests reach which mutants. Then, for each mutant, the tests that reach
-it run in a fork of the process. What a test does in other processes is not seen.
+it run in a fork of the process. Code that a test runs in other processes has no mutants.
 
     make kills MODULE=hicache_storage/planning
     python tests/support/kills.py hicache_storage/cli/gc.py --tests tests/cli/test_gc.py --every 3
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 PYTEST = ("-q", "--assert=plain", "--tb=native", "-p", "no:cacheprovider", "-o", "timeout=0")
 LEAST_S = 4.0
-"""A test may take at least this long. If it takes longer, it hangs, which is a kill."""
+"""The least time limit of a test. A test that exceeds its limit hangs, which is a kill."""
 ENOUGH = 6
 """After this many kills of a mutant, the rest of its tests are not run."""
 QUICK_S = 0.15
@@ -68,7 +68,7 @@ class Mutant(NamedTuple):
 
 
 class Switch:
-    """Remembers which mutant is on, and which mutants the code has reached."""
+    """The switch of all mutants: which one is on, and which ones the code has reached."""
 
     active = -1
 
@@ -81,7 +81,7 @@ class Switch:
 
 
 class Mutator(ast.NodeTransformer):
-    """Puts each mutant of a module beside the code that it changes, behind `__kill__(its number)`."""
+    """A transformer that adds each mutant beside the code that it changes, behind `__kill__(number)`."""
 
     def __init__(self, module: str, mutants: list[Mutant]) -> None:
         self._module, self._mutants = module, mutants
@@ -133,7 +133,7 @@ class Mutator(ast.NodeTransformer):
         )
 
     def _either(self, node: ast.expr, changed: ast.expr, inside: Callable[[Any], Any]) -> ast.expr:
-        """Return `changed if the switch is on else node`, with more mutants inside the node."""
+        """Return the expression `changed if __kill__(number) else node`, with mutants inside `node`."""
         switch = self._switch(node, f"{ast.unparse(node)} -> {ast.unparse(changed)}")
         return ast.IfExp(switch, changed, inside(node))
 
@@ -194,7 +194,7 @@ def mutate(source: str, module: str, path: str, mutants: list[Mutant]) -> CodeTy
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports modules with their mutants."""
+    """A finder and loader that imports modules with their mutants."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.switch, self.mutants = Switch(), list[Mutant]()
@@ -327,7 +327,7 @@ def _lines(pipe: int, limit_s: float) -> Iterator[bytes]:
 
 
 def cover(kills: dict[str, set[int]], lines: dict[str, int]) -> list[str]:
-    """Return tests that kill what all tests kill. Each step adds the one with the most kills a line."""
+    """Return few tests that together kill what all tests kill, picked by their kills per line."""
     chosen: list[str] = []
     left = set[int]().union(*kills.values())
     while left:
@@ -341,7 +341,7 @@ def _function(nodeid: str) -> str:
 
 
 def report(matrix: Matrix) -> Iterator[str]:
-    """Yield a line for each test function: its kills, its lines, and whether a cover needs it."""
+    """Yield a line for each test function: its kills, its length, and whether the cover needs it."""
     lines = {
         _function(name): inspect.getsource(item.function).count("\n") + 2
         for name, item in matrix.items.items()

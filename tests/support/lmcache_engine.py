@@ -6,8 +6,8 @@ with Engine(params) as engine:
     assert engine.read(range(6)).held == held
 
 L1's allocator and the store and prefetch controllers are LMCache's. Only an engine's copies between
-device and L1 are missing: the test fills the objects. LMCache's eviction threads pause for a second at
-a time; when the engine ends, so do these pauses.
+device and L1 are missing: the test fills the objects itself. LMCache's eviction threads pause for a
+second at a time; the end of the engine cuts these pauses short.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class GroupPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The engine above an LMCache server: one rank of it."""
+    """One rank of the engine above an LMCache server."""
 
     model: str = "org/model"
     world_size: int = 1
@@ -100,7 +100,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Read:
-    """A prefix that a prefetch has brought into L1."""
+    """The prefix that a prefetch has loaded into L1."""
 
     held: list[list[bytes]]
     """The bytes of the leading chunks, for each object group."""
@@ -109,7 +109,7 @@ class Read:
 
     @property
     def chunks(self) -> int:
-        """How many leading chunks every group has."""
+        """How many leading chunks were loaded for every group."""
         return min(map(len, self.held))
 
 
@@ -204,7 +204,7 @@ class Engine:
         )
 
     def is_idle(self) -> bool:
-        """Return whether LMCache has no store waiting or running."""
+        """Return whether no store operation of LMCache waits or runs."""
         status = self.manager.report_status()["store_controller"]
         tasks = self.status["tasks"]["store"]
         return not (status["pending_keys_count"] or status["in_flight_task_count"] or tasks)

@@ -15,7 +15,7 @@ _KEEP_THE_LOCK = frozenset(
 
 
 def lock_waits(work: Callable[[], object]) -> Counter[str]:
-    """Return by name how often `work` calls C functions that give up the interpreter lock.
+    """Return how often `work` calls C functions that give up the interpreter lock, by name.
 
     Only calls of this thread count: system calls on files, calls of the data plane and of SQLite.
     """

@@ -1,4 +1,4 @@
-"""Every call that only looks at a store, and what these calls must not change."""
+"""Every call that only looks at a store, and a snapshot of what such calls must not change."""
 
 from __future__ import annotations
 

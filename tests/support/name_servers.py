@@ -12,7 +12,7 @@ def look_ups() -> list[str]:
 
 
 class Names:
-    """Answers for `socket.getaddrinfo`. As long as the event `answers` is clear, a lookup hangs."""
+    """Replies in place of `socket.getaddrinfo`. A lookup hangs while the event `answers` is clear."""
 
     def __init__(self) -> None:
         self.answers = threading.Event()

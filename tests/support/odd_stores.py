@@ -15,7 +15,7 @@ from hicache_storage.page import Page
 
 
 class Crashing(MemoryStorage):
-    """Ends the interpreter on the first miss."""
+    """A store that kills the interpreter at the first miss."""
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
@@ -27,7 +27,7 @@ class Crashing(MemoryStorage):
 
 
 class Exiting(MemoryStorage):
-    """Exits the process without cleanup when a page is deleted."""
+    """A store that exits the process without cleanup when a page is deleted."""
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         os._exit(7)
@@ -44,7 +44,7 @@ class Undeleting(MemoryStorage):
 
 
 class Down(MemoryStorage):
-    """A server that is not there."""
+    """A store whose server is not there."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -52,7 +52,7 @@ class Down(MemoryStorage):
 
 
 class Deaf(MemoryStorage):
-    """A deleted page stays."""
+    """A store that returns True for a delete and keeps the page."""
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self.ensure_open()

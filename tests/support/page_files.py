@@ -20,7 +20,7 @@ class _Files(Protocol):
 
 
 class FileSubject(Subject):
-    """A subject with a directory for each test, whose back doors are its files."""
+    """A subject with a directory for each test, whose back doors read and write its files."""
 
     files: ClassVar[type[_Files]]
     """The adapter class, which returns the file of a page."""
@@ -51,8 +51,8 @@ class FileSubject(Subject):
 class PaddedFileSubject(FileSubject):
     """A subject whose files are pages padded to whole blocks. The back doors leave out the padding.
 
-    A file that is shorter than its blocks has no padding. Bytes after its blocks come after the
-    page's.
+    A file that is too short for all its blocks has no padding. Bytes that follow the last block
+    are returned after the bytes of the page.
     """
 
     alignment: ClassVar[int]

@@ -51,9 +51,9 @@ def path_frames(engine_call: str, entry: str) -> Generator[PathFrames]:
 
 
 def c_frames(names: Sequence[str]) -> int:
-    """Return how many functions a path through the C sources has. It ends with a system call.
+    """Return how many functions are on a path through the C sources that ends with a system call.
 
-    Fails if one of them does not call the next.
+    Fail if a function of the path does not call the next one.
     """
     text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(_SOURCES.glob("*.c")))
     for name, called in pairwise(names):

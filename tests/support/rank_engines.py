@@ -1,4 +1,4 @@
-"""One rank of an engine, in its own process. It caches its part of a model in a directory."""
+"""One rank of an engine in its own process, with a cache of its part of a model in a directory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class ReadFaultStorage(FileStorage):
-    """A directory whose reads fail or hang on demand."""
+    """A storage in a directory, whose reads fail or hang on demand."""
 
     read_fault: str = ""
     released: threading.Event
@@ -65,7 +65,7 @@ class Served:
 
 @dataclass
 class _Engine:
-    """This process's rank."""
+    """The rank that this process is."""
 
     pools: list[tuple[FleetPool, CachePool]]
     controller: CacheController

@@ -24,9 +24,9 @@ def check_record(
 def record(
     *checks: CheckRecord, waivers: Mapping[str, Waiver] | None = None, **facts: Any
 ) -> Record:
-    """Return the record of a run of those checks, over the rules that they belong to.
+    """Return the record of a run of these checks, over the rules that they belong to.
 
-    If a whole run has more checks, `expected` has the names of all.
+    If a whole run would have more checks, `expected` has the names of all its checks.
     """
     rules = [RULES[rule_id] for rule_id in dict.fromkeys(one.name[:6] for one in checks)]
     given: dict[str, Any] = {

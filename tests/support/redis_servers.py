@@ -146,9 +146,9 @@ class SentinelServer(RedisServer):
 
 
 class TlsSentinelServer(SentinelServer):
-    """A sentinel that reaches its master over TLS, as clients reach it, with a password.
+    """A sentinel that clients reach over TLS with a password, as it reaches its master.
 
-    With `is_plain`, clients need neither.
+    With `is_plain`, clients need neither TLS nor a password.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Runs replays as tests need them: command lines, reports, and two processes over one store."""
+"""Helpers for tests that run replays: command lines, reports, and two processes over one store."""
 
 from __future__ import annotations
 

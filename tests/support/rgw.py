@@ -86,7 +86,7 @@ class CephRgw(S3Server):
         return f"{user}-secret-key"
 
     def add_user(self, name: str) -> None:
-        """Add a user without any right to the buckets of others."""
+        """Add a user without any rights to the buckets of other users."""
         keys = (f"--access-key={name}", f"--secret={self.secret_of(name)}")
         self._run(
             "radosgw-admin", "user", "create", f"--uid={name}", f"--display-name={name}", *keys
@@ -159,7 +159,7 @@ class CephRgw(S3Server):
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """Return the variables with which Ceph's programs find their files and each other."""
+    """Return the environment variables by which Ceph's programs find their files and each other."""
     libraries = (_LIBRARIES, _LIBRARIES / "ceph", CEPH / "lib/x86_64-linux-gnu")
     return {
         "LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries)),

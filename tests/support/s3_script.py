@@ -88,7 +88,7 @@ class ReceivedRequest:
 
 
 class ScriptedS3:
-    """Answers requests for objects from a script, and requests for the bucket with `of_bucket`.
+    """A server that answers requests for objects from a script, and those for the bucket by `of_bucket`.
 
     Requests beyond the script get a 404. `bucket_script` takes precedence over `of_bucket`.
     `certificates` is the directory of `servers.make_certificates`. None: no TLS.

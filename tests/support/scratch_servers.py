@@ -14,10 +14,10 @@ S = TypeVar("S", bound=ServerProcess)
 
 
 class ScratchServers(Generic[S]):
-    """Starts a server for each prefix, but none after the test. Thread-safe.
+    """The servers of one test, each started for one prefix. None is started after the test.
 
-    If a call of a check hangs, the check is left behind in its thread. When the server ends, the
-    call ends too, and the check then asks for the next server.
+    If a call of a check hangs, the check is left behind in its thread. When its server ends, the
+    call ends too, and the check then asks for another server. Thread-safe.
     """
 
     def __init__(self, make: Callable[[Path], S], directory: Path) -> None:

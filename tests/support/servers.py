@@ -36,8 +36,7 @@ END_LIMIT_S = 20.0
 _POLL_S = 0.01
 _PORTS = random.SystemRandom()
 _LEAST_PORT = 10_000
-# The end of the ports below the kernel's own range. If that range begins low, no port is outside
-# it.
+# Ports are taken from below the kernel's own range, unless that range begins too low.
 _EPHEMERAL_PORT = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
 _END_PORT = _EPHEMERAL_PORT if _EPHEMERAL_PORT > 30_000 else 60_000
 _LIBRARIES = ("usr/lib/*-linux-gnu", "lib/*-linux-gnu")
@@ -167,7 +166,7 @@ class ServerProcess:
 
 
 class RedisServer(ServerProcess):
-    """`redis-server` without persistence, unless an option changes that. Options as in redis.conf."""
+    """A `redis-server`, without persistence by default. `options` are those of redis.conf."""
 
     programs: ClassVar[tuple[str, ...]] = ("redis-server",)
     address = "127.0.0.1"
@@ -203,7 +202,7 @@ class RedisServer(ServerProcess):
 
 
 class ValkeyServer(RedisServer):
-    """`valkey-server`."""
+    """A `valkey-server`, without persistence by default."""
 
     programs = ("valkey-server",)
 
@@ -238,7 +237,7 @@ class TlsRedisServer(RedisServer):
 
 
 class RedisCluster:
-    """Three masters that share the slots. They stop, pause and start together."""
+    """A cluster of three masters that share the slots, and stop, pause and start together."""
 
     server_class: ClassVar[type[RedisServer]] = RedisServer
     enabled = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
@@ -412,7 +411,7 @@ class TlsRclone(Rclone):
 
 
 class MooncakeMaster(ServerProcess):
-    """`mooncake_master`, which keeps the list of objects in memory."""
+    """A `mooncake_master`, which keeps the list of objects in memory."""
 
     address = "127.0.0.1"
 

@@ -1,4 +1,4 @@
-"""Replaces what needs a GPU, so that SGLang's own wheel runs on any machine. Import it before SGLang.
+"""Replaces what needs a GPU, so that SGLang's wheel runs on any machine. Import it before SGLang.
 
 1. Two operator schemas of torchvision are defined, because its kernels link CUDA.
 2. SGLang's own stub (`_platform_stubs.py`) replaces triton, which is not installed.

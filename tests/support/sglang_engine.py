@@ -59,7 +59,7 @@ def engine_world(
 ) -> Generator[None]:
     """Make this process a rank of a server that was started with these arguments.
 
-    The collectives run over a group of one rank, so this does not test how ranks agree.
+    Collectives run over a group of only one rank, so tests here can't show how ranks agree.
     """
     if not torch.distributed.is_initialized():
         store = torch.distributed.HashStore()

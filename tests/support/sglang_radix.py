@@ -50,7 +50,7 @@ def as_flag(extra_config: dict[str, Any]) -> str:
 def server_world(
     extra_config: dict[str, Any] | str, *, layout: str = "page_first_direct", **arguments: Any
 ) -> Generator[None]:
-    """Make this process a server with these flags. The extra config may be the flag's text."""
+    """Make this process a server with these flags. `extra_config` may be the text of its flag."""
     flag = extra_config if isinstance(extra_config, str) else as_flag(extra_config)
     with engine_world(
         hicache_mem_layout=layout,
@@ -70,7 +70,7 @@ class Server:
     """L1, L2 and L3 of one rank, with random numbers as KV."""
 
     def __init__(self, kind: str = "mha", *, draft: PoolPlan | None = None) -> None:
-        """Create the caches. `kind` is that of a `PoolPlan`, or `window` for a sliding window."""
+        """Create the caches. `kind` is a kind of `PoolPlan`, or `window` for a sliding window."""
         self.windowed = kind == "window"
         self._attempts = count()
         self.allocator = _windowed_allocator() if self.windowed else _plain_allocator(kind)
@@ -112,7 +112,7 @@ class Server:
         return held
 
     def load_prefix(self, tokens: Sequence[int]) -> tuple[int, list[bytes]]:
-        """Load the prefix of a request from L3 to L1. Return its tokens on the device, and their KV."""
+        """Load the prefix of a request from L3 to L1. Return how many tokens L1 has, and their KV."""
         handle = self.begin_prefetch(tokens)
         self._until(lambda: self.cache.check_prefetch_progress(handle))
         matched = self.cache.match_prefix(MatchPrefixParams(key=self._key(tokens)))

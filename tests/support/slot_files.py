@@ -31,7 +31,7 @@ def page_of(number: int, nbytes: int) -> bytes:
 
 
 def slot_of(number: int, shape: tuple[int, int, int], *, wrong: str = "") -> bytes:
-    """Return the bytes of a slot. `wrong` names a mark, first or last, that is another slot's."""
+    """Return the bytes of a slot. The mark that `wrong` names, first or last, is of another slot."""
     lead, nbytes, tail = shape
     first, last = (mark_of(_ANOTHER if wrong == place else number) for place in ("first", "last"))
     return first.ljust(lead, b"\0") + page_of(number, nbytes) + last.ljust(tail, b"\0")

@@ -23,7 +23,7 @@ class Spans:
 
     @classmethod
     def of_process(cls, monkeypatch: pytest.MonkeyPatch) -> Spans:
-        """Make this the provider of the process, until the test ends."""
+        """Return a tracer provider that is the provider of the process until the test ends."""
         spans = cls()
         monkeypatch.setattr("opentelemetry.trace.get_tracer_provider", lambda: spans.provider)
         return spans

@@ -35,7 +35,7 @@ SHARED = tuple(one for one in STORES if one.capabilities.shared)
 
 @dataclass
 class Place:
-    """The class, config and directory of one store. If it is shared, two handles see the same pages."""
+    """The class, config and directory of one store. Two handles see the same pages if it is shared."""
 
     storage_class: type[HiCacheStorage]
     config: dict[str, Any]

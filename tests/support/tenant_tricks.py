@@ -38,13 +38,13 @@ _INSERTED = (
 
 
 class Attacker:
-    """Makes attempts that depend on its seed. No attempt has the tenant of the victim."""
+    """A source of attempts that depend on its seed. No attempt has the tenant of the victim."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
     def attempts(self, page_hash: str) -> Iterator[tuple[dict[str, Any], Any]]:
-        """Yield fields of a key space and a page hash, without end. Both may be impossible."""
+        """Yield fields of a key space and a page hash, without end. Both may be invalid."""
         while True:
             fields = self._fields()
             if str(fields["tenant"]) != VICTIM.tenant:

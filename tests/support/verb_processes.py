@@ -42,7 +42,7 @@ class Slow(SlowReads, FileStorage):
 
 
 def slow_store(store: CliStore, directory: Path) -> CliStore:
-    """Return a store on the files of `store` whose reads take 0.3 s each. Run it in `directory`."""
+    """Return a store on the files of `store` whose reads take 0.3 s each, for verbs in `directory`."""
     (directory / "slow_store.py").write_text(_SLOW)
     place = {
         "backend_name": "slow",
@@ -72,7 +72,7 @@ def verb(directory: Path, *argv: str) -> Generator[subprocess.Popen[str], None, 
 
 
 def interrupted(directory: Path, *argv: str) -> tuple[int, str, str]:
-    """Send SIGINT once the slow store of `directory` is read. Return exit code, output and errors."""
+    """Run a verb, and send SIGINT at the first slow read. Return exit code, output and errors."""
     with verb(directory, *argv) as process:
         wait_until((directory / "slow_store.called").exists)
         process.send_signal(signal.SIGINT)

@@ -85,7 +85,7 @@ MODEL = model_dir()
 
 @dataclass
 class Answer:
-    """What happened to one request."""
+    """What an engine did for one request."""
 
     computed: int | None = None
     """How many tokens the engine had when the request was scheduled; None if it never was."""
@@ -164,7 +164,7 @@ class Workers(executor.Executor):  # type: ignore[misc]
         ]
 
     def rows(self) -> tuple[mmap.mmap, int]:
-        """Return vLLM's region and the bytes of a row."""
+        """Return vLLM's memory region, and how many bytes a row has."""
         transfer = self.vllm_config.kv_transfer_config
         self.per_chunk = int(transfer.kv_connector_extra_config.get("blocks_per_chunk", 1))
         if self.region is None:
@@ -240,7 +240,7 @@ class Workers(executor.Executor):  # type: ignore[misc]
 
 
 class Engine:
-    """One engine, cold. Further fields go to `ModelConfig`: revision, dtype, hf_overrides."""
+    """One engine, which begins without cached blocks. `model_fields` are those of `ModelConfig`."""
 
     def __init__(
         self,
@@ -384,7 +384,7 @@ class Engine:
         self.manager.primary_tier.reset_cache()
 
     def close(self) -> None:
-        """Shut down without the last line of `EngineCore.shutdown`, which empties a GPU's caches."""
+        """Shut down as `EngineCore.shutdown` does, except for its last line, which needs a GPU."""
         self.core.structured_output_manager.clear_backend()
         self.workers.shutdown()
         self.core.scheduler.shutdown()

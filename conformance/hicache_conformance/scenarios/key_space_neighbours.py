@@ -80,7 +80,7 @@ def neighbours(space: KeySpace, *, quick: bool = False) -> list[Neighbour]:
 
 
 def colliding_fields(space: KeySpace) -> Iterator[tuple[str, KeySpace, KeySpace]]:
-    """Yield pairs of key spaces whose fields are equal once swapped, joined or added, with a description."""
+    """Yield described pairs of key spaces whose fields are equal once swapped, joined or added."""
     whole = space.stored_nbytes
     part = whole // 4
     plain: tuple[tuple[str, Fields, Fields], ...] = (

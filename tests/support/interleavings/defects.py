@@ -40,7 +40,7 @@ class Defect:
 
     @contextmanager
     def put_back(self) -> Generator[None]:
-        """Put the defect back during the `with` block."""
+        """Put the defect back into the code during the `with` block."""
         with ExitStack() as stack:
             for (owner, name), function in self.replaced.items():
                 stack.enter_context(mock.patch.object(owner, name, function))

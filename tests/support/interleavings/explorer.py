@@ -1,4 +1,4 @@
-"""Runs a scenario by seed, and finds the shortest schedule of a run that found something."""
+"""Runs a scenario with many seeds, and shortens the schedule of a run that found something."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ _RUNS_PER_COLLECTION = 50
 class Patches:
     """The replacements. They affect the thread that made them, while a scheduler `runs`.
 
-    Objects that were made before, such as a lock of a module, stay those of the operating system.
-    The code under test must not hold one of these at a point.
+    Objects that were made before, such as a lock of a module, are still those of the operating
+    system. The code under test must not hold such a lock at a point.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Patches:
 
 
 class _Errors(logging.Handler):
-    """A handler that turns each logged error into a finding."""
+    """A logging handler that turns each error into a finding."""
 
     def __init__(self, patches: Patches) -> None:
         super().__init__(logging.ERROR)
@@ -101,8 +101,7 @@ def patched() -> Generator[Patches]:
         # `concurrent.futures.wait` locks futures in the order of their ids, and iterates over sets.
         stack.enter_context(mock.patch.object(_base, "id", _number_of, create=True))
         stack.enter_context(mock.patch.object(Future, "__hash__", _number_of))
-        # With pools of a few pages there is no need to check the machine's memory limits, which
-        # reads files.
+        # Pools of a few pages need no check of the machine's memory limits, which would read files.
         stack.enter_context(mock.patch.object(memory, "_check_available", return_value=None))
         logging.root.addHandler(errors)
         stack.callback(logging.root.removeHandler, errors)
@@ -115,7 +114,7 @@ def patched() -> Generator[Patches]:
 
 
 def _number_of(future: Future[Any]) -> int:
-    """Return a number that is the same in each run, that of the future's condition."""
+    """Return the number of the future's condition, which is the same in each run."""
     serial = getattr(getattr(future, "_condition", None), "serial", None)
     return object.__hash__(future) if serial is None else serial
 

@@ -67,7 +67,7 @@ class Lock:
         return self._owner is self._scheduler.current
 
     def release_all(self) -> int:
-        """Release the lock however often it is held, and return how often. This is not a point."""
+        """Release the lock completely. Return how many times it was held. This is not a point."""
         count, self._count, self._owner = self._count, 0, None
         self._scheduler.wake(self._waiters)
         return count

@@ -41,7 +41,7 @@ class Scenario:
     def check(self) -> None:
         """Raise AssertionError if an invariant is broken. Take no lock.
 
-        It is called at each switch, so it sees everything that another thread can see.
+        This is called at each switch, so it sees everything that another thread can see.
         """
 
     def finish(self) -> None:

@@ -200,7 +200,7 @@ class Scheduler:
         return task.woken
 
     def settle(self) -> None:
-        """Wait until the other threads have nothing left to do. Time passes only if they wait."""
+        """Wait until the other threads have nothing left to do. Time passes only if all of them wait."""
         time_passes, self._time_passes = self._time_passes, False
         self.wait([], _SETTLE_S, "lets the other threads end their work")
         self._time_passes = time_passes
@@ -376,7 +376,7 @@ def _is_own(path: str) -> bool:
 
 
 def _place(frame: FrameType | None) -> str:
-    """Return the innermost place of a stack that is in the code under test."""
+    """Return the innermost place of a call stack that is in the code under test."""
     while frame is not None:
         name = frame.f_code.co_filename
         if not _is_own(name):

@@ -113,7 +113,7 @@ def _codes_with_points(module: ModuleType) -> dict[str, CodeType]:
 
 
 class _Points(ast.NodeTransformer):
-    """Puts a point before each statement of each function."""
+    """A transformer that puts a point before each statement of each function."""
 
     def __init__(self) -> None:
         self._in_function = 0

@@ -2,7 +2,7 @@
 
 `RandomWalk` chooses at each point. `PriorityWalk` gives each thread a random priority and changes
 it at a few random points (Burckhardt et al., ASPLOS 2010: "A Randomized Scheduler with
-Probabilistic Guarantees of Finding Bugs"). It finds faults that need few switches at exact places.
+Probabilistic Guarantees of Finding Bugs"), to find faults that need few switches at exact places.
 `Replay` repeats the choices of a run.
 """
 
@@ -27,7 +27,7 @@ class Strategy(Protocol):
     def choose(
         self, key: Key, default: Task, ready: Sequence[Task], *, can_wait: bool
     ) -> Task | None:
-        """Return one of the `ready` tasks. None lets a time limit pass, if a thread `can_wait`."""
+        """Return one of the `ready` tasks, or, if `can_wait`, None to let a time limit pass."""
         ...
 
     def pick(self, key: Key, options: int) -> int:
@@ -36,7 +36,7 @@ class Strategy(Protocol):
 
 
 class RandomWalk:
-    """Chooses at random at each point. The seed also decides how often threads are switched."""
+    """A strategy of random choices. The seed also decides how often threads are switched."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -61,7 +61,7 @@ class RandomWalk:
 
 
 class PriorityWalk:
-    """Runs the ready task with the highest priority, until one of a few change points lowers it."""
+    """A strategy that runs the ready task of highest priority, until a change point lowers that."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -92,7 +92,7 @@ class PriorityWalk:
 
 
 class Replay:
-    """Makes the default choice at each point, except for given deviations."""
+    """A strategy that makes the default choice at each point, except for given deviations."""
 
     def __init__(self, deviations: Mapping[Key, int]) -> None:
         self._deviations = deviations
@@ -113,5 +113,5 @@ class Replay:
 
 
 def of_seed(seed: int) -> Strategy:
-    """Return the strategy of a seed. Every second one uses priorities."""
+    """Return the strategy of a seed. Every second seed uses priorities."""
     return PriorityWalk(seed) if seed % 2 else RandomWalk(seed)

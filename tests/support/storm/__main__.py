@@ -3,8 +3,8 @@
     PYTHONPATH=tests/support python -m storm [--stores file,redis] [--kills N] [--seed N] [--fresh]
     PYTHONPATH=tests/support python -m storm --calls N ...
 
-The line of a store has its figures, and the lines below it what was found. After a finding the exit
-code is 1. The progress is kept in artifacts/storm, and the next run with this seed goes on from
+Each store has a line with its figures, followed by lines with its findings. After a finding the exit
+code is 1. The progress is kept in artifacts/storm, and the next run with the same seed goes on from
 there.
 """
 

@@ -93,7 +93,7 @@ def _opened(world: World) -> HiCacheStorage:
 
 
 class WallClock:
-    """Replaces the wall clock of this process. It shows the kernel's time until it is stepped."""
+    """A wall clock in place of this process's own. It shows the kernel's time until it is stepped."""
 
     def __init__(self) -> None:
         self._offset_s = 0.0
@@ -165,7 +165,7 @@ def check(world: World, link: Connection) -> None:
 
 
 def see(storage: HiCacheStorage, key_space: int, numbers: Sequence[int]) -> Sight:
-    """Read pages into memory that was filled with another byte."""
+    """Read pages into blank memory, and compare them with the bytes that they must have."""
     targets = [blank(NBYTES) for _ in numbers]
     hashes = [hash_of(number) for number in numbers]
     hits = storage.batch_get(SPACES[key_space], hashes, targets)

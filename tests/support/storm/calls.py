@@ -76,10 +76,10 @@ _FAULT_S = (0.005, 0.1)
 def call(
     world: World, progress: Progress, *, calls: int, plan: Sequence[Odds] = tuple(PLAN)
 ) -> None:
-    """Go on until this many calls are made, or to the round with the first finding.
+    """Make rounds of calls, until this many calls are made or a round has a finding.
 
-    What the first round of a process leaves stays for good, such as the threads of a native
-    library. A later round may start some of these.
+    What the first round of a process leaves is allowed to stay, such as the threads of a native
+    library. A later round may start up to `late_threads` of these threads.
     """
     late_threads = world.late_threads
     before: ProcessResources | None = None
@@ -221,7 +221,7 @@ class _Round:
 
 
 def _retried(action: Callable[[], T]) -> T:
-    """Repeat an opening until no fault hits it, and what a fault has left behind has ended."""
+    """Repeat an opening until it succeeds: faults, and what they leave behind, may hit it."""
     until_s = time.monotonic() + _OPEN_LIMIT_S
     while True:
         try:

@@ -31,13 +31,13 @@ class Hazard(Protocol):
     """A way to hit a store. When `strike` returns, the store works again."""
 
     def strike(self, chance: random.Random, work: Callable[[float], None]) -> None:
-        """Hit the store. `work` lets the processes work for some seconds."""
+        """Hit the store. Call `work` to let the processes run for some seconds."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """SIGKILL, then a start with the same data."""
+    """A hazard that sends the server SIGKILL and starts it again with the same data."""
 
     server: _Server
 
@@ -48,7 +48,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """SIGSTOP, and SIGCONT later. Meanwhile the kernel accepts connections and requests."""
+    """A hazard that stops the server (SIGSTOP, later SIGCONT), while the kernel accepts connections."""
 
     server: _Server
 
@@ -62,7 +62,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """No byte passes between the clients and the server, or none in one direction.
+    """A hazard in which no byte passes between the clients and the server, or none in one direction.
 
     Afterwards the held bytes arrive late, or their connections are reset.
     """
@@ -81,7 +81,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """No packet passes between one host and all others. TCP sends lost packets again, or gives up."""
+    """A hazard in which no packet reaches or leaves one host. TCP sends packets again, or gives up."""
 
     network: Network
     host: int
@@ -96,7 +96,7 @@ class Isolation:
 
 @dataclass(frozen=True, slots=True)
 class FullDisk:
-    """A file takes up the rest of the disk for a while.
+    """A hazard in which a file takes up the rest of the disk for a while.
 
     A server on that disk is killed before there is space again, unless it has ended by itself. It
     starts again with what it could write.

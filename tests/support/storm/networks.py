@@ -32,11 +32,11 @@ class Network:
         return f"{self._prefix}.{host + 2}"
 
     def command_on(self, host: int, command: list[str]) -> list[str]:
-        """Return a command that runs `command` on a host, in the same process."""
+        """Return a command that runs `command` on a host, without a further process."""
         return ["ip", "netns", "exec", self._names[host], *command]
 
     def cut(self, host: int) -> None:
-        """Cut the cable of a host. The other ends notice nothing."""
+        """Cut the cable of a host. The ends of its connections are not notified."""
         _ip("link", "set", self._names[host], "down")
 
     def heal(self, host: int) -> None:

@@ -42,7 +42,7 @@ _WARM_ROUNDS = 2
 
 
 def soak(progress: Progress, requests: int) -> None:
-    """Go on until this many requests are served, or to the round with the first finding."""
+    """Serve rounds of requests, until this many are served or a round has a finding."""
     warm_nbytes = rounds = 0
     while progress.figures["requests"] < requests and not progress.findings:
         before = ProcessResources.current() if rounds else None

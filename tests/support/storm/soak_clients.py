@@ -126,7 +126,7 @@ def soaked(
         with page_store(stores[turn % len(stores)], TIMEOUT_S) as store:
             try:
                 engine.attach(store)
-            except StorageTimeout:  # a busy machine: no store this time
+            except StorageTimeout:  # the machine is busy: attach no store this time
                 threads[0].join(0.3)
                 continue
             threads[0].join(0.3)

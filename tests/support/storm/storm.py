@@ -237,7 +237,7 @@ def rage(world: World, *, kills: int, seed: int, **shares: float) -> Storm:
 
 
 def go_on(world: World, progress: Progress, *, kills: int, **shares: float) -> Storm:
-    """Go on until this many processes and servers are killed, or to the first finding."""
+    """Take turns until this many processes and servers are killed, or to the first finding."""
     storm = Storm(world, progress, **shares)
     while storm.kills < kills and not storm.findings:
         storm.turn()

@@ -1,4 +1,4 @@
-"""A store of a storm: how to open it, what it promises, and what may happen to it."""
+"""A store of a storm: how to open it, what it promises, and which hazards may hit it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class World:
 
 
 def has_no_client(server: ServerProcess) -> bool:
-    """Return whether the server has closed all its connections, and done what came over them."""
+    """Return whether the server has closed all its connections and finished their requests."""
     lines = Path(f"/proc/{server.pid}/net/tcp").read_text("ascii").splitlines()[1:]
     fields = [line.split() for line in lines]
     return not any(

@@ -323,7 +323,7 @@ class UploadsInParts(WireStore):
 
 @caught_by("KV-402:killed_readers_leave_nothing_that_grows", seen_in="an author's LMDB store")
 class WaitsForDeadReaders(Shelf):
-    """A page deleted during a listing is kept until the listing ends. If the reader is killed, it never ends."""
+    """A page deleted during a listing is kept until that ends, and a killed reader never ends it."""
 
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
         return self._marked(super().scan(space))

@@ -1,4 +1,4 @@
-"""What the backends share: an executor, a call that many share, a resource that many use."""
+"""Scenarios for the helpers of backends: executor, single flight, shared resource."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class SingleFlightScenario(Scenario):
 class SharedResourceScenario(Scenario):
     """Calls use a resource while another thread closes it.
 
-    No call has a closed resource, and the resource is closed once.
+    No call gets a resource that is closed, and the resource is closed once.
     """
 
     name = "shared-resource"

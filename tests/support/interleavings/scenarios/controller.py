@@ -51,9 +51,9 @@ class PairedStorage(ExploredStorage):
 class ControllerScenario(Scenario):
     """Prefetch, compute, write, evict, clear, attach, detach, cancel and close, all at the same time.
 
-    While a lease is held, it has the bytes of its hashes. No two pages have one slot. An optional
-    draft is never written before its target. `close` returns False if a page was lost. At the end
-    nothing is pinned, no slot and no quota is held, and every request is counted.
+    While a lease is held, its pages have the bytes of their hashes. No two pages share a slot. An
+    optional draft is never written before its target. `close` returns False if a page was lost. At
+    the end nothing is pinned, no slot and no quota is held, and every request is counted.
     """
 
     name: ClassVar[str] = "controller"

@@ -69,7 +69,7 @@ def check_lease(scenario: Scenario, lease: Lease) -> None:
 
 
 def check_slots(controller: CacheController) -> None:
-    """Raise AssertionError if two pages of L2 have one slot, or a page has a free slot."""
+    """Raise AssertionError if two pages of L2 share a slot, or the slot of a page is free."""
     lock: Any = controller.cache._changed
     if lock.locked():  # no other thread sees a change that is under way
         return

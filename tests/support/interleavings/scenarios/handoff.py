@@ -1,4 +1,4 @@
-"""A prefill engine hands a request over to a decode engine, which may be the second to await it."""
+"""A prefill engine hands a request over to one of two decode engines that may await it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _REFUSALS = (*(WORKS,) * 5, REFUSES)
 class HandoffScenario(Scenario):
     """The request is published, awaited and taken. It may move from one decode engine to another.
 
-    A lease has the bytes of its hashes. Unless a write was refused, the decode engine gets the
-    whole prompt, even if the other one cancels. A draft is never written before its target.
+    The pages of a lease have the bytes of their hashes. Unless a write was refused, the decode engine
+    gets the whole prompt, even if the other one cancels. A draft is never written before its target.
     """
 
     name = "handoff"

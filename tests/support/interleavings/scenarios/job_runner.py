@@ -1,4 +1,4 @@
-"""The jobs of an engine's adapter: loads, stores and lookups with deadlines, and a close meanwhile."""
+"""The jobs of an engine's adapter: loads, stores and lookups with deadlines, while it is closed."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _USED_AGAIN = b"\x5a" * _NBYTES
 class JobRunnerScenario(Scenario):
     """An engine submits jobs, and reuses its memory as soon as a job is reported.
 
-    Each job is reported once, by its deadline unless the store is only bounded. An OK page has the
-    bytes of its hash. No storage call uses the memory of a reported job, and none uses the engine's
-    memory after a `close` that returned True.
+    Each job is reported once, and by its deadline unless the store is only bounded. An OK page has
+    the bytes of its hash. No storage call uses the memory of a reported job, and after a `close` that
+    returned True none uses the engine's memory.
     """
 
     name = "job-runner"

@@ -19,7 +19,7 @@ _CAPACITY_PAGES = 3
 
 
 class MemoryScenario(Scenario):
-    """A page that is read has the bytes of its hash, and the counted bytes are those of the pages."""
+    """A page that is read has the bytes of its hash, and the byte count is the sum of the pages."""
 
     name = "memory"
 

@@ -37,7 +37,7 @@ def page_of(page_hash: str | None) -> FramedPage:
 
 
 class PageStoreScenario(Scenario):
-    """Loads, saves, lookups and deletions, and a close while they run.
+    """Loads, saves, lookups and deletions, while the store is closed.
 
     An OK page has the bytes of its hash. A call ends at its deadline, whatever the storage does. No
     storage call uses the memory of a call that has settled. Each page counts in one verdict.
@@ -183,9 +183,9 @@ class BreakerScenario(Scenario):
 
 
 class ImpatienceScenario(Scenario):
-    """Reads whose deadlines are shorter than the store's time limit, and which the store never answers.
+    """Reads that the store never answers, with deadlines shorter than the store's own time limit.
 
-    The breaker opens after as many storage calls that overran the store's own time limit.
+    Only calls that exceed the store's own limit count for the breaker: two of them open it.
     """
 
     name = "impatience"

@@ -61,8 +61,8 @@ class _Connection:
 class ServerPoolScenario(Scenario):
     """Calls share few connections, of which some fail.
 
-    One call at a time uses a connection. A failure ends the connections that were idle then. After
-    `close` no connection is open.
+    Only one call at a time uses a connection. A failure ends the connections that are idle at that
+    time. After `close` no connection is open.
     """
 
     name = "server-pool"

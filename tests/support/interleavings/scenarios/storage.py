@@ -35,8 +35,8 @@ def content(pool: str, page_nbytes: int, page_hash: str) -> bytes:
 class ExploredStorage(WrapperStorage):
     """A storage in memory. Each call begins and ends with a point, and behaves as the seed chooses.
 
-    A page that is written has the content of its hash, and nothing changes it during the call.
-    Nothing else changes a page that is read into. With `behaviours` a call can be slow or fail.
+    A page to write must have the content of its hash, and nothing may change it during the call. A
+    page to read into may be changed by nothing else. With `behaviours` a call can be slow or fail.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ def _private(page: Page) -> Page:
 
 
 def _has_filled(page: Page, copy: Page) -> bool:
-    """Copy into a revocable page, and return False once it is revoked."""
+    """Fill a revocable page with `copy`. Return False if the page has been revoked."""
     if page.revocable is not None:
         if not page.revocable.enter():
             return False

@@ -19,7 +19,7 @@ _NBYTES = 100
 
 
 class VictimsScenario(Scenario):
-    """A writer waits for pages until its deadline while another thread searches for some, and stalls.
+    """A writer waits for pages to evict until its deadline, while another thread's search stalls.
 
     No page is handed out twice.
     """
@@ -70,7 +70,7 @@ class VictimsScenario(Scenario):
         return result
 
     def _look(self, deadline: Deadline) -> None:
-        """Search for some pages. A search stalls for as long as its thread has time."""
+        """Search for some pages to evict. A search may stall until the deadline of its thread."""
         time.sleep(self.pick((0.0, 0.1, deadline.remaining_s())))
         count = self.pick((0, 1, 3))
         if not count:
