@@ -86,7 +86,7 @@ class BackendChoice(NamedTuple):
     def lends_memory(self, storage: HiCacheStorage, load_timeout_s: float) -> bool:
         """Return True if `storage` may access the engine's memory.
 
-        It may if its calls end in time, or lose their access if they are late.
+        Its calls must end in time, or lose their access if they are late.
         """
         return storage.capabilities.revocable or self.ends_within(storage, load_timeout_s)
 

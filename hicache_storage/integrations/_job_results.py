@@ -72,7 +72,7 @@ class ResultQueue(Generic[R]):
             self._under_way += 1
 
     def finish(self, result: R) -> None:
-        """Add the result of a job and notify the engine. `wait_idle` waits for both."""
+        """Add the result of a job and notify the engine. `wait_idle` waits for this."""
         with self._changed:
             self._results.append(result)
         try:

@@ -98,7 +98,7 @@ class JobRunner:
             on_finished: Called once for each result that can be fetched, by any thread. If a job ends at
                 once, the thread that calls `submit_*` calls it.
             owner: A key space of the engine's pages. The store keeps the sketch of `admission` under it.
-                None: the key space of the first store, which the sketch does not know yet.
+                None: the key space of the first store, for which the sketch comes too late.
         """
         settings.shorten_switch_interval()
         self._engine = CallGate()

@@ -175,7 +175,7 @@ class TransferQueue:
         return next((n for n, item in enumerate(self._waiting) if has_room[_size_of(item)]), None)
 
     def _held_back_s(self) -> float | None:
-        """Return how long jobs of the queue `before` may still delay the first job, or None."""
+        """Return how long the queue `before` may still delay this queue, or None if it does not."""
         if not self._waiting or self._before is None or not self._before.has_waiting:
             return None
         first = _job_of(self._waiting[0])

@@ -88,7 +88,7 @@ def _local(path: str) -> Path:
 
 
 def _snapshot(name: str, revision: str | None, download_dir: str | None) -> Path | None:
-    """Return the local huggingface_hub directory of the model, or None. Downloads nothing."""
+    """Return the local huggingface_hub directory of the model, or None. Do not download it."""
     try:
         hub: Any = importlib.import_module("huggingface_hub")
         for config in _CONFIGS:  # the config of a model or of an adapter

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class WriteAdmission:
-    """The decision which pages of an engine are written, by default all. Thread-safe."""
+    """The rules that decide which pages of an engine are written, by default all. Thread-safe."""
 
     def __init__(self, store: PageStore, settings: AdmissionSettings) -> None:
         self._store = store
@@ -42,7 +42,7 @@ class WriteAdmission:
                 self._sketches.start()
 
     def admit(self, hashes: Sequence[str], page_nbytes: int, group: str) -> list[bool]:
-        """Return True for each page that is to be written. Equal hashes of different groups differ."""
+        """Return True for each page that is to be written. Groups do not share pages."""
         if self._admission is None:
             return [True] * len(hashes)
         return self._admission.admit(hashes, page_nbytes, group=group)

@@ -155,7 +155,7 @@ class Adapter:
     # --- the rest of the interface -------------------------------------------------------------------
 
     def get_memory_tags(self) -> Any:
-        """Return LMCache's tags for this store's medium. LMCache before 0.5.7 has no tags: None."""
+        """Return LMCache's tags for this store's medium, or None before 0.5.7, which has no tags."""
         return self.engine.memory_tags(self._settings.shared)
 
     def delete(self, keys: list[ObjectKey]) -> None:

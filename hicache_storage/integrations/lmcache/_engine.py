@@ -60,7 +60,7 @@ class MemoryDesc(Protocol):
 
 
 class Serde(Protocol):
-    """`SerdeProcessor`: converts an object before LMCache stores it."""
+    """`SerdeProcessor`: the conversion of an object before LMCache stores it."""
 
     def estimate_serialized_size(self, layout_desc: Any) -> int: ...
     def close(self) -> None: ...

@@ -135,7 +135,7 @@ class Layouts:
         return layout
 
     def of_lookup(self, key: ObjectKey, hints: Mapping[int, LayoutDesc]) -> Layout | None:
-        """Return the layout for the lookup of a key. None without a hint and without an earlier object.
+        """Return the layout for the lookup of a key, or None if no layout of the key is known yet.
 
         Raises:
             UnknownLayoutError: The hinted layout holds bytes of an unknown logical type.

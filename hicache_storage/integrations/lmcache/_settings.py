@@ -38,7 +38,7 @@ class AdapterSettings(JobSettings, MetricsSettings, ExplainLogSettings):
     """The backend's own fields, or "@" followed by the path of a file that has them (.json, .toml,
     .yaml)."""
     revision: str
-    """The revision of the weights, or any text that changes with them. "" if there is only one."""
+    """The revision of the weights, or any text that changes with them. Empty if there is only one."""
     server: Annotated[str, AfterValidator(_check_server)] = ""
     """This server's place, such as "0/2", if one engine spans several LMCache servers over one store."""
     kv_dtype: str = ""

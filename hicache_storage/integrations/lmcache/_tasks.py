@@ -105,7 +105,7 @@ class TaskQueue(Generic[R]):
         return self._tasks.pop(task_id, None)
 
     def finish(self, task_id: int, result: R) -> None:
-        """Add the result of a task, and signal it."""
+        """Add the result of a task, and signal the eventfd."""
         with self._lock:
             self._results[task_id] = result
             if not self._closed:

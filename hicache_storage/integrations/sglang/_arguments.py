@@ -305,6 +305,6 @@ def classified() -> Iterator[tuple[str, str, str]]:
 
 KNOWN = frozenset(name for name, _, _ in classified())
 ENTERING = frozenset(name for name, how, _ in classified() if how == "enters")
-# These must not change while a storage is attached. The attach sets the config after it opened the
-# storage.
+# These must not change while a storage is attached. The storage's config is left out, because the
+# attach itself sets it after it has opened the storage.
 WATCHED = ENTERING - {"hicache_storage_backend_extra_config"}

@@ -147,7 +147,10 @@ class SegmentPages:
 
 
 class FlatPages:
-    """Pages that the pool offers only as copies: layer-first index keys, states with a side state."""
+    """Pages that the pool offers only as copies.
+
+    These are layer-first index keys, and states that have a side state.
+    """
 
     is_in_pool = False
 

@@ -40,7 +40,7 @@ class TransferResult(NamedTuple):
 
 
 class Transport:
-    """The way by which batches of pages are loaded and saved. Thread-safe.
+    """The loads and saves of pages between SGLang's host pools and a store. Thread-safe.
 
     When a call returns, nothing accesses SGLang's memory any more, because SGLang then reuses the host
     pages. With `is_direct`, the store gets SGLang's memory, and the transport waits for overdue calls.

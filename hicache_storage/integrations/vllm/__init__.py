@@ -35,7 +35,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _load() -> None:
-    """Make both classes as subclasses of vLLM's, which vLLM's factories require.
+    """Make the connector and the tier as subclasses of vLLM's classes, as its factories require.
 
     Raises:
         ImportError: vLLM is not installed, or its interface differs.

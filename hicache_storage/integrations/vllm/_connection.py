@@ -32,7 +32,7 @@ _MISTAKES = (ConfigError, BackendNotInstalled, UnknownBackend)
 
 
 class StoreConnection:
-    """A connection to the storage, which a thread opens, and tries again until the store answers.
+    """A connection to the storage. A thread opens it, and tries again until the store answers.
 
     Until the store is open, `runner` is None. Thread-safe.
     """
@@ -87,7 +87,7 @@ class StoreConnection:
         unused = runner.close(timeout_s)
         if self._registered and unused:
             unregister_memory(store, self._memory)
-        # Closing waits for running calls, but an engine that ends need not wait longer.
+        # Closing waits for running calls. The engine waits for that only up to `timeout_s`.
         closing = threading.Thread(
             target=close_store, args=(store,), name="hicache-close", daemon=True
         )

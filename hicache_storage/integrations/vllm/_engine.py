@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ReqContext(Protocol):
-    """`ReqContext`: one request."""
+    """`ReqContext`: the request for which vLLM calls the tier."""
 
     req_id: str
 

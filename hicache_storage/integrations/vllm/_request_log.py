@@ -44,7 +44,7 @@ class RequestReasons:
     def note(self, requests: Iterable[str], key: bytes, reason: Reason | None) -> None:
         """Note why a page is missing.
 
-        None: the store has the page, or answered that it lacks the page.
+        A reason of None means that the store has the page, or has answered that it lacks the page.
         """
         for request in requests:
             story = self._stories.get(request)

@@ -62,7 +62,10 @@ class IdentitySettings(Settings):
 
 
 class TierSettings(JobSettings, MetricsSettings, TraceSettings):
-    """The config of one tier. `backend` is required, and without the connector also `identity`."""
+    """The config of one tier. `backend` is required.
+
+    Without the connector, `identity` is required, too.
+    """
 
     backend: str = Field(min_length=1)
     config: dict[str, Any] | str = Field(default_factory=dict[str, Any])
