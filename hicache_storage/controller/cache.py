@@ -250,10 +250,7 @@ class HostCache:
         self.unpin(entries)
 
     def wait_written(self, hashes: Iterable[str], timeout_s: float) -> bool:
-        """Wait until none of the pages is queued.
-
-        Return False if one is still queued after `timeout_s`.
-        """
+        """Wait until all writes of these pages have ended. Return False if `timeout_s` is not enough."""
         with self._changed:
             entries = [self._entries.get(page_hash) for page_hash in hashes]
             waiting = [entry for entry in entries if entry is not None and entry.queued]

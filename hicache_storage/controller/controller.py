@@ -134,8 +134,8 @@ class CacheController:
         """Start to load the prefix `hashes` into L2, and return at once.
 
         With several ranks, call it on every rank, for the same requests in the same order. The request's
-        deadline is `deadline_s` from now. No call waits longer than that, whatever the prefetch policy
-        says.
+        deadline is `deadline_s` from now. No call waits beyond the deadline, whatever the prefetch
+        policy says.
 
         Raises:
             ValueError: A page hash is malformed.

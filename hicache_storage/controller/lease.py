@@ -210,6 +210,6 @@ class Reservation:
         return was_open
 
     def abandon(self) -> None:
-        """Free the slots. Idempotent; does nothing after a commit."""
+        """Free the slots. Idempotent. Do nothing after a commit."""
         if self.close():
             self.cache.free(self.groups)

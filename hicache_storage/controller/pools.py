@@ -185,7 +185,7 @@ class PoolSet:
         return (*pool_numbers(among & self.required), *pool_numbers(among & ~self.required))
 
     def first_gap(self, filled: Sequence[PoolBits], among: PoolBits) -> tuple[int, int] | None:
-        """Return the page that ends the prefix and the pool that lacks it. None if the prefix is whole.
+        """Return the page that ends the prefix and the pool that lacks it, or None for a whole prefix.
 
         Only pools of `among` count. If several of them end the prefix, return the first one, in lookup
         order, that makes the prefix this short.

@@ -77,7 +77,7 @@ class Prefetch:
         return lease
 
     def cancel(self) -> None:
-        """End the prefetch and unpin its pages. Idempotent; does nothing after `result`."""
+        """End the prefetch and unpin its pages. Idempotent. Do nothing after `result`."""
         if not self._job.end():
             return
         self._context.counters.add("cancelled_requests")

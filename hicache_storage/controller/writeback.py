@@ -117,10 +117,10 @@ class Writeback:
             return is_idle and self._lost_pages == lost_before
 
     def close(self, deadline: Deadline, *, drain: bool, unsaved: Sequence[Entry] = ()) -> bool:
-        """End the thread, and drop the pages that are still queued.
+        """End the thread. With `drain`, first write the queued pages.
 
-        With `drain`, first wait until the queue is empty. Before that, add the `unsaved` pages, pinned
-        and marked as queued, to the queue. Pages that are offered later are dropped. Return False if
+        The `unsaved` pages, which are pinned and marked as queued, are added to the queue at the start.
+        Pages that are still queued at the end, or are offered later, are dropped. Return False if
         `drain` was set and a page was lost.
         """
         unsaved = self._admitted(unsaved)
