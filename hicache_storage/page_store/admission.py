@@ -76,7 +76,7 @@ class TokenBucket:
 
 
 class Admission:
-    """The decision whether a page is offered to a storage. Thread-safe."""
+    """The rules that decide which pages are offered to a storage. Thread-safe."""
 
     def __init__(
         self, settings: AdmissionSettings, *, clock: Callable[[], float] = time.monotonic

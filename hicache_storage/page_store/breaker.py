@@ -62,7 +62,7 @@ class CircuitBreaker:
 
     An open breaker refuses every call at once. After `cooldown_s` it admits one call as a probe. If the
     probe succeeds, the breaker closes; if it fails, the cool-down starts again. The breaker ignores
-    reports on calls that it admitted before it last opened, because it already knows of that outage.
+    reports on calls that it admitted before it last opened, because that outage is already counted.
     """
 
     def __init__(self, *, failures: int, cooldown_s: float) -> None:

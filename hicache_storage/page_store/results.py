@@ -21,7 +21,7 @@ class Verdict(enum.Enum):
     MISS = "miss"
     """The storage does not have the page."""
     REFUSED = "refused"
-    """The storage did not take the page: it is full, or the set lost a race."""
+    """The storage did not take the page: it is full, or another write came first."""
     CORRUPT = "corrupt"
     WRONG_KEY = "wrong_key"
     WRONG_SIZE = "wrong_size"
@@ -54,7 +54,7 @@ class Outcome:
     """A list for each transfer, with a verdict for each page, in the order of the hashes."""
     settled: Future[None]
     """Done when no thread touches the memory of the call any more. A storage call that overran the
-    deadline may still write into its pages, so do not reuse any page before that, with any verdict."""
+    deadline may still write into its pages, so do not reuse a page before that, whatever its verdict."""
 
     def arrived(self) -> int:
         """Return how many leading pages are OK in every transfer."""

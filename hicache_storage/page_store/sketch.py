@@ -39,7 +39,7 @@ class PageSketch:
 
     A page that was seen always counts as seen until `pages` other pages were offered. A page that was
     not seen counts as seen with a chance of at most `MAX_ERROR`. When the younger filter holds `pages`
-    pages, it becomes the older one, and an empty one takes its place. Not thread-safe.
+    pages, it becomes the older one, and an empty filter takes its place. Not thread-safe.
     """
 
     def __init__(self, pages: int) -> None:

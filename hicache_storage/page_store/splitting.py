@@ -49,17 +49,17 @@ class LatencyEstimator:
         return space.stored_nbytes * _FIRST_ESTIMATE_S_PER_BYTE if estimate is None else estimate
 
     def min_transfer_pages(self, space: KeySpace) -> int:
-        """Return the smallest number of pages that is worth another thread in a transfer."""
+        """Return the smallest number of pages for which a transfer gets another thread."""
         by_nbytes = -(-_MIN_THREAD_NBYTES // space.stored_nbytes)
         return min(self.min_exists_pages(space), by_nbytes)
 
     def min_exists_pages(self, space: KeySpace) -> int:
-        """Return the smallest number of pages that is worth another thread in an exists query."""
+        """Return the smallest number of pages for which an exists query gets another thread."""
         return max(1, round(_MIN_THREAD_S / max(self.s_per_page(space), 1e-9)))
 
 
 def piece_count(pages: int, *, threads: int, least: int, most: int) -> int:
-    """Return the number of pieces, of at most `most` pages: a multiple of the number of threads used.
+    """Return how many pieces of at most `most` pages to make: a multiple of the threads that are used.
 
     Each of these threads gets at least `least` pages.
     """

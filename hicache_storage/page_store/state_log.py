@@ -33,7 +33,7 @@ _FAILURES = {  # for each verdict a clause about the store, and a word about the
 
 
 class StateLog:
-    """The state of a store in one direction. Thread-safe; takes no lock while nothing fails."""
+    """The state of a store in one direction. Thread-safe, without a lock while nothing fails."""
 
     def __init__(self, label: str, logger: logging.Logger) -> None:
         """Log to `logger`, under a `label` such as "reads from FileStorage"."""

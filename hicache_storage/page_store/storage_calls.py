@@ -62,7 +62,7 @@ _LONG_CALL_S = 0.05
 _FIRST_EXISTS_S = 2e-6
 # Threads without work need a moment to end, even if the other direction used up the time.
 _MIN_CLOSE_S = 0.1
-# A storage call begins a little after its caller, and waits for a little less than its deadline.
+# A call counts as hung after this part of the limit, because it begins a little after its caller.
 _MOST = 0.9
 
 
@@ -449,7 +449,7 @@ class _RunningCall:
 
 
 def result_of(future: Future[T]) -> T | Verdict:
-    """Return the result of a storage call, or the verdict if it has none when the wait is over."""
+    """Return the result of a storage call, or a verdict if there is no result after the wait."""
     if not future.done() or future.cancelled():
         return Verdict.TIMEOUT
     error = future.exception()

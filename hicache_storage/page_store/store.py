@@ -206,6 +206,8 @@ class PageStore:
     ) -> list[bool | None]:
         """Return, for each hash, whether the storage has the page, or None if it gave no answer.
 
+        Hashes may be in any order.
+
         Raises:
             ValueError: A hash is malformed.
         """
