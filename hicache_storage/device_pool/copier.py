@@ -97,9 +97,9 @@ class LayerCopier:
         because that work may still use `device_slots`.
 
         Args:
-            host_slots: For each pool, the slots of its pages in L2: `slots` of a lease.
+            host_slots: For each pool, the slots of its pages in L2, such as `Lease.slots`.
             device_slots: The slot of each page in L1, the same in all pools.
-            indices: For each pool, which pages `host_slots` are for: `indices` of a lease. None: all
+            indices: For each pool, which pages `host_slots` are for, such as `Lease.indices`. None: all
                 pages. The device slots of other pages keep their bytes in that pool.
 
         Raises:

@@ -52,7 +52,7 @@ class DevicePool:
         return self._allocation.free_count
 
     def allocate(self, count: int) -> list[int] | None:
-        """Return `count` slots, valid in all pools, least recently freed first. None if fewer are free.
+        """Return `count` slots of all pools, least recently freed first, or None if fewer are free.
 
         Raises:
             ValueError: `count` is negative.
