@@ -67,7 +67,7 @@ class HostPool:
             frame_nbytes: The page store's `frame_nbytes`, or 0 for no headers.
             tiles: The tiles of a page in the storage, or empty if pages are not cut.
             huge_pages: The kind of huge pages. The kernel must have reserved "2MiB" or "1GiB" pages.
-            pin: Lock the pages for CUDA copies. None: if torch is loaded and sees CUDA.
+            pin: Lock the pages for CUDA copies. None: do so if torch is loaded and finds CUDA.
 
         Raises:
             ValueError: An argument is out of range, the layout does not support the shape, or a tile has
