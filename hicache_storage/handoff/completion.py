@@ -75,7 +75,7 @@ class Completion(BaseModel):
 
     @classmethod
     def decode(cls, data: bytes) -> Completion | None:
-        """Return the completion in `data`. None if this version cannot read it."""
+        """Return the completion in `data`, or None if this version cannot read it."""
         try:
             return cls.model_validate_json(data.rstrip(b"\0"))
         except ValidationError:

@@ -80,7 +80,7 @@ class CompletionStore:
         ]
 
     def read(self, keys: Sequence[str]) -> dict[str, Completion]:
-        """Return the fresh completions under `keys`. Delete stale and unreadable ones."""
+        """Return the fresh completions under `keys`. Delete stale and unreadable completions."""
         deadline = self._deadline()
         present = self._store.present(self.space, keys, timeout_s=deadline.remaining_s())
         wanted = [key for key, is_present in zip(keys, present, strict=True) if is_present]

@@ -126,7 +126,7 @@ class HandoffRequest:
         return lease
 
     def cancel(self) -> None:
-        """End the request and unpin its pages. Idempotent; does nothing after `result`."""
+        """End the request and unpin its pages. Idempotent. Do nothing after `result`."""
         if not self._ended:
             self._prefetch.cancel()
             self._end("cancelled_requests", taken=False)

@@ -113,7 +113,7 @@ class HandoffSender:
         return least
 
     def _write_missing(self, hashes: Sequence[str], deadline: Deadline) -> None:
-        """Write the pages that L2 has and storage lacks: never written, dropped, or evicted since then.
+        """Write the pages that L2 has and storage lacks, for example because a write was dropped.
 
         Optional pools are written after the required ones, as in the controller's own writes, and
         only for pages whose required pools are in storage.
