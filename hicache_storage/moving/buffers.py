@@ -23,7 +23,7 @@ _ALIGNMENT = 4096
 _MIN_NBYTES = 1 << 20
 # Round sizes up by at most an eighth, because every page of a buffer stays in memory.
 _ROUNDING_BITS = 4
-# Without a limit, so many overdue calls keep a buffer, each of up to 256 MiB plus headers.
+# Without a limit, this many overdue calls may keep a buffer, each of up to 256 MiB plus headers.
 _MAX_OVERDUE = 4
 
 
