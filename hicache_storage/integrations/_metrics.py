@@ -188,8 +188,6 @@ class _ProcessMetrics:
 
 
 class _Registration(NamedTuple):
-    """A registration with an engine's registry."""
-
     publish: Callable[[], None]
     """A function that publishes the present figures."""
     undo: Callable[[], None]

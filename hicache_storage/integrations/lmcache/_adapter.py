@@ -283,7 +283,6 @@ class Adapter:
         )
 
     def _view(self) -> CacheView:
-        """Return the data for a scrape of the metrics."""
         from hicache_storage.metrics import CacheView  # noqa: PLC0415 - the extra is optional
 
         session = self._attachment.session

@@ -76,13 +76,11 @@ def _launch_arguments() -> Mapping[str, Any]:
 
 
 def _launch_defaults() -> Mapping[str, Any]:
-    """Return the defaults of SGLang's server arguments."""
     parameters = inspect.signature(importlib.import_module(_ARGUMENTS).ServerArgs).parameters
     return {name: parameter.default for name, parameter in parameters.items()}
 
 
 def _variable_names() -> Iterable[str]:
-    """Return the names of SGLang's environment variables."""
     environ = cast("Any", importlib.import_module(_VARIABLES))
     fields: Iterable[Any] = environ.Envs.__dict__.values()
     return [field.name for field in fields if issubclass(type(field), environ.EnvField)]

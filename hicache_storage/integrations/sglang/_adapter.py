@@ -353,7 +353,6 @@ class Adapter:
         return {**self._store.stats(), **self._admission.stats()}
 
     def _view(self) -> CacheView:
-        """Return the data for a scrape of the metrics."""
         from hicache_storage.metrics import CacheView  # noqa: PLC0415 - the extra is optional
 
         return CacheView(

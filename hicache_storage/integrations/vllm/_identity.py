@@ -232,7 +232,7 @@ def _torch_name(dtype: Any) -> str:
 
 
 def _release(version: str) -> str:
-    """Return major and minor version. A release may change a byte order but not the order's name."""
+    """Return the major and minor part of a version, because any release may change a byte order."""
     found = re.match(r"\d+\.\d+", version)
     return found[0] if found else version
 

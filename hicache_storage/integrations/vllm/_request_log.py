@@ -76,7 +76,6 @@ def _fields(
     spaces: Mapping[int, KeySpace],
     context: ReqContext,
 ) -> dict[str, Any]:
-    """Return the fields of a request's record."""
     missing = [key for key, present in answers.items() if not present]
     reasons = [
         Reason.CANCELLED if answers[key] is None else story.reasons.get(key, Reason.ABSENT)
