@@ -202,7 +202,7 @@ class Prefetch:
         return pool_set.first_gap(filled[:planned] if usable_pages < planned else known, hit_pools)
 
     def _explanation(self, pages: int, l3_pages: int) -> Explanation:
-        """Return the explanation of a prefix of `pages` pages that is not cut short."""
+        """Return an explanation of `pages` usable pages, without the reason why the prefix ends."""
         return Explanation(
             request_id=self.request_id,
             asked_pages=len(self.hashes),
