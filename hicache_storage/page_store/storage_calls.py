@@ -259,7 +259,6 @@ class Lane:
         return verdicts
 
     def _write_part(self, part: _Part) -> list[Verdict]:
-        """Write the frames of pages, and store them."""
         with self._call(part):
             Framing(part.framed, checksum=self._checksum).write(part.pages, part.hashes)
             stored = [page.stored for page in part.pages]
@@ -439,8 +438,6 @@ class Lanes:
 
 
 class _RunningCall:
-    """One storage call that a thread runs."""
-
     __slots__ = ("began_s", "permit")
 
     def __init__(self, began_s: float, permit: Permit | None) -> None:
