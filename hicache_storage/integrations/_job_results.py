@@ -72,7 +72,7 @@ class ResultQueue(Generic[R]):
             self._under_way += 1
 
     def finish(self, result: R) -> None:
-        """Add the result of a job and notify the engine. `wait_idle` waits for this."""
+        """Add the result of a job, notify the engine, and count the job as ended."""
         with self._changed:
             self._results.append(result)
         try:

@@ -95,10 +95,10 @@ class JobRunner:
                 load that hangs is reported at the latest after half of `load_timeout_s`, plus that
                 `timeout_s`, plus a second. False copies all pages through private memory. In every other
                 case each job is reported at its deadline at the latest.
-            on_finished: Called once for each result that can be fetched, by any thread. If a job ends at
-                once, the thread that calls `submit_*` calls it.
+            on_finished: A function that any thread calls once for each result. If a job ends at once,
+                the thread that calls `submit_*` calls it.
             owner: A key space of the engine's pages. The store keeps the sketch of `admission` under it.
-                None: the key space of the first store, for which the sketch comes too late.
+                None: the key space of the first store, for which the sketch is not restored yet.
         """
         settings.shorten_switch_interval()
         self._engine = CallGate()

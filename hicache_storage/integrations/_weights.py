@@ -83,7 +83,7 @@ def content_of(value: str) -> str:
 
 
 def _local(path: str) -> Path:
-    """Return a local path. A `~` stays as it is if that home directory does not exist."""
+    """Return a local path. Expand `~` only if that home directory exists."""
     return Path(os.path.expanduser(path))  # noqa: PTH111 - that of pathlib raises RuntimeError
 
 

@@ -1,4 +1,4 @@
-"""Types of LMCache that the adapter uses, and records for it. This module does not import LMCache.
+"""LMCache's types, and records that the adapter passes to it. This module does not import LMCache.
 
 Source: lmcache/v1/distributed/api.py, internal_api.py, l2_adapters/base.py, memory_management.py.
 """

@@ -60,7 +60,10 @@ class StoredPool:
     def specs(
         self, policy: HitPolicy = HitPolicy.ALL_PAGES, window_pages: int = 1
     ) -> list[PoolSpec]:
-        """Return the pool's key spaces for a prefix lookup. A page must be stored in every part."""
+        """Return the pool's key spaces for a prefix lookup.
+
+        A page counts only if every part is stored.
+        """
         return [
             PoolSpec(space=space, hit_policy=policy, window_pages=window_pages)
             for space in self.spaces

@@ -24,7 +24,7 @@ class Connector:
     """The names of vLLM's environment variables."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
-        """Pass the identity to the tier, and start vLLM's connector with it.
+        """Add the identity to the config of the tier, and start vLLM's connector.
 
         Raises:
             ConfigError: A field is invalid, or a property that the KV depends on is unknown.
