@@ -120,7 +120,7 @@ class PrefixLoader:
     # --- slots: each row's slots are published or freed exactly once ---------------------------------
 
     def _rows(self, wanted: dict[int, PoolBits]) -> list[_Row]:
-        """Return the pages of a batch that have slots, up to the first new page without one."""
+        """Return the pages of a batch that have slots, up to the first new page without slots."""
         hashes = self._job.hashes
         new = [page for page in wanted if self._job.entry(page) is None]
         groups = self._allocate([self._cache.pool_set.all_pages | wanted[page] for page in new])

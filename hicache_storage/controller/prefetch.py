@@ -133,7 +133,7 @@ class Prefetch:
         self._context.counters.add("loaded_unused_pages", unused)
 
     def _explain_result(self, usable_pages: int, agreed: AgreedPages, lease: Lease) -> None:
-        """Record why the lease is not longer. `usable_pages` is the length on this rank."""
+        """Record why the lease is not longer. `usable_pages` is the usable length on this rank."""
         prefix, diagnostics = agreed.prefix, self._job.diagnostics
         gap = self._first_gap(agreed.local, usable_pages)
         result = self._explanation(lease.pages, lease.l3_pages)

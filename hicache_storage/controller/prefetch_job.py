@@ -134,7 +134,7 @@ class PrefetchJob:
 
     @cached_property
     def topic(self) -> Topic:
-        """The request, as the topic on which ranks agree."""
+        """The topic under which ranks agree on this request."""
         return Topic.of_request(self.request_id, self.hashes)
 
     # --- time ----------------------------------------------------------------------------------------

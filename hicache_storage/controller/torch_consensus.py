@@ -76,7 +76,7 @@ class TorchRanks:
     def from_process_group(
         cls, group: ProcessGroup | None = None, *, timeout_s: float = _TIMEOUT_S
     ) -> Self:
-        """Make new groups from an engine's process group. None is the group of all processes.
+        """Make new groups from an engine's process group. None stands for all processes.
 
         Call it on all ranks of the group at the same time.
 
