@@ -120,7 +120,7 @@ class Observer:
     """
 
     def begin(self, name: str, attributes: Attributes) -> Activity:
-        """Begin an activity, in the engine's thread that asks for it."""
+        """Begin an activity. The engine's own thread makes this call."""
         return NO_ACTIVITY
 
     def looked_up(self, lookup: Lookup, began_ns: int) -> None:
@@ -174,7 +174,7 @@ class Observers:
         return counters
 
     def notify(self, report: Callable[[Observer], None]) -> None:
-        """Report a call to every observer. Log their exceptions, which do not affect the call."""
+        """Report a call to every observer. Log exceptions, which do not affect the call."""
         for observer in self._observers:
             with _logged():
                 report(observer)
