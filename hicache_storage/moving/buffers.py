@@ -89,7 +89,7 @@ class Buffers:
     def acquire(self, nbytes: int, timeout_s: float) -> Buffer | None:
         """Return a buffer of `nbytes`, or None if none is free in time.
 
-        Without a limit it may be larger.
+        Without a limit, the buffer may be larger.
         """
         if self.limit_nbytes is None:
             unit = max(_MIN_NBYTES, 1 << max(0, nbytes.bit_length() - _ROUNDING_BITS))
