@@ -119,7 +119,7 @@ class TransferQueue:
             self._drop(job)
 
     def stop(self, *, gives_up: bool) -> None:
-        """End the threads after the waiting jobs. With `gives_up`, fail these jobs untried."""
+        """End the threads after the waiting jobs. With `gives_up`, fail the waiting jobs instead."""
         with self._changed:
             self._closed = True
             self._gives_up = self._gives_up or gives_up

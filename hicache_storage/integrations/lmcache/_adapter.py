@@ -371,7 +371,7 @@ class Adapter:
         return gone == len(keys)
 
     def _accounted(self, keys: Sequence[ObjectKey], nbytes: int) -> list[int]:
-        """Return the bytes to subtract for each key. LMCache counts only stores of this process."""
+        """Return the bytes to subtract for each key, at most what LMCache has counted."""
         usage = cast("Any", self).get_usage()  # defined in LMCache's base class
         left: dict[str, int] = dict(usage.bytes_by_cache_salt)
         sizes: list[int] = []
