@@ -86,7 +86,10 @@ class LayerTransfer:
             self._changed.notify_all()
 
     def fail(self, error: LayerTransferFailed) -> None:
-        """Announce that no more layers arrive. The first error counts, unless all have arrived."""
+        """Announce that no more layers arrive.
+
+        The first error counts, unless all layers have arrived.
+        """
         with self._changed:
             if self._error is None and len(self._arrived) < sum(self._layers):
                 self._error = error
