@@ -130,7 +130,7 @@ class Adapter:
         )
 
     def query_lookup_and_lock_result(self, task_id: int) -> Any:
-        """Return which objects the store has, or None until the task has ended. Return it only once."""
+        """Return once which objects the store has, or None until the task has ended."""
         return self._queues.lookups.take(task_id)
 
     def submit_unlock(self, keys: list[ObjectKey]) -> None:
@@ -149,7 +149,7 @@ class Adapter:
         )
 
     def query_load_result(self, task_id: int) -> Any:
-        """Return which objects were loaded, or None until the task has ended. Return it only once."""
+        """Return once which objects were loaded and verified, or None until the task has ended."""
         return self._queues.loads.take(task_id)
 
     # --- the rest of the interface -------------------------------------------------------------------

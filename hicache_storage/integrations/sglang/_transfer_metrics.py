@@ -13,7 +13,10 @@ _MAX_CALLS = 1000
 
 
 class TransferMetrics:
-    """Pages and GB/s of the latest calls, in both directions. Thread-safe."""
+    """Pages and GB/s of the latest calls, in both directions. Thread-safe.
+
+    The oldest calls are dropped.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
