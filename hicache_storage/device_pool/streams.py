@@ -59,7 +59,7 @@ class HostStream:
         _copy(in_host, on_device)
 
     def download(self, on_device: Pages, in_host: Pages) -> Callable[[], None]:
-        """Copy pages to staging memory. Return a function that moves them on to the host pool."""
+        """Copy pages from the device to staging memory. Return a function that moves the pages on."""
         _copy(on_device, in_host)
         return lambda: None
 
