@@ -185,7 +185,7 @@ class LentPages(Lender):
 class RevocablePages(Lender):
     """A lender for a revocable store: it lends pages until the deadline.
 
-    An overdue call keeps headers.
+    An overdue call keeps only the headers.
     """
 
     def move(self, batches: Batches, deadline: Deadline | None = None) -> Outcome | None:
