@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 VARIABLE = "HICACHE_TEST_REPORTS"
-"""The file that the pytest below writes its reports to."""
+"""The variable that names the file to which the inner pytest writes its reports."""
 REPORTS = "reports from elsewhere"
-"""The property in which a test hands them to the process that prints the summary."""
+"""The property in which a test passes these reports to the process that prints the summary."""
 KIT = "hicache-conformance-verdicts"
 SLOW = (
     "tests/conformance/selftest/",
@@ -36,9 +36,9 @@ SLOW = (
     "tests/storm/",
     "tests/test_interleavings.py",
 )
-"""Short forms of what runs for hours before a release: `make test` leaves them to `.ci/run`."""
+"""Short forms of runs that take hours before a release. `make test` leaves them to `.ci/run`."""
 OTHERS = ("tests/backends/", "tests/conformance/")
-"""What these reach of the SDK does not count as covered."""
+"""Tests whose coverage of the SDK does not count."""
 _SHOWN = 6000
 
 
@@ -52,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put first what takes longest, so that no worker is left with it at the end."""
+    """Put the longest tests first, so that no worker starts one at the end."""
     covering = config.pluginmanager.hasplugin("pytest_cov")
     for item in items:
         if item.nodeid.startswith(SLOW):
@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class _Below:
-    """Writes down each report, and what the kit says at the end."""
+    """The plugin of the inner pytest. It writes its reports and the kit's verdicts to a file."""
 
     def __init__(self, config: pytest.Config, path: Path) -> None:
         self.config = config
@@ -84,7 +84,7 @@ class _Below:
 
 
 class _Above:
-    """Gives the reports that a test brings to everything that counts and shows reports."""
+    """The plugin of the outer pytest. It hands the reports of inner pytests to all other plugins."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -116,7 +116,7 @@ class _Above:
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """Yield a server that the tests of a process share. Each uses a prefix of its own."""
+    """Yield a Redis that the tests of a process share. Each test uses a prefix of its own."""
     from servers import RedisServer
 
     with RedisServer(tmp_path_factory.mktemp("redis")) as server:
@@ -127,7 +127,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 def run_elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., None]:
     """Return a function that runs pytest in another process, by this Python or another.
 
-    A failure there fails the run by its own report. This test fails if the process ends otherwise.
+    A failure in that process fails the run by its report. If the process crashes, this test fails.
     """
 
     def run(python: Path, *arguments: str) -> None:

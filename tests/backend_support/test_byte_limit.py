@@ -1,4 +1,4 @@
-"""The bytes that calls use at the same time."""
+"""Tests the limit on the bytes that calls use at the same time."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def encrypted(
 
 @contextmanager
 def each_moment(step: Callable[[], object], every_s: float) -> Generator[None]:
-    """Repeat a step of the peer, until the end of the block."""
+    """Repeat a step of the peer until the end of the block."""
     ended = threading.Event()
 
     def repeat() -> None:

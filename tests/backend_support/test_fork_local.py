@@ -16,7 +16,7 @@ LIMIT_S = 30.0
 
 @dataclass(eq=False)
 class Session:
-    """A resource of a process, with a record of its ends."""
+    """A resource of one process, which records when it is closed."""
 
     pid: int = field(default_factory=os.getpid)
     done: list[str] = field(default_factory=list[str])
@@ -72,7 +72,7 @@ def test_a_forked_child_lets_go_of_its_parents_before_it_uses_anything() -> None
 
 
 def test_a_child_that_is_done_with_it_ends_nothing_of_its_parents() -> None:
-    """The finalizer of a client library ends the session on a connection that the parent uses."""
+    """A client's finalizer would end its session on the connection that the parent still uses."""
     ended: list[int] = []
 
     class Connection:
@@ -100,7 +100,7 @@ def test_a_child_that_is_done_with_it_ends_nothing_of_its_parents() -> None:
 def test_a_descendant_with_the_number_of_its_ancestor_uses_nothing_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The kernel reuses process numbers, in small containers soon."""
+    """The kernel reuses process ids, and in small containers it does so soon."""
     one, ancestor = sessions(), os.getpid()
 
     def tell() -> bool:

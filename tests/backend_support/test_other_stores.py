@@ -1,4 +1,4 @@
-"""A root that holds the store of another backend: recognised by what lies there, and left as it is."""
+"""A root that holds the store of another backend is recognized by its files, and left unchanged."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_it_is_refused_and_nothing_is_written(root: Path, backend: str) -> None:
 def test_one_that_another_backend_opened_by_mistake_is_known_by_its_pages(
     root: Path, tmp_path: Path, backend: str
 ) -> None:
-    """Earlier releases let both in."""
+    """Earlier releases allowed two backends to open the same root."""
     fill(backend, root)
     with open_storage(OTHER[backend], {"path": str(tmp_path / "other")}):
         pass

@@ -1,4 +1,4 @@
-"""When the manifest of a key space must be looked for."""
+"""When a backend must check that the manifest of a key space still exists."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def test_a_file_without_a_secret_is_refused_by_name(
     "path", ["open sesame", "open/sesame", "/open+sesame=", "//sesame", "/open/sesame", "sesame\0"]
 )
 def test_a_path_that_may_be_the_secret_is_not_shown(path: str) -> None:
-    """A base64 text may have separators anywhere, also as its first letter only."""
+    """A base64 text may contain path separators anywhere, or only as its first character."""
     with pytest.raises(ValueError, match="not shown") as caught:
         read_secret_file("key", path)
 

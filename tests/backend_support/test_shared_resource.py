@@ -11,7 +11,7 @@ from hicache_storage.errors import StorageClosed
 
 
 class Environment:
-    """A resource that records its end."""
+    """A resource that records when it is closed."""
 
     def __init__(self) -> None:
         self.ends: list[str] = []

@@ -1,4 +1,4 @@
-"""Complete reads and writes of buffer lists."""
+"""Reads and writes of buffer lists, which continue until they are complete."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def pages() -> list[Page]:
 
 
 class Hashing(MemoryStorage):
-    """A storage that sets the digest of a page which it fills."""
+    """A storage that sets the digest of each page that it fills."""
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
@@ -33,7 +33,7 @@ class Hashing(MemoryStorage):
 
 
 def test_a_page_that_went_through_it_has_no_digest() -> None:
-    """A subclass may change the page, and the page store would trust the digest."""
+    """A subclass may change the page, but the page store would trust the digest of the old bytes."""
     target = blank()
     with WrapperStorage(Hashing()) as storage:
         storage.batch_get(SPACE, HASHES[:1], [target])

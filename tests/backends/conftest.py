@@ -16,9 +16,9 @@ from hicache_storage.native import reference
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the kit's tests that a class is not for.
+    """Deselect the kit's tests that do not concern their class.
 
-    `concerns` and, in quick runs, `in_quick_runs` are patterns that the names of its tests match.
+    A class keeps the tests whose names match its pattern `concerns` and, in quick runs, `in_quick_runs`.
     """
     left_out = dict.fromkeys(item for item in items if not _is_wanted(item, config))
     if left_out:
@@ -36,7 +36,7 @@ def _is_wanted(item: pytest.Item, config: pytest.Config) -> bool:
 
 @pytest.fixture
 def python_data_plane() -> Iterator[None]:
-    """Replace the compiled data plane, whose system calls a test cannot patch, by its reference.
+    """Replace the compiled data plane, whose system calls a test can't patch, by the one in Python.
 
     The patches outlast `monkeypatch.undo()` in the test.
     """
@@ -48,7 +48,7 @@ def python_data_plane() -> Iterator[None]:
 
 @pytest.fixture(params=["compiled", "python"])
 def transport(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Let the compiled data plane use plain sockets, or Python, as where there is no compiled module."""
+    """Run a test with the compiled data plane on plain sockets, or without a compiled module."""
     if request.param == "compiled" and native.implementation != "compiled":
         pytest.skip("there is no compiled data plane here")
     with pytest.MonkeyPatch.context() as patches:

@@ -1,4 +1,4 @@
-"""The behaviour that the backends with a directory of files have in common."""
+"""The behavior that the backends with a directory of files have in common."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class TestPages:
         assert source.tobytes() == target.tobytes()
 
     def test_no_joined_copy_is_made(self, storage: HiCacheStorage) -> None:
-        """The allocations of a batch are far below one page."""
+        """A batch allocates far less memory than one page."""
         nbytes = 8 << 20
         key_space = space(page_nbytes=nbytes)
         source = Page(*[memoryview(bytearray(nbytes // 64)) for _ in range(64)])

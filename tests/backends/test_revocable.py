@@ -1,4 +1,4 @@
-"""`file`, `hf3fs` and memory that its owner takes back: before a call, and while one runs."""
+"""`file` and `hf3fs` with memory that its owner revokes, before a call or while it runs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def storage(
 
 
 def kept_of_pages(root: Path) -> object:
-    """Return the names of page files, also of half written ones, or the counts of slots."""
+    """Return the names of page files, half-written ones included, or the counts of slots."""
     if (root / "index.sqlite").exists():
         return counted(root)
     large = NBYTES // 2

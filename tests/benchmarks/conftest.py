@@ -1,4 +1,4 @@
-"""The benchmarks as modules. They come last: some have the name of an installed package."""
+"""Makes the benchmarks importable, last on the path: some have the name of an installed package."""
 
 from __future__ import annotations
 

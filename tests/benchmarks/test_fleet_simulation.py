@@ -1,4 +1,4 @@
-"""The simulated fleet: small traces with known answers, conservation, one engine as in a plan."""
+"""The simulated fleet: small traces with known answers, counts that add up, the same as a plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of ranks, in short: its checks and its table."""
+"""A short run of the benchmark of ranks: its checks and its table."""
 
 from __future__ import annotations
 

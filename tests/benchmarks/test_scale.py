@@ -1,4 +1,4 @@
-"""The benchmark of stores of many pages, in short: every cost is measured, and the work is proved."""
+"""A short run of the benchmark of stores of many pages: costs are measured, and work is checked."""
 
 from __future__ import annotations
 

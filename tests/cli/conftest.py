@@ -1,4 +1,4 @@
-"""Stores for the tests of the verbs: each test has one of its own, on shared servers."""
+"""Stores for the tests of the verbs. Each test has a store of its own, on shared servers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from servers import Rclone, RedisServer
 
 @pytest.fixture(autouse=True)
 def no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove the variables that make rich take a file for a terminal."""
+    """Remove the environment variables that make rich treat a file as a terminal."""
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
 

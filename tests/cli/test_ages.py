@@ -1,4 +1,4 @@
-"""Ages are written with one unit, and read with the two largest."""
+"""Ages are typed with one unit, and shown with their two largest units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hicache bench`: a load on a store, its figures, and no page that stays."""
+"""`hicache bench`: it puts load on a store, reports figures, and leaves no page behind."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def test_a_terminal_shows_progress(file_store: CliStore, tmp_path: Path) -> None
 
 
 class TestCompare:
-    """Runs against an earlier one."""
+    """Runs that are compared with an earlier run."""
 
     @pytest.fixture
     def before(self, file_store: CliStore, tmp_path: Path) -> tuple[Path, dict[str, Any]]:

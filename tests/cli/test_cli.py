@@ -293,7 +293,7 @@ def test_a_command_of_the_page_runs(
 
 
 def write_log(path: Path) -> None:
-    """Write the record that the page tells of."""
+    """Write the record of the request that the page explains."""
     page_hash = "2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae"
     record = RequestRecord(
         at_s=1_000_000_000,
@@ -344,7 +344,7 @@ def test_the_table_of_reasons_is_complete() -> None:
     assert {proof.value for proof in Proof} - {"ok"} <= named
 
 
-# docs/cli-reference.md is what the parsers say.
+# docs/cli-reference.md agrees with the parsers.
 
 REFERENCE = (ROOT / "docs" / "cli-reference.md").read_text(encoding="utf-8")
 
@@ -380,7 +380,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 
 
 def _completed(*words: str) -> set[str]:
-    """Return the completions of the last word, in a bash that has sourced what the page says."""
+    """Return the completions of the last word, in a bash that has sourced the page's command."""
     (block,) = PAGE.split("```bash\n")[1:]
     script = _COMPLETE.format(sources=block.partition("```")[0])
     ran = subprocess.run(

@@ -1,4 +1,4 @@
-"""`hicache copy`: every page that the target lacks is moved once, and proved on the way."""
+"""`hicache copy`: every page that the target lacks is copied once, and verified on the way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hicache doctor`: what is wrong with a store, and what to do."""
+"""`hicache doctor`: it reports what is wrong with a store, and what to do."""
 
 from __future__ import annotations
 

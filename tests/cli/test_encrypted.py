@@ -26,7 +26,7 @@ def sealed(tmp_path: Path, root: Path) -> CliStore:
 
 @pytest.fixture
 def beneath(root: Path) -> CliStore:
-    """Return the same store without keys."""
+    """Return the store below the encryption, without keys."""
     return CliStore("file", {"path": str(root)})
 
 

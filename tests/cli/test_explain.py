@@ -1,4 +1,4 @@
-"""`hicache explain`, as an operator types it: over the log of a replay, and over records of engines."""
+"""`hicache explain` as an operator types it, over a replay's log and over records of engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hicache gc`: what would go is shown, and goes with --yes only."""
+"""`hicache gc`: it shows which pages it would delete, and deletes them only with --yes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONG_AGO_S = time.time() - 2 * 86_400
 
 
 def _bounded(store: CliStore) -> CliStore:
-    """Return the store with a capacity, so that it notes when pages are used."""
+    """Return the store with a capacity, so that it records when pages are used."""
     return replace(store, config={**store.config, "capacity_nbytes": 1 << 30})
 
 

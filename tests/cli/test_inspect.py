@@ -1,4 +1,4 @@
-"""`hicache inspect`: the manifest of a key space, the frame and the proof of a page."""
+"""`hicache inspect`: the manifest of a key space, the frame of a page, and whether it is intact."""
 
 from __future__ import annotations
 

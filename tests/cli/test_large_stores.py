@@ -1,4 +1,4 @@
-"""The verbs on stores of many pages, and a copy through every store that is killed on the way."""
+"""The verbs on stores of many pages, and a copy that is killed half way, for every backend."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ SMALL = space(page_nbytes=256)
 
 @pytest.fixture(scope="module")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ministack]:
-    """Return a server that stores an object whole or not at all.
+    """Return an S3 server that stores an object whole or not at all.
 
-    rclone's, which the other verbs are tested on, keeps the head of an object whose put was killed
-    under the size of the whole one: no client can read it, or tell that it is not there.
+    rclone's server, on which other tests run, keeps the start of an object whose put was killed
+    under the size of the whole object: no client can read it, or find out that it is incomplete.
     """
     with Ministack(tmp_path_factory.mktemp("s3")) as server:
         make_ready(server)
@@ -42,12 +42,12 @@ def _filled(store: CliStore, pages: int) -> KeySpace:
 
 
 def _patient(store: CliStore) -> CliStore:
-    """Return the store with a time limit that a busy machine keeps. A copy ends at a time-out."""
+    """Return the store with a time limit that suits a busy machine: a time-out ends a copy."""
     return CliStore(store.backend, {**store.config, "timeout_s": 60})
 
 
 def _count(store: CliStore, key_space: KeySpace, pages: int) -> int:
-    """Return the number of pages that are there."""
+    """Return the number of pages that the store has."""
     hashes = [hash_of(number) for number in range(pages)]
     with store.open() as storage:
         return sum(
@@ -100,7 +100,7 @@ def test_a_copy_through_every_store_is_killed_twice_and_loses_nothing(
 def _killed(
     directory: Path, argv: list[str], target: CliStore, key_space: KeySpace, pages: int
 ) -> int:
-    """Kill a copy on the way; return the number of pages that the target has."""
+    """Kill a copy half way. Return the number of pages that the target has then."""
     limit = ["--bandwidth-limit", "50KB"]
     with verb(directory, *argv, *limit) as process:
         wait_until(lambda: _count(target, key_space, pages) > pages // 100, 120)

@@ -1,4 +1,4 @@
-"""To look changes nothing: pages, bytes, times of use and files are the same before and after."""
+"""Verbs that only look change nothing: pages, bytes, times of use and files stay as they were."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NOBODY = 65_534
 
 @dataclass(frozen=True)
 class Place:
-    """A store, the directory of its files if it has one, and a look at it past the software."""
+    """A store, the directory of its files if it has one, and a function that reads all its data."""
 
     store: CliStore
     root: Path | None
@@ -93,7 +93,7 @@ def directory() -> Iterator[Path]:
 
 @contextmanager
 def _user_without_rights(root: Path) -> Generator[None, None, None]:
-    """Let this process be one that may read the files of `root`, and change none."""
+    """Take from this process the right to change the files of `root`, but not the right to read."""
     for path in (root, *root.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
     if os.geteuid() != 0:
@@ -119,7 +119,7 @@ def _limited(place: Place, nbytes: int) -> CliStore:
 
 
 def _filled(place: Place) -> str:
-    """Fill a store; return the beginning of the id of a key space."""
+    """Fill a store. Return the beginning of the id of one of its key spaces."""
     target = place.store.fill(range(PAGES))
     place.store.fill(range(PAGES), DRAFT)
     if place.root is not None:

@@ -1,4 +1,4 @@
-"""A limit on bytes a second delays what exceeds it, until it is stopped."""
+"""A limit on bytes per second delays what exceeds the limit, until the limit is stopped."""
 
 from __future__ import annotations
 

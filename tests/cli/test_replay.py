@@ -53,7 +53,7 @@ def _catches(pid: int, number: int) -> bool:
 
 
 def _signalled(tmp_path: Path, number: int) -> tuple[int, str, str, dict[str, Any]]:
-    """End a run of hours by a signal, and return exit code, output, errors and figures."""
+    """End a run of several hours by a signal. Return exit code, output, errors and figures."""
     file = tmp_path / "report.json"
     with subprocess.Popen(
         [*_COMMAND, *_SHORT, "--speed", "0.001", "--json", str(file)],
@@ -325,7 +325,7 @@ def _replayed_over(storage: str, *argv: str) -> int:
 
 
 def test_dynamic_finds_a_module_of_the_working_directory(tmp_path: Path) -> None:
-    """README promises it for the installed command."""
+    """README promises this for the installed command."""
     (tmp_path / "mine.py").write_text("from hicache_backends.memory import MemoryStorage as Mine\n")
     config = {"backend_name": "mine", "module_path": "mine", "class_name": "Mine"}
 
@@ -414,7 +414,7 @@ def _handlers() -> Sequence[Any]:
     return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
 
-# `hicache replay` with rules for writes: what they save, what they cost, and that both repeat.
+# `hicache replay` with rules for writes: what they save and cost, and that two runs agree.
 
 _ADMISSION = replay_args(
     "memory",
@@ -504,7 +504,7 @@ def test_flags_that_do_not_fit_are_named(
     assert message in capfd.readouterr().err
 
 
-# `hicache replay` with faults and with an exchange of backends: reports and refusals.
+# `hicache replay` with faults and with a swap of backends: reports and refusals.
 
 _DISRUPTED = [
     *("replay", "--hicache-storage-backend", "memory", "--conversations", "14"),
@@ -532,7 +532,7 @@ def test_no_fault_of_any_kind_makes_a_byte_wrong(tmp_path: Path) -> None:
 
 
 def test_wrong_pages_are_reported_where_nothing_checks_them(tmp_path: Path) -> None:
-    """The faults are real: without checksums they reach the engine."""
+    """The injected faults are real: without checksums, wrong bytes reach the engine."""
     file = tmp_path / "report.json"
     argv = ["--faults", "get:flip@100%", "--checksum", "none", "--json", str(file)]
 

@@ -1,4 +1,4 @@
-"""The flags of the verbs choose a store: SGLang's, or a file that holds both."""
+"""The flags by which the verbs choose a store: SGLang's flags, or a config file."""
 
 from __future__ import annotations
 

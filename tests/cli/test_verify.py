@@ -1,4 +1,4 @@
-"""`hicache verify`: every page is proved, and wrong ones are named by their reason."""
+"""`hicache verify`: it reads every page, and lists each wrong page with the reason."""
 
 from __future__ import annotations
 

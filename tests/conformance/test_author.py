@@ -1,4 +1,4 @@
-"""The author's entry, as pytest sees it."""
+"""The kit as a backend's author uses it with pytest."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ until = 2999-01-01
 
 
 class Author:
-    """A repository of somebody else, with one test file."""
+    """The repository of a backend's author, with one test file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -95,7 +95,7 @@ def test_a_report_that_cannot_be_written_is_a_one_line_error(author: Author) -> 
 
 
 def test_a_check_that_a_time_limit_of_its_test_ends_is_unknown(author: Author) -> None:
-    """A report without the check would show the rule as kept."""
+    """A report without this check would show the rule as passed."""
     author.writes(store="Slow")
 
     done = author.runs(

@@ -1,4 +1,4 @@
-"""The verdict on the project's own backends and examples, as operators get it."""
+"""The verdict on the project's own backends and examples, as an operator gets it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EVICTING = {"path": "{scratch}", "capacity_nbytes": "256MiB"}
 def verdict(
     tmp_path: Path, name: str, config: dict[str, Any], *arguments: str
 ) -> tuple[int, dict[str, Any]]:
-    """Exit code and record of `hicache-conformance`."""
+    """Return the exit code and the record of `hicache-conformance`."""
     command = ["--hicache-storage-backend", name, "--report", str(tmp_path), *arguments]
     command += ["--hicache-storage-backend-extra-config", json.dumps(config)]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""`hicache-conformance new`: the package that it writes passes the kit as it stands."""
+"""`hicache-conformance new`: the package that it writes passes the kit without changes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(*command: str, cwd: Path, path: Path | None = None) -> subprocess.Comple
 
 
 def declare(directory: Path) -> None:
-    """Write what an installer would: the entry points of the project."""
+    """Write the entry points of the project, as an installer would."""
     project = (directory / "pyproject.toml").read_text(encoding="utf-8")
     target = project.split('[project.entry-points."hicache_storage.backends"]\n')[1].split("\n")[0]
     info = directory / "hicache_acme_kv-0.1.0.dist-info"

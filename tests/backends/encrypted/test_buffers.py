@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 
 class Registering(MemoryStorage):
-    """A storage that notes the buffers that are registered with it."""
+    """A storage that records the buffers that are registered with it."""
 
     refuses = False
 

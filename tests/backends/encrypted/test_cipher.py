@@ -34,7 +34,7 @@ def test_the_vectors_of_the_specification(key: bytes, about: bytes, expected: st
 
 
 def test_the_accumulated_vectors_of_the_specification() -> None:
-    """The hash of 10,000 messages of a deterministic generator is the specification's."""
+    """10,000 messages of a deterministic generator encrypt to texts with the specification's hash."""
     stream = hashlib.shake_128(b"").digest(10_000 * (32 + 24 + 2 + 2 * 255))
     place = 0
 

@@ -17,7 +17,7 @@ from hicache_storage.keys import KeySpace
 
 
 class Sealed(StorageConformance):
-    """The keys of a test, in files of its own."""
+    """The key files of one test."""
 
     @pytest.fixture(autouse=True)
     def _write_keys(self, tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ class Sealed(StorageConformance):
 
 
 class TestOverMemory(Sealed):
-    """A store that overwrites pages."""
+    """`encrypted` over a backend that overwrites pages."""
 
     storage_class = EncryptedStorage
     in_quick_runs = "kv_(00[35]|10[123]|20[123]|303)"
@@ -38,7 +38,7 @@ class TestOverMemory(Sealed):
 
 
 class TestOverFile(Sealed):
-    """A store that keeps the first bytes of a page that is set again, and survives a crash."""
+    """`encrypted` over a backend that keeps a page's first bytes, and survives a crash."""
 
     storage_class = EncryptedStorage
     in_quick_runs = "kv_(205|402|403|404)"
@@ -64,7 +64,7 @@ class TestOverFile(Sealed):
 
 
 class TestOverRedis(Sealed):
-    """A server, whose silence must not hold a call longer than the time limit."""
+    """`encrypted` over a server, whose silence must not delay a call beyond the time limit."""
 
     storage_class = EncryptedStorage
     in_quick_runs = "kv_901_a_bounded"

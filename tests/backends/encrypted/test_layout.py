@@ -56,7 +56,7 @@ def test_a_key_id_that_is_not_ascii_is_no_header() -> None:
 
 @pytest.mark.parametrize(("place", "value"), [(48, 0), (48, 3), (48, 80), (49, ord("/")), (127, 1)])
 def test_a_key_id_that_no_config_can_have_is_no_header(place: int, value: int) -> None:
-    """It was damaged: it is not the id of a key that another config lists."""
+    """Such an id was damaged, because no other config can list a key under it."""
     memory = header("ab")
     memory[place] = value
 

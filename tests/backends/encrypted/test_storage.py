@@ -66,7 +66,7 @@ def raw(inner: HiCacheStorage, space: KeySpace, page_hash: str) -> bytes:
 
 
 def plant(inner: HiCacheStorage, space: KeySpace, page_hash: str, data: bytes) -> None:
-    """Store bytes in the wrapped backend under the name of a page."""
+    """Store bytes in the wrapped backend under the name that it has for a page."""
     inner_space, name = stored_under(space, page_hash)
     inner.batch_delete(inner_space, [name])
     assert [True] == inner.batch_set(inner_space, [name], [Page(bytearray(data))])
@@ -108,7 +108,7 @@ class TestPages:
         assert got(storage) is not None
 
     def test_a_page_that_was_read_has_no_digest(self, storage: EncryptedStorage) -> None:
-        """The wrapped backend knows the digest of the sealed page only."""
+        """The wrapped backend has computed its digest over the sealed page, not over the page."""
         put(storage)
         target = blank()
         target.digest, target.digest_skip = 1, 0
@@ -121,7 +121,7 @@ class TestSecrecy:
     def test_the_backend_holds_nothing_readable(
         self, storage: EncryptedStorage, inner: MemoryStorage
     ) -> None:
-        """Neither pages nor their hashes, nor any field of the key space, are to be found."""
+        """The backend's data contains no page, no page hash and no field of the key space."""
         storage.open_space(SPACE)
         plain = put(storage)
         (held,) = inner.spaces()
@@ -193,7 +193,7 @@ class TestForgery:
     def test_a_flipped_bit_anywhere_is_a_miss_and_the_next_set_heals_it(
         self, tmp_path: Path, place: int
     ) -> None:
-        """Also where the backend keeps the first bytes of a page that is set again."""
+        """This also holds if the backend keeps the first bytes of a page that is set again."""
         with over_files(tmp_path) as storage:
             storage.open_space(SPACE)
             sent = put(storage)
@@ -253,7 +253,7 @@ class TestRotation:
     def test_a_page_of_a_key_that_is_not_listed_is_a_miss_and_stays(
         self, tmp_path: Path, over: str
     ) -> None:
-        """Who lists the key still opens it. Here it counts as absent, so that it is set again."""
+        """A config that lists the key can still read the page. Without the key it counts as absent."""
         inner = (
             MemoryStorage()
             if over == "memory"
@@ -288,7 +288,7 @@ class TestRotation:
         assert storage.batch_exists(SPACE, hashes).count(False) in {1, 2}
 
     def test_a_page_that_cannot_be_replaced_is_refused(self, tmp_path: Path) -> None:
-        """The backend would keep the first bytes, which do not open here."""
+        """The backend would keep the bytes under the other key, which this storage can't decrypt."""
         inner = FileStorage.from_config({"path": str(tmp_path)})
         faulty = FaultyStorage(inner, [Odds("batch_delete", Fault.MISS, 1.0)])
         other, storage = sealed_over(inner, "ab", current_key="b"), sealed_over(faulty, "a")
@@ -311,12 +311,12 @@ class TestRotation:
 
 
 class TestLooking:
-    """A store that is opened read-only stays as it is, whatever is called."""
+    """Calls on a store that is opened read-only change nothing in it."""
 
     @pytest.mark.parametrize("atomic", ["auto", "none"])
     @pytest.mark.parametrize("keys", ["a", "b", "ac"])
     def test_nothing_changes_below(self, tmp_path: Path, keys: str, atomic: str) -> None:
-        """With damaged pages, pages of other keys, key spaces of other keys, and plain ones."""
+        """The store has damaged pages, pages and key spaces under other keys, and unencrypted ones."""
         root = tmp_path / "kv"
         below = {"url": f"file://{root}", "atomic": atomic}
         with open_storage("fsspec", below) as inner, sealed_over(inner, "ab") as storage:
@@ -406,7 +406,7 @@ class TestFaults:
 
 
 class TestOtherKeys:
-    """Key spaces below whose names do not open."""
+    """Key spaces of the wrapped backend whose names this storage can't decrypt."""
 
     @pytest.fixture
     def shared(self, inner: MemoryStorage) -> MemoryStorage:
@@ -430,7 +430,7 @@ class TestOtherKeys:
     @pytest.mark.parametrize("left", ["no page", "pages that cannot be read"])
     def test_a_key_space_whose_pages_tell_nothing(self, inner: MemoryStorage, left: str) -> None:
         class Bare(FaultyStorage):
-            """Keeps the key space, and lists no page of it."""
+            """A backend that keeps a key space but may list no page of it."""
 
             def scan(self, space: KeySpace) -> Iterator[PageInfo]:
                 return iter(()) if left == "no page" else super().scan(space)

@@ -1,4 +1,4 @@
-"""Batches of the `file` backend: full file systems, synced bytes and names."""
+"""Batches of the `file` backend: full file systems, and what is synced (bytes and names)."""
 
 from __future__ import annotations
 

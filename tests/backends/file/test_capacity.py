@@ -29,7 +29,7 @@ from hicache_storage.settings import format_nbytes
 
 
 def await_first_count(storage: FileStorage) -> None:
-    """Wait for the count that a storage begins with."""
+    """Wait for the end of the count of all pages that a storage starts when it opens."""
     counting = storage._process.get().capacity._counting
     assert counting is not None
     counting.join(20)
@@ -207,7 +207,7 @@ class TestEviction:
 
 @pytest.mark.skipif(native.implementation != "compiled", reason="the reference makes a call a page")
 class TestCost:
-    """A call of the system gives up the interpreter lock. Beside a busy thread it returns 5 ms later."""
+    """Beside a busy thread, each system call costs 5 ms, because it gives up the interpreter lock."""
 
     def test_a_batch_that_evicts_as_many_pages_is_a_few_calls(self, root: Path) -> None:
         with opened(root, 1000) as storage:
@@ -262,7 +262,7 @@ def test_a_process_that_opens_a_new_root_keeps_the_usage_of_an_earlier_one(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def beaten(layout: Layout) -> bool:
-        """Set five pages in another process after this process has looked at the root."""
+        """Pretend that another process set five pages after this process had looked at the root."""
         Path(layout.usage).write_bytes((5 * FILE_NBYTES).to_bytes(8, "little") + bytes(8))
         return True
 

@@ -48,7 +48,7 @@ def there(storage: FileStorage, numbers: range) -> list[int]:
 def test_looks_do_not_grow_with_the_ranks_that_share_a_full_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
-    """The ranks make 2,400 evictions of the 6,000 pages. A look at four pages pays for one of them."""
+    """The ranks evict 2,400 of the 6,000 pages, and look at four pages or fewer for each eviction."""
     looked_at = 0
     real = native.stat_files
 
@@ -98,7 +98,7 @@ def test_a_sweep_of_a_small_store_finds_its_pages_in_order(tmp_path: Path, pages
 
 
 def test_the_oldest_pages_of_a_large_store_go_first(tmp_path: Path) -> None:
-    """5,000 pages are more than a sweep keeps. Each eviction has seen a part of them only."""
+    """5,000 pages are more than a sweep remembers, so each eviction has seen only a part of them."""
     with opened(tmp_path, 5000) as storage:
         for first in range(0, 5000, 50):
             assert all(put(storage, range(first, first + 50)))
@@ -111,7 +111,7 @@ def test_the_oldest_pages_of_a_large_store_go_first(tmp_path: Path) -> None:
 
 
 def large_sweep(storage: FileStorage, monkeypatch: pytest.MonkeyPatch) -> EvictionSweep:
-    """Return the sweep of a storage, for which a store of ten pages is large."""
+    """Return the sweep of a storage, made to treat a store of ten pages as a large one."""
     monkeypatch.setattr(eviction, "_MOST_CANDIDATES", 8)
     monkeypatch.setattr(eviction, "_PAGES_A_LISTING", 4)
     sweep = storage._process.get().capacity._sweep
@@ -213,7 +213,7 @@ def test_a_store_that_is_counted_by_many_at_once_is_counted_by_the_first(tmp_pat
 
 
 def test_a_count_whose_process_died_keeps_no_other_from_counting(tmp_path: Path) -> None:
-    """The time of `survey` says that a count has just begun, and `usage` that none has ended."""
+    """`survey` is new, so a count has just begun. `usage` is missing, so none has ended."""
     with opened(tmp_path, None) as storage:
         put(storage, range(4))
     (tmp_path / "survey").mkdir(exist_ok=True)
@@ -244,7 +244,7 @@ def test_a_count_whose_thread_could_not_start_is_started_by_the_next_set(
 
 
 def one_directory(layout: Layout, shards: list[str]) -> Iterator[str]:
-    """Return all pages as those of one directory."""
+    """List all pages as if they were in one directory."""
     if "00" not in shards:
         return
     directory = layout.space_dir(SPACE.id)
@@ -254,7 +254,7 @@ def one_directory(layout: Layout, shards: list[str]) -> Iterator[str]:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """No count sees a page before the gate is open."""
+    """Yield an event. Until it is set, no count of the pages makes progress."""
     opening = threading.Event()
     sweep = EvictionSweep.sweep
 
@@ -285,7 +285,7 @@ def test_a_full_store_takes_writes_while_its_first_count_runs(
 def test_a_sample_of_a_slow_file_system_is_part_of_the_sets_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: threading.Event
 ) -> None:
-    """A look at all 400 pages of the directory would take 8 s."""
+    """A look at all 400 pages of the directory would take 8 s, but the set has 4 s."""
     with opened(tmp_path, None) as filling:
         put(filling, range(400))
     looks = 0

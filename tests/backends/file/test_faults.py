@@ -94,7 +94,7 @@ class TestVanishedDirectory:
     def test_pages_that_a_removal_under_writers_leaves_get_their_manifest_back(
         self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The removal ends at a directory to which a page came meanwhile."""
+        """A program removes the root's files, but stops at a directory that has got a page meanwhile."""
         monkeypatch.setattr("hicache_backends.file.storage._LOOK_INTERVAL_S", 0.0)
         with opened(root) as storage:
             put(storage, 0)
@@ -299,7 +299,7 @@ class TestTransientErrors:
     def test_a_clear_that_fails_everywhere_keeps_one_error(
         self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """An error holds a kilobyte, and a read-only file system may hold millions of pages."""
+        """An exception takes a kilobyte, and a read-only file system may have millions of pages."""
 
         class RefusedError(OSError):
             pass
@@ -408,7 +408,7 @@ class TestDeadlines:
     def test_a_set_begins_no_eviction_after_its_deadline(
         self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The time is up with the third page that is evicted."""
+        """The deadline passes when the third page is evicted."""
         with opened(root, 40, timeout_s=LIMIT_S) as storage:
             assert all(storage.batch_set(SPACE, HASHES[:40], [page()] * 40))
             real, claims = native.claim_files, list[int]()
@@ -459,7 +459,7 @@ class TestForeignFiles:
     def test_pages_are_neither_stored_nor_found_behind_a_symlink(
         self, root: Path, tmp_path: Path
     ) -> None:
-        """`clear` would not find the pages there."""
+        """`clear` would not find pages behind a symbolic link."""
         elsewhere = tmp_path / "elsewhere"
         elsewhere.mkdir()
         with opened(root) as storage:

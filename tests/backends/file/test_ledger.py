@@ -31,7 +31,7 @@ Ledger(sys.argv[1]).correct(100, 0, Totals(0, 0), Deadline(5))
 
 
 class TestLedgerOfAKilledProcess:
-    """A process may end between any two steps of its first write."""
+    """A process may be killed between any two steps of its first write."""
 
     @pytest.mark.parametrize("nbytes", [0, 16])
     def test_zeros_are_counted_again(self, tmp_path: Path, nbytes: int) -> None:
@@ -60,7 +60,7 @@ class TestLedgerOfAKilledProcess:
 
 class TestLock:
     def test_a_holder_without_a_long_wait_does_not_count_as_stopped(self, tmp_path: Path) -> None:
-        """The lock was busy for a moment twice, a second apart, and its holder is about to write."""
+        """The lock is busy for a moment, twice, a second apart. The second holder is about to write."""
         path = str(tmp_path / "usage")
         ledger = Ledger(path)
         ledger.correct(0, 0, ledger.totals(Deadline(LIMIT_S)), Deadline(LIMIT_S))

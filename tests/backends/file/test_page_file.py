@@ -50,7 +50,7 @@ class TestRecycling:
             assert "recycled" not in storage.stats().counters
 
     def test_a_synced_page_is_not_overwritten(self, root: Path) -> None:
-        """After a loss of power half of the new page could be found under the old name."""
+        """After a loss of power, the file might have half of the new page under the old name."""
         with opened(root, 4, durability="power") as storage:
             put(storage, 0, 1, 2, 3)
         with opened(root, 4) as storage:
@@ -78,7 +78,7 @@ class TestRecycling:
     def test_a_reader_of_a_victim_sees_it_whole_or_misses(
         self, root: Path, monkeypatch: pytest.MonkeyPatch, step: str, new: int
     ) -> None:
-        """The victim is recycled at the two moments between a reader's system calls."""
+        """The evicted page's file is recycled between two system calls of a reader."""
         with opened(root, 1) as storage:
             put(storage, 0)
 
@@ -105,7 +105,7 @@ class TestRecycling:
     def test_a_reader_in_the_midst_of_an_overwrite_misses(
         self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A reader that opened the victim reads at each step of the overwrite by hand."""
+        """A reader that has opened the victim's file reads it after each step of the overwrite."""
         with opened(root, None) as storage:
             put(storage, 0)
             files = PageFiles(storage._layout, SPACE)
@@ -132,7 +132,7 @@ class TestRecycling:
             assert [False, False] == answers
 
     def test_concurrent_readers_never_see_a_mixed_page(self, root: Path) -> None:
-        """A page repeats its name in every 64 bytes, and a hit has one name throughout."""
+        """A page repeats its number in every 64 bytes, so a hit with two numbers would be mixed."""
         nbytes = 64 << 10
         key_space = space(page_nbytes=nbytes)
         names = [hash_of(n) for n in range(12)]

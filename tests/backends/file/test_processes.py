@@ -95,7 +95,7 @@ class TestKilledWriter:
         assert [] == list((root / "writers").iterdir())
 
     def test_the_ledger_is_right_again_after_a_scan(self, root: Path) -> None:
-        """A killed writer leaves the sum too high, which only costs capacity until the next scan."""
+        """A killed writer leaves the byte count too high, which costs capacity until the next scan."""
         capacity = 16 * FILE_NBYTES
         with opened(root, capacity_nbytes=capacity) as storage:
             storage._process.get().ledger.add(5 * FILE_NBYTES, Deadline(1))
@@ -258,14 +258,14 @@ def test_a_forked_child_has_files_of_its_own(root: Path) -> None:
 
 @contextmanager
 def filled(root: Path) -> Generator[FileStorage]:
-    """Open a storage with page 0. A root with pages is not scanned by those that open it later."""
+    """Open a storage with page 0. Storages that open a root with pages do not scan it."""
     with opened(root) as storage:
         put(storage, 0)
         yield storage
 
 
 class TestHeal:
-    """A damaged page that another process replaces with the right one while this one heals it."""
+    """A damaged page that another process replaces by the right one while this process heals it."""
 
     @pytest.fixture
     def pages(self, root: Path) -> Generator[tuple[FileStorage, FileStorage]]:

@@ -1,4 +1,4 @@
-"""The reading half of `file`: it changes nothing, and says what a listing leaves out."""
+"""The read-only half of `file`: it changes nothing, and reports what a listing leaves out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def reader(root: Path, **config: Any) -> HiCacheStorage:
 
 
 def a_store(root: Path, pages: int = 20) -> None:
-    """Make a store with pages, a damaged and a cut one, files of strangers and a dead writer."""
+    """Make a store with pages, a damaged page, a cut page, foreign files and a dead writer."""
     with opened(root) as storage:
         put(storage, *range(pages))
     with file_of(root, 0).open("r+b") as file:
@@ -158,7 +158,7 @@ class TestTimes:
 
 
 class Shouting(FileStorage):
-    """A storage of another program, on the files of this one."""
+    """A storage of a third-party backend on the files of `file`."""
 
     reads = 0
 

@@ -1,4 +1,4 @@
-"""The removal of key spaces from `file`, beside writers and strangers."""
+"""The removal of key spaces from `file`, beside writers and foreign files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def manifest(root: Path) -> Path:
 
 @contextmanager
 def filled(root: Path) -> Generator[FileStorage]:
-    """Open a storage with page 0. A root with pages is not scanned by those that open it later."""
+    """Open a storage with page 0. Storages that open a root with pages do not scan it."""
     with opened(root) as storage:
         put(storage, 0)
         yield storage
@@ -113,7 +113,7 @@ def test_an_engine_that_had_it_open_stores_pages_there_again(root: Path) -> None
 def test_a_page_that_comes_meanwhile_keeps_the_key_space(
     root: Path, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The page comes right before the last step but one, or between the last two."""
+    """The page is set right before the last but one step of the removal, or before the last one."""
     with filled(root) as engine, opened(root) as operator:
         engine.clear(SPACE)
         real = getattr(os, call)

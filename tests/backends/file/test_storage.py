@@ -120,7 +120,7 @@ class TestPages:
     def test_a_page_costs_few_system_calls(
         self, storage: FileStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The calls are those of the data plane's reference. The compiled one makes the same."""
+        """The data plane in Python is counted. The compiled one makes the same system calls."""
         stored(storage, range(4))  # their directories are there
         storage.batch_delete(SPACE, HASHES[:4])
         calls = list[str]()

@@ -14,7 +14,7 @@ fsspec: Any = importlib.import_module("fsspec")  # it has no types
 
 
 class TestMemory(StorageConformance):
-    """Whole writes, in this process."""
+    """`fsspec` over the memory filesystem: writes are whole, and pages end with the process."""
 
     storage_class = FsspecStorage
     in_quick_runs = "kv_(00|10|20|40)"
@@ -40,7 +40,7 @@ class TestMemory(StorageConformance):
 
 
 class TestLocal(StorageConformance):
-    """Writes aside, and an atomic rename."""
+    """`fsspec` over the local filesystem: a page is written to another name and renamed atomically."""
 
     storage_class = FsspecStorage
 
@@ -49,7 +49,7 @@ class TestLocal(StorageConformance):
 
 
 class TestDirect(StorageConformance):
-    """Writes in place, as on a filesystem that nothing is known of."""
+    """`fsspec` with writes in place, as on a filesystem of unknown kind."""
 
     storage_class = FsspecStorage
     in_quick_runs = "kv_(003|40|50)"

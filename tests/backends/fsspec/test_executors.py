@@ -86,7 +86,7 @@ class TestExecutors:
 
 class TestExit:
     def test_a_name_look_up_that_hangs_does_not_keep_the_interpreter(self) -> None:
-        """Libraries look names up on the executor of the event loop."""
+        """Client libraries look up names on the executor of the event loop."""
         began_s = time.monotonic()
         subprocess.run([sys.executable, "-c", textwrap.dedent(_HANGS)], timeout=100, check=True)
 

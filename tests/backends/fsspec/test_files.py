@@ -33,7 +33,7 @@ class TestPublishing:
         assert list((tmp_path / "kv" / "writing").iterdir()) == []
 
     def test_files_of_writers_that_died_long_ago_go_when_it_is_opened(self, tmp_path: Path) -> None:
-        """Files of other names are of other programs, however old they are."""
+        """Files with other names belong to other programs, and stay however old they are."""
         open_store(f"file://{tmp_path}/kv").close()
         token, writing = "0123456789abcdef", tmp_path / "kv" / "writing"
         old, young = f"{token}-0", f"{token}-12"
@@ -50,7 +50,7 @@ class TestPublishing:
     def test_a_directory_that_has_vanished_is_made_again(
         self, local: FsspecStorage, tmp_path: Path
     ) -> None:
-        """It gets a manifest again, too, so that its pages can be listed."""
+        """The directory gets its manifest back too, so that its pages can be listed."""
         (tmp_path / "kv" / SPACE.id / "manifest.json").unlink()
         (tmp_path / "kv" / SPACE.id).rmdir()
 

@@ -77,7 +77,7 @@ class TestClaims:
 
 
 class TestLooking:
-    """A store that is opened read-only stays as it is, whatever is called."""
+    """Calls on a store that is opened read-only change nothing in it."""
 
     @pytest.mark.parametrize("atomic", ["auto", "none"])
     def test_nothing_is_made_removed_or_healed(self, tmp_path: Path, atomic: str) -> None:
@@ -105,7 +105,7 @@ class TestLooking:
         assert before == snapshot(root)
 
     def test_a_read_only_directory_is_read(self, tmp_path: Path) -> None:
-        """The `writing` directory is neither needed nor made."""
+        """A read-only storage does not need the `writing` directory, and does not make it."""
         with open_store(f"file://{tmp_path}/kv") as store:
             store.batch_set(SPACE, [A], [page(seed=1)])
         (tmp_path / "kv" / "writing").rmdir()
@@ -120,7 +120,7 @@ class TestLooking:
     def test_a_place_without_a_store_is_no_empty_store(
         self, tmp_path: Path, names: list[str] | None
     ) -> None:
-        """A directory that is missing, an unused mount point, and the store of another backend."""
+        """The place is a missing directory, an unused mount point or the store of another backend."""
         for name in names or ():
             (tmp_path / "kv" / name).mkdir(parents=True)
         if names == []:
@@ -241,7 +241,7 @@ class TestRemoveSpace:
     def test_a_key_space_that_is_written_to_meanwhile_stays(
         self, scripted: Hooks, moment: str
     ) -> None:
-        """A page that arrives while the manifest is removed brings it back."""
+        """A page that is set while the manifest is removed brings the manifest back."""
         with open_store("scripted://kv") as store, open_store("scripted://kv") as writer:
             store.batch_set(SPACE, [A], [page()])
 
@@ -259,7 +259,7 @@ class TestRemoveSpace:
     def test_a_writer_puts_the_manifest_back(
         self, scripted: Hooks, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The key space was open in another process, and was removed a while ago."""
+        """The writer opened the key space before another storage removed it."""
         monkeypatch.setattr(registrations, "_INTERVAL_S", 0.0)
         with open_store("scripted://kv") as store, open_store("scripted://kv") as writer:
             store.open_space(other := space(pool="draft"))
@@ -340,7 +340,7 @@ class TestClear:
     def test_it_takes_as_many_steps_as_it_needs(
         self, scripted: Hooks, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Removing all pages takes four times the deadline of a call, and one step half of it."""
+        """To remove all pages takes four times the time limit. One step takes half of the limit."""
         monkeypatch.setattr("hicache_backends.fsspec.storage._CLEARED_AT_ONCE", 5)
         hashes = [hash_of(number) for number in range(40)]
         with open_store("scripted://kv", timeout_s=1.0) as store:
@@ -352,7 +352,7 @@ class TestClear:
     def test_a_listing_that_takes_too_long_is_cut_by_the_digits_of_the_hashes(
         self, buckets: ObjectStore
     ) -> None:
-        """A listing takes time for each name, as in stores that list a thousand names a request."""
+        """A listing takes time for each name, as if a store lists a thousand names per request."""
         hashes = [hash_of(number) for number in range(120)]
         with open_store("gs://bucket/kv", timeout_s=0.5) as store:
             store.batch_set(SPACE, hashes, [page() for _ in hashes])
@@ -380,7 +380,7 @@ class TestClear:
 
 
 class TestGone:
-    """A missing root is an error, not a miss of its pages."""
+    """A missing root raises an error: its pages are not misses."""
 
     def test_a_directory_that_was_there_and_is_gone_is_unavailable(
         self, local: FsspecStorage, tmp_path: Path

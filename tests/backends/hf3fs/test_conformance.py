@@ -18,7 +18,7 @@ from hicache_storage.backend_support.deadline import Deadline
 
 
 class _InSlots(StorageConformance):
-    """The kit with direct access to the slots of a store."""
+    """The kit's tests with back doors to the slots of a store."""
 
     def config(self, scratch: Scratch) -> dict[str, Any]:
         self.settings: dict[str, Any] = {"path": str(scratch.path), **self.further(scratch)}
@@ -52,7 +52,7 @@ class _InSlots(StorageConformance):
     def _slot(
         self, space: KeySpace, page_hash: str
     ) -> Generator[tuple[BinaryIO, int] | None, None, None]:
-        """Yield the file at the begin of a page, and the bytes up to the end of its slot."""
+        """Yield the slot file, positioned at the page, and the bytes up to the end of the slot."""
         with Hf3fsStorage.from_config(self.settings) as storage:
             files = storage._files_of(space)
             with storage._mount.get().index.view(files, Deadline(30)) as view:

@@ -29,7 +29,7 @@ from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.resolver import Resolver
 
 TIMEOUT_S = 3.0
-# A call that waits for each of its steps in full takes three times its limit.
+# A call whose steps each take the whole limit would take three times its limit.
 LATE_S = 2.5 * TIMEOUT_S
 
 
@@ -68,7 +68,7 @@ def damage_first_page(root: Path) -> None:
 
 class TestSqliteIndex:
     def test_all_steps_of_a_set_share_one_deadline(self, root: Path) -> None:
-        """The set heals a page, flushes access times and reserves slots."""
+        """The set heals a page, writes access times and reserves slots."""
         with opened(root, timeout_s=TIMEOUT_S, capacity_nbytes="100MiB") as storage:
             stored(storage, range(2))
             hits(storage, range(1))

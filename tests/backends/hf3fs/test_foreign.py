@@ -77,7 +77,7 @@ class TestIndex:
     def test_an_index_that_cannot_be_looked_up_is_not_rebuilt(
         self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A rebuild would bring deleted pages back, and lose access times."""
+        """A rebuild of the index would bring deleted pages back and lose access times."""
         real = os.stat
 
         def failing(path: Any, *arguments: Any, **options: Any) -> os.stat_result:

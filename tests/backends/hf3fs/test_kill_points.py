@@ -12,7 +12,7 @@ from kill_points import killed_at, library
 
 _PAGES = 4
 _CAPACITY_NBYTES = 16 * SLOT_NBYTES
-# Every set evicts, and overwrites slots of its victims.
+# Every set evicts pages and overwrites their slots.
 _SCRIPT = f"""
 from hf3fs_roots import opened, stored
 from pathlib import Path

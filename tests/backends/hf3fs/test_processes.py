@@ -223,7 +223,7 @@ class TestSharing:
     def test_a_child_that_was_forked_during_a_call_gives_back_what_it_opened(
         self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The call of the parent never ends in the child, and the child must not wait for it."""
+        """The parent's running call never ends in the child, so the child must not wait for it."""
         writing, go_on, pwritev = threading.Event(), threading.Event(), os.pwritev
 
         def held(*arguments: Any) -> int:
@@ -374,7 +374,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 class TestSqliteIndex:
     def test_parent_child_and_other_processes_share_one_index(self, root: Path) -> None:
-        """Another process that closes its last connection does not remove the log of the child."""
+        """The log that the child writes to stays if another process closes its last connection."""
         ours, theirs = FORK.Pipe()
         storage = opened(root)
         stored(storage, range(8))
@@ -421,7 +421,7 @@ class TestSqliteIndex:
     def test_a_fork_while_a_transaction_looks_for_dead_writers_is_no_harm(
         self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The locks are tried in steps of their own, which must not wait for the fork."""
+        """The search tries the writers' locks in steps that must not wait for the end of the fork."""
         real, inside = writer.tokens, threading.Event()
 
         def tokens(directory: str) -> set[str]:
@@ -525,7 +525,7 @@ class TestLocks:
 
 class TestForksInAStep:
     def test_nobody_waits_for_a_step_of_the_thread_that_forks(self) -> None:
-        """A signal handler may fork. Neither this fork nor one of the child waits for the step."""
+        """A signal handler may fork in the middle of a step. Neither that fork nor the child waits."""
         assert succeeds(FORK.Process(target=_fork_twice, daemon=True))
 
     def test_a_descriptor_that_the_child_has_closed_is_not_closed_again(

@@ -1,4 +1,4 @@
-"""The reading half of `hf3fs`: it changes nothing, whatever state the index is in."""
+"""The read-only half of `hf3fs`: it changes nothing, whatever state the index is in."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def reader(root: Path, **config: Any) -> HiCacheStorage:
 
 
 def closed(root: Path) -> None:
-    """Leave a store whose engines have ended: its index has no log."""
+    """Leave a store whose engines ended in order, so that its SQLite index has no log."""
     with opened(root) as storage:
         stored(storage, PAGES)
 
@@ -47,14 +47,14 @@ sys.stdin.read()
 
 
 def crashed(root: Path) -> None:
-    """Leave a store whose engine was killed: its last pages are in the log alone."""
+    """Leave a store whose engine was killed, so that its last pages are only in the index's log."""
     with child(_CRASH, root) as (pid, output):
         assert "stored\n" == output.readline()
         os.kill(pid, signal.SIGKILL)
 
 
 def spoil(root: Path) -> None:
-    """Add what a store may have besides: damage, strangers' files, a dead writer."""
+    """Add what a store may also contain: a damaged slot, a foreign file, a dead writer."""
     with (root / "spaces" / SPACE.id / "slots-0000").open("r+b") as file:
         file.write(b"\xff" * 8)
     (root / "novel.txt").write_text("precious")
@@ -104,7 +104,7 @@ class TestBesideAnEngine:
     def test_an_engine_that_opens_an_idle_store_during_a_read_makes_it_no_hit(
         self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The engine may have given the slot to another page meanwhile."""
+        """The engine may have given the slot to another page while the reader read it."""
         closed(root)
         capacity = {"capacity_nbytes": 20 * SLOT_NBYTES}
         with reader(root) as storage:

@@ -1,4 +1,4 @@
-"""The removal of key spaces from `hf3fs`, by both indexes, beside writers and strangers."""
+"""The removal of key spaces from `hf3fs`, with both indexes, beside writers and foreign files."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_pages_that_come_after_the_clear_keep_it(
 def test_pages_that_come_while_files_are_removed_stay(
     tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A Redis server can't hold the writers off; their slots are in other files."""
+    """An index in Redis can't make the writers wait, so their slots are in other files."""
     with RedisServer(tmp_path / "redis") as server:
         config = {"index": server.url, "timeout_s": 20}
         with opened(place, **config) as engine, opened(place, **config) as operator:

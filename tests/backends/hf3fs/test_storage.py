@@ -252,7 +252,7 @@ class TestReuse:
     def test_a_reader_whose_slot_was_reused_misses(
         self, storage: Hf3fsStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Between read and second look-up the slot gets another page, and the first one again."""
+        """Between read and second look-up, the slot gets another page and then the first one again."""
         stored(storage, range(1))
         real = os.preadv
 

@@ -45,11 +45,11 @@ class OnOneMaster(Subject):
 
     storage_class = _backend.MooncakeStorage
     fields: ClassVar[dict[str, Any]]
-    """Fields of the config, besides the address of the master."""
+    """Fields of the config in addition to the address of the master."""
     node_segment: ClassVar[str] = ""
-    """Memory that a separate process lends; empty: no such process."""
+    """The memory that a separate process lends. Empty: there is no such process."""
     ballast_mib: ClassVar[int] = 0
-    """Part of that memory that is always in use."""
+    """How much of that memory is always in use."""
     shared_master: ClassVar[MooncakeMaster]
     admin: ClassVar[Any]
     directories: ClassVar[pytest.TempPathFactory]
@@ -114,7 +114,7 @@ class OnOneMaster(Subject):
 
 
 class TestMooncake(OnOneMaster, StorageConformance):
-    """Engines that lend nothing, and a node that lends its memory. Pages outlive their writers."""
+    """Engines that lend no memory, and a node that does, so pages outlive their writers."""
 
     fields: ClassVar[dict[str, Any]] = {"global_segment_size": 0}
     node_segment = NODE_SEGMENT
@@ -126,7 +126,7 @@ class TestMooncake(OnOneMaster, StorageConformance):
 
 
 class TestEachLends(OnOneMaster, StorageConformance):
-    """Processes that each lend memory. A process takes its pages along when it dies."""
+    """Processes that each lend memory. The pages in a process's memory are lost when it dies."""
 
     fields: ClassVar[dict[str, Any]] = {"global_segment_size": "512mb"}
     in_quick_runs = "kv_(003_any|502_processes)"

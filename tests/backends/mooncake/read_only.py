@@ -1,4 +1,4 @@
-"""Looking adds nothing to a cluster and removes nothing, and a key space goes with its manifest."""
+"""A read-only storage changes nothing in a cluster, and a removed key space loses its manifest."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MooncakeMaster]
 
 @pytest.fixture
 def filled(master: MooncakeMaster, tmp_path: Path) -> Iterator[HiCacheStorage]:
-    """Yield a store with a damaged page and damaged manifests, beside objects of strangers."""
+    """Yield a store with a damaged page, damaged manifests and foreign objects."""
     with open_storage("mooncake", config_of(master, tmp_path.name)) as storage:
         for one in (SPACE, LOST, DAMAGED, EMPTY):
             storage.open_space(one)
@@ -115,7 +115,7 @@ def test_a_key_space_is_removed_and_nothing_else(
 def test_one_that_is_written_to_meanwhile_stays_with_its_manifest(
     filled: HiCacheStorage, monkeypatch: pytest.MonkeyPatch, *, is_early: bool
 ) -> None:
-    """Its manifest stays if the page comes early, and is put back if it comes late."""
+    """The manifest stays if the page is set early in the removal, and is restored if it is set late."""
     storage: Any = filled
     remove, manifest = storage._remove, storage._layout.manifest(SPACE.id)
     late = hash_of(99)

@@ -1,4 +1,4 @@
-"""`mooncake` against a real master: protection from the client library's dangers."""
+"""`mooncake` against a real master: what the backend does about faults of the client library."""
 
 from __future__ import annotations
 
@@ -402,7 +402,7 @@ def test_a_wheel_without_the_system_s_libraries_says_which(monkeypatch: pytest.M
 def test_all_libraries_that_are_missing_are_named_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loader itself stops at the first."""
+    """The dynamic loader itself names only the first missing library."""
     wheel = tmp_path / "mooncake"
     wheel.mkdir()
     (wheel / "__init__.py").touch()
@@ -519,7 +519,7 @@ class TestSizes:
     def test_a_page_of_another_size_is_not_taken_from_its_readers(self, tmp_path: Path) -> None:
         """Readers hold a lease on the page.
 
-        A forced removal would free its memory in the middle of a read.
+        A forced removal would free the page's memory in the middle of a read.
         """
         with (
             MooncakeMaster(tmp_path, "--default_kv_lease_ttl=60s") as own_master,

@@ -1,4 +1,4 @@
-"""What a master that knows tenants keeps apart, and what it does not: the claims of docs/security.md."""
+"""What a master with tenants keeps apart, and what it does not: the claims of docs/security.md."""
 
 from __future__ import annotations
 

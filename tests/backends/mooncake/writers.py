@@ -22,7 +22,7 @@ importlib.import_module("mooncake.store")
 
 SPACE = space()
 TRIES = 3
-"""Number of writers for each phase. A heartbeat of the client may be counted as a request."""
+"""How many writers to kill in each phase, because a heartbeat may be counted as a request."""
 DELAY_S = 0.2
 UNFINISHED = -703
 
@@ -50,7 +50,7 @@ def write(config: dict[str, Any], number: int, pipe: Connection) -> None:
 
 
 def kill_in_phase(master: MooncakeMaster, phase: int, number: int) -> None:
-    """Kill a writer of page `number` while its request of this phase is in the proxy, and drop it."""
+    """Kill a writer of page `number` in this phase. The proxy holds the request, then drops it."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     with here, there, FaultProxy(("127.0.0.1", master.port)) as proxy:

@@ -134,7 +134,7 @@ def _exit_well_if_there(storage: RedisStorage) -> None:
 
 class TestShutDown:
     def test_a_connection_that_is_ended_stays_encrypted(self, server: TlsRedisServer) -> None:
-        """The thread that uses the connection may be about to send a password or a page."""
+        """The thread that uses the connection may still send a password or a page."""
         settings = RedisSettings.parse("redis", config_of(server))
         deadline = Deadline(30)
         sock = DeadlineSocket(dial(settings.address, settings.access().context, deadline), deadline)

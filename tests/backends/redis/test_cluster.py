@@ -165,7 +165,7 @@ class TestCluster:
         monkeypatch: pytest.MonkeyPatch,
         how: str,
     ) -> None:
-        """Its pages are on a server that was walked before."""
+        """The slot's pages are then on a server that the walk has already passed."""
         for node in cluster.nodes:
             client_of_one(node).config_set("maxmemory-policy", "allkeys-lru")
         set_all(storage)
@@ -236,7 +236,7 @@ class TestSentinels:
                 must_get_all(storage)
 
 
-# The redis backend behind sentinels that fail, or that know no master that is up.
+# The redis backend behind sentinels that fail, or that name no master that is up.
 
 FLAWS = {
     "another name": {b"name": b"other"},

@@ -77,7 +77,7 @@ def _nothing(number: int, frame: object) -> None:
 
 
 class Fault:
-    """A fault that a test switches on. Before it the server answers as an empty one."""
+    """A fault that a test switches on. Until then the server replies as an empty one."""
 
     def __init__(self) -> None:
         self.reply: Callable[[list[bytes]], bytes | None] | None = None
@@ -282,7 +282,7 @@ class TestClose:
     def test_connections_that_are_being_made_share_its_time(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Nothing wakes a thread that connects. `close` waits for all servers of a cluster together."""
+        """Nothing wakes a thread that connects. `close` has one deadline for all servers."""
         limit_s, hosts = 1.5, [f"127.0.0.{number}" for number in range(2, 7)]
         monkeypatch.setattr("hicache_backends.redis.session._CLOSE_LIMIT_S", limit_s)
         settings = RedisSettings.parse("redis", {"url": "redis://localhost"})

@@ -1,4 +1,4 @@
-"""The redis backend behind a network that fails: the pages that were on their way."""
+"""The redis backend behind a network that fails: what happens to pages in transit."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class TestSet:
             assert set_all(storage) == direct.batch_exists(SPACE, HASHES) == [True] * 8
 
     def test_a_user_who_may_not_end_connections_gets_no_verdict(self, tmp_path: Path) -> None:
-        """The user has no right to CLIENT KILL, so that a verdict of False could become wrong."""
+        """Without the right to CLIENT KILL, nothing stops the write, so False could become wrong."""
         with (
             TlsRedisServer(tmp_path) as server,
             FaultProxy(("127.0.0.1", server.port)) as proxy,

@@ -264,7 +264,7 @@ class TestSet:
             put(peer, 1)
 
     def test_an_integer_of_more_than_64_bits_is_no_reply(self, peer: Peer) -> None:
-        """Python converts no more than 4300 digits, and its error is none of a connection's."""
+        """Python converts at most 4300 digits, and would raise an error that no connection raises."""
         peer.send(b":" + b"9" * 4400 + b"\r\n")
 
         with pytest.raises(WrongReply):
@@ -381,7 +381,7 @@ def _is_well(storage: RedisStorage) -> bool:
         return False
 
 
-# Batches of the redis backend: failovers, redirections, and replies of which a part is missing.
+# Batches of the redis backend: failovers, redirections and incomplete replies.
 
 HASHES = [hash_of(number) for number in range(200)]
 KEYS = SpaceKeys("hicache:", SPACE.id)
@@ -446,7 +446,7 @@ class TestFailover:
                 call()
 
     def test_connections_in_use_are_left_too(self, tmp_path: Path) -> None:
-        """Connections of the failed one's generation may lead to the same server."""
+        """Connections that were opened before the failure may lead to the same failed server."""
         with (
             RespServer(empty_reply) as server,
             RedisStorage.from_config({"url": server.url}) as storage,
@@ -567,7 +567,7 @@ class TestHalfAnswers:
     def test_a_walk_during_which_slots_moved_raises(
         self, cluster: Cluster, storage: RedisStorage
     ) -> None:
-        """The map of the slots tells it where the user may not ask each server for its own."""
+        """If the user may not ask each server for its slots, the cluster's slot map shows the move."""
         facts = bulk(b"maxmemory_policy:allkeys-lru\r\ncluster_enabled:1\r\n")
         owners = [slots((0, 2 * HALF - 1, cluster.first.port))]
 

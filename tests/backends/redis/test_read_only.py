@@ -1,4 +1,4 @@
-"""Looking changes nothing in the database, and a key space is removed with its manifest."""
+"""A read-only storage changes nothing in Redis, and a key space is removed with its manifest."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ POLICIES = ("noeviction", "allkeys-lru", "volatile-ttl")
 
 
 def fill(storage: RedisStorage, admin: Any) -> None:
-    """Store pages, damage some of them and two manifests, and add keys of strangers."""
+    """Store pages, damage some pages and two manifests, and add foreign keys."""
     for one in (SPACE, LOST, DAMAGED):
         storage.open_space(one)
         assert all(storage.batch_set(one, HASHES, pages_of(len(HASHES))))
@@ -102,7 +102,7 @@ def test_looking_changes_no_key(each: RedisServer, policy: str) -> None:
 
 
 def test_looking_is_no_use_where_the_server_can_tell(each: RedisServer) -> None:
-    """Redis before 7.2 has no CLIENT NO-TOUCH."""
+    """A read is not a use if the server has CLIENT NO-TOUCH, which Redis before 7.2 lacks."""
     with client_of_one(each) as admin:
         if b"no-touch" not in b" ".join(admin.execute_command("CLIENT", "HELP")).lower():
             pytest.skip("the server counts every read as a use")
@@ -165,7 +165,7 @@ class TestRemoveSpace:
         *,
         is_early: bool,
     ) -> None:
-        """Its manifest stays if the page comes early, and is put back if it comes late."""
+        """The manifest stays if the page is set early in the removal, and is restored if late."""
         execute, everything = Index._execute, Index._everything
         storage.open_space(SPACE)
         storage.batch_set(SPACE, HASHES, pages_of(len(HASHES)))

@@ -88,7 +88,7 @@ def test_no_secret_is_repeated() -> None:
 
 @pytest.mark.parametrize("field", ["password", "username"])
 def test_a_text_that_no_server_can_get_is_refused(field: str) -> None:
-    """Lone surrogates come from JSON, and from environment variables that are no UTF-8."""
+    """Lone surrogates come from JSON, and from environment variables that are not UTF-8."""
     with pytest.raises(ConfigError, match=f"{field}: must be text that UTF-8 can hold"):
         RedisStorage.from_config({"url": URL, field: "\udc80"})
 

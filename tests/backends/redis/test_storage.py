@@ -136,7 +136,7 @@ class TestListings:
     def test_an_index_that_was_evicted_hides_no_page(
         self, server: RedisServer, storage: RedisStorage
     ) -> None:
-        """The policy changes while a storage is open."""
+        """The server's eviction policy changes while a storage is open."""
         storage.batch_set(space(), hashes_of(300), pages_of(300))
         with client_of_one(server) as admin:
             admin.config_set("maxmemory-policy", "allkeys-lru")
@@ -378,7 +378,7 @@ class TestDelete:
     def test_a_page_that_the_server_does_not_remove_stays_listed(
         self, server: RedisServer, writer: RedisStorage
     ) -> None:
-        """The remover's user may change indices, but may not remove keys."""
+        """The user of the storage that deletes may change indexes, but may not remove keys."""
         admin = client_of_one(server)
         admin.acl_setuser(
             "half", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-unlink", "-del"]
@@ -398,7 +398,7 @@ class TestDelete:
     def test_a_full_server_deletes_pages_and_members(
         self, server: RedisServer, remover: RedisStorage, writer: RedisStorage
     ) -> None:
-        """A full server takes no marks. It has memory again when the pages are gone."""
+        """A full server accepts no marks of the delete. It has memory again when the pages are gone."""
         large = space(page_nbytes=1 << 20)
         writer.batch_set(large, HASHES, [page(1 << 20, seed) for seed in range(3)])
         admin = client_of_one(server)
@@ -417,7 +417,7 @@ class TestScan:
         writer: RedisStorage,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """The scan finds members without pages, as expiry or a full server leaves them."""
+        """The scan finds index members without pages, as expiry or a full server leaves behind."""
         monkeypatch.setattr("hicache_backends.redis.index.BUCKETS", ("ab", "cd"))
         admin = client_of_one(server)
         at, steps = 0, 1
@@ -462,7 +462,7 @@ class TestExpiry:
     def test_a_shorter_life_elsewhere_takes_no_page_out_of_its_index(
         self, server: RedisServer, writer: RedisStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Two writers set one page at once. The first of them keeps pages for ever."""
+        """Two writers set a page at once. One gives it an expiry time, the other keeps it forever."""
         monkeypatch.setattr("hicache_backends.redis.index._TRIM_SHARE", 1.0)
         monkeypatch.setattr("hicache_backends.redis.index._CLOCK_SKEW_S", -3600.0)
         batch_module: Any = batch
@@ -485,7 +485,7 @@ class TestExpiry:
     def test_trimming_leaves_members_that_a_remover_has_marked(
         self, server: RedisServer, writer: RedisStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The remover has died before it removed its pages."""
+        """The process that marked the members has died before it removed their pages."""
         monkeypatch.setattr("hicache_backends.redis.index._TRIM_SHARE", 1.0)
         set_all(writer)
         admin = client_of_one(server)
@@ -512,7 +512,7 @@ def test_a_writer_of_many_key_spaces_registers_a_forgotten_one_again(
         assert SPACE in set(other.spaces())
 
 
-# The fields of INFO that an operator should know become facts with advice.
+# The fields of INFO that matter to an operator become facts with advice.
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ ENGINE = "bank"
 
 
 class GuardedRgw(CephRgw):
-    """RGW with a TLS port, and with the engine's user of the guide."""
+    """RGW with a TLS port, and with the user that the guide sets up for an engine."""
 
     def start(self) -> None:
         super().start()
@@ -43,7 +43,7 @@ class GuardedRgw(CephRgw):
 
 
 def rights_on(bucket: str, *, without: str = "") -> str:
-    """Return the policy of the guide for a bucket, perhaps without one action."""
+    """Return the policy of the guide for a bucket, without one action if `without` names one."""
     policy = json.loads(RIGHTS.replace("kv-bank", bucket))
     for statement in policy["Statement"]:
         actions = statement["Action"]
@@ -106,7 +106,7 @@ def test_the_rights_of_the_guide_do_for_all_that_an_engine_needs(server: CephRgw
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_without_one_of_them_the_store_is_refused(server: CephRgw, action: str) -> None:
-    """The key space is the bucket owner's: in Ceph only the writer of an object reads it by default."""
+    """The bucket's owner wrote the key space: in Ceph, by default only the writer can read an object."""
     with opened(
         server, access_key_id=server.access_key, secret_access_key=server.secret_key
     ) as own:
@@ -182,7 +182,7 @@ class TestLeastRights(S3Conformance):
 
     @property
     def _server(self) -> S3Server:
-        """The server, whose back doors are the engine's: Ceph gives nobody else its objects."""
+        """The server, with back doors of the engine's user: in Ceph nobody else can read its objects."""
         server = copy(super()._server)
         server.access_key, server.secret_key = ENGINE, CephRgw.secret_of(ENGINE)
         return server

@@ -8,9 +8,9 @@ from servers import Ministack, Rclone
 
 
 class TestMinistack(S3Conformance):
-    """S3's semantics with conditional puts and checksums.
+    """A server with S3's semantics, including conditional puts and checksums.
 
-    Quick runs select the checks that need them.
+    Quick runs select the checks that need these.
     """
 
     storage_class = S3Storage

@@ -1,4 +1,4 @@
-"""Credentials are found, refreshed and replaced beside the calls; their errors are translated."""
+"""Credentials are found, refreshed and replaced while calls run, and errors are translated."""
 
 from __future__ import annotations
 

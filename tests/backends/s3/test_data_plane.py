@@ -36,7 +36,7 @@ def server() -> Iterator[ScriptedS3]:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the numbers of requests of the native calls. Nothing but replies ends one."""
+    """Return a list to which each native call adds its number of requests. Only replies end a call."""
     monkeypatch.setattr(exchange, "_CHECK_S", LONG_S)
     monkeypatch.setattr(exchange, "_PREPARE_S", LONG_S)
     run, counts = native.run_exchanges, list[int]()

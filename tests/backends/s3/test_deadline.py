@@ -100,7 +100,7 @@ def test_opening_ends_in_time_whatever_the_server_does(server: ScriptedS3, habit
 
 @pytest.mark.usefixtures("transport")
 def test_the_steps_of_a_call_share_its_time(server: ScriptedS3) -> None:
-    """`open_space` reads the manifest, slowly here, and writes it, without an answer here."""
+    """`open_space` reads the manifest, which is slow here, then writes it, which gets no answer here."""
     timeout_s = SLOW_S + 0.2
     with opened(server, timeout_s=timeout_s, stall_timeout_s=timeout_s) as store:
         server.script.extend([Answer(reply(404).data, "slow"), SILENCE])
@@ -111,7 +111,7 @@ def test_the_steps_of_a_call_share_its_time(server: ScriptedS3) -> None:
 
 @pytest.mark.usefixtures("transport")
 def test_no_page_is_touched_after_a_call_that_was_late(server: ScriptedS3) -> None:
-    """The rest of each page arrives after the call, when nobody receives it."""
+    """The rest of each page arrives after the end of the call, when nothing receives it."""
     with opened(server, max_attempts=1) as store:
         server.script.extend([Answer(_PAGE[:-100], "later")] * len(HASHES))
         server.rest = _PAGE[-100:]
@@ -133,7 +133,7 @@ class TestNames:
 
     @pytest.fixture
     def names(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-        """Yield the event that lets `s3.test` be resolved."""
+        """Yield the event that must be set before the name `s3.test` can be resolved."""
         answers = threading.Event()
         answers.set()
         resolve = socket.getaddrinfo
@@ -239,7 +239,7 @@ class TestNames:
 
 
 def test_a_fast_peer_does_not_keep_a_turn_for_itself() -> None:
-    """A turn ends after some megabytes, so that the deadline is checked however fast the peer is."""
+    """`handle_events` returns after some megabytes, so that the deadline is checked in time."""
     target = bytearray(64 << 20)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = addresses_module.Address(socket.AF_INET, listener.getsockname())

@@ -70,7 +70,7 @@ class TestBucket:
         ],
     )
     def test_a_denial_says_what_is_wrong(self, server: ScriptedS3, code: str, advice: str) -> None:
-        """The answer to the HEAD has no body: a GET is asked for the code."""
+        """The answer to the HEAD has no body, so a GET asks the server for the error code."""
         server.bucket_script.extend([Answer(b"HTTP/1.1 403 No\r\n\r\n"), error(403, code)])
 
         with pytest.raises(ConfigError, match=rf"pages denies access .403 {code}.: .*{advice}"):
@@ -334,7 +334,7 @@ class TestGet:
     def test_a_page_whose_body_always_ends_early_is_a_miss_beside_others(
         self, server: ScriptedS3
     ) -> None:
-        """A read that is lost leaves nothing in doubt, so that the other pages of its batch are hits."""
+        """A lost read leaves no doubt about the store, so the other pages of its batch are hits."""
         cut = Answer(HIT.data[:-1], "end")
         with storage(server, cut, cut, cut, HIT, max_attempts=3, fan_out=1) as store:
             targets = [blank(NBYTES), blank(NBYTES)]
@@ -470,7 +470,7 @@ class TestSet:
             assert counters(store) == {"refused_no_space": 1}
 
     def test_507_after_a_gateway_gave_up_is_no_refusal(self, server: ScriptedS3) -> None:
-        """The store may still execute the first attempt: False would be a promise."""
+        """The store may still carry out the first attempt, so False could become wrong."""
         answers = [
             error(504, "GatewayTimeout"),
             error(507, "InsufficientStorage"),
@@ -511,7 +511,7 @@ class TestSet:
             assert counters(store) == {"refused_no_space": 1}
 
     def test_a_lost_reply_is_no_refusal(self, server: ScriptedS3) -> None:
-        """The server has read the whole page, which may appear later: False would be a promise."""
+        """The server has read the whole page, which may appear later, so False could become wrong."""
         lost = [
             END
         ] * 4  # the first one ends an idle connection, which does not count as an attempt
@@ -597,7 +597,7 @@ class TestChecksum:
 @pytest.mark.usefixtures("transport")
 @pytest.mark.parametrize("is_tls", [False, True])
 def test_bytes_behind_a_page_are_not_the_next_reply(tmp_path: Path, is_tls: bool) -> None:  # noqa: FBT001
-    """Over TLS they have left the socket with the page, where no poll of the socket sees them."""
+    """Over TLS these bytes have been read from the socket with the page, so no poll of it shows them."""
     if is_tls:
         make_certificates(tmp_path)
     foreign = reply(200, page(seed=2).tobytes())

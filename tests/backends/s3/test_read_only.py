@@ -1,4 +1,4 @@
-"""Looking changes no object of the bucket, and a key space is removed with its manifest."""
+"""A read-only storage changes no object, and a key space is removed with its manifest."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def prefix() -> str:
 
 @pytest.fixture
 def filled(server: Ministack, prefix: str) -> Iterator[S3Storage]:
-    """Yield a store with damaged pages and manifests, beside objects of strangers."""
+    """Yield a store with damaged pages, damaged manifests and foreign objects."""
     layout = Layout(f"{prefix}/")
     with S3Storage.from_config(config_of(server, prefix)) as opened:
         for one in (SPACE, LOST, DAMAGED, EMPTY):
@@ -109,7 +109,7 @@ def test_looking_creates_no_bucket(server: Ministack) -> None:
 def test_few_bytes_of_pages_are_looked_at_at_once(
     filled: S3Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A slow store shows the pages of one step before the deadline, however large each is."""
+    """Only so many pages are read at once that even a slow store returns them before the deadline."""
     monkeypatch.setattr(storage, "_LOOKED_AT_ONCE_NBYTES", 2 * SPACE.stored_nbytes)
     run, counts = Client.run, list[int]()
 
@@ -172,7 +172,7 @@ class TestRemoveSpace:
         *,
         is_early: bool,
     ) -> None:
-        """Its manifest stays if the page comes early, and is put back if it comes late."""
+        """The manifest stays if the page is set early in the removal, and is restored if late."""
         delete, late = Bucket.delete, hash_of(99)
 
         def and_then_set(bucket: Bucket, names: Sequence[str], deadline: Any) -> dict[str, str]:
@@ -192,7 +192,7 @@ class TestRemoveSpace:
     def test_a_writer_puts_the_manifest_back(
         self, filled: S3Storage, server: Ministack, prefix: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The key space was open in another process, and was empty when it was removed."""
+        """A writer had the key space open, which was empty when another storage removed it."""
         monkeypatch.setattr(registrations, "_INTERVAL_S", 0.0)
         with S3Storage.from_config(config_of(server, prefix)) as writer:
             writer.open_space(EMPTY)

@@ -23,7 +23,7 @@ def reader_of(target: bytearray | None = None, *, has_body: bool = True) -> Repl
 
 
 def feed(reader: ReplyReader, data: bytes, step: int = 1 << 20) -> int:
-    """Receive `data` as a socket would; return the number of bytes that the reader took."""
+    """Pass `data` to the reader as a socket would. Return how many bytes the reader accepted."""
     at = 0
     while at < len(data) and reader.reply is None:
         buffers = reader.buffers()[0]

@@ -1,4 +1,4 @@
-"""Signatures are botocore's, byte for byte."""
+"""Signatures are equal to botocore's, byte for byte."""
 
 from __future__ import annotations
 

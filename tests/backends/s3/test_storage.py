@@ -57,7 +57,7 @@ def opened(server: S3Server, prefix: str, **fields: Any) -> S3Storage:
 
 
 def round_trip(storage: S3Storage) -> bool:
-    """Return True where a page is set and read back."""
+    """Return True if a page can be set and read back."""
     storage.open_space(space())
     target = blank()
     return (
@@ -134,7 +134,7 @@ class TestBucket:
 
 
 class TestCredentials:
-    """Credentials on rclone, which checks signatures."""
+    """Credentials against rclone's server, which checks signatures."""
 
     def without_keys(self, rclone: Rclone, prefix: str, **fields: Any) -> dict[str, Any]:
         config = config_of(rclone, prefix, **fields)

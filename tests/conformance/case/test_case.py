@@ -1,4 +1,4 @@
-"""What a case makes goes when it ends, or when nobody has it any more."""
+"""What a case makes is removed when the case ends, or when nothing refers to it any more."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from hicache_storage.storage import HiCacheStorage, Retention
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make an empty directory the one for temporary files, alone in another."""
+    """Make an empty directory the one for temporary files. No other file is beside it."""
     path = tmp_path / "temporary"
     path.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(path))
@@ -89,11 +89,11 @@ def test_no_pages_are_missed_without_a_call() -> None:
         assert not [line for line in case.trace.sequence() if "batch_" in line]
 
 
-# What a trace tells of the calls, and what it keeps of them.
+# What a trace records about calls, and how much of them it keeps.
 
 
 class Found:
-    """The find of a listing."""
+    """An entry that a listing yields."""
 
     def __repr__(self) -> str:
         return "Found"
@@ -151,7 +151,7 @@ def test_a_clear_is_shown_with_the_pages_that_it_may_have_removed() -> None:
     assert ["a.batch_set kv(abababab) -> 1", "a.clear kv() -> 1"] == trace.sequence("ab" * 4)
 
 
-# Whatever is being checked: a page whose set returned False is looked for, at once and in the end.
+# In every check, a page whose set returned False is looked up at once and at the end.
 
 SHOWS = "a page is there whose batch_set returned False"
 
@@ -165,7 +165,7 @@ class KeepsWhatItRefuses(DictStore):
 
 
 class KeepsItLater(DictStore):
-    """A refused page shows when something else is deleted."""
+    """A store in which a refused page appears when another page is deleted."""
 
     _late: tuple[Hashable, Stored] | None = None
     _sets = 0
@@ -190,7 +190,7 @@ class KeepsItLater(DictStore):
 
 
 class RefusesTheSecond(DictStore):
-    """A second set of a page that is there is answered with False, and changes nothing."""
+    """A store in which a set of a present page returns False and changes nothing."""
 
     def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
         present = self._read(space, page_hash) is not None
@@ -244,7 +244,7 @@ def test_a_page_that_was_refused_and_set_again_is_no_violation() -> None:
 
 
 def test_a_page_that_another_thread_sets_meanwhile_is_no_violation() -> None:
-    """The other set begins when this one has been refused, before its page is looked for."""
+    """The other set begins after this one was refused, before the probe looks up its page."""
 
     class SetElsewhereMeanwhile(DictStore):
         def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
@@ -272,7 +272,7 @@ def test_a_page_that_a_call_outside_the_probe_may_have_set_is_no_violation() -> 
         assert [False] == store.set_once(space, page)
 
 
-# What a store does by habit is told from what it does in the situation of a check.
+# The kit distinguishes what a store always does from what it does in the situation of a check.
 
 FORGETFUL = replace(DictStore.capabilities, retention=Retention.BEST_EFFORT)
 
@@ -387,7 +387,7 @@ def test_a_second_handle_that_does_not_open_is_not_verified() -> None:
             case.open()
 
 
-# What a store was not written for is not verified where it is declared, and a violation elsewhere.
+# A missing operation is `not_verified` if the author declared it absent, and a violation if not.
 
 WORDS = "it deletes no single page"
 

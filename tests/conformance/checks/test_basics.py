@@ -55,13 +55,13 @@ def of_modules(*names: str) -> list[Check]:
 
 
 class Aligned(Blobs):
-    """A store with native memory at multiples of 4096."""
+    """A store that requires pages in memory at multiples of 4096."""
 
     capabilities = replace(Blobs.capabilities, alignment=4096)
 
 
 class AlignedSegments(DictStore):
-    """A store whose segments lie at multiples of 4096."""
+    """A store that requires segments at multiples of 4096."""
 
     capabilities = replace(DictStore.capabilities, alignment=4096)
 
@@ -180,7 +180,7 @@ def test_a_check_that_does_not_apply_gives_the_reason(
     assert outcome == run_check(made, CHECKS[name], QUICK).outcome
 
 
-# Checks of a store's life, on right stores of unusual kinds.
+# The checks of a store's life cycle, on right stores of unusual kinds.
 
 
 def record_of(name: str, subject: type[Subject]) -> CheckRecord:
@@ -238,7 +238,7 @@ class Files(Subject):
 
 
 class ClaimsNothing(Shelf):
-    """A store of files whose author has declared nothing."""
+    """A store of files whose author has declared no capabilities."""
 
     capabilities = Capabilities()
 
@@ -291,7 +291,7 @@ class LeasesPages(Shelf):
 
 
 class Remembers(Shelf):
-    """A store with a cache in front of its files, which serves a page whatever became of its file."""
+    """A store with a cache in front of its files, which still returns a page whose file was damaged."""
 
     capabilities = replace(Shelf.capabilities, shared=False)
 
@@ -319,7 +319,7 @@ class Remembers(Shelf):
 
 
 class HasLittleRoom(Shelf):
-    """A store that is full with two pages."""
+    """A store that has room for two pages."""
 
     def _write_whole(self, space: Any, page_hash: str, data: bytes) -> bool:
         there = sum(path.is_file() for path in self._root.rglob("*") if len(path.stem) >= 32)

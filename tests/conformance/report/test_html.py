@@ -19,7 +19,7 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&$ve
 
 
 class Page(HTMLParser):
-    """The content of a page. It fails unless its elements are nested rightly."""
+    """A parser that collects the content of a page, and fails unless the elements nest properly."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def page(record: Record) -> Page:
 
 
 def hostile(value: Any, name: str = "") -> Any:
-    """Return a dumped record in which every free text attacks the page."""
+    """Return a dumped record in which every free text tries to inject markup into the page."""
     if isinstance(value, dict):
         fields = cast("dict[str, Any]", value)
         return {key: hostile(item, key) for key, item in fields.items()}

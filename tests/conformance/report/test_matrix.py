@@ -1,4 +1,4 @@
-"""The table of several runs: a rule a row, a store a column."""
+"""The table of several runs: one row per rule, one column per store."""
 
 from __future__ import annotations
 

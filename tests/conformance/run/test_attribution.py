@@ -1,4 +1,4 @@
-"""An exception that comes out of a store is the store's failure, and one of the kit's is the kit's."""
+"""An exception that a store raises is the store's failure. One that the kit raises is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""hicache_conformance.run.cleanup: what a run leaves in a store that outlives it."""
+"""What a run leaves in a store that outlives the run, and how the kit removes it."""
 
 from __future__ import annotations
 

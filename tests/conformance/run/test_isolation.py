@@ -26,7 +26,7 @@ def odd(class_name: str) -> dict[str, str]:
 
 
 def outcomes(class_name: str, *rule_ids: str) -> dict[str, list[Outcome]]:
-    """Return the outcomes of the quick checks of those rules, by rule."""
+    """Return the outcomes of the quick checks of the tested rules, by rule."""
     checks = [check for check in all_checks() if check.rule.id in rule_ids and check.quick]
     found: dict[str, list[Outcome]] = {}
     for record in run_isolated("dynamic", odd(class_name), checks, RunOptions(quick=True)):
@@ -89,7 +89,7 @@ def test_a_store_that_cannot_be_opened_is_reported(
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make the directory for temporary files, an empty one."""
+    """Make an empty directory the one for temporary files."""
     path = tmp_path / "temporary"
     path.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(path))

@@ -1,4 +1,4 @@
-"""Edge cases have the sizes and the properties that checks rely on."""
+"""Edge cases have the sizes and properties that the checks rely on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Key spaces that stores confuse are as different as their description."""
+"""Key spaces that a store may confuse differ in exactly what their descriptions name."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_odd_texts_make_different_key_spaces() -> None:
 
 @pytest.mark.parametrize("page_tokens", [1, 16, 300])
 def test_similar_ids_are_other_spaces_than_the_one_that_they_are_made_of(page_tokens: int) -> None:
-    """With one digit, the search would meet the key space itself among the first."""
+    """With a single equal digit, the search would soon find the key space itself."""
     own = space(page_tokens=page_tokens)
 
     for number in range(50):

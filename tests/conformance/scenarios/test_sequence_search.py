@@ -44,7 +44,7 @@ def verdict_on(subject: type[Subject], seed: int = 0) -> CheckRecord:
 
 
 def found_in(storage_class: type[HiCacheStorage]) -> Violation:
-    """Return the finding of a search without haste."""
+    """Return the violation that a search with plenty of time finds."""
     with (
         Case(subject_of(storage_class)(), seed="found") as case,
         pytest.raises(Violation) as caught,
@@ -126,7 +126,7 @@ def test_time_that_is_up_ends_the_search() -> None:
 
 
 def disagreement(storage_class: type[HiCacheStorage], *steps: Step) -> Violation:
-    """Return the violation of these steps."""
+    """Return the violation that these steps lead to."""
     with Case(subject_of(storage_class)()) as case:
         pair = ModelPair(case, "pair")
 

@@ -1,4 +1,4 @@
-"""What does not apply to a store by its nature is not declared. What it should have is not verified."""
+"""A check that can't apply to a store is `not_declared`. One that lacks a means is `not_verified`."""
 
 from __future__ import annotations
 

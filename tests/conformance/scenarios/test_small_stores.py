@@ -1,4 +1,4 @@
-"""The kit makes a store small by itself, and reports where it could not."""
+"""The kit makes a store small by itself, and reports if it could not."""
 
 from __future__ import annotations
 

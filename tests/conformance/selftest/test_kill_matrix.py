@@ -1,4 +1,4 @@
-"""The kill matrix: the page and the code agree."""
+"""The page of the kill matrix agrees with the code."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_each_mutant_stands_in_the_rows_of_its_own_checks(page: str) -> None:
 
 
 def test_the_page_is_what_the_code_makes_of_its_pairs(page: str) -> None:
-    """Defects, "seen in", order and the marks of required pairs are those of the code."""
+    """Defects, "seen in", the order and the marks of required pairs on the page agree with the code."""
     assert kill_matrix_page(read_kill_matrix(page)) == page
 
 

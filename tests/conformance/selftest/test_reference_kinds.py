@@ -1,4 +1,4 @@
-"""What is special about each kind of reference store. `test_wire.py` has the one behind a server."""
+"""What is special about each kind of reference store, except `WireStore` (`test_wire.py`)."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_a_database_that_others_lock_is_a_timeout_until_they_let_go(tmp_path: Pa
 
 
 def test_opening_waits_where_sqlite_does_not(tmp_path: Path) -> None:
-    """Switching to a log meets a lock that SQLite gives up on at once."""
+    """A switch to a write-ahead log needs a lock for which SQLite itself does not wait."""
     refused = sqlite3.OperationalError("database is locked")
     refused.sqlite_errorcode = sqlite3.SQLITE_BUSY
     with SqliteStore.from_config({"path": str(tmp_path / "pages.sqlite")}) as store:

@@ -1,4 +1,4 @@
-"""Reference stores, beyond what the kit checks: what they refuse, and several callers at once."""
+"""Facts of reference stores that the kit does not check: what they refuse, simultaneous callers."""
 
 from __future__ import annotations
 

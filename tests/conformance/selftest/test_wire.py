@@ -1,4 +1,4 @@
-"""The store behind a server: what a network and a server can do to it."""
+"""`WireStore`: how it handles faults of the network and of its server."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def wire_threads() -> list[threading.Thread]:
 
 @pytest.fixture
 def earlier() -> list[threading.Thread]:
-    """Threads of the server that other tests share."""
+    """Return the threads of the server that other tests share."""
     return wire_threads()
 
 
@@ -60,12 +60,12 @@ def opened(server: WireServer, **settings: Any) -> WireStore:
 
 
 def allow(store: WireStore, timeout_s: float) -> None:
-    """Give the next calls another time: opening a store in a short one fails on a busy machine."""
+    """Give the next calls another time limit. With a short one, a store may fail to open."""
     store._settings = store._settings.model_copy(update={"timeout_s": timeout_s})
 
 
 def outcome(call: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
-    """Run a call in a thread of its own, and return a future of its result."""
+    """Run a call in a thread of its own. Return a future with its result."""
     results: list[object] = []
 
     def run() -> None:
@@ -79,7 +79,7 @@ def outcome(call: Callable[[], object]) -> tuple[threading.Thread, list[object]]
     return thread, results
 
 
-# --- a server that goes, and comes back ------------------------------------------------------------
+# --- a server that stops, and comes back -----------------------------------------------------------
 
 
 def test_a_stopped_server_is_unavailable(server: WireServer, store: WireStore) -> None:
@@ -193,7 +193,7 @@ def test_a_deadline_that_has_passed_raises() -> None:
 
 
 def test_the_time_is_for_the_call_as_a_whole(server: WireServer) -> None:
-    """A server that sends a byte now and then does not stretch it."""
+    """A server that sends a byte now and then does not prolong the call."""
     listener = socket.create_server(("127.0.0.1", 0))
     stopping = threading.Event()
 

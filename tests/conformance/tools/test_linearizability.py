@@ -237,7 +237,7 @@ def test_every_history_of_a_store_that_keeps_the_first_bytes_is_explained(
 
 
 def by_brute_force(history: Sequence[Operation], *, keeps_first: bool, set_may_keep: bool) -> bool:
-    """Return whether an order explains a history, by trying every order of every choice of effects."""
+    """Return whether an order explains a history. Try all orders, with and without open effects."""
     sure = [each for each in history if each.outcome is not None]
     unsure = [each for each in history if each.outcome is None and each.kind in ("set", "delete")]
     for count in range(len(unsure) + 1):

@@ -1,4 +1,4 @@
-"""The machine's own share of a duration."""
+"""How much of a duration the machine ran something else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LIMIT_S = 60.0
 
 @pytest.fixture
 def starved() -> Iterator[None]:
-    """Let this process share one processor with three others that never rest."""
+    """Let this process share one processor with three processes that are always busy."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]

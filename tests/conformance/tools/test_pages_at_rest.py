@@ -1,4 +1,4 @@
-"""Pages are found in the files of a store, and damaged there."""
+"""The tool that finds pages in the files of a store, and damages them there."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ class TestLostData:
             assert [True] * 8 == hits(storage, range(8))
 
     def test_a_damaged_run_id_is_no_restart(self, server: RedisServer, tmp_path: Path) -> None:
-        """The answer to a call begins with +OK, three +QUEUED, an array of three and INFO's length."""
+        """The proxy flips a bit of the run id in the reply to INFO, which follows four short replies."""
         with FaultProxy(("127.0.0.1", server.port)) as proxy:
             url = f"redis://127.0.0.1:{proxy.address[1]}"
             with opened(server, tmp_path / "r", index=url) as storage, client_of(server) as client:
@@ -380,7 +380,7 @@ class TestForeignEntries:
 
 @pytest.fixture
 def other(server: RedisServer, tmp_path: Path, storage: Hf3fsStorage) -> Iterator[Hf3fsStorage]:
-    """Another host on the same root."""
+    """Yield the storage of another host on the same root."""
     with opened(server, tmp_path) as other:
         yield other
 
@@ -417,7 +417,7 @@ class TestEndsOfLeases:
         monkeypatch: pytest.MonkeyPatch,
         act: str,
     ) -> None:
-        """The clearing process is delayed until another host has the slots."""
+        """The process that clears or deletes is delayed until another host has taken over the slots."""
         stored(storage, range(32))
         taken = {place.slot for place in _places(storage, range(32)).values()}
         name = "deallocate" if act == "clear" else "invalidate"
@@ -588,7 +588,7 @@ class TestLostLeases:
         monkeypatch: pytest.MonkeyPatch,
         act: str,
     ) -> None:
-        """Otherwise half of the pages would stay, and the call would report that all are gone."""
+        """Otherwise half of the pages would stay, and the call would report all of them as removed."""
         stored(storage, range(32))
         epoch = index_of(storage)._epoch
         real, calls = epoch.require, list[object]()
