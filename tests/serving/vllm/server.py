@@ -1,0 +1,216 @@
+"""`vllm serve` on a CPU, with this project's connector, with vLLM's own tiers, or without any."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from servers import wait_until
+from serving.answers import Answer
+from serving.engine import ANSWER_TOKENS, EngineServer
+from serving.models import TINY, Model, checkpoint
+
+VERSION = "vLLM 0.32.0"
+BLOCK = 32
+CHUNK_BLOCKS = 2
+CHUNK = BLOCK * CHUNK_BLOCKS
+"""The tokens of a page."""
+MODULE = "hicache_storage.integrations.vllm"
+_REGION = re.compile(r"/dev/shm/(vllm_offload_[0-9a-f-]+\.mmap)")
+_ANSWER_LIMIT_S = 300.0
+
+
+def tiers(cpu_nbytes: int = 1 << 28, **fields: Any) -> dict[str, Any]:
+    """Return a config of vLLM's own connector: its CPU tier, and what `fields` say."""
+    extra = {"cpu_bytes_to_use": cpu_nbytes, "blocks_per_chunk": CHUNK_BLOCKS}
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {**extra, "offload_prompt_only": False, **fields},
+    }
+
+
+def fs(directory: Path, cpu_nbytes: int = 1 << 28) -> dict[str, Any]:
+    """Return a config with vLLM's own `fs` tier."""
+    tier = {"type": "fs", "root_dir": str(directory)}
+    return tiers(cpu_nbytes, spec_name="TieringOffloadingSpec", secondary_tiers=[tier])
+
+
+def ours(
+    backend: str, config: Mapping[str, Any], cpu_nbytes: int = 1 << 28, **fields: Any
+) -> dict[str, Any]:
+    """Return a config with HiCacheConnector over a backend."""
+    connector = {"kv_connector": "HiCacheConnector", "kv_connector_module_path": MODULE}
+    return {**tiers(cpu_nbytes, backend=backend, config=dict(config), **fields), **connector}
+
+
+class VLLMServer(EngineServer):
+    """A server of one model. Without `kv` it has no store and, unless asked for, no prefix cache."""
+
+    def __init__(
+        self,
+        directory: Path,
+        kv: Mapping[str, Any] | None = None,
+        *options: str,
+        model: Model = TINY,
+        prefix_cache: bool | None = None,
+        kv_cache_gib: float = 0.5,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(directory)
+        self.kv = kv
+        self.options = options
+        self.model = model
+        self.prefix_cache = kv is not None if prefix_cache is None else prefix_cache
+        self.kv_cache_nbytes = int(kv_cache_gib * (1 << 30))
+        self.variables = dict(variables or {})
+
+    def command(self) -> list[str]:
+        fixed = f"--host 127.0.0.1 --port {self.port} --dtype float32 --block-size {BLOCK}"
+        more = "--max-model-len 4096 --enforce-eager --prefix-caching-hash-algo sha256_cbor"
+        words = f"{fixed} {more} --served-model-name m --enable-prompt-tokens-details"
+        memory = ["--kv-cache-memory-bytes", str(self.kv_cache_nbytes)]
+        cache = "--enable-prefix-caching" if self.prefix_cache else "--no-enable-prefix-caching"
+        connector = ["--kv-transfer-config", json.dumps(self.kv)] if self.kv else []
+        program = str(Path(sys.executable).with_name("vllm"))
+        served = [program, "serve", str(checkpoint(self.model)), *words.split(), *memory, cache]
+        return [*served, *connector, *self.options]
+
+    def environment(self) -> Mapping[str, str]:
+        """Return offline settings, and a path with this process's modules and the plugin."""
+        return {
+            "PYTHONPATH": ":".join([str(self._distribution()), *(p for p in sys.path if p)]),
+            "PYTHONDONTWRITEBYTECODE": "",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_WAIT_POLICY": "PASSIVE",
+            **self.variables,
+        }
+
+    def _distribution(self) -> Path:
+        """Write what makes vLLM load `device.py`.
+
+        Its name is `vllm`, because the command asks for the version of a distribution of that name,
+        and this one is called vllm-cpu.
+        """
+        place = self.directory / "distribution"
+        information = place / "vllm-0.32.0+cpu.dist-info"
+        information.mkdir(parents=True, exist_ok=True)
+        (information / "METADATA").write_text(
+            "Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n"
+        )
+        (information / "entry_points.txt").write_text(
+            "[vllm.general_plugins]\ndevice = serving.vllm.device:register\n"
+        )
+        return place
+
+    def ask(self, prompt: Sequence[int], tokens: int = ANSWER_TOKENS, model: str = "m") -> Answer:
+        body = {
+            "model": model,
+            "prompt": list(prompt),
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "logprobs": 1,
+            "return_token_ids": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        answer = Answer()
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_ANSWER_LIMIT_S)
+        began_s = time.monotonic()
+        try:
+            headers = {"content-type": "application/json"}
+            connection.request("POST", "/v1/completions", json.dumps(body), headers)
+            reply = connection.getresponse()
+            if reply.status != http.HTTPStatus.OK:
+                answer.error = f"{reply.status}: {reply.read().decode()[:300]}"
+            for line in reply:
+                if line.startswith(b"data: {"):
+                    _read(json.loads(line[6:]), answer, time.monotonic() - began_s)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            answer.error = f"{type(error).__name__}: {error}"
+        finally:
+            connection.close()
+        answer.total_s = time.monotonic() - began_s
+        if not answer.error and len(answer.tokens) != tokens:
+            answer.error = f"{len(answer.tokens)} tokens instead of {tokens}"
+        return answer
+
+    def total(self, name: str, **labels: str) -> float:
+        """Return the sum of the samples of this name that have these labels."""
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        return sum(
+            value
+            for sample, value in self.metrics().items()
+            if sample.partition("{")[0] == name and all(each in sample for each in wanted)
+        )
+
+    def pages(self) -> dict[str, int]:
+        """Return how many pages had each result, such as {"load:ok": 31, "store:ok": 62}."""
+        name = "vllm:kv_offload_hicache_pages_total{"
+        found: dict[str, int] = {}
+        for sample, value in self.metrics().items():
+            if sample.startswith(name) and value:
+                labels = dict(re.findall(r'(\w+)="([^"]*)"', sample))
+                key = f"{labels['operation']}:{labels['verdict']}"
+                found[key] = found.get(key, 0) + int(value)
+        return found
+
+    def settle(self) -> None:
+        """Wait until what was written is the same in two looks, and no job of a tier is left."""
+        seen: list[object] = [None]
+
+        def is_settled() -> bool:
+            metrics = {
+                name: value
+                for name, value in self.metrics().items()
+                if name.startswith("vllm:kv_offload") and "bytes_total" in name
+            }
+            active = self.total("vllm:kv_offload_tiering_active_cascade_jobs")
+            seen.append((metrics, self.pages()))
+            time.sleep(_LOOK_S)
+            return not active and seen[-1] == seen[-2]
+
+        wait_until(is_settled, 60)
+
+    def regions(self) -> list[Path]:
+        """Return the shared memory in /dev/shm that this server has made and not removed."""
+        names = set(_REGION.findall(self.log.read_text(errors="replace")))
+        return [
+            path for path in (Path("/dev/shm", name) for name in sorted(names)) if path.exists()
+        ]
+
+    def stop(self) -> None:
+        """Kill the server and what it has started, and remove its shared memory."""
+        super().stop()
+        if self.log.exists():
+            for path in self.regions():
+                path.unlink()
+
+
+_LOOK_S = 1.2
+"""The engine publishes its metrics once a second or so."""
+
+
+def _read(part: Any, answer: Answer, now_s: float) -> None:
+    """Add a part of the stream to an answer."""
+    if "error" in part:
+        answer.error = str(part["error"])[:300]
+        return
+    for choice in part["choices"]:
+        if choice["token_ids"]:
+            answer.first_token_s = answer.first_token_s or now_s
+            answer.tokens += choice["token_ids"]
+            answer.logprobs += choice["logprobs"]["token_logprobs"]
+    if part.get("usage"):
+        answer.cached_tokens = (part["usage"]["prompt_tokens_details"] or {}).get(
+            "cached_tokens", 0
+        )
