@@ -1,4 +1,4 @@
-"""`file`: stores one file per page in a directory that any number of processes share."""
+"""`file`: one file per page, in a directory that any number of processes share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes one batch of pages, from the first check to the last sync."""
+"""Write one batch of pages, from the first check to the last sync."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _REPAIRABLE = frozenset({errno.ENOENT, errno.EPERM, errno.EACCES})
 
 
 class BatchWriter:
-    """Writes the pages of a batch that are not stored yet. Used once, by one thread."""
+    """A writer of one batch: it writes the pages that are not stored yet. One thread uses it, once."""
 
     def __init__(
         self, process: ProcessState, files: PageFiles, *, synced: bool, deadline: Deadline
@@ -59,7 +59,7 @@ class BatchWriter:
         """The pages that were not checked before the deadline."""
 
     def run(self, hashes: Sequence[str], pages: Sequence[Page]) -> list[bool]:
-        """Store every page. Return for each whether it is stored now."""
+        """Store every page. Return for each page whether it is stored now."""
         candidates: dict[str, Page] = {}
         for page_hash, page in zip(hashes, pages, strict=True):
             if page.nbytes == self._files.nbytes:
@@ -138,8 +138,9 @@ class BatchWriter:
     ) -> int:
         """Write pages in one call of the data plane. Return how many pages were tried.
 
-        Pages that the data plane cannot write are written one at a time here, because they must be
-        synced, their file may not be overwritten, or a directory is missing.
+        If the data plane cannot write a page, write this page alone, in Python. That happens if
+        pages must be synced, if an evicted file may not be overwritten, or if a directory is
+        missing.
         """
         verdicts = [] if self._synced else self._try(todo, start, grant)
         tried = list(zip(todo, verdicts or [native.KEPT], strict=False))
@@ -176,7 +177,7 @@ class BatchWriter:
         for shard in {page_hash[:2] for page_hash in hashes}:
             path = f"{files.directory}/{shard}"
             if not files.has_shard(path):
-                with suppress(OSError):  # then each page of this directory is written by itself
+                with suppress(OSError):  # then each page of this directory is written alone
                     self._make_shard(path)
         recycled = [grant.recyclable.pop() for _ in todo[: len(grant.recyclable)]]
         paths = [*recycled, *(writer.temp_path() for _ in todo[len(recycled) :])]
@@ -252,7 +253,7 @@ class BatchWriter:
             self._unsynced_dirs.add(os.path.dirname(target))
 
     def _make_shard(self, shard: str) -> None:
-        """Make the directory of the key space in which the page belongs."""
+        """Make a directory of pages and, if it is missing, the key space's directory around it."""
         layout = self._process.layout
         with suppress(FileExistsError):
             try:
@@ -273,7 +274,7 @@ class BatchWriter:
         return True
 
     def _note_failure(self, error: OSError) -> None:
-        """Note an error that concerns one page. Raise an error that concerns the whole store."""
+        """Raise the error if it concerns the whole store. Otherwise only note it."""
         if isinstance(error, StorageUnavailable) or error.errno in _WHOLE_STORE:
             raise error
         self._note(error)

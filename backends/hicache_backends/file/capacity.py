@@ -1,4 +1,4 @@
-"""Decides how much may be written, and evicts pages to make space.
+"""The capacity of a root: how much may be written, and which pages are evicted to make space.
 
 Every byte is added to the ledger before it is written, so that all processes together never exceed
 the capacity. To claim a victim, a process renames it into its own directory, which only one process
@@ -42,7 +42,7 @@ _ATTEMPTS = 2
 _FIRST_COUNT_S = 0.1
 # Processes that start together share the count of the first one.
 _FRESH_S = 60
-# The sum is corrected this often if many processes evict, because then no single one sees all
+# The ledger is corrected this often if many processes evict, because then no single process sees all
 # pages.
 _RECOUNT_S = 3600
 # If this many victims in a row cannot be claimed, the file system is failing, so stop trying.
@@ -62,7 +62,7 @@ class Limits:
 
     @property
     def evict(self) -> bool:
-        """True if pages are evicted at all."""
+        """True if a capacity or a minimum of free space is set. Only then are pages evicted."""
         return self.capacity_nbytes is not None or self.min_free_nbytes > 0
 
 
@@ -76,7 +76,7 @@ class Grant:
 
     @property
     def nbytes(self) -> int:
-        """The size of the files together."""
+        """The size of all page files of the grant together."""
         return self.pages * self.page_nbytes
 
 
@@ -145,7 +145,7 @@ class Capacity:
         return grant
 
     def settle(self, grant: Grant, written: int, deadline: Deadline) -> None:
-        """End a grant of which `written` pages are in place. Give the rest back."""
+        """End a grant after `written` pages were stored. Give back the capacity of the others."""
         for path in grant.recyclable:
             with suppress(OSError):
                 os.unlink(path)
@@ -155,7 +155,7 @@ class Capacity:
         self._writer.add_pending(-grant.nbytes, deadline)
 
     def remove(self, path: str, nbytes: int, deadline: Deadline) -> bool:
-        """Unlink a page file that was granted `nbytes`. Return False if there was none."""
+        """Unlink a page file that was granted `nbytes`. Return False if the file did not exist."""
         self._writer.add_pending(nbytes, deadline)
         try:
             os.unlink(path)
@@ -167,7 +167,7 @@ class Capacity:
         return True
 
     def release_replaced(self, nbytes: int, deadline: Deadline) -> None:
-        """Take `nbytes` off the ledger, because files with their own grants replaced these pages."""
+        """Take `nbytes` off the ledger: the size of page files that newly granted files replaced."""
         self._ledger.add(-nbytes, deadline)
 
     def evict(self, nbytes: int, deadline: Deadline) -> None:
@@ -216,11 +216,11 @@ class Capacity:
                 return 0
         lacking = min(max(0, self._lacking_nbytes(grant)), grant.nbytes)
         if lacking:
-            self._layout.check_exists()  # a directory that is gone is not full
+            self._layout.check_exists()  # raises if the root is missing rather than full
         return lacking
 
     def _lacking_nbytes(self, grant: Grant) -> int:
-        """Return the bytes to evict: this grant's part of the excess over the capacity."""
+        """Return how many bytes to evict: this grant's part of the excess over the capacity."""
         wanted = grant.nbytes
         lacking = 0
         if self.limits.capacity_nbytes is not None:
@@ -239,9 +239,9 @@ class Capacity:
     ) -> int:
         """Claim the oldest pages until `nbytes` are free or time is up.
 
-        Return the bytes of all claims.
+        Return the bytes of all claimed pages.
 
-        Without `past_sweeps`, stop after a sweep, because it may have found free capacity.
+        Without `past_sweeps`, stop after a sweep, because the sweep may have found free capacity.
         """
         freed = failures = 0
         sweeps = self._sweep.sweeps
@@ -365,7 +365,7 @@ class Capacity:
         return used - total_pending_nbytes(self._layout.writers) > self.limits.capacity_nbytes
 
     def _warn_of_large_eviction(self) -> None:
-        """Warn once if the capacity evicts more than half of the pages. It may be mistyped."""
+        """Warn once if more than half of the pages exceed the capacity, because it may be mistyped."""
         capacity, used = self.limits.capacity_nbytes, self._ledger.used
         if capacity is not None and used > 2 * capacity and not self._warned:
             logger.warning(

@@ -1,4 +1,4 @@
-"""Chooses the pages to evict next: the oldest of those that a sweep over the root has seen.
+"""The choice of the pages to evict next: the oldest of those that a sweep over the root has seen.
 
 A sweep looks at the directories of the root in turn. It looks at some pages at a time, whenever
 eviction needs more of them, and keeps the oldest as candidates. Hashes spread pages evenly over the
@@ -45,7 +45,7 @@ _MOST_CANDIDATES = 1 << 12
 _PAGES_A_LOOK = 1 << 9
 _PAGES_A_LISTING = 1 << 10
 _FIRST_SHARDS = 4
-# A batch that fails or is late has claimed at most this many.
+# A batch that fails or is late has claimed at most this many pages.
 _MOST_TAKEN = 1 << 8
 _MOST_UNREMOVABLE = 1 << 16
 # A sweep that found nothing to evict is not repeated at once, because the next one would find
@@ -87,11 +87,11 @@ class EvictionSweep:
         self._unremovable: set[str] = set()
         self.sweeps = 0
         """How many sweeps have been completed."""
-        # Only the thread that looks uses the rest.
+        # Only the thread that is looking at pages uses the fields below.
         self._next_shard = 0
         self._shards_a_listing = _FIRST_SHARDS
         self._listed: list[str] = []
-        """Pages of listed directories that were not looked at yet."""
+        """Pages that were listed but not looked at yet."""
         self._are_all = True
         """True if the candidates are all pages that this sweep has seen."""
         self._is_large = False
@@ -116,7 +116,7 @@ class EvictionSweep:
     def put_back(self, late: list[Victim], vain: int) -> None:
         """Put back victims for which there was no time.
 
-        `vain` counts victims that were gone or had been used.
+        `vain` is the number of other victims, which were gone or had been used.
         """
         with self._changed:
             self._candidates[:0] = late
@@ -128,13 +128,13 @@ class EvictionSweep:
             self._unremovable.add(path)
 
     def note_new_pages(self) -> None:
-        """Look again even if the last sweep found nothing, because pages were added since."""
+        """Note that pages were added: look again even if the last sweep found nothing."""
         self._empty_until_s = 0.0
 
     def sweep(self) -> list[Victim]:
         """Look at every page once and return the oldest. `stop` ends this early.
 
-        Afterwards the ledger is correct. Only one thread may use this sweep.
+        Afterwards the ledger is correct. Only one thread may call this.
         """
         first = self.sweeps + (self._next_shard > 0)
         while self.sweeps <= first and not self._stopped:
@@ -148,7 +148,7 @@ class EvictionSweep:
         self._add(removable, {victim.path for victim in found})
 
     def stop(self) -> None:
-        """Make sweeps, and threads that wait for pages, end soon."""
+        """End running sweeps soon, and wake up threads that wait for pages."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()

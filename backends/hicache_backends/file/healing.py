@@ -1,4 +1,4 @@
-"""Removes a file that does not contain the page of its name, so that the page can be stored again."""
+"""Remove a file that does not contain the page that it is named after, so that a set can store it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _TURN_S = 1.0
 
 
 def heal(process: ProcessState, files: PageFiles, page_hash: str, deadline: Deadline) -> None:
-    """Remove a file that does not contain the page of its name.
+    """Remove a file that does not contain the page that it is named after.
 
     If several processes find the same file, they take turns by locking it. The file is checked
     again right before it is moved away, because the right page may have replaced it. If a page
-    arrives in between and is moved away, it is put back, unless yet another one has taken its
+    arrives in between and is moved away, it is put back, unless yet another file has taken its
     place.
     """
     path, aside = files.path(page_hash), process.writer.temp_path()

@@ -2,9 +2,9 @@
 
 usage                          the used bytes (`ledger`)
 survey/turn                    the directory that a sweep looks at next (`eviction`)
-                               survey/ is as old as the last count of all pages (`capacity`)
+                               survey/ has the time of the last count of all pages (`capacity`)
 writers/TOKEN/                 the unpublished files of one live writer (`writer`)
-spaces/ID/manifest.json        the key space ID, as JSON
+spaces/ID/manifest.json        a description of key space ID, as JSON
 spaces/ID/HH/HASH              one page (`page_file`); HH: the first two digits of its hash
 
 `DirectoryTree` has the rules for files of other programs.
@@ -55,8 +55,8 @@ class Layout(DirectoryTree):
     def pages(self, space_id: str) -> Iterator[list[str]]:
         """Yield the hashes of all files in a key space that are named like pages.
 
-        The files may contain anything. Each list covers one whole directory, so that removing pages
-        at the same time hides no others.
+        The files may contain anything. Each list covers one whole directory, so that pages that are
+        removed at the same time hide no other pages.
 
         Raises:
             StorageUnavailable: A directory cannot be listed, or the root is gone.

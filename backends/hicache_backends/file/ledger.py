@@ -1,4 +1,4 @@
-"""Keeps the number of bytes that all pages of a root take. All processes that use the root share it.
+"""The ledger: how many bytes all pages of a root take. All processes that use the root share it.
 
 The file holds two counters: the bytes ever added and the bytes ever removed. Both only grow, so
 that a scan of the directory, which takes seconds, can account for changes made while it ran. A
@@ -44,11 +44,11 @@ _NO_FILE = frozenset({errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.ENXIO})
 
 
 class NotALedger(OSError):
-    """The file at the ledger's path belongs to another program. It is left as it is."""
+    """The file at the ledger's path belongs to another program, and is not changed."""
 
 
 class Totals(NamedTuple):
-    """Bytes since the ledger was made."""
+    """The bytes that were added and removed since the ledger was made."""
 
     added: int
     removed: int
@@ -66,7 +66,7 @@ class Ledger:
     """The used bytes of one root. Thread-safe; nothing is written after `close`.
 
     `pending_nbytes` returns the bytes that this process has added but not written yet. If another
-    program removes the file and a new one takes its place, they are added to the new one.
+    program removes the file and a new one takes its place, these bytes are added to the new file.
 
     Raises:
         NotALedger: The file at `path` belongs to another program.
@@ -86,11 +86,11 @@ class Ledger:
         found = self._read()
         self._known = found or _NOTHING
         self.needs_scan = found is None
-        """The file was new or damaged. Nothing is written until a scan has counted the used bytes."""
+        """True while the file is new or damaged. Before it is written, a scan counts the used bytes."""
 
     @property
     def used(self) -> int:
-        """The sum as this process last saw it. No I/O."""
+        """The used bytes, as this process last saw them. No I/O."""
         return self._known.used + sum(change.used for change in list(self._unwritten))
 
     def totals(self, deadline: Deadline) -> Totals:
@@ -104,7 +104,7 @@ class Ledger:
             self._change(Totals(max(nbytes, 0), max(-nbytes, 0)), deadline)
 
     def correct(self, found: int, pending: int, since: Totals, deadline: Deadline) -> None:
-        """Correct the sum after a scan, but only as far as the scan proves.
+        """Correct the used bytes after a scan, but only as far as the scan proves them wrong.
 
         We cannot know whether the scan saw a change that was made while it ran. A ledger that
         needed the scan gets the highest sum that is possible.
@@ -132,7 +132,7 @@ class Ledger:
             self.abandon()
 
     def abandon(self) -> None:
-        """Close in a forked child. Take no lock: the thread that held it may not exist here."""
+        """Close the ledger in a forked child. Take no lock: its holder may be a thread of the parent."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -148,7 +148,8 @@ class Ledger:
     def _change_at_once(self) -> bool:
         """Write all unwritten changes in one call of the data plane.
 
-        Return False if another thread or process holds a lock, or if the file needs a closer look.
+        Return False if another thread or process holds a lock, or if the file is missing or
+        damaged.
         """
         if not self._lock.acquire(blocking=False):
             return False
@@ -175,7 +176,8 @@ class Ledger:
     def _exclusive(self, deadline: Deadline) -> Generator[bool]:
         """Keep other threads and processes out. Yield False if that is not possible in time.
 
-        The lock of a stopped process is ignored. The sum may then be wrong until the next scan.
+        The lock of a stopped process is ignored. Then the used bytes may be wrong until the next
+        scan.
         """
         if not self._lock.acquire(timeout=max(deadline.remaining_s(), _LEAST_WAIT_S)):
             yield False
@@ -194,7 +196,8 @@ class Ledger:
     def _lock_file(self, deadline: Deadline) -> bool:
         """Lock the file.
 
-        Return False after the deadline, or when we have waited long enough for its holder.
+        Return False after the deadline, or when we have waited long enough for the process that
+        holds the lock.
         """
         begun_s = time.monotonic()
         if begun_s > self._busy_until_s:
@@ -209,7 +212,7 @@ class Ledger:
 
     @property
     def _holder_is_stopped(self) -> bool:
-        """True if all waits for the file's holder add up to so much time that it must be stopped."""
+        """True if we have waited for the lock so long that its holder must be a stopped process."""
         return self._waited_s >= _WAIT_S
 
     def _reopen_lost(self) -> None:
@@ -256,7 +259,7 @@ class Ledger:
         if self._fd < 0 or self.needs_scan or totals == self._stored:
             return
         try:
-            if self._stored is None:  # so that the size never looks foreign
+            if self._stored is None:  # so that no other process takes the file for a foreign one
                 os.ftruncate(self._fd, _RECORD.size)
             os.pwrite(self._fd, _RECORD.pack(*totals), 0)
         except OSError as error:
@@ -284,7 +287,7 @@ def _parse(record: bytes) -> Totals | None:
 
 
 def _changed(totals: Totals, change: Totals) -> Totals:
-    """Add `change` to `totals`. The sum never falls below zero, whatever other programs removed."""
+    """Add `change` to `totals`. Never count more bytes as removed than were added."""
     added = totals.added + change.added
     return Totals(added, min(totals.removed + change.removed, added))
 

@@ -75,13 +75,14 @@ class PageFiles:
         self._prefix = _PREFIX.pack(_MAGIC, _VERSION, 0, bytes.fromhex(space.id))
         self._checked_shards: set[str] = set()
         self.next_look_s = 0.0
-        """The `time.monotonic` time from which the manifest is looked for again."""
+        """The `time.monotonic` time of the next look for the manifest."""
 
     def path(self, page_hash: str) -> str:
         """Return the path of the page's file, whether or not the file exists.
 
         Raises:
-            OSError: ELOOP if its directory is a symbolic link, behind which no listing looks.
+            OSError: ELOOP if its directory is a symbolic link, because listings do not follow
+                links.
         """
         code = self.unusable([page_hash]).get(page_hash[:2])
         if code:
@@ -124,8 +125,8 @@ class PageFiles:
     ) -> list[int]:
         """Read pages. Return the verdict of the data plane on each. Touch each hit.
 
-        A page that was touched within `interval_s` is not touched again. Within a batch the first
-        page is the newest. Each page that asks for a digest gets one.
+        A page that was touched within `interval_s` is not touched again. The first page of a batch
+        gets the newest time. Compute the digest of each page that needs one.
         """
         if broken := self.unusable(hashes):
 
@@ -204,7 +205,7 @@ class PageFiles:
             os.close(fd)
 
     def recycle(self, path: str, page: Page, trailer: bytes, modified_ns: int) -> bool:
-        """Write a page over another one. If that is not safe, change nothing and return False.
+        """Overwrite the file of another page. If that is not safe, change nothing and return False.
 
         The caller makes sure that no name outside the key space is linked to the file. A synced
         page is not overwritten: its old name may still be on disk, and after a power loss that name
@@ -227,7 +228,7 @@ class PageFiles:
         return os.path.basename(path) in self._checked_shards
 
     def _write_direct(self, path: str, page: Page, trailer: bytes) -> bool:
-        """Write around the page cache.
+        """Write a file around the page cache.
 
         Return False if the size, the address or the file system forbids it.
         """
@@ -257,7 +258,7 @@ def _around(
     hashes: Sequence[str],
     call: Callable[[Sequence[str], Sequence[int]], list[int]],
 ) -> list[int]:
-    """Call `call` with the hashes of usable directories and their indices. Return all verdicts."""
+    """Call `call` for the pages in usable directories. Return the verdicts of all pages."""
     verdicts = [-broken.get(page_hash[:2], 0) for page_hash in hashes]
     indices = [index for index, verdict in enumerate(verdicts) if not verdict]
     found = call([hashes[index] for index in indices], indices)

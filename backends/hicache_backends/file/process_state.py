@@ -33,7 +33,7 @@ class ProcessState:
         self.counters = counters
         self._batches = CallGate()
         self.stop = bytearray(1)
-        """1 once `close` has begun: pages whose writing has not begun are refused."""
+        """1 once `close` has begun: then pages that are not being written yet are refused."""
         with ExitStack() as undo:
             self.writer = Writer(layout.writers)
             undo.callback(self.writer.close)

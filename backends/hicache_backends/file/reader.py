@@ -46,7 +46,7 @@ Clients decide how many there are, by their tenants and salts.
 
 
 class FileReader(Reader):
-    """Pages in files, read-only: it has no writer, no ledger and no limits, and removes no file."""
+    """A read-only storage of pages in files. It has no writer, ledger or limits, and removes no file."""
 
     capabilities = Capabilities(
         retention=Retention.UNTIL_DELETED,
@@ -111,9 +111,9 @@ class FileReader(Reader):
         )
 
     def page_times(self, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
-        """Return the times of the files.
+        """Return the times of the last write.
 
-        If there is a capacity, these are the times of the last use.
+        If pages are evicted, return the times of the last use instead.
         """
         self.ensure_open()
         deadline = Deadline(self._settings.timeout_s)

@@ -25,12 +25,12 @@ class FileSettings(Settings):
     path: DirectoryName
     """The directory. It is made if it is missing. Everyone who uses the directory shares its pages."""
     capacity_nbytes: ByteSize | None = Field(default=None, gt=TRAILER_NBYTES)
-    """The limit for all page files together. The least recently used are evicted first.
+    """The limit for all page files together. The least recently used pages are evicted first.
 
     None: no limit.
     """
     min_free_nbytes: ByteSize = Field(default=0, ge=0)
-    """The space on the file system that the pages leave free."""
+    """The space that must stay free on the file system."""
     durability: Literal["crash", "power"] = "crash"
     """"power": bytes and names are on disk before a set returns True."""
     recycle: bool = True
@@ -38,12 +38,13 @@ class FileSettings(Settings):
     parallelism: int = Field(default=DEFAULT_PARALLELISM, ge=1)
     """Concurrent calls of the page store in each direction: 4, or fewer on fewer processors."""
     touch_interval_s: Seconds = Field(default=0.0, ge=0)
-    """How old a page's recency must be before a get renews it.
+    """How old the time of a page's last use must be before a get updates it.
 
-    0: every get renews it, which is exact LRU.
+    0: every get updates it, which is exact LRU.
     """
     timeout_s: PositiveSeconds = 30.0
-    """The limit of a call.
+    """The time limit of a call.
 
-    Pages not begun by then are misses, or are refused; exists and delete raise StorageTimeout.
+    Afterwards a get counts the pages that it has not begun as misses, a set refuses them, and
+    `exists` and `delete` raise StorageTimeout.
     """

@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
 _LIMITS = {"capacity_nbytes", "min_free_nbytes"}
 _LOOK_INTERVAL_S = 5.0
-"""How often a storage that writes looks whether its key space still has a manifest."""
+"""How often a storage that writes checks that its key space still has a manifest."""
 
 
 class FileStorage(FileReader):
-    """Pages in files.
+    """A storage with one file per page.
 
     Threads, processes, ranks and models share them, and the pages outlive all of these.
     """
@@ -77,7 +77,8 @@ class FileStorage(FileReader):
     def open_read_only(cls, config: Mapping[str, Any]) -> HiCacheStorage:
         """Open a `FileReader`.
 
-        A subclass may read in another way, so open it itself, without limits.
+        If a subclass calls this, open the subclass without its limits, because it may read
+        differently.
         """
         if cls is FileStorage:
             return FileReader.from_config(config)

@@ -93,8 +93,8 @@ class Writer:
     def restore(self, deadline: Deadline) -> None:
         """Make the directory again if it has vanished.
 
-        The old lock is held until the new one is. So if the root was only moved away and comes
-        back, its writer is seen to be alive.
+        The old lock is held until the new one is held. So if the root was only moved away and comes
+        back, other processes see that the writer is alive.
 
         Raises:
             OSError: FileNotFoundError if the root has vanished, too.
@@ -212,7 +212,7 @@ def _remove(directory: str) -> None:
             if _TEMP_NAME.fullmatch(name):
                 with suppress(OSError):
                     os.unlink(f"{directory}/{name}")
-    with suppress(OSError):  # last: until then others see that a writer used this
+    with suppress(OSError):  # last: until then other processes see that a writer used this
         os.unlink(f"{directory}/{_LOCK}")
     with suppress(OSError):
         os.rmdir(directory)

@@ -35,7 +35,7 @@ class MemoryStorage(HiCacheStorage):
         self._spaces: dict[KeySpace, dict[str, bytearray]] = {}
         """The key spaces that contain pages.
 
-        Others are not kept, because clients decide how many there are.
+        Empty key spaces are not kept, because clients could open any number of them.
         """
         self._nbytes = 0
         self._refused = 0
