@@ -31,7 +31,7 @@ class _Buffer(NamedTuple):
 
 
 class SealedBuffers:
-    """Reusable buffers, registered with `storage`.
+    """Reusable buffers for sealed pages, registered with the storage that stores them.
 
     Thread-safe, without a lock that a fork could leave held.
     """
@@ -47,7 +47,7 @@ class SealedBuffers:
     def lend(self, count: int, nbytes: int) -> Generator[list[Page], None, None]:
         """Lend `count` aligned pages of `nbytes` bytes each.
 
-        They still contain bytes of earlier calls.
+        The pages still contain bytes of earlier calls.
         """
         stride = -(-nbytes // self._alignment) * self._alignment
         buffer = self._take(stride * count)

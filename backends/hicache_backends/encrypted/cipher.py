@@ -1,8 +1,8 @@
 """XAES-256-GCM: AES-256-GCM with 192-bit nonces, which are long enough to be drawn at random.
 
-Source: https://c2sp.org/XAES-256-GCM. The key and the first half of the nonce give the key of one
-message, by the key derivation of NIST SP 800-108 over CMAC. The second half is that message's GCM
-nonce.
+Source: https://c2sp.org/XAES-256-GCM. The key of one message is derived from the long-lived key and
+the first half of the nonce, by the key derivation of NIST SP 800-108 over CMAC. The second half is the
+GCM nonce of that message.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class MessageKey(NamedTuple):
 
 
 class PageKey:
-    """A key that seals any number of pages (2**80 for a collision risk of 2**-32). Thread-safe."""
+    """A key that may seal 2**80 pages at a collision risk of 2**-32. Thread-safe."""
 
     def __init__(self, key: bytes) -> None:
         self._block_cipher = Cipher(algorithms.AES256(key), modes.ECB())  # noqa: S305 - single blocks
@@ -85,7 +85,7 @@ def seal(
 ) -> bytes:
     """Encrypt `segments` in order into `target`, which is as large as they are together.
 
-    Return the tag.
+    Return the tag, which also covers `about`.
     """
     encryptor = Cipher(algorithms.AES256(message.key), modes.GCM(message.nonce)).encryptor()
     encryptor.authenticate_additional_data(about)

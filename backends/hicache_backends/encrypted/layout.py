@@ -13,7 +13,7 @@ A sealed page is a header followed by the encrypted page:
 
 The tag covers the page, every other byte of the header, the key-space id and the page hash. The other
 backend receives encrypted page hashes, and key spaces whose `model` is a sealed manifest. Both are
-encrypted without a nonce: a page always gets the same name, and only the key can produce it.
+encrypted without a nonce: a page always gets the same name, and only a holder of the key can make it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Header:
 
     @classmethod
     def read(cls, header: memoryview) -> Header | None:
-        """Return the header of a sealed page, or None if it is not one of this version."""
+        """Return the parsed header, or None if the bytes are not a header of this version."""
         head = bytes(header[:HEADER_NBYTES])
         end = _KEY_ID.start + 1 + head[_KEY_ID.start]
         key_id = head[_KEY_ID.start + 1 : end].decode("latin-1")
@@ -99,7 +99,7 @@ def is_sealed(inner: KeySpace) -> bool:
 
 
 class Names:
-    """Translates pages and key spaces to their names in the backend. Thread-safe."""
+    """A translator from key spaces to their sealed forms in the backend, and back. Thread-safe."""
 
     def __init__(self, key: bytes, header_nbytes: int) -> None:
         self._manifests = AESSIV(derive(key, b"manifests", 64))

@@ -1,4 +1,4 @@
-"""Finds sealed key spaces in the backend that the name key does not open, and explains why."""
+"""Find sealed key spaces in the backend that the name key does not open, and explain why."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class OtherKeys:
-    """Lists such key spaces. To explain one, it tries the names that each listed key gives."""
+    """The sealed key spaces that the name key does not open, explained by trying each listed key."""
 
     def __init__(self, names: Mapping[str, Names], name_key: str) -> None:
         self._names = names
@@ -27,9 +27,9 @@ class OtherKeys:
         return [each for each in spaces if is_sealed(each) and own.opened_space(each) is None]
 
     def reason(self, inner: KeySpace, page_key: str | None) -> str:
-        """Explain why a name does not open.
+        """Explain why the name of `inner` does not open.
 
-        `page_key` is the id of the key of one of its pages, if known.
+        `page_key` is the id of the key that sealed one of its pages, if known.
         """
         for key_id, names in self._names.items():
             if names.opened_space(inner) is not None:

@@ -13,11 +13,11 @@ from hicache_storage.settings import Field, PositiveSeconds, Settings
 _KEY = re.compile(r"[0-9a-fA-F]{64}")
 
 KEY_ID = re.compile(r"[A-Za-z0-9_.-]{1,47}")
-"""Matches the id of a key. Each sealed page contains the id of its key in plain text."""
+"""The pattern of a key's id. Each sealed page contains the id of its key in plain text."""
 
 
 class KeySource(Settings):
-    """Where a key is: 64 hex digits, as `openssl rand -hex 32` writes them."""
+    """The place of a key. The key itself is 64 hex digits, as `openssl rand -hex 32` writes them."""
 
     file: str | None = None
     env: str | None = None
@@ -63,7 +63,7 @@ class EncryptedSettings(Settings):
     If you change it, no stored page is found.
     """
     timeout_s: PositiveSeconds = 20.0
-    """The limit of each call. The backend gets half of it, because a get may also have to delete."""
+    """The time limit of each call. The backend gets half of it, because a get may also delete pages."""
 
     @field_validator("keys", mode="before")
     @classmethod

@@ -59,7 +59,10 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 
 _Verdict: TypeAlias = "bool | PageFault | None"
-"""True: the page was opened. False: it is absent. None: no time, or a wrong size."""
+"""The result of opening a page.
+
+True: it was opened. False: it is absent. A fault: it does not open. None: no time, or a wrong size.
+"""
 
 _NOT_AUTHENTIC = "not_authentic"
 _UNKNOWN_KEY = "unknown_key"
@@ -97,7 +100,7 @@ class EncryptedStorage(WrapperStorage):
         *,
         read_only: bool = False,
     ) -> None:
-        """Wrap `inner`, and own it from now on. `keys` are the ones that `settings` names."""
+        """Wrap `inner`, which this storage owns from now on. `keys` are those that `settings` names."""
         super().__init__(inner)
         self.narrow(revocable=False)  # pages are encrypted and decrypted in place
         self._settings = settings
@@ -223,7 +226,7 @@ class EncryptedStorage(WrapperStorage):
     def faults(self, space: KeySpace, hashes: Sequence[str] | None = None) -> Iterator[PageFault]:
         """Yield pages that do not open, and pages that the backend reports as damaged.
 
-        With `hashes` it reads the pages. The backend counts that as a use, unless it was opened
+        With `hashes`, read these pages. The backend counts each read as a use, unless it was opened
         read-only.
 
         Raises:
@@ -271,7 +274,7 @@ class EncryptedStorage(WrapperStorage):
         self.ensure_open()
 
     def diagnose(self) -> list[Diagnosis]:
-        """Return the backend's diagnoses, the keys in use, and key spaces that they do not open."""
+        """Return the backend's diagnoses, the keys in use, and key spaces that no key in use opens."""
         settings = self._settings
         name_key = settings.name_key or settings.current_key
         fact = f"{counted(len(self._keys), 'key')}; {settings.current_key!r} seals new pages"
@@ -421,9 +424,9 @@ class EncryptedStorage(WrapperStorage):
             self._delete_wrong(sealed.inner, wrong)
 
     def _remove_unknown(self, sealed: SealedSpace, names: Sequence[str]) -> frozenset[str]:
-        """Delete pages of unlisted keys that a set would not replace.
+        """Delete pages that were sealed with unlisted keys, if a set would not overwrite them.
 
-        Return those that could not be deleted.
+        Return the names of the pages that could not be deleted.
         """
         unknown = [name for name in names if name in self._unknown]
         if not unknown or self.capabilities.overwrites:
@@ -434,7 +437,7 @@ class EncryptedStorage(WrapperStorage):
         return left
 
     def _delete_wrong(self, inner_space: KeySpace, names: Sequence[str]) -> None:
-        """Delete pages that do not open. If the store refuses, they stay and are misses."""
+        """Delete pages that do not open. If the store refuses, the pages stay and are misses."""
         try:
             self.inner.batch_delete(inner_space, names)
         except HiCacheError as error:
@@ -497,7 +500,7 @@ class EncryptedStorage(WrapperStorage):
         yield from below
 
     def _key_of_a_page(self, inner: KeySpace) -> str | None:
-        """Return the key id that some page contains, if one can be read.
+        """Return the id of the key that sealed one of the pages, or None if it cannot be read.
 
         Read a page only if this storage is read-only.
         """
