@@ -1,4 +1,4 @@
-"""Runs a filesystem's calls: on an event loop that has its own thread, or on several threads.
+"""Run a filesystem's calls: on an event loop that has its own thread, or on several threads.
 
 An operation is a coroutine function of one item. On an event loop it waits like any other
 coroutine. In a thread executor the filesystem blocks instead, so the operation never waits, and a
@@ -46,12 +46,12 @@ class Result(Generic[T]):
 
 
 class Executor(Protocol):
-    """Runs operations, several at a time."""
+    """An executor that runs several operations at a time."""
 
     def each(
         self, operation: Operation[Item, T], items: Sequence[Item], deadline: Deadline
     ) -> list[Result[T]]:
-        """Return one result per item. An item that has none by the deadline gets a TimeoutError.
+        """Return one result per item. An item without a result by the deadline gets a TimeoutError.
 
         Raises:
             StorageClosed: The executor is closed, or was closed during the call.
@@ -79,7 +79,7 @@ class _Loop(asyncio.SelectorEventLoop):
         func: Callable[[*Arguments], T],
         *args: *Arguments,
     ) -> asyncio.Future[T]:
-        """Run `func` on `executor`. If it is None, use a daemon thread of this loop."""
+        """Run `func` on `executor`. If that is None, use a daemon thread of this loop."""
         if executor is not None:
             return super().run_in_executor(executor, func, *args)
         if self._blocking is None:
@@ -93,7 +93,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class EventLoopExecutor:
-    """Runs operations of asynchronous filesystems on an event loop that has its own thread."""
+    """An executor for asynchronous filesystems: an event loop that has its own thread."""
 
     def __init__(self, width: int) -> None:
         self._lock = threading.Lock()
@@ -171,9 +171,9 @@ class EventLoopExecutor:
 
 
 class ThreadExecutor:
-    """Runs operations of blocking filesystems on threads.
+    """An executor for blocking filesystems: several threads.
 
-    If a call hangs, it is left behind with its thread.
+    If a call hangs, the call and its thread are left behind.
     """
 
     def __init__(self, width: int) -> None:
@@ -205,7 +205,7 @@ class ThreadExecutor:
     def close(self, on_close: Operation[None, None]) -> None:
         with self._lock:
             self._closed = True
-        _run_at_once(_result_of(on_close, None))  # comes first, because it wakes threads that wait
+        _run_at_once(_result_of(on_close, None))  # first, because this wakes waiting threads
         self._threads.close(_CLOSE_LIMIT_S)
 
     def _run_part(

@@ -1,7 +1,7 @@
-"""Reads, publishes, removes and lists the files of one filesystem.
+"""Read, publish, remove and list the files of one filesystem.
 
-Every operation is a coroutine. It waits if the filesystem is asynchronous, and never waits if it
-blocks.
+Every operation is a coroutine. With an asynchronous filesystem it waits for each call. With a blocking
+filesystem every call blocks instead, so the coroutine never waits.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Entry:
 class Files:
     """The files below the directory of a URL. The first call opens the filesystem. Thread-safe.
 
-    Every operation raises any exception of the filesystem, and FileNotFoundError if the file is
-    missing.
+    Every operation may raise any exception of the filesystem. If the file is missing, it raises
+    FileNotFoundError.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Files:
     async def write(self, name: str, data: bytes) -> bool:
         """Publish `data` as the file: all of it or nothing, as far as the filesystem allows.
 
-        Return True if its directory existed, and False if it had to be made.
+        Return True if the file's directory existed, and False if the directory had to be made.
         """
         try:
             await self._publish(name, data)
@@ -93,7 +93,7 @@ class Files:
         await self._call("rm_file", self._path(name))
 
     async def remove_directory(self, name: str) -> None:
-        """Remove an empty directory, if the filesystem is known to refuse this for a full one."""
+        """Remove an empty directory, unless the filesystem might remove one that has files, too."""
         if self._protocol.publishing is Publishing.RENAME:
             with suppress(OSError):
                 await self._call("rmdir", self._path(name))
@@ -236,7 +236,7 @@ class Files:
     def _detach(self) -> Any:
         """Return the open filesystem and forget it. Return None if none is open."""
         if not self._lock.acquire(timeout=_OPENING_S):
-            return None  # another thread is opening it, perhaps forever: nothing is open yet
+            return None  # another thread is opening it, perhaps forever
         try:
             opened, self._opened = self._opened, None
         finally:

@@ -1,6 +1,6 @@
 """The names of files, and the format of a page's file: its bytes, then a trailer that proves them.
 
-    ID/manifest.json     the key space ID, as JSON
+    ID/manifest.json     a description of key space ID, as JSON
     ID/HASH              one page
     writing/TOKEN-N      a file that is not published yet
 
@@ -35,7 +35,7 @@ MANIFEST = "manifest.json"
 WRITING = "writing"
 """The directory of files that are not published yet."""
 UNPUBLISHED = re.compile(rf"{WRITER_TOKEN.pattern}-[0-9]+")
-"""Matches the name of a file that is not published yet. We leave files with other names alone."""
+"""The pattern of the names of unpublished files. We leave files with other names alone."""
 TRAILER_NBYTES = 32
 
 _HEAD = struct.Struct("<4sHH16s")

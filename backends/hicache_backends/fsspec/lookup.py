@@ -1,4 +1,4 @@
-"""Looks pages up: asks for each page, or lists their directory, whichever should take less time."""
+"""Look pages up: ask for each page, or list their directory, whichever should take less time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MIN_LISTING_S = 0.1
 """If asking for each page takes no longer than this, do not risk a listing, which may take long."""
 _MIN_PAGES = 16
-"""The time of a smaller lookup is not proportional to its pages, so it is not measured."""
+"""A lookup of fewer pages is not measured, because its time is not proportional to its pages."""
 _WEIGHT = 0.2
 _DECAY = 0.9
 _MOST_SPACES = 4096
@@ -34,7 +34,7 @@ _FAILED_FACTOR = 8.0
 
 
 class Lookup:
-    """Measures both ways, and picks one.
+    """The choice between asking for each page and listing the directory, from measured times.
 
     Threads may overwrite each other's updates, which does no harm.
     """
@@ -63,9 +63,10 @@ class Lookup:
         return results
 
     def budget_s(self, space_id: str, pages: int) -> float:
-        """Return how long a listing may take and still beat `pages` requests. 0: do not list.
+        """Return how long a listing may take and still be faster than `pages` requests. 0: do not list.
 
-        The memory of a slow listing decays, because the directory may have become smaller.
+        Each call shortens the noted time of a slow listing, because the directory may be smaller by
+        now.
         """
         expected_s = pages * self._page_s
         listing_s = self._listing_s.get(space_id, 0.0)
@@ -79,7 +80,7 @@ class Lookup:
             self._page_s += (elapsed_s / pages - self._page_s) * _WEIGHT
 
     def note_listing(self, space_id: str, elapsed_s: float, *, done: bool) -> None:
-        """Note how long a listing took. `done` is False if it was given up."""
+        """Note how long a listing took. `done` is False if the listing was not finished."""
         if len(self._listing_s) >= _MOST_SPACES:
             self._listing_s.clear()
         self._listing_s[space_id] = elapsed_s * (1.0 if done else _FAILED_FACTOR)

@@ -1,4 +1,4 @@
-"""The table of known filesystems: how each publishes, its durability, sharing and parallelism.
+"""The table of known filesystems: how each publishes pages, and its durability, sharing, parallelism.
 
 The claims are about the fsspec implementation, not about the product behind it, because they depend
 on the calls that the implementation makes. A filesystem that is not in the table gets the most
@@ -47,9 +47,9 @@ class Protocol:
     parallelism: int = 1
     """Concurrent requests. Some clients do not support several threads."""
     rename: Callable[[str, str], None] | None = None
-    """Renames a file, instead of the filesystem's own `mv`."""
+    """A function that renames a file, used instead of the filesystem's own `mv`."""
     options: Callable[[int], Mapping[str, Any]] = field(default=lambda _: {})
-    """Returns storage options for a parallelism. The user's options take precedence."""
+    """A function from parallelism to storage options. The user's options take precedence."""
 
 
 def _s3_options(parallelism: int) -> Mapping[str, Any]:

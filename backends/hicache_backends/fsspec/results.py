@@ -1,4 +1,4 @@
-"""Maps the results of single pages to the verdicts and errors of a call.
+"""Map the results of single pages to the verdicts and errors of a call.
 
 fsspec has fifty client libraries, and each has its own exceptions. Our messages never quote a
 library's text, because it may contain a token or a signed URL.
@@ -23,7 +23,7 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class ResultMapper:
-    """Maps results to verdicts. It counts failures, and raises if a store did not answer."""
+    """A mapper of results to verdicts. It counts failures, and raises if a store did not answer."""
 
     def __init__(self, counters: Counters, shown_url: str, timeout_s: float) -> None:
         self._counters = counters
@@ -31,7 +31,7 @@ class ResultMapper:
         self._timeout_s = timeout_s
 
     def found(self, results: Sequence[Result[bool]]) -> list[bool]:
-        """Return the verdicts of an exists. A failure counts as a miss.
+        """Return the verdicts of an `exists` call. A failure counts as a miss.
 
         Raises:
             StorageTimeout, StorageUnavailable: The store answered for no page.
@@ -40,7 +40,7 @@ class ResultMapper:
         return [result.value is True for result in results]
 
     def removed(self, results: Sequence[Result[None]]) -> list[bool]:
-        """Return the verdicts of a delete. A page that was missing is gone.
+        """Return the verdicts of a `delete` call. A page that was missing counts as deleted.
 
         Raises:
             StorageTimeout, StorageUnavailable: The store answered for no page.
@@ -49,7 +49,7 @@ class ResultMapper:
         return [result.error is None or is_missing(result.error) for result in results]
 
     def stored(self, results: Sequence[Result[None]]) -> list[bool]:
-        """Return the verdicts of a set. False: the page will never appear.
+        """Return the verdicts of a `set` call. False: the page is not stored, and will not appear later.
 
         Raises:
             StorageTimeout, StorageUnavailable: A page failed, and may or may not be stored.

@@ -34,7 +34,7 @@ class FsspecSettings(Settings):
     parallelism: int | None = Field(default=None, ge=1, le=256)
     """Concurrent requests. None: a number that suits the filesystem."""
     timeout_s: PositiveSeconds = 30.0
-    """The deadline of a call, including everything."""
+    """The time limit of a whole call."""
 
     @field_validator("url")
     @classmethod

@@ -154,9 +154,9 @@ class FsspecStorage(HiCacheStorage):
             named.append(None)
 
         async def write(item: tuple[str, bytes] | None) -> None:
-            if item is None:  # goes along with the pages and does not affect their results
+            if item is None:  # the manifest's write does not affect the results of pages
                 await self._register(space)
-            elif not await files.write(*item):  # the manifest went with the directory
+            elif not await files.write(*item):  # the manifest was lost, too
                 await files.write(manifest_name(space.id), encode_manifest(space))
 
         results = self._each(write, named, self._deadline())
@@ -326,7 +326,7 @@ class FsspecStorage(HiCacheStorage):
         return result.error is not None and is_timeout(result.error)
 
     def _clear(self, space_id: str, nbytes: int | None) -> int:
-        """Remove all pages. Return how many of them had `nbytes` bytes. None: count all.
+        """Remove all pages. Return how many of them had `nbytes` bytes. If `nbytes` is None, count all.
 
         Raises:
             StorageTimeout, StorageUnavailable: Pages are left. The message says how many.
@@ -355,7 +355,7 @@ class FsspecStorage(HiCacheStorage):
     ) -> int:
         """Remove some pages within one deadline. Append the error of each page that is left.
 
-        Return how many removed pages had `nbytes` bytes. None: count all.
+        Return how many removed pages had `nbytes` bytes. If `nbytes` is None, count all.
         """
         results = self._remove(space_id, [page.name for page in pages], self._deadline())
         removed = self._results.removed(results)
@@ -388,7 +388,7 @@ class FsspecStorage(HiCacheStorage):
 
         manifest = self._run(remove, self._deadline())
         left = [entry.name for entry in self._entries(space_id, "", self._deadline())]
-        if any(map(PAGE_HASH.fullmatch, left)):  # they were written in the meantime
+        if any(map(PAGE_HASH.fullmatch, left)):  # pages were written in the meantime
             if manifest is not None and MANIFEST not in left:
                 self._run(lambda _: files.write(name, manifest), self._deadline())
         elif left and left != [MANIFEST]:
@@ -401,7 +401,7 @@ class FsspecStorage(HiCacheStorage):
     def _check_there(self) -> None:
         names = [entry.name for entry in self._entries("", "", self._deadline())]
         if not any(name == WRITING or SPACE_ID.fullmatch(name) for name in names):
-            no_store = ConfigError if names else NoSuchStore  # none is made next to other files
+            no_store = ConfigError if names else NoSuchStore  # no store is made beside other files
             raise no_store(
                 f"fsspec: url: there is no store at {self._settings.shown_url}: correct it; engines"
                 " make a store there when they write"
@@ -440,7 +440,7 @@ class FsspecStorage(HiCacheStorage):
         """Write the manifest, unless it is already there."""
         if await self._read_manifest(space.id) != space:
             files, name = self._mounts.get().files, manifest_name(space.id)
-            if self._publishing is Publishing.DIRECT:  # it overwrites nothing
+            if self._publishing is Publishing.DIRECT:  # such a write overwrites nothing
                 with suppress(FileNotFoundError):
                     await files.remove(name)
             await files.write(name, encode_manifest(space))
