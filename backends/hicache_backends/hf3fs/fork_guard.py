@@ -1,12 +1,12 @@
-"""Keeps SQLite connections and lock descriptors from crossing a fork.
+"""Keep SQLite connections and lock descriptors from crossing a fork.
 
-SQLite keeps a table of its locks in the memory of the process, by inode. A forked child inherits
-the table but not the locks. So if the child connected to such a file, it would take no lock, and
-other processes would remove the log under it. A file's entry leaves the table with its last
-connection. Therefore we close every connection before a fork; the next step that needs one opens it
-again, in the parent and in the child. If a connection is in use for longer than `WAIT_S`, it stays
-open, and the child refuses every SQLite index, because a thread that does not exist there may hold
-SQLite's mutexes.
+SQLite keeps a table of its locks in the memory of the process, by inode. A forked child inherits the
+table but not the locks. So if the child connected to such a file, it would take no lock, and other
+processes would remove the log that the child uses. SQLite drops a file's entry when the last
+connection to the file is closed. Therefore we close every connection before a fork; the next step that
+needs one opens it again, in the parent and in the child. If a connection is in use for longer than
+`WAIT_S`, it stays open, and the child refuses every SQLite index, because a thread that does not exist
+there may hold SQLite's mutexes.
 
 An flock(2) lock belongs to the open file, which parent and child share. The child closes its
 copies, so that a lock ends with the process that took it.
@@ -34,7 +34,7 @@ WAIT_S = 5.0
 
 
 class ConnectionOwner(Protocol):
-    """Owns one connection."""
+    """The owner of one connection."""
 
     @property
     def connection(self) -> object:
@@ -90,7 +90,7 @@ class ForkGuard:
                 self._end(owner)
 
     def connected(self, owner: ConnectionOwner) -> None:
-        """Note that `owner` has a connection. Called in a step."""
+        """Note that `owner` has a connection. Call this in a step."""
         with self._changed:
             self._connected.add(owner)
 
@@ -100,7 +100,7 @@ class ForkGuard:
             self._connected.discard(owner)
 
     def hold(self, descriptor: int) -> None:
-        """Make forked children close `descriptor`. Called in the step that opens it."""
+        """Make forked children close `descriptor`. Call this in the step that opens it."""
         self._descriptors.add(descriptor)
 
     def release(self, descriptor: int) -> None:

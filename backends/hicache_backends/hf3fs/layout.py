@@ -6,7 +6,7 @@ index.sqlite                   a symbolic link to the index of one host (`index.
 index-TOKEN.sqlite             that index
 index.redis                    the place of a Redis index, and the token of the process that built it
 writers/TOKEN                  locked as long as the writer lives (`writer`)
-spaces/ID/manifest.json        the key space ID, as JSON
+spaces/ID/manifest.json        a description of key space ID, as JSON
 spaces/ID/slots-0000           its slots (`slots`)
 
 `DirectoryTree` has the rules for files of other programs.

@@ -38,7 +38,10 @@ _GRACE_S = 0.5
 _CLOSE_S = 8.0
 _MOST_ACCESS_TIMES = 4096
 _APART_NS = 1000
-"""The time between the pages of a batch. Redis stores times as doubles, which still differ."""
+"""The difference between the access times of two neighboring pages of a batch.
+
+It is large enough for Redis, which stores times as doubles.
+"""
 _MOST_IN_DOUBT = 1024
 
 
@@ -53,7 +56,7 @@ class ReadMount(Generic[_IndexT]):
     def load(
         self, files: SlotFiles, hashes: Sequence[str], pages: Sequence[Page], deadline: Deadline
     ) -> list[bool]:
-        """Read pages. Return for each whether it was there as a whole."""
+        """Read pages. Return for each page whether all of it was in its slot."""
         nbytes = files.geometry.nbytes
         with self.index.view(files, deadline) as view:
             places = view.find(hashes)
@@ -137,7 +140,7 @@ class Mount(ReadMount[Index]):
     def save(
         self, files: SlotFiles, hashes: Sequence[str], pages: Sequence[Page], deadline: Deadline
     ) -> list[bool]:
-        """Write the pages that are not stored yet. Return for each whether it is stored now."""
+        """Write the pages that are not stored yet. Return for each page whether it is stored now."""
         with self.index.writing(files, deadline) as view:
             there, late = self._present(view, files, hashes, deadline)
             absent: dict[str, Page] = {}
@@ -182,7 +185,7 @@ class Mount(ReadMount[Index]):
     def _present(
         self, view: View, files: SlotFiles, hashes: Sequence[str], deadline: Deadline
     ) -> tuple[set[str], set[str]]:
-        """Return the pages whose slots are as the index says, and those not checked in time."""
+        """Return the pages that are in their slots, and the pages that were not checked in time."""
         places = view.find(hashes)
         verdicts = files.check(places, deadline) if places else dict[str, int]()
         held = {page_hash for page_hash, verdict in verdicts.items() if verdict == HIT}
@@ -214,7 +217,7 @@ class Mount(ReadMount[Index]):
         return self._settle(files, pages, done, deadline)
 
     def _give_up(self, files: SlotFiles, places: Sequence[Place], deadline: Deadline) -> None:
-        """Free the slots of a write that raised, unless they may still be written to."""
+        """Free the slots of a write that raised, unless the write may still be carried out."""
         if not self._transfers.is_certain:
             self._in_doubt.add(files.geometry.space.id, places)
             return
@@ -228,7 +231,7 @@ class Mount(ReadMount[Index]):
         verdicts: Sequence[int],
         deadline: Deadline,
     ) -> set[str]:
-        """Settle a write by its verdicts. Return the pages that are stored now."""
+        """End a write, depending on its verdicts. Return the pages that are stored now."""
         now_ns = time.time_ns()
         entries: list[Entry] = []
         unused: list[Place] = []
@@ -277,7 +280,7 @@ class AccessTimes:
         self._closed = False
 
     def note(self, space_id: str, hashes: Iterable[str], deadline: Deadline) -> None:
-        """Note an access.
+        """Note that pages were just used.
 
         The first page counts as the latest, so that a prefix loses its tail first.
         """
@@ -295,7 +298,7 @@ class AccessTimes:
     def flush(self, deadline: Deadline) -> None:
         """Send the times to the index.
 
-        If that fails they are lost, because recency is not promised.
+        If that fails, the times are lost. That is allowed, because recency is not promised.
         """
         with self._lock:
             used, self._used = self._used, {}
@@ -333,8 +336,8 @@ class WritesInDoubt:
 
     The slots stay reserved until the writer or its lease ends. Otherwise the late write could
     overwrite another page. If there are more than `_MOST_IN_DOUBT` slots, the oldest are reclaimed
-    after a lease. Until then no page is written, because each failed write would reserve another
-    slot, until all other pages are evicted.
+    after a lease. Until then no page is written. Otherwise each failed write would reserve one more
+    slot, and in the end all pages would be evicted.
     """
 
     def __init__(self, reclaim: Callable[[str, Sequence[Place]], None], lease_s: float) -> None:
@@ -365,7 +368,7 @@ def _optional(deadline: Deadline) -> Deadline:
 
 
 def _with_grace(deadline: Deadline) -> Deadline:
-    """Return a deadline in which the index can still record a transfer that was in time."""
+    """Return a later deadline, by which the index can still record a transfer that ended in time."""
     return Deadline(max(_GRACE_S, deadline.remaining_s()))
 
 

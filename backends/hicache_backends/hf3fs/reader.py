@@ -126,9 +126,10 @@ class SlotReader(Reader, Generic[_MountT]):
         ]
 
     def faults(self, space: KeySpace, hashes: Sequence[str] | None = None) -> Iterator[PageFault]:
-        """Yield those of `hashes` whose pages are not in their slots.
+        """Yield a fault for each of `hashes` whose page is not in its slot.
 
-        All slots have the same length.
+        Without `hashes` there are none, because no page can have a wrong length: all slots are
+        equally long.
         """
         self.ensure_open()
         return iter(()) if hashes is None else self._faults_of(space, hashes)
@@ -245,7 +246,7 @@ class SlotReader(Reader, Generic[_MountT]):
 
 
 class Hf3fsReader(SlotReader[ReadMount[IndexReader]]):
-    """Pages in slots, read-only: no writer, no leases, no locks and no access times."""
+    """A read-only storage of pages in slots: no writer, no leases, no locks and no access times."""
 
     def __init__(self, settings: Hf3fsSettings, layout: Layout) -> None:
         super().__init__(settings, layout)

@@ -28,7 +28,7 @@ class Hf3fsSettings(Settings):
     path: DirectoryName
     """The directory on the mount. It is made if it is missing.
 
-    Everyone who uses it shares its pages.
+    Everyone who uses the directory shares its pages.
     """
     index: SecretStr = SecretStr(SQLITE)
     """The index of pages and slots: "sqlite" (a file under `path`) for one host, or the URL of a
@@ -43,7 +43,7 @@ class Hf3fsSettings(Settings):
     direct: bool | None = None
     """Read and write around the page cache, if pages, memory and file system allow it.
 
-    None: do so on every file system that is not known to belong to this machine alone.
+    None: yes, unless the file system is known to belong to this machine alone.
     """
     usrbio: bool | None = None
     """Bypass FUSE with 3FS's own client. None: if the client is installed and `path` is on 3FS."""
@@ -52,9 +52,9 @@ class Hf3fsSettings(Settings):
     touch_interval_s: Seconds = Field(default=1.0, ge=0)
     """The longest delay until the index receives the access times of pages that were read."""
     timeout_s: PositiveSeconds = 30.0
-    """The limit of a call, including waits for the index.
+    """The time limit of a call, including waits for the index.
 
-    Pages not begun by then are misses, or are refused.
+    Afterwards a get counts the pages that it has not begun as misses, and a set refuses them.
     """
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""The files with one key space's slots: opens, extends, deallocates them, and reads their marks."""
+"""Open, extend and deallocate the files with one key space's slots, and read the slots' marks."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class SlotFiles:
         return numbers[-1] * self.geometry.slots_per_file + whole
 
     def newest(self, on_slot: Callable[[], None] = lambda: None) -> dict[str, Place]:
-        """Find every whole page by its marks. Return the place of its latest write.
+        """Find every whole page by its marks. Return the place of each page's latest write.
 
         `on_slot` is called before each slot is read, and may raise to stop.
         """
@@ -278,7 +278,7 @@ def _invalidate(fd: int, offset: int) -> None:
 
 
 def _require_free_space(root: str, nbytes: int) -> None:
-    """Refuse new slots if they leave no space for the index's log, which must free slots later."""
+    """Refuse new slots that leave no space for the index's log, which is needed to free slots."""
     status = os.statvfs(root)
     if status.f_bavail * status.f_frsize < nbytes + _LEFT_FREE_NBYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), root)
@@ -295,7 +295,7 @@ def _preallocate(fd: int, offset: int, nbytes: int) -> None:
 
 
 def _fallocate(fd: int, mode: int, offset: int, nbytes: int) -> None:
-    """Call fallocate(2). posix_fallocate would write to every block if the call is missing."""
+    """Call fallocate(2). posix_fallocate would write to every block if that is not supported."""
     if _libc.fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(nbytes)):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

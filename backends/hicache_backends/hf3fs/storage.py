@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class Hf3fsStorage(SlotReader[Mount]):
-    """Pages in slots.
+    """A storage of pages in slots.
 
     Threads, processes, ranks and models share them, and the pages outlive all of these.
     """
@@ -52,7 +52,8 @@ class Hf3fsStorage(SlotReader[Mount]):
     def open_read_only(cls, config: Mapping[str, Any]) -> HiCacheStorage:
         """Open an `Hf3fsReader`.
 
-        A subclass may read in another way, so open it itself, without limits.
+        If a subclass calls this, open the subclass without its limits, because it may read
+        differently.
         """
         if cls is Hf3fsStorage:
             return Hf3fsReader.from_config(config)

@@ -1,6 +1,6 @@
-"""Moves pages between memory and slots: one call of the data plane per batch.
+"""Move pages between memory and slots, with one call of the data plane per batch.
 
-It bypasses the page cache if memory, size and file system allow it.
+Transfers bypass the page cache if memory, size and file system allow it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class SlotPages(NamedTuple):
     pages: list[Page]
 
     def taken(self, numbers: Sequence[int]) -> SlotPages:
-        """Return the items with these numbers, in this order."""
+        """Return the pages at these positions, in this order, with their slots and marks."""
         return SlotPages(
             [self.slots[number] for number in numbers],
             [self.marks[number] for number in numbers],
@@ -67,14 +67,14 @@ class SlotPages(NamedTuple):
 
 
 class Transfers:
-    """Reads and writes slots. Thread-safe."""
+    """The transfers of one mount, which read and write slots. Thread-safe."""
 
     def __init__(
         self, counters: Counters, usrbio: Usrbio | None, *, direct: bool, local: bool
     ) -> None:
         self._usrbio = usrbio
         self.is_certain = local and usrbio is None
-        """True if a call that failed writes nothing later. A kernel waits for its own devices."""
+        """True if a failed call writes nothing later, because the kernel waits for local devices."""
         self._direct = direct and usrbio is None
         self._counters = counters
 
@@ -86,7 +86,7 @@ class Transfers:
     def read(self, files: SlotFiles, items: SlotPages, deadline: Deadline) -> list[int]:
         """Fill the pages from their slots. Return the verdicts of the data plane.
 
-        Each page that asks for a digest gets one.
+        Compute the digest of each page that needs one.
         """
         return self._move(files, items, deadline, writing=False)
 
@@ -159,7 +159,7 @@ class Transfers:
         return verdicts
 
     def _run_nbytes(self, call: _Call, *, hashed: bool, revocable: bool) -> int:
-        """Return the most bytes of one system call. Small ones are cheap only in a page cache."""
+        """Return the most bytes of one system call. Small calls are cheap only in a page cache."""
         if (hashed or revocable) and self.is_certain and not call.direct:
             return _CACHED_RUN_NBYTES
         return _SCRATCH_RUN_NBYTES if revocable and self._usrbio is None else _RUN_NBYTES
@@ -199,5 +199,5 @@ class _Call(NamedTuple):
         )
 
     def by_deadline(self, move: VectoredCall) -> Callable[[int, list[memoryview], int], int]:
-        """Return `move` with the arguments of os.preadv and os.pwritev."""
+        """Return a function like os.preadv or os.pwritev, which calls `move` with this deadline."""
         return lambda fd, buffers, offset: move(fd, buffers, offset, self.deadline)

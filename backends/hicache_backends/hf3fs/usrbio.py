@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hicache_storage.backend_support.deadline import Deadline
 
 _CHANNEL_NBYTES = 8 << 20
-# If this many transfers are late, 3FS gets no more of them: by then 128 MiB of memory wait for its
+# If this many transfers are late, 3FS gets no new ones: by then 128 MiB of memory wait for its
 # answers.
 _MOST_LATE = 16
 
@@ -169,7 +169,7 @@ class Usrbio:
 
 
 class _Channel:
-    """What one call at a time uses: memory registered with 3FS, and a ring for each direction."""
+    """Memory registered with 3FS, and a ring for each direction. One call at a time uses them."""
 
     def __init__(self, client: Any, mount: str) -> None:
         self._memory = SharedMemory(create=True, size=_CHANNEL_NBYTES)

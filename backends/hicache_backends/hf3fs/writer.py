@@ -1,4 +1,4 @@
-"""Live and dead writers.
+"""The tokens and locks of writers, which show whether a writer is alive or dead.
 
 writers/TOKEN is locked as long as the writer lives. The kernel releases the lock of a dead writer.
 """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hicache_storage.backend_support.deadline import Deadline
 
 AT_OPEN_S = 10.0**8
-"""The time limit of a rebuild at opening: none. A program that gave up would begin it again."""
+"""The time limit of a rebuild at opening: none. A program that gave up would only begin again."""
 
 _LEASES_PER_TIMEOUT = 2
 _LEASE_MARGIN_S = 5.0
@@ -166,7 +166,7 @@ class Index(IndexReader):
 
     @abc.abstractmethod
     def forget(self, files: SlotFiles, wrong: Mapping[str, Place], deadline: Deadline) -> None:
-        """Remove pages that are not in their slots, unless they have moved, and free the slots."""
+        """Remove pages that were not found in their slots, and free these slots. Keep moved pages."""
 
     @abc.abstractmethod
     def delete(self, files: SlotFiles, hashes: Sequence[str], deadline: Deadline) -> None:
@@ -195,7 +195,7 @@ class Index(IndexReader):
 
 
 class Rebuild:
-    """Rebuilds a lost index from the marks of the slots.
+    """The rebuild of a lost index from the marks of the slots.
 
     A rebuild may outlast the call that begins it.
 
@@ -211,8 +211,8 @@ class Rebuild:
         """Begin a rebuild or join the running one. Wait for its end, and raise its error.
 
         Raises:
-            StorageTimeout: The rebuild did not end by the deadline. It goes on.
-            StorageUnavailable: The system has no thread for it. The next call begins it.
+            StorageTimeout: The rebuild did not end by the deadline. It goes on without this call.
+            StorageUnavailable: The system cannot start a thread. The next call begins the rebuild.
         """
         flight = self._flight.wait(deadline.remaining_s())
         if flight is None:

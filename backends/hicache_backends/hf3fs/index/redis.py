@@ -199,7 +199,7 @@ class RedisIndex(RedisReader, Index):
         index: IndexId,
         deadline: Deadline | None,
     ) -> int:
-        """Remove pages and `act` on their leased slots. Return how many of the pages existed.
+        """Remove pages and call `act` on their leased slots. Return how many of the pages existed.
 
         Without `deadline` each step has its own deadline.
         """
@@ -220,10 +220,9 @@ class RedisIndex(RedisReader, Index):
         until: Deadline,
         deadline: Deadline | None,
     ) -> None:
-        """Act on leased slots and release them. Renew the leases when half of their time is over.
+        """Call `act` on leased slots, then release them. Renew leases when half of their time is over.
 
-        If a process was stopped and a lease has ended in the meantime, it does not act on that
-        slot.
+        If this process was stopped and a lease has ended in the meantime, do not act on the slot.
 
         Raises:
             StorageUnavailable: A lease had ended, and its slot may already belong to another page.

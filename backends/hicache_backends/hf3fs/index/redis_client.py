@@ -32,7 +32,7 @@ _call = threading.local()
 
 
 class RedisClient:
-    """Sends commands to one server. Thread-safe; belongs to the process that made it."""
+    """A client that sends commands to one server. Thread-safe; belongs to the process that made it."""
 
     def __init__(self, url: str) -> None:
         self._pool = _pool(url)
@@ -97,7 +97,7 @@ class RedisClient:
     ) -> Any:
         """Run a Lua script. Return its result, parsed by `parse`.
 
-        If the server does not have the script, it is sent.
+        Send the script first if the server does not have it.
         """
         with self.call(deadline) as client:
             registered = self._scripts.get(script)

@@ -1,4 +1,4 @@
-"""Decides when a Redis index may be used, and rebuilds it.
+"""Decide when a Redis index may be used, and rebuild a lost one.
 
 A server that was restarted or lost its data has no record of the leases of writers that are still
 at work. They may write to slots that are free in its data, or that belong to another page. So no
@@ -37,7 +37,7 @@ _BUILT_MEANWHILE = 2
 class IndexId(NamedTuple):
     """The identity of an index.
 
-    An answer counts only if the index is still the one that the call found.
+    A call ignores an answer if the index is not the one that the call began with.
     """
 
     run: str
@@ -47,7 +47,7 @@ class IndexId(NamedTuple):
 
 
 class KnownEpoch:
-    """The identity of the index, valid while Redis runs and holds the index as engines left it."""
+    """A check that Redis was not restarted and still has the index that engines made."""
 
     def __init__(self, client: RedisClient, prefix: str, layout: Layout) -> None:
         self._client = client
@@ -69,7 +69,7 @@ class KnownEpoch:
         )
 
     def require_own(self, deadline: Deadline) -> None:
-        """Refuse a server that the root does not name, unless both names lead to the same server.
+        """Refuse this server if the root names another one, unless both names lead to the same server.
 
         Raises:
             ConfigError: The index is in another server.
@@ -158,7 +158,7 @@ class Epoch(KnownEpoch):
     # --- parts ---------------------------------------------------------------------------------------
 
     def _rebuild_at_open(self) -> None:
-        """Rebuild the index, or wait for the process that does: a fleet opens its store at once."""
+        """Rebuild the index, or wait for another process that does, because a fleet opens together."""
         while True:
             try:
                 return self._rebuild.run(Deadline(AT_OPEN_S))

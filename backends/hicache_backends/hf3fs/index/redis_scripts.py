@@ -42,7 +42,7 @@ end
 """
 
 USED = _COMMON + "return used()"
-"""-> bytes used"""
+"""no arguments -> bytes used"""
 
 RESERVE = (
     _COMMON
@@ -132,7 +132,7 @@ end
 return kept
 """
 )
-"""key space, lease in ms, "slot stamp" of each -> the ones whose lease was renewed in time"""
+"""key space, lease in ms, "slot stamp" of each lease -> the leases that were renewed in time"""
 
 RELEASE = (
     _COMMON
@@ -144,7 +144,7 @@ end
 return used()
 """
 )
-"""key space, then slot and stamp of each -> bytes used"""
+"""key space, then slot and stamp of each lease -> bytes used"""
 
 FORGET = (
     _COMMON
@@ -158,7 +158,7 @@ for i = 2, #ARGV, 3 do
 end
 """
 )
-"""key space, then hash, slot and stamp of each"""
+"""key space, then hash, slot and stamp of each page"""
 
 DETACH = (
     _COMMON
@@ -235,8 +235,8 @@ return {pages, files, tonumber(redis.call('HGET', P .. ':allocated', space) or 0
 """
 )
 """key space, 1 to keep pages, bytes of a file
--> number of pages, of files in which no writer has a slot or will get one, and of slots; -1 first if a
-writer has slots there, or if there are pages to keep
+-> number of pages, of files in which no writer has a slot or will get one, and of slots; the first
+is -1 if a writer has slots there, or if there are pages to keep
 """
 
 DROPPED = (

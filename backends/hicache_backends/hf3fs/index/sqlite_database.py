@@ -2,9 +2,9 @@
 
 A missing or unusable file is built from the slots' marks. Then the symbolic link `index.sqlite` is
 pointed at it. No call writes to a slot during a rebuild: such a call holds `lock` shared, and a
-rebuild holds it exclusively. If a connection's file is no longer the named one, the next call
-closes the connection. No file name is used twice, because SQLite at the end unlinks a file's log by
-name, which could be the log of another file.
+rebuild holds it exclusively. If the link has been pointed at another file, the next call closes
+connections to the old one. No file name is used twice, because SQLite unlinks a file's log by name
+when the last connection is closed, and a file of the same name could already have a log of its own.
 
 A connection is opened in a step, closed before a fork, and opened again by the next step
 (`fork_guard`).
@@ -43,7 +43,7 @@ _POLL_S = 0.01
 _WAIT_S = 0.25
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-# A connection whose file was replaced tries again; the file is rebuilt once, not forever.
+# How often a call tries to connect, because the file may be missing or may have been replaced.
 _ATTEMPTS = 3
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -301,7 +301,7 @@ class _HeldIdentity(threading.local):
 
 
 class _NewFile:
-    """Owns the connection that builds an index."""
+    """The owner of the connection that builds an index."""
 
     connection: sqlite3.Connection | None = None
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hicache_backends.hf3fs.layout import Layout
 
 _LOG_PAGES = 2000  # 8 MiB: each page of the log is synced and copied once
-_WAIT_BITS = 5  # coarse steps, so that for most calls the wait is already set
+_WAIT_BITS = 5  # coarse steps, so that most calls need not set another wait
 
 
 class Session:
@@ -37,16 +37,16 @@ class Session:
             raise FileNotFoundError(layout.index)
         self._file, self.identity = file, identity
         self.connection: sqlite3.Connection | None = None
-        self._wait_ms = -1  # as the connection was last set
+        self._wait_ms = -1  # the wait that was last set on the connection
         self.openings = 0
         """How many connections were made.
 
-        SQLite's data versions are comparable only within one of them.
+        SQLite's data versions are comparable only within one connection.
         """
 
     @contextmanager
     def step(self, deadline: Deadline, limit_s: float = inf) -> Generator[sqlite3.Connection]:
-        """Lend the connection. SQLite waits for locks until the deadline, or for `limit_s`."""
+        """Lend the connection. SQLite waits for locks until the deadline, but at most `limit_s`."""
         with FORKS.step(deadline, self):
             connection = self.connection or self._connect(deadline)
             wait_ms = int(min(deadline.remaining_s(), limit_s) * 1000)
@@ -67,7 +67,7 @@ class Session:
             return bool(version == VERSION)
 
     def disconnect(self) -> None:
-        """Close the connection. Called in a step, or by the fork itself."""
+        """Close the connection. Only steps and forks call this."""
         connection, self.connection = self.connection, None
         if connection is not None:
             with suppress(sqlite3.Error):

@@ -48,7 +48,7 @@ COMMIT;
 # A thread gives up the interpreter lock for each row of a statement, and may have to wait for it.
 # So one statement changes many rows, and the result for many pages is one row.
 _MOST_VARIABLES = 900
-# The time of a touch grows with the square of its pages: a hundred per statement.
+# The time of a touch grows with the square of its pages, so a statement touches only a hundred.
 _TOUCH_VARIABLES = 9
 _FIND = (
     "SELECT (SELECT data_version FROM pragma_data_version),"
@@ -209,7 +209,7 @@ def collect_dead(db: sqlite3.Connection, layout: Layout, writer: Writer) -> bool
 
 
 def _parts(items: Sequence[_T], variables: int) -> Iterator[Sequence[_T]]:
-    """Yield the items in lists, one for each statement. A statement has `variables` for an item."""
+    """Yield the items in lists, one for each statement. An item takes `variables` variables."""
     step = _MOST_VARIABLES // variables
     return (items[start : start + step] for start in range(0, len(items), step))
 
@@ -229,7 +229,7 @@ def _insert_rows(db: sqlite3.Connection, statement: str, rows: Sequence[tuple[ob
 
 
 class Reservation:
-    """Reserves slots for one set, in one transaction."""
+    """The reservation of slots for one set, in one transaction."""
 
     def __init__(
         self,
