@@ -1,4 +1,4 @@
-"""Guards the native client, which may block for a minute, and crashes if used after it was closed.
+"""A guard for the native client, which may block for a minute, and crashes if used after its close.
 
 Joining and closing hold the interpreter's lock, so they begin only while the master answers. Every
 other call has a deadline. At the deadline its thread is abandoned, but the call counts as running
@@ -44,9 +44,9 @@ _RPC_FAILED = -900
 _INVALID_CONFIG = -600
 _CLOSE_LIMIT_S = 8.0
 _CLOSE_BUSY_LIMIT_S = 2.0
-"""The limit of `close` while calls are running.
+"""The time limit of `close` while calls are running.
 
-They may take a minute; the last one closes the client.
+Such calls may take a minute; the last one to end closes the client.
 """
 _PAUSE_S = 0.05
 _GONE_CHECK_S = 0.2
@@ -113,7 +113,7 @@ class Client:
     def call(self, task: Callable[[Any], T], deadline: Deadline, *, borrowed: bool = False) -> T:
         """Run `task(native)` and return its result. Repeat it while the master fails and time is left.
 
-        `borrowed`: the task uses memory of the caller. We cannot abandon it, so it begins only
+        `borrowed`: the task uses memory of the caller, so it cannot be abandoned. It begins only
         after the master has answered, and runs to its end.
 
         Raises:
@@ -195,7 +195,7 @@ class Client:
         return self._gate.calls > 0 or (self._gate.closed and not self._closed.done())
 
     def native(self) -> object:
-        """Return the native client, so that you can hold a reference. Do not call it."""
+        """Return the native client, so that you can hold a reference. Do not call its methods."""
         return self._native
 
     # --- parts ---------------------------------------------------------------------------------------

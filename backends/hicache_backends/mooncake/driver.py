@@ -1,4 +1,4 @@
-"""Imports the client library: quietly, without its signal handlers, and with advice if it fails.
+"""Import the client library: quietly, without its signal handlers, and with advice if it fails.
 
 The client library contains a part in Go, for etcd. Go's runtime installs handlers for SIGSEGV,
 SIGBUS, SIGFPE and SIGURG in every process that loads it. We restore the process's own handlers
@@ -35,7 +35,7 @@ _GO_LIBRARY = "libetcd_wrapper"
 _ACTION_NBYTES = 256
 """No platform's `struct sigaction` is larger than this."""
 _GO_START_LIMIT_S = 1.0
-"""Go's runtime starts on its own thread, about a millisecond after the library was loaded."""
+"""The longest wait for Go's runtime, which starts on its own thread after about a millisecond."""
 
 
 def load() -> Any:

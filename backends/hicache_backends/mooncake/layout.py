@@ -1,6 +1,6 @@
 """The keys of objects.
 
-TAG/ID/manifest     the key space ID, as JSON
+TAG/ID/manifest     a description of key space ID, as JSON
 TAG/ID/HASH         one page
 
 Without a tag, a key begins with ID. The backend never touches an object with any other key.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hicache_backends.mooncake.settings import MooncakeSettings
 
 RunOnThread: TypeAlias = "Callable[[Callable[[], tuple[int, str]], Deadline], tuple[int, str]]"
-"""Runs work on a thread that is abandoned at the deadline; see `Client.run_on_thread`."""
+"""A function such as `Client.run_on_thread`, which abandons the work's thread at the deadline."""
 _PROBE = struct.pack("<BBBBIIII", 21, 0, 0, 0, 1, 0, 0, 0)
 """An RPC call of a function that no master has. A live master refuses it."""
 
@@ -38,7 +38,7 @@ class MasterState(enum.Enum):
 
 
 def probe_master(settings: MooncakeSettings, limit_s: float) -> MasterState:
-    """Return the master's state. Look its name up and try all addresses within `limit_s`.
+    """Return the master's state. Look up the host name and try all addresses within `limit_s`.
 
     A master that is found through etcd is not probed; its state is `ANSWERS`.
     """

@@ -42,7 +42,7 @@ class KeyStates(NamedTuple):
 def key_states(
     native: Any, keys: Sequence[str], codes: Sequence[int], page_nbytes: int
 ) -> KeyStates:
-    """Return the states of `keys` before a put. `codes` is the `presence` of the keys.
+    """Return the states of `keys` before a put. `codes` is the result of `presence` for the keys.
 
     We need them because a put over an existing object reports success but keeps the old bytes.
     """
@@ -112,7 +112,7 @@ def not_stored(native: Any, keys: Sequence[str]) -> set[str]:
 
 
 def _session_codes(native: Any, keys: Sequence[str]) -> list[tuple[str, int]]:
-    """Begin and end a read session. Only its result distinguishes unfinished from absent."""
+    """Begin and end a read session. Only its codes distinguish unfinished objects from absent ones."""
     if not keys:
         return []
     codes = checked(native.batch_get_session_start(keys))
@@ -165,7 +165,8 @@ def remove(keys: Sequence[str], deadline: Deadline, native: Any) -> list[int]:
     """Remove objects without force. Return the client's codes.
 
     Raises:
-        StorageTimeout: The deadline has passed. The caller may have set the pages again.
+        StorageTimeout: The deadline has passed. A later removal could delete pages that the caller
+            has set again.
     """
     deadline.check("mooncake: a removal")
     return checked(native.batch_remove(list(keys), False))

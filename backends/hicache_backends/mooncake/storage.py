@@ -86,7 +86,7 @@ class MooncakeStorage(HiCacheStorage):
 
     @classmethod
     def open_read_only(cls, config: Mapping[str, Any]) -> Self:
-        """Open it for a program that only looks: lend the cluster neither memory nor a disk."""
+        """Open a storage for a program that only looks: lend the cluster neither memory nor a disk."""
         lends_nothing = {"global_segment_size": 0, "enable_ssd_offload": False}
         return cls(parse_settings(config).model_copy(update=lends_nothing))
 
@@ -227,7 +227,7 @@ class MooncakeStorage(HiCacheStorage):
         if not SPACE_ID.fullmatch(space_id):
             return 0
         removed = self._clear(space_id)
-        if self._list_pages(space_id, self._deadline()):  # others have set them in the meantime
+        if self._list_pages(space_id, self._deadline()):  # pages were set meanwhile
             return removed
         manifest = self._read_manifest(space_id, self._deadline())
         if self._remove({self._layout.manifest(space_id)}, self._deadline()):

@@ -1,4 +1,4 @@
-"""Moves pages to and from the cluster: directly in registered memory, else through staging memory."""
+"""Move pages to and from the cluster: directly in registered memory, else through staging memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STAGED_NBYTES = 64 << 20
 
 
 class Transfers:
-    """Reads and writes whole batches. Thread-safe.
+    """The reads and writes of whole batches. Thread-safe.
 
     The native client may use memory that the caller registered until a call has ended, even if it
     ends late. Other memory is the caller's again at the deadline, and a late call could still write
