@@ -1,8 +1,8 @@
 """How to reach a server: its address, credentials and TLS context.
 
-A storage makes one TLS context when it is opened, so that a wrong file is reported there. The
-context does not depend on redis-py's defaults, which have changed: before 6.0 redis-py did not
-compare host names.
+A storage makes one TLS context when it is opened, so that a wrong file is reported at that time. The
+context does not depend on redis-py's defaults, which have changed: before 6.0 redis-py did not compare
+host names.
 """
 
 from __future__ import annotations

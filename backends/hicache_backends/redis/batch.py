@@ -1,7 +1,6 @@
-"""Sends batches to the servers that have their keys, and repeats commands that may be sent twice.
+"""Send batches to the servers that have their keys, and repeat commands that may be sent twice.
 
-Each reply is stored at its command's position in the batch, in whatever order the servers are
-asked.
+Each reply is stored at its command's position in the batch, whatever the order of the servers.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _MAX_FAILED_ROUNDS = 3
 
 
 class Router:
-    """Sends batches to the servers that have their keys. Thread-safe."""
+    """A router that sends each command of a batch to the server that has its key. Thread-safe."""
 
     def __init__(
         self, pools: ServerPools, deployment: Deployment, counters: Counters, depth: int
@@ -141,7 +140,7 @@ class _Batch:
         """Do `work` for every position, on the server that has its key. Return the replies.
 
         Raises:
-            OSError, RedisError: No server has done any of it.
+            OSError, RedisError: No server has done any of the work.
         """
         if not self._keys:
             return []
@@ -163,7 +162,7 @@ class _Batch:
             connection.execute([("ASKING",)])
 
     def resolve(self, server: ServerPool, doubt: WritesInDoubt, positions: Sequence[int]) -> None:
-        """Find out the result of commands that must not be sent twice."""
+        """Find out which writes in doubt were carried out, because they must not be sent twice."""
         raise NotImplementedError(
             f"{server.address}: all of {positions} may be sent twice"
         ) from doubt

@@ -1,6 +1,6 @@
-"""Finds the server of each key: a single server, or the servers of a cluster.
+"""Find the server of each key: a single server, or the servers of a cluster.
 
-`sentinel` has the third kind.
+The module `sentinel` has the third kind of deployment.
 
 redis-py computes the slots of keys and parses CLUSTER SLOTS. Its `NodesManager` is not used,
 because it keeps no deadline: see docs/adr/0008-discovery-by-redis-py.md.
@@ -50,7 +50,7 @@ class Deployment(Protocol):
         ...
 
     def placement(self, deadline: Deadline) -> object:
-        """Ask the servers where the keys are. If a key moves, the answer changes.
+        """Ask the servers where the keys are. The returned value changes if a key moves.
 
         Raises:
             OSError, RedisError: As `all_servers`; also, keys are moving between two servers.
@@ -118,7 +118,7 @@ class Cluster:
         self._is_valid = False
 
     def _own_slots(self, server: ServerPool, deadline: Deadline) -> list[bytes] | None:
-        """Return the epoch and slots that `server` reports for itself. None: its user may not ask."""
+        """Return the epoch and slots that `server` reports for itself, or None if we may not ask."""
         with server.acquire(deadline) as connection:
             (reply,) = connection.execute([("CLUSTER", "NODES")])
         if isinstance(reply, ErrorReply) and reply.code == "NOPERM":

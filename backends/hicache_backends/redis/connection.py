@@ -31,7 +31,7 @@ _MAX_COMMANDS = 1024
 _TLS_ALERT = "\\x15"
 """The first byte with which a TLS server answers RESP, as hiredis shows it."""
 _CLOSED_BY_SERVER = "closed by server"
-"""Part of a message of redis-py."""
+"""Part of redis-py's message for a connection that the server has closed."""
 _CONNECT = "_connect"
 
 if not hasattr(redis.connection.Connection, _CONNECT):
@@ -95,7 +95,7 @@ class Connection:
     def prepare(self, deadline: Deadline) -> bool:
         """Connect, unless the connection is up and idle. Set its deadline.
 
-        Return True if it is new.
+        Return True if the connection is new.
         """
         if self._socket is not None and self._is_idle(self._socket, deadline):
             return False
@@ -159,7 +159,7 @@ class Connection:
             raise WrongReply("a reply has an unexpected form") from error
 
     def _is_idle(self, connected: DeadlineSocket, deadline: Deadline) -> bool:
-        """Return True if nothing has arrived since the last use: no late reply, no end."""
+        """Return True if nothing has arrived since the last use, neither a late reply nor the end."""
         connected.deadline = deadline
         try:
             return not self._redis_connection.can_read(0)

@@ -1,4 +1,4 @@
-"""Picks the facts from a server's INFO that an operator should see."""
+"""Pick the facts from a server's INFO that an operator should see."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _ONE_ADVICE = "set ttl_s, and maxmemory-policy volatile-ttl,"
 """The advice of docs/backends/redis.md."""
 _ROOM_SHARE = 0.05
 _ROOM_NBYTES = 64 << 20
-"""A server with less room than both is full. One that evicts keeps room for a few pages."""
+"""A server is full if less is free than this and than `_ROOM_SHARE` of its limit.
+
+A limit of 0 would not do, because a server that evicts keeps space for a few pages.
+"""
 
 
 def diagnoses(info: str, *, ttl_s: float | None = None) -> Iterator[Diagnosis]:

@@ -1,4 +1,4 @@
-"""The index of pages and key spaces: lists and deletes pages, and removes members that have no page.
+"""The index of pages and key spaces: list and delete pages, and remove members that have no page.
 
 The indices of the buckets find the pages, however many other keys the database has. If indices may have
 been evicted, a walk over the database finds the pages instead. Either way a page is listed only after
@@ -128,7 +128,8 @@ class Index:
     def remove_space(self, space_id: str) -> int:
         """Remove the pages, members and manifest of a key space. Return the number of pages.
 
-        If there are pages again before or after the manifest is removed, it stays or is put back.
+        If new pages appear before the manifest is removed, it stays. If they appear afterwards, it
+        is put back.
         """
         keys = SpaceKeys(self._prefix, space_id)
         (manifest,) = self._execute([("HGET", self._registry, space_id)], Deadline(self._timeout_s))
@@ -182,7 +183,7 @@ class Index:
     def pages(self, keys: SpaceKeys) -> Iterator[list[tuple[str, int | None]]]:
         """Yield the hash and length of everything under keys of pages, in parts.
 
-        None: it is not a page.
+        A length of None means that the value is not a page.
         """
         if self._has_whole_indices():
             yield from self._pages_of_indices(keys)
@@ -208,7 +209,7 @@ class Index:
         self._router.execute(indices, commands, deadline)
 
     def _has_whole_indices(self) -> bool:
-        """Ask the servers each time, because the policy may change while a storage is open."""
+        """Return True if no index was evicted. Ask each time, because the servers' policy may change."""
         deadline = Deadline(self._timeout_s)
         servers = self._router.deployment.all_servers(deadline)
         return all(server.facts(deadline).has_whole_indices for server in servers)
@@ -383,7 +384,7 @@ def _items(reply: Reply) -> list[bytes]:
 def _parse_scan(reply: Reply) -> tuple[bytes, list[bytes]]:
     """Return the cursor and the items of a scan.
 
-    Raise for half a listing, which must not pass as whole.
+    Raise if the reply is malformed, because an incomplete listing must not pass as a whole one.
     """
     if isinstance(reply, ErrorReply):
         raise Refused(reply)

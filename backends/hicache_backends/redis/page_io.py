@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Settle = Callable[[int, Reply], None]
 
 WINDOW_NBYTES = 1 << 19
-"""How many bytes of small pages are in flight at once. They cost less than a round trip."""
+"""How many bytes of small pages are in flight at once. Sending them takes less than a round trip."""
 _MAX_WINDOW_PAGES = 512
 _HEAD_NBYTES = 4
 """The length of the shortest reply."""
@@ -118,7 +118,7 @@ def get_pages(
 
 
 class _PageReader:
-    """Reads replies to GET. The size of each page is known."""
+    """A reader of replies to GET. The size of each page is known."""
 
     def __init__(self, sock: DeadlineSocket) -> None:
         self._socket = sock
@@ -139,8 +139,8 @@ class _PageReader:
     ) -> tuple[int, int]:
         """Settle replies, up to the first without a page, in one call of the data plane.
 
-        Return how many have settled, and how many requests have been sent. `sent`: how many were
-        sent before.
+        Return how many have settled, and how many requests have been sent. `sent`: how many
+        requests were sent before.
         """
         arrived = bytes(self._head)[: _HEAD_NBYTES - sum(map(len, self._missing))]
         sock, memory = self._socket, [page.segments for page in pages]
@@ -190,7 +190,7 @@ class _PageReader:
         raise WrongReply("a page has the wrong length, or its reply an unexpected form")
 
     def _ends_as_miss(self, *, more: bool) -> bool:
-        """Receive the end of a null. Return False if it ends differently."""
+        """Receive the end of a reply that began as a miss. Return False if it ends differently."""
         self._finish([self._end[:1], *([self._head] if more else [])], more=more)
         return bytes(self._end[:1]) == _END[1:]
 
@@ -302,7 +302,7 @@ def _parse_reply(line: bytes) -> Reply:
 
 
 class _LineReader:
-    """Reads one-line replies. SET and ZADD have no others."""
+    """A reader of one-line replies, the only kind of reply to SET and ZADD."""
 
     def __init__(self, sock: DeadlineSocket) -> None:
         self._socket = sock

@@ -45,7 +45,7 @@ class ErrorReply:
 
     @classmethod
     def from_exception(cls, error: exceptions.ResponseError) -> ErrorReply:
-        """Return the reply that redis-py has read. redis-py drops codes that have a class."""
+        """Return the reply that caused `error`. redis-py drops codes for which it has exceptions."""
         text = str(error)
         for kind, code in _CODES.items():
             if isinstance(error, kind):

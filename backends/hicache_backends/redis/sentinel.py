@@ -1,4 +1,4 @@
-"""Finds the master through sentinels, which redis-py's `Sentinel` asks over our connections."""
+"""Find the master through sentinels, which redis-py's `Sentinel` asks over our connections."""
 
 from __future__ import annotations
 

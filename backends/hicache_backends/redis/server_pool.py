@@ -1,4 +1,4 @@
-"""The connections to each server, and the facts that a server reports about itself."""
+"""Pools of connections, one per server, and the facts that a server reports about itself."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class ServerFacts:
 
     @property
     def may_evict_anything(self) -> bool:
-        """True if keys without an expiry may be evicted. Then an index may go before its pages."""
+        """True if keys without an expiry may be evicted, so an index may be lost before its pages."""
         return self.policy is None or self.policy.startswith("allkeys")
 
     @property
     def has_whole_indices(self) -> bool:
-        """True if no index can have been evicted. The policy may have been a different one before."""
+        """True if no index can have been evicted. The policy may have been different earlier."""
         if self.may_evict_anything or self.policy is None:
             return False
         return self.evicted_keys == 0 or self.policy.startswith("volatile")

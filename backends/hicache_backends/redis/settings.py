@@ -67,7 +67,10 @@ class RedisSettings(Settings):
     parallelism: int = Field(default=4, ge=1, le=64)
     """Concurrent calls of the page store in each direction. Each needs a connection."""
     depth: int = Field(default=4, ge=1, le=16)
-    """How many large pages a connection has in flight. Gets have half as many, small pages more."""
+    """How many large pages a connection has in flight for sets.
+
+    For gets there are half as many, and for small pages there are more.
+    """
     max_batch: int = Field(default=1024, ge=1, le=16384)
     timeout_s: PositiveSeconds = 10.0
     """The limit of each call, including connecting and every retry."""
@@ -201,7 +204,7 @@ class RedisSettings(Settings):
         return Access(_sendable(options), context)
 
     def secrets(self, password: str | None) -> list[str]:
-        """Return every text that no message may show: each secret, plain and as a URL has it."""
+        """Return every text that no message may show: each secret, plain and as encoded in a URL."""
         key_password = self.url_options.get("ssl_password")
         fields = [one for one in (self.password, self.sentinel_password) if one is not None]
         secrets = [password, key_password, *(one.get_secret_value() for one in fields)]
@@ -219,10 +222,10 @@ class RedisSettings(Settings):
 
 
 def _sendable(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that are given.
+    """Return the options that are set.
 
     Raises:
-        ValueError: A text cannot be encoded as UTF-8, which servers get. JSON allows such text.
+        ValueError: A text cannot be encoded as UTF-8, as servers expect it. JSON allows such text.
     """
     given = {name: value for name, value in options.items() if value is not None}
     for name, value in given.items():

@@ -46,7 +46,7 @@ _MAX_PAGE_NBYTES = 512 << 20
 
 
 class RedisStorage(HiCacheStorage):
-    """Pages as strings on a server, shared by every process that reaches it."""
+    """A storage of pages as strings on a server. All processes that reach the server share them."""
 
     capabilities = Capabilities(
         retention=Retention.UNTIL_DELETED,
@@ -83,7 +83,7 @@ class RedisStorage(HiCacheStorage):
 
     @classmethod
     def open_read_only(cls, config: Mapping[str, Any]) -> Self:
-        """Open it for a program that only looks: prune no index, count no read as a use."""
+        """Open a storage for a program that only looks: prune no index, count no read as a use."""
         return cls(RedisSettings.parse("redis", config), is_read_only=True)
 
     def open_space(self, space: KeySpace) -> None:
@@ -135,7 +135,7 @@ class RedisStorage(HiCacheStorage):
         )
 
     def unreadable_spaces(self) -> Iterator[UnreadableSpace]:
-        """Yield them after a walk through the whole database."""
+        """Yield the key spaces whose manifest is lost or damaged, after a walk through the database."""
         self.ensure_open()
         return self._unreadable_spaces()
 
@@ -143,7 +143,7 @@ class RedisStorage(HiCacheStorage):
         """Remove a key space. Each step has its own deadline.
 
         Raises:
-            StorageUnavailable, StorageTimeout: Some of it may still be there.
+            StorageUnavailable, StorageTimeout: Some of the key space may still be there.
         """
         with self._calling() as (session, _):
             return session.index.remove_space(space_id) if SPACE_ID.fullmatch(space_id) else 0
@@ -154,7 +154,7 @@ class RedisStorage(HiCacheStorage):
         Each step has its own deadline.
 
         Raises:
-            StorageUnavailable, StorageTimeout: Some of it may still be there.
+            StorageUnavailable, StorageTimeout: Some pages may still be there.
         """
         self.ensure_open()
         removed = 0
@@ -245,7 +245,7 @@ class RedisStorage(HiCacheStorage):
         )
 
     def _facts(self, deadline: Deadline) -> list[ServerFacts]:
-        """Ask the servers for their facts. If they are a cluster, open the session again."""
+        """Ask the servers for their facts. If they turn out to be a cluster, open the session again."""
         try:
             with self._calling(deadline) as (session, _):
                 facts = session.facts(deadline)

@@ -57,7 +57,7 @@ def resolve_writes(
 
 
 def _is_inconclusive(length: Reply) -> bool:
-    """Return True if a reply does not show what is stored: the slot has moved, the server loads..."""
+    """Return True if a reply does not show what is stored, for example if the slot has moved."""
     if isinstance(length, ErrorReply):
         return not length.is_about_the_key
     return not isinstance(length, int)
