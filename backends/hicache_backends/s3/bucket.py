@@ -55,10 +55,10 @@ class Bucket:
         boto.meta.events.register("before-send.s3", self._send)
 
     def check(self, deadline: Deadline, *, creates: bool) -> None:
-        """Check that the bucket exists. `creates`: create it if it does not.
+        """Check that the bucket exists. `creates`: create a missing bucket.
 
         Raises:
-            NoSuchStore: The bucket does not exist, and engines would create it.
+            NoSuchStore: The bucket does not exist, but engines would create it.
             ConfigError: The bucket does not exist or denies access; the message says what to do.
             StorageUnavailable, StorageTimeout: The store does not answer.
         """

@@ -1,4 +1,4 @@
-"""Builds, signs and retries requests to one bucket."""
+"""Build, sign and retry requests to one bucket."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Answer(NamedTuple):
 
 
 class Client:
-    """Builds requests and runs calls. Thread-safe."""
+    """A client that builds requests and runs calls. Thread-safe."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Client:
     ) -> Request:
         """Return a signed request for an object.
 
-        `is_common`: many requests have this very `headers` object, which does not change.
+        `is_common`: many requests share this `headers` object, which must not change.
         """
         payload = EMPTY_SHA256 if body is None else UNSIGNED_PAYLOAD
         head_of = self._signer.common_head if is_common else self._signer.head
@@ -214,10 +214,10 @@ class Client:
         self._credentials.get().invalidate()
 
     def _send_once(self, make: Callable[[], Request]) -> Call[tuple[Reply, bool]]:
-        """Send a request. If the server had closed an idle connection, repeat it at once.
+        """Send a request. If the server had closed an idle connection, send the request again at once.
 
-        Return the reply, and whether the whole request was sent before. A `ReplyLost` records that,
-        too.
+        Return the reply, and whether the whole request had been sent before. A `ReplyLost` records
+        that, too.
         """
         was_sent_before = False
         while True:

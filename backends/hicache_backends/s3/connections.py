@@ -97,7 +97,7 @@ class Connection:
 
     @property
     def is_reusable(self) -> bool:
-        """True at the clean end of a reply. After `lend`, the data plane has proved it."""
+        """True if the last reply ended cleanly. After `lend`, the data plane has checked that."""
         reader = self._reader
         return self.is_sent and (reader is None or (reader.reply is not None and reader.reusable))
 

@@ -1,4 +1,4 @@
-"""Carries many requests of one call in one native call, on several connections."""
+"""Carry many requests of one call in one native call, on several connections."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ _CHECK_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A step that resumes the call after this time."""
+    """A step of a call that waits: the call is resumed after this time."""
 
     seconds: float
 

@@ -32,7 +32,7 @@ _CRC32 = "x-amz-checksum-crc32"
 
 
 class PageCalls:
-    """Makes the calls for single pages, by object name. Thread-safe."""
+    """The calls for single pages, by object name. Thread-safe."""
 
     def __init__(self, client: Client, settings: S3Settings, *, heals: bool = True) -> None:
         self._client = client
@@ -82,7 +82,7 @@ class PageCalls:
         reply = yield from self._read_page(name, page)
         if reply.is_page_filled and not _is_crc_right(page, reply):
             return "corrupt", "its bytes do not match the checksum that the store has of them"
-        if reply.status == 200 or self._is_absent(reply):  # it has changed meanwhile
+        if reply.status == 200 or self._is_absent(reply):  # the object has changed meanwhile
             return None
         raise self._client.refusal(reply)
 
@@ -203,7 +203,7 @@ class PageCalls:
         raise failed
 
     def _is_there(self, name: str, page: Page) -> Call[bool]:
-        """Return True if the page exists after a PUT that failed. Without an answer it is in doubt."""
+        """Return True if the page exists after a PUT that failed. Raise if the store does not answer."""
         try:
             found = yield from self._size(name)
         except CallFailed as unknown:

@@ -1,4 +1,4 @@
-"""Parses HTTP/1.1 replies as they arrive. The bytes of a page go directly into the page.
+"""Parse HTTP/1.1 replies as they arrive. The bytes of a page go directly into the page.
 
 The parser is strict: a reply whose end is uncertain is an error, and its connection is not used
 again.
@@ -63,7 +63,7 @@ class Reply:
 
 
 class ReplyReader:
-    """Parses one reply from received bytes.
+    """A parser of one reply, from received bytes.
 
     The owner of the socket fills some of `buffers`, and reports the number of bytes with
     `received`, until `reply` is set. `scratch` receives heads and small bodies; it outlives the

@@ -1,4 +1,4 @@
-"""Builds heads of HTTP requests, signed with AWS Signature Version 4.
+"""Build heads of HTTP requests, signed with AWS Signature Version 4.
 
 botocore signs as well, but takes ten times as long, which is as long as sending a page of 64 KiB.
 It also logs the session token. The tests compare every signature with botocore's.
@@ -81,7 +81,7 @@ class _Template:
 
 
 class Signer:
-    """Signs for one host and region. Thread-safe: its cached parts are replaced and never modified."""
+    """A signer for one host and region. Thread-safe: cached parts are replaced and never modified."""
 
     def __init__(self, host: str, region: str) -> None:
         self._host = host
@@ -188,7 +188,7 @@ def _lines(headers: Mapping[str, str], separator: str, end: str) -> str:
 
 
 def _canonical(query: str) -> str:
-    """Return the parameters in order, each with an equals sign."""
+    """Return the parameters in alphabetical order, each with an equals sign."""
     if not query:
         return ""
     parameters = sorted(part.partition("=")[::2] for part in query.split("&"))

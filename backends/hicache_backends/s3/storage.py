@@ -56,9 +56,9 @@ _LOOKED_AT_ONCE_NBYTES = 32 << 20
 
 
 class S3Storage(HiCacheStorage):
-    """Pages as objects.
+    """A storage of pages as objects.
 
-    Every process that reaches the bucket shares them, and they outlive every process.
+    Every process that reaches the bucket shares the pages, and they outlive every process.
     """
 
     capabilities = Capabilities(
@@ -122,7 +122,7 @@ class S3Storage(HiCacheStorage):
         unique = dict(zip(names, pages, strict=True))
         calls = [self._pages.set(name, page) for name, page in unique.items()]
         if self._registrations.is_due(space):
-            # Goes along with the pages and does not affect their results.
+            # The manifest is written along with the pages, but does not affect their results.
             calls.append(self._register(space))
         outcomes = self._run(calls, self._deadline())[: len(unique)]
         results = dict(zip(unique, self._results(outcomes, are_writes=True), strict=True))
@@ -160,7 +160,7 @@ class S3Storage(HiCacheStorage):
         """Remove a key space. Each step has its own deadline.
 
         Raises:
-            StorageUnavailable, StorageTimeout: Some of it may still be there.
+            StorageUnavailable, StorageTimeout: Some pages may still be there.
         """
         self.ensure_open()
         if not SPACE_ID.fullmatch(space_id):
@@ -169,7 +169,7 @@ class S3Storage(HiCacheStorage):
         text = self._run_one(self._pages.read(name), self._deadline())
         space = decode_manifest(text, space_id=space_id)
         removed = self._clear(space_id, None if space is None else space.stored_nbytes)
-        if self._has_pages(space_id):  # others have set them in the meantime
+        if self._has_pages(space_id):  # they were set in the meantime
             return removed
         if self._bucket.delete([name], self._deadline()):
             raise StorageUnavailable(f"s3: {counted(removed, 'page')} removed, but {name} was not")
@@ -216,7 +216,7 @@ class S3Storage(HiCacheStorage):
         return True
 
     def _clear(self, space_id: str, nbytes: int | None) -> int:
-        """Remove every page. Return how many had the right size. None: count any size."""
+        """Remove every page. Return how many had `nbytes` bytes. If `nbytes` is None, count any size."""
         removed = 0
         kept: dict[str, str] = {}
         position: str | None = ""
@@ -258,7 +258,7 @@ class S3Storage(HiCacheStorage):
     def _results(
         self, outcomes: Sequence[bool | CallFailed], *, are_writes: bool = False
     ) -> list[bool]:
-        """Return the results. Raise if no page has one, or if a write is in doubt."""
+        """Return the results. Raise if no page has a result, or if a write is in doubt."""
         failures = [one for one in outcomes if isinstance(one, CallFailed)]
         self._counters.add("failed", len(failures))
         in_doubt = [one for one in failures if one.in_doubt and are_writes]
@@ -306,7 +306,7 @@ class S3Storage(HiCacheStorage):
                 yield space
 
     def _unreadable_spaces(self) -> Iterator[UnreadableSpace]:
-        """Yield them. Manifests are read last, because a writer stores one before it sets a page."""
+        """Yield key spaces without a valid manifest. Read manifests after listing the pages' names."""
         ids: set[str] = set()
         position: str | None = ""
         while position is not None:
@@ -332,7 +332,7 @@ class S3Storage(HiCacheStorage):
 
 
 def _known(outcome: T | CallFailed) -> T:
-    """Return the result of a call, or raise its failure. Half a listing must not pass as whole."""
+    """Return the result of a call, or raise its failure, because a listing must be complete."""
     if isinstance(outcome, CallFailed):
         raise outcome.error
     return outcome
