@@ -59,7 +59,7 @@ def missing(modules: Sequence[str]) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of the programs: the working tree comes first, then what was given."""
+    """Return the environment of the programs, with the working tree first on Python's path."""
     folders = [ROOT, ROOT / "backends", ROOT / "conformance", os.environ.get("PYTHONPATH", "")]
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(str(folder) for folder in folders if str(folder)),
@@ -69,7 +69,7 @@ def environment() -> dict[str, str]:
 
 
 def run(arguments: Sequence[str], limit_s: float) -> str:
-    """Run a Python program. Return "", or the reason why it did not end well."""
+    """Run a Python program. Return "", or the reason why it failed."""
     command = [sys.executable, *arguments]
     sys.stdout.flush()
     try:
@@ -105,7 +105,7 @@ def data_plane(summary: Summary) -> None:
 
 
 def tests(device: str, out: Path, summary: Summary) -> None:
-    """Run the tests. If none of them ran on the device, that is a failure as well."""
+    """Run the tests. A run in which no test ran on the device is a failure too."""
     report = out / "tests.xml"
     report.unlink(missing_ok=True)
     options = ["-q", "-W", "default", "-p", "pytest_timeout", "-p", "no:cacheprovider"]
@@ -156,7 +156,7 @@ def benchmark(device: str, out: Path, summary: Summary) -> None:
 
 
 def ratios(report: dict[str, Any]) -> list[str]:
-    """Return a line for each table: our rate, and the ratio to each baseline."""
+    """Return a line for each table of a report: our rate, and its ratio to each baseline."""
     return [
         f"{section['title']}: ours {_rate(section, name)}, {ratio:.2f} x {baseline}"
         for section in report["sections"]

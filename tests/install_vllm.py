@@ -1,4 +1,4 @@
-"""Put the Python files of vLLM's wheel, and none of its CUDA libraries, into a directory of modules.
+"""Put the Python files of vLLM's wheel, but not its CUDA libraries, into a directory of modules.
 
     python tests/install_vllm.py 0.33.0 DIRECTORY
 

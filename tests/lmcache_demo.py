@@ -1,4 +1,4 @@
-"""LMCache's MP server memory on a machine without a GPU, with the Redis backend as its L2.
+"""The memory of LMCache's MP server on a machine without a GPU, with the Redis backend as its L2.
 
     python tests/lmcache_demo.py redis://127.0.0.1:6379/0
 

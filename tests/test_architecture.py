@@ -1,4 +1,4 @@
-"""Imports between the packages follow the architecture: no circles, and arrows point down only."""
+"""Imports between packages follow the architecture: there is no cycle, and arrows point down."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONTRACT = {f"hicache_storage.{name}" for name in ("errors", "keys", "page", "st
 SUPPORT = "hicache_storage.backend_support"
 NATIVE = "hicache_storage.native"
 WRAPPERS = {"encrypted"}
-"""Backends that keep their pages in another one. They open it by its name."""
+"""Backends that keep their pages in another backend, which they open by its name."""
 REGISTRY = "hicache_storage.registry"
 BACKENDS = sorted(path.parent.name for path in ROOT.glob("backends/hicache_backends/*/storage.py"))
 CACHE = ("host_pool", "device_pool", "moving", "controller", "handoff")
@@ -52,11 +52,11 @@ FORBIDDEN = [
         }.items()
     ),
 ]
-"""For each package the packages that it must not import, also in a function or for type checkers."""
+"""For each package, the packages that it must not import, not even in a function or for types."""
 
 
 class Import(NamedTuple):
-    """An import of one of our modules by another."""
+    """An import of one module of the project by another."""
 
     importer: str
     imported: str
@@ -104,14 +104,14 @@ def _imported(node: ast.AST, kind: str) -> Iterator[tuple[str, str]]:
 
 
 def _ours(name: str) -> list[str]:
-    """Return the longest prefix of a dotted name that is one of our modules."""
+    """Return the longest prefix of a dotted name that is a module of the project."""
     while name and name not in modules():
         name = name.rpartition(".")[0]
     return [name] if name else []
 
 
 def circles(kinds: set[str]) -> list[list[str]]:
-    """Return the sets of modules that import each other, directly or not (Tarjan's components)."""
+    """Return the sets of modules that import each other directly or indirectly (Tarjan's components)."""
     arrows: dict[str, list[str]] = {name: [] for name in modules()}
     for each in imports():
         if each.kind in kinds:
@@ -141,7 +141,7 @@ def circles(kinds: set[str]) -> list[list[str]]:
 
 
 def _packages_of(each: Import) -> Iterator[str]:
-    """Yield the packages whose `__init__` runs with an import from outside of them."""
+    """Yield the packages whose `__init__` also runs because the import comes from outside of them."""
     package = each.imported.rpartition(".")[0]
     while package and not within(each.importer, package):
         yield package

@@ -250,7 +250,7 @@ class TestExtraConfig:
     def test_a_field_that_is_there_twice_is_refused(
         self, tmp_path: Path, name: str, text: str
     ) -> None:
-        """The parsers of JSON and YAML drop all but the last value in silence."""
+        """The parsers of JSON and YAML silently drop all values except the last."""
         file = tmp_path / name
         file.write_text(text)
 
@@ -306,7 +306,7 @@ class TestExtraConfig:
     def test_a_number_of_thousands_of_digits_is_refused(
         self, tmp_path: Path, name: str, mark: str
     ) -> None:
-        """Python raises ValueError when it reads or writes a number of so many digits."""
+        """Python raises ValueError when it reads or writes such a number."""
         file = tmp_path / f"c.{name}"
         text = f'"n"{mark}{"9" * 5000}'
         file.write_text(f"{{{text}}}" if name == "json" else text)

@@ -1,4 +1,4 @@
-"""docs/contract.md has the names that the code has."""
+"""docs/contract.md uses the same names as the code."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ PAGES = sorted(
     ]
 )
 BACKENDS = ("memory", "file", "redis", "s3", "fsspec", "hf3fs", "mooncake", "encrypted")
-# The text that names the backend of a config: a flag or a call before it, or a field in it.
+# The text that names the backend of a config: a flag or call before the config, or a field in it.
 NAMED = re.compile(r"--hicache-storage-backend[ =](\w+)|open_storage\(\s*\"(\w+)\"")
 NEAR = 400
 A_ROW = re.compile(r'^\| `\w+` \| `("backend_name": .*?)` \|', re.MULTILINE)
@@ -39,7 +39,7 @@ def check(backend: str, config: dict[str, Any]) -> None:
 
 
 def objects(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield every JSON object of strings in a text, and the place where it begins."""
+    """Yield every JSON object in a text, and the place where the object begins."""
     decoder, end = json.JSONDecoder(), 0
     for start in re.finditer(r"\{\s*\"", text):
         if start.start() >= end:
@@ -77,7 +77,7 @@ CONFIGS = [
 
 
 def test_configs_are_found() -> None:
-    """The search finds a config on each backend's own page, and all of them on the page of SGLang."""
+    """The search finds configs on each backend's own page, and of all backends on SGLang's page."""
     found = [str(parameter.id) for parameter in CONFIGS]
     for backend in BACKENDS[1:]:
         assert any(f"docs/backends/{backend}.md" in name for name in found), backend

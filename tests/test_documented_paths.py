@@ -1,4 +1,4 @@
-"""Paths and links that a page names lead somewhere."""
+"""Paths and links on a page lead to existing files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)")
 def dead_ends(page: Path) -> Iterator[str]:
     """Yield each path in code marks, and each relative link, that leads nowhere.
 
-    NAME stands for the reader's own word.
+    A path with `NAME` is skipped, because the reader replaces that word.
     """
     text = page.read_text(encoding="utf-8")
     for name in _CODE.findall(text):

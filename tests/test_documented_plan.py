@@ -30,7 +30,7 @@ OUTPUTS = re.findall(r"^```text\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 
 @pytest.fixture(autouse=True)
 def no_colour(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Run in a directory of its own. Remove the variables that make rich take a file for a terminal."""
+    """Run in an own directory, without the variables that make rich treat a file as a terminal."""
     monkeypatch.chdir(tmp_path)
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
@@ -60,7 +60,7 @@ def test_the_replay_finds_what_the_plan_says() -> None:
 
 
 def test_a_recorded_trace_has_the_plan_of_its_requests() -> None:
-    """Two engines record one half of the requests each, and the merge has all of them."""
+    """Two engines each record half of the requests, and the merged trace has all of them."""
     clock = itertools.count(1_700_000_000_000_000_000, 1_000_000)
     engines = [
         TraceRecorder(

@@ -1,6 +1,6 @@
 """Tests that need an environment or a process of their own. Their reports count in this run.
 
-An engine's short pass takes the adapter through the engine once. Everything else of it is `slow`.
+The short pass of an engine uses its adapter once. All other tests of the engine are `slow`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class TestLMCache(Engine):
 
 
 class TestMooncake:
-    """Native code that crashes ends its process, and hangs take no other tests along."""
+    """These tests run elsewhere, because native code may crash or hang its process."""
 
     @pytest.mark.timeout(600)
     def test_the_backend_on_a_real_master(

@@ -45,7 +45,7 @@ def test_every_error_is_in_the_list_above() -> None:
 
 @pytest.mark.parametrize("kind", BUILT_INS)
 def test_an_error_is_ours_and_its_builtin(kind: type[HiCacheError]) -> None:
-    """A caller can catch the built-in class without an import."""
+    """A caller can catch the error as the built-in class, without an import."""
     assert issubclass(kind, HiCacheError)
     assert issubclass(kind, BUILT_INS[kind])
 

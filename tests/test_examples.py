@@ -1,4 +1,4 @@
-"""Every example runs unchanged, and the Python on the pages is the Python of the examples."""
+"""Every example runs unchanged, and the Python on the pages is the same as in the examples."""
 
 from __future__ import annotations
 

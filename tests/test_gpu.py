@@ -1,4 +1,4 @@
-"""`make gpu` where there is no GPU."""
+"""`make gpu` on a machine without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scheduler of interleavings, its scenarios in short, and defects that these find."""
+"""The scheduler of interleavings, short runs of its scenarios, and defects that these find."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ REAL_LOCK = type(threading.Lock())
 
 
 class LostUpdate(Scenario):
-    """Two threads add 1, each in two holds of a lock."""
+    """Two threads add 1 to a number. Each reads and writes it in two separate holds of a lock."""
 
     name = "lost-update"
 
@@ -115,7 +115,7 @@ class Unlocked(HostPoolScenario):
         vars(self.pool._allocation)["_lock"] = nullcontext()
 
     def check(self) -> None:
-        """Leave the judgement to the threads."""
+        """Check nothing: the threads themselves do."""
 
 
 class OneThread(Scenario):
@@ -132,13 +132,13 @@ class OneThread(Scenario):
 
 
 def run_default(scenario: type[Scenario]) -> Run:
-    """Run a scenario without a switch that is not forced."""
+    """Run a scenario with only those switches of threads that are forced."""
     with patched() as patches:
         return run_once(patches, scenario, Replay({}))
 
 
 def found_by(scenario: type[Scenario], strategy: Callable[[int], Strategy], seeds: int) -> bool:
-    """Return True where a strategy finds something."""
+    """Return whether a strategy finds something with any of the seeds."""
     with patched() as patches:
         return any(
             run_once(patches, scenario, strategy(seed)).finding is not None for seed in range(seeds)

@@ -298,7 +298,7 @@ def test_a_model_of_any_name_has_an_id_of_32_hex_digits_of_its_own() -> None:
 
 
 def test_the_id_of_a_key_space_never_changes() -> None:
-    """The expected ids are constants. With another encoding no running store would find its pages."""
+    """The expected ids are constants. With other ids, existing stores would not find their pages."""
     assert "249ea47604b499fa14714a1d717a3f74" == BASE.id
 
 
@@ -446,7 +446,7 @@ class OldModel(str, enum.Enum):  # noqa: UP042 - such classes are older than Str
     ids=str,
 )
 def test_a_key_space_of_other_scalars_is_the_same_key_space(changes: dict[str, Any]) -> None:
-    """The fields are plain values, so that the id and the manifest do not depend on the types given."""
+    """Fields become plain values, so the id and the manifest do not depend on the types passed in."""
     plain, made = space(), space(**changes)
 
     assert made == plain

@@ -50,7 +50,7 @@ def as_tensor(dtype: torch.dtype, shape: tuple[int, ...]) -> Callable[[bytes], A
 
 
 def bytes_in(buffer: Any) -> bytes:
-    """Return the bytes of a buffer by its own library."""
+    """Return the bytes of a buffer, as its own library converts them."""
     if isinstance(buffer, torch.Tensor):
         return buffer.view(torch.uint8).numpy().tobytes()
     return buffer.tobytes() if isinstance(buffer, np.ndarray) else bytes(memoryview(buffer))

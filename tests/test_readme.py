@@ -1,4 +1,4 @@
-"""The README is short, its Python prints what it says, and it counts the kit's rules right."""
+"""The README is short, its Python prints what the README shows, and its count of rules is right."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_it_is_short() -> None:
 
 
 def test_its_python_prints_what_it_says(tmp_path: Path) -> None:
-    """The second block goes on where the first one ended."""
+    """The second block continues the first one."""
     output = python_output("-c", PYTHON, cwd=tmp_path)
 
     assert output.splitlines() == re.findall(r"print\(.*\)  # (.*)", PYTHON)

@@ -146,7 +146,7 @@ def test_a_missing_library_is_named_with_what_to_install(
 
 
 def test_a_mistake_of_ours_is_not_taken_for_a_missing_library(install: Install) -> None:
-    """No installation would help, so the message advises none."""
+    """No installation would help, so the message does not advise one."""
     source = "from hicache_storage.storage import NoSuchName"
     install("acme-cache", "acme_broken", source, acme="acme_broken:Acme")
 

@@ -1,4 +1,4 @@
-"""The rights that docs/security.md names are enough, and no more than a tenant's own pages need."""
+"""The rights in docs/security.md are sufficient, and no more than a tenant's own pages need."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def as_tenant(server: RedisServer, user: str, prefix: str) -> HiCacheStorage:
 
 
 def rights_of_others(server: RedisServer, user: str, *command: str) -> str:
-    """Return the server's answer to a command of `user` about a key of somebody else."""
+    """Return the server's answer to a command of `user` about a key of another user."""
     with client_of_one(server) as client:
         client.execute_command("AUTH", user, PASSWORD)
         with pytest.raises(Exception, match=r".") as caught:
@@ -102,7 +102,7 @@ class TestRedis:
     def test_a_tenant_neither_lists_nor_disturbs_others(
         self, server: RedisServer, command: str
     ) -> None:
-        """SCAN names the keys of everybody, whatever the key pattern of the user."""
+        """SCAN would return the keys of all users, whatever the key pattern of this user."""
         assert "permission" in rights_of_others(server, "shop", *command.split())
 
 

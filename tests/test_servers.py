@@ -1,4 +1,4 @@
-"""The servers that other tests use start, fail and come back as those tests expect."""
+"""The servers of other tests start, fail and come back as those tests expect."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_every_answer_is_the_targets_own(example: Any, answers: Any) -> None:
 
 
 def test_the_answer_depends_on_the_document(answers: Any) -> None:
-    """Equal answers with restored pages prove nothing if every answer is one repeated token."""
+    """If every answer were one repeated token, equal answers with restored pages would prove nothing."""
     assert len(set(answers["target alone"].tokens)) > 48
 
 

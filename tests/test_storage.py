@@ -179,7 +179,7 @@ def test_clear_tries_what_stays_a_second_time() -> None:
 
 
 def test_a_partial_clear_raises() -> None:
-    """Every page that can be removed is removed, also behind pages that cannot."""
+    """Every page that can be removed is removed, even after a page that can't be."""
     stays = [hash_of(n) for n in (0, 1, 2, 3)]
     with Stubborn(dict.fromkeys(stays, 2)) as storage:
         storage.batch_set(space(), [hash_of(n) for n in range(9)], [page()] * 9)
@@ -399,7 +399,7 @@ def test_a_forked_child_is_served_where_the_class_allows_it() -> None:
 
 
 def test_a_storage_that_is_sent_to_another_process_was_opened_there() -> None:
-    """A spawned worker unpickles its arguments, and shares nothing with the sender."""
+    """A spawned worker unpickles the storage, so it shares nothing with the sender."""
     data = pickle.dumps(DictStorage())
 
     def tell() -> str:

@@ -1,4 +1,4 @@
-"""No tenant reaches a page of another, by no field of a key space, no hash and no name.
+"""No tenant reaches a page of another tenant by fields of a key space, page hashes or names.
 
 make tenants        # a million attempts
 """
@@ -81,7 +81,7 @@ def names_of(prefix: str, space: KeySpace, page_hash: str) -> dict[str, str]:
 @pytest.mark.timeout(0 if ATTEMPTS > 10_000 else 120)
 @pytest.mark.no_cover
 def test_no_attempt_reaches_a_page_of_another_tenant(stores: dict[str, HiCacheStorage]) -> None:
-    """Each attempt asks every store for a page, and for its bytes, that only the victim has set."""
+    """Each attempt looks up and reads a page in every store. Only the victim has set pages there."""
     attacker, outcomes = Attacker(SEED), Counter[str]()
     for fields, page_hash in itertools.islice(attacker.attempts(PAGE_HASH), ATTEMPTS):
         space = made(fields)
@@ -104,7 +104,7 @@ def test_no_attempt_reaches_a_page_of_another_tenant(stores: dict[str, HiCacheSt
 @pytest.mark.timeout(0 if ATTEMPTS > 10_000 else 120)
 @pytest.mark.no_cover
 def test_no_two_pages_have_one_name() -> None:
-    """Whatever prefix, key space and page hash: names in a store differ if any of them does."""
+    """Two names in a store differ if their prefixes, key spaces or page hashes differ."""
     attacker, ours = Attacker(SEED + 1), names_of("kv", VICTIM, PAGE_HASH)
     tried = 0
     for fields, page_hash in itertools.islice(attacker.attempts(PAGE_HASH), ATTEMPTS):
@@ -159,7 +159,7 @@ CARELESS: dict[str, Callable[[KeySpace], object]] = {
 def test_the_attempts_would_reach_a_store_that_is_careless(
     identity: Callable[[KeySpace], object],
 ) -> None:
-    """A store that tells key spaces apart by less than their id serves one of the attempts."""
+    """A store that distinguishes key spaces by less than their id returns a page to some attempt."""
     attempts = itertools.islice(Attacker(0).attempts(PAGE_HASH), 4000)
     reached = [
         fields
@@ -175,7 +175,7 @@ def test_the_attempts_would_reach_a_store_that_is_careless(
 def test_a_salt_cannot_be_imitated_by_tokens_of_a_vocabulary() -> None:
     """A page of tokens equals the text that a salt's seed hashes only if its tokens are too large.
 
-    Such a page would continue as the salt's own. An engine refuses tokens outside its vocabulary.
+    Such a page would pass for one with the salt, but engines refuse tokens outside their vocabulary.
     """
     text = b"sglang-cache-namespace-v1"
     words = struct.unpack(f"<{len(text) // 4}I", text[: len(text) // 4 * 4])

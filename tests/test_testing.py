@@ -130,7 +130,7 @@ def test_a_hang_may_have_an_end() -> None:
 
 
 def answers_by_odds(share: float, seed: int, calls: int = 400) -> list[bool]:
-    """Return for each call True if it answered that the page is there, although it is not."""
+    """Return for each call whether it reported a page that is absent as present."""
     with FaultyStorage(MemoryStorage(), [Odds("batch_exists", Fault.LIE, share)], seed=seed) as it:
         answers = [it.batch_exists(SPACE, HASHES[:1])[0] for _ in range(calls)]
         assert it.struck["batch_exists", Fault.LIE] == sum(answers)

@@ -1,4 +1,4 @@
-"""Tables for terminals: which columns wrap."""
+"""Which columns of tables wrap on a terminal."""
 
 from __future__ import annotations
 

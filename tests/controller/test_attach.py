@@ -135,7 +135,7 @@ class TestAttach:
         assert stored(good) == 32
 
     def test_all_key_spaces_are_opened_within_one_timeout(self, stack: ExitStack) -> None:
-        """Each key space alone is opened in time."""
+        """Each key space alone opens within the timeout, but all together take longer."""
         storage, pause = HookedStorage(), threading.Event()
 
         def open_slowly(_: KeySpace) -> None:
@@ -178,7 +178,7 @@ class TestDetach:
         assert stored(storage) == 32
 
     def test_a_page_that_is_refused_at_once_is_lost(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The writer has written the queue before the detaching thread looks at it."""
+        """The write queue is already empty when the detaching thread looks at it."""
         storage, detach = HookedStorage(), AttachedStore.detach
 
         def detach_once_idle(self: AttachedStore, *args: Any, **how: Any) -> bool:
@@ -281,7 +281,7 @@ class TestDetach:
             assert [32, 32] == free_slots(engine)
 
     def test_a_late_save_of_an_old_store_marks_no_page_as_stored(self, stack: ExitStack) -> None:
-        """A save of the first store ends when the second is attached, which does not have the page."""
+        """A save to the first store ends after a second store was attached, which lacks the page."""
         first, second, gate = HookedStorage(), HookedStorage(), Gate()
         with engine_on(first, cache_pools(), timeout_s=20) as engine:
             first.hooks["batch_set"] = gate
@@ -298,7 +298,7 @@ class TestDetach:
 
     @pytest.mark.parametrize("end", ["detach", "close"])
     def test_true_is_returned_where_every_page_is_in_the_store(self, end: str) -> None:
-        """The store is slow, and the time suffices for some of the writes: the others are reported."""
+        """The store is so slow that only some writes end in time. The other pages are reported."""
         storage, slow = HookedStorage(), threading.Event()
 
         def late(answer: Callable[[], Any]) -> Any:
@@ -334,7 +334,7 @@ class TestDetach:
             assert [False, False] == [engine.close(), engine.close()]
 
     def test_host_pools_stay_registered_while_a_save_runs(self) -> None:
-        """The store's own timeout is longer than that of the detach."""
+        """The timeout of the store's calls is longer than the timeout of the detach."""
         storage, gate = HookedStorage(), Gate()
         registered: list[int] = []
 
@@ -368,7 +368,7 @@ class TestDetach:
 
 
 def requests_pass(engine: CacheController, count: int) -> None:
-    """Wait until the engine has served `count` more requests."""
+    """Wait until the engine has served `count` further requests."""
     enough = engine.stats().get("requests", 0) + count
     until(lambda: engine.stats().get("requests", 0) >= enough)
 

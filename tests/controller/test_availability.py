@@ -1,4 +1,4 @@
-"""Availability of a prefix in L3, in all pools together, within one timeout."""
+"""How long a prefix L3 has in all pools, looked up within one timeout."""
 
 from __future__ import annotations
 

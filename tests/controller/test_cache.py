@@ -18,7 +18,7 @@ A, B, C, D = (hash_of(number) for number in range(4))
 
 
 def held(cache: HostCache, *hashes: str) -> list[Entry]:
-    """Insert pages into L2; return them, still pinned."""
+    """Insert pages into L2. Return them, still pinned."""
     slots = cache.allocate([BOTH] * len(hashes))
     return [inserted(cache, h, group, stored=BOTH) for h, group in zip(hashes, slots, strict=True)]
 
@@ -137,7 +137,7 @@ class TestAllocation:
         assert got == [1]
 
     def test_allocate_sleeps_while_nothing_changes(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """There are unpinned pages, but none with an evictable window."""
+        """L2 has an unpinned page, but no window that could be evicted."""
         cache = HostCache(windowed(4, window_slots=1))
         all_pools = cache.pool_set.all_pools
         (pinned,) = cache.allocate([all_pools])

@@ -41,7 +41,7 @@ from hicache_storage.errors import StorageUnavailable
 
 
 class Fleet:
-    """Ranks with a storage and an L2 each."""
+    """The ranks of an engine, each with its own storage and L2."""
 
     def __init__(self, stack: ExitStack, size: int, *, timeout_s: float, make: Any) -> None:
         self.storages = [HookedStorage() for _ in range(size)]
@@ -56,13 +56,13 @@ class Fleet:
             assert engine.drain(20)
 
     def on_each_rank(self, act: Callable[[int, CacheController], int]) -> list[int]:
-        """Run `act` in a thread of each rank; return the results."""
+        """Run `act` in a thread of each rank. Return the results."""
         return on_each_rank(
             lambda rank: act(rank, self.engines[rank]), len(self.engines), timeout_s=60
         )
 
     def fetch(self, request_id: str, hashes: Sequence[str]) -> list[int]:
-        """Return the usable pages on each rank, after checking their content."""
+        """Prefetch a prompt on each rank and check the pages. Return how many pages each rank got."""
 
         def act(_: int, engine: CacheController) -> int:
             with engine.prefetch(request_id, hashes).result() as lease:
@@ -132,7 +132,7 @@ def test_a_page_in_l2_of_one_rank_is_loaded_on_the_other(fleet: Callable[..., Fl
 def test_a_page_that_does_not_arrive_on_one_rank_ends_the_prefix_on_all(
     fleet: Callable[..., Fleet],
 ) -> None:
-    """The match agreed on 16 pages; one rank's store fails in between."""
+    """The ranks have agreed on 16 pages, then the store of one rank fails."""
     ranks = fleet(2)
     ranks.compute(PROMPT)
     ranks.clear_l2()
@@ -210,7 +210,7 @@ def test_ranks_with_different_requests_are_lost_without_a_hang(
 
 
 def test_one_request_id_with_different_prompts_is_no_consensus(fleet: Callable[..., Fleet]) -> None:
-    """Two ranks have all pages of different prompts: the same number of pages, but other pages."""
+    """Each of two ranks has all pages of its own prompt. The numbers of pages are equal."""
     ranks = fleet(2)
     prompts = [PROMPT[:8], PROMPT[8:]]
     for engine, prompt in zip(ranks.engines, prompts, strict=True):
@@ -243,7 +243,7 @@ def test_any_string_is_a_request_id(fleet: Callable[..., Fleet], request_id: str
 
 
 def test_an_interrupt_of_an_all_reduce_loses_the_ranks() -> None:
-    """The interrupted rank would take the next answer for that to another question."""
+    """Otherwise the interrupted rank would take a later answer for the answer to this all-reduce."""
 
     class Interrupted(SingleRank):
         size = 2

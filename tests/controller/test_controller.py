@@ -51,7 +51,7 @@ def engine(storage: HookedStorage) -> Iterator[Callable[..., CacheController]]:
 
 
 def store_prompt(engine: Callable[..., CacheController]) -> None:
-    """Compute the prompt on another engine, so that all of it is in L3."""
+    """Compute the prompt on another engine, so that L3 has all its pages."""
     controller = engine()
     compute(controller, PROMPT)
     assert controller.drain(20)
@@ -90,7 +90,7 @@ class TestPrefetch:
             assert lease.pages == 0
 
     def test_l2_and_l3_make_one_prefix(self, engine: Callable[..., CacheController]) -> None:
-        """Head in L2, middle in L3, tail in L2: only the middle is loaded."""
+        """L2 has the head and the tail of the prompt, L3 has the middle. Only the middle is loaded."""
         first, second = engine(), engine()
         compute(first, PROMPT[4:12])
         first.drain(20)
@@ -118,7 +118,7 @@ class TestPrefetch:
     def test_a_page_that_vanishes_after_the_match_ends_the_prefix(
         self, storage: HookedStorage, engine: Callable[..., CacheController]
     ) -> None:
-        """KV-503: an exists answer is no promise; the draft's page counts like the target's."""
+        """KV-503: an exists answer is not a promise. The page is of the draft, which counts too."""
         store_prompt(engine)
         second = engine()
         (draft,) = (known for known in storage.inner.spaces() if known.pool == "draft")
@@ -160,7 +160,7 @@ class TestPrefetch:
     def test_a_tail_in_l2_is_evicted_for_the_missing_head(
         self, engine: Callable[..., CacheController]
     ) -> None:
-        """L2 is full of pages of the prompt, which are useless without the pages in front of them."""
+        """L2 is full of the prompt's last pages, which are useless without the pages before them."""
         store_prompt(engine)
         second = engine(slots=8)
         compute(second, PROMPT[8:])
@@ -327,7 +327,7 @@ class TestWriting:
     def test_write_back_evicts_for_loaded_pages(
         self, engine: Callable[..., CacheController]
     ) -> None:
-        """L2 is full of pages that must be written before their eviction; L3 has the prompt."""
+        """L2 is full of pages that must be written before their eviction, and L3 has the prompt."""
         store_prompt(engine)
         second = engine(slots=16, write_policy=WritePolicy.WRITE_BACK)
         compute(second, [hash_of(300 + number) for number in range(16)])
@@ -341,7 +341,7 @@ class TestWriting:
     def test_write_back_waits_for_the_slots_of_every_page(
         self, engine: Callable[..., CacheController]
     ) -> None:
-        """Some of L2's pages are in L3 and can be evicted at once; the others must be written first."""
+        """Some of L2's pages are in L3 and can be evicted at once. The others must be written first."""
         store_prompt(engine)
         second = engine(slots=16, batch_pages=16, write_policy=WritePolicy.WRITE_BACK)
         fetch(second, PROMPT[12:]).release()
@@ -547,7 +547,7 @@ class TestLifecycle:
             controller.prefetch("request", PROMPT)
 
     def test_a_request_during_close_does_not_keep_the_threads_alive(self) -> None:
-        """The call that finishes the queued requests leaves the threads' end marks in the queue."""
+        """`finish_queued` leaves the marks in the queue that end the threads."""
         controller = CacheController(None, cache_pools())
         worker = controller._prefetch_worker
         worker.stop()

@@ -1,4 +1,4 @@
-"""Explanations of the number of pages that a request got."""
+"""Explanations of why a request got the number of pages that it got."""
 
 from __future__ import annotations
 

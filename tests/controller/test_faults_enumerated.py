@@ -104,7 +104,7 @@ def detached_in_the_middle(storage: FaultyStorage, timeout_s: float) -> Problems
 
 
 def cancelled(storage: FaultyStorage, timeout_s: float) -> Problems:
-    """Cancel requests before, while and after their pages arrive."""
+    """Cancel requests before their pages arrive, meanwhile and afterwards."""
     with engine_on(storage, cache_pools(), timeout_s=timeout_s) as engine:
         yield from served(engine, "first", HEAD)
         yield from finished(engine, storage)
@@ -143,7 +143,7 @@ SCENARIOS: dict[str, Scenario] = {
 }
 AMPLE_S = 20.0
 HANGING_S = 0.1
-"""Timeout of scenarios in which a call hangs. Other calls may overrun it on a busy machine."""
+"""The timeout in scenarios in which a call hangs. On a busy machine, other calls may exceed it."""
 
 
 def run_scenario(scenario: Scenario, strikes: Sequence[Strike], timeout_s: float) -> FaultyStorage:
@@ -168,7 +168,7 @@ def test_no_single_fault_gives_a_wrong_page_or_leaks_anything(name: str, fault: 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_store_that_fails_at_every_other_call_costs_hits_only(name: str) -> None:
-    """The store flaps, with each fault that fails at once."""
+    """Every second call of the store fails, with each kind of fault that fails at once."""
     for fault in (Fault.RAISE, Fault.MISS, Fault.LIE, Fault.TEAR, Fault.FLIP):
         strikes = [
             Strike(operation, call, fault)

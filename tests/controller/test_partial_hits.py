@@ -1,4 +1,4 @@
-"""Pages whose target is there and whose draft is missing."""
+"""Pages of which the store has the target, but not the draft."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BOTH, TARGET_ONLY, NONE = Coverage.BOTH, Coverage.TARGET_ONLY, Coverage.NONE
 
 @pytest.fixture
 def storage() -> HookedStorage:
-    """L3 has the target of 12 pages, and the draft of all of them but 5 and 6."""
+    """Return a storage with the target of 12 pages, and the draft of all these except 5 and 6."""
     storage = HookedStorage()
     with engine_on(storage, optional_draft()) as first:
         compute(first, PROMPT[:12])
@@ -119,7 +119,7 @@ class TestTakeTarget:
             assert [12, 10] == [len(slots) for slots in lease.slots]
 
     def test_one_read_for_both_pools_of_a_batch(self, storage: HookedStorage) -> None:
-        """SGLang merges the reads of pools only without a draft pool."""
+        """SGLang merges the reads of several pools only if there is no draft pool."""
         with self.taking(storage, batch_pages=16) as engine:
             attached = engine._attached
             assert attached is not None
@@ -240,7 +240,7 @@ class TestTakeTarget:
             assert [32, 32] == free_slots(engine)
 
     def test_a_read_that_is_not_made_gives_its_claims_back(self, storage: HookedStorage) -> None:
-        """L2 has the target of pages 5 and 6, L3 their draft, and too many bytes are in flight."""
+        """L2 has only the target of pages 5 and 6. L3 has their draft, but too much is in flight."""
         with (
             self.taking(storage, timeout_s=0.1, inflight_nbytes=1) as engine,
             self.taking(storage) as other,
@@ -262,7 +262,7 @@ class TestTakeTarget:
             assert not leaked(engine)
 
     def test_a_read_that_raises_gives_everything_back(self, storage: HookedStorage) -> None:
-        """A defect of the page store costs one request, but neither its slots nor the thread."""
+        """A defect of the page store costs one request its pages, but leaks no slots and no thread."""
         with self.taking(storage) as engine:
             attached = engine._attached
             assert attached is not None
@@ -395,12 +395,12 @@ class TestWriting:
         assert stored(storage, "draft", PROMPT[:4]) == [True] * 4
 
 
-# Leases of any pools with any pages missing, compared with a naive reading of the policies.
+# Leases of arbitrary pools and missing pages, compared with a naive reading of the policies.
 
 
 @dataclass(frozen=True)
 class CacheState:
-    """Pools, and the pools that L2 and L3 have of each page, as bits."""
+    """The pools, and for each page the pools that L2 and L3 have, as bits."""
 
     pools: list[CachePool]
     l2: list[int]
@@ -436,7 +436,7 @@ def cache_states(draw: st.DrawFn) -> CacheState:
 
 
 def fill_storage(storage: HiCacheStorage, state: CacheState) -> None:
-    """Fill L3 through a page store, so that pages have frames."""
+    """Fill L3 through a page store, so that its pages have frames."""
     with page_store(storage) as store:
         for number, pool in enumerate(state.pools):
             store.open_space(pool.space)

@@ -102,7 +102,7 @@ def test_each_page_of_a_prefix_is_covered_as_far_as_its_pools_go(
 @settings(deadline=None)  # The machine may be busy.
 @given(caches())
 def test_a_prefix_ends_at_its_first_gap(cache: tuple[PoolSet, Filled]) -> None:
-    """The gap is in the first pool, in lookup order, that shortens the prefix to its length."""
+    """The gap is in the first pool, in lookup order, that shortens the prefix to its final length."""
     pools, filled = cache
     gap = pools.first_gap(filled, pools.all_pools)
 

@@ -1,4 +1,4 @@
-"""Pools whose pages are cut into tiles: the tiles' key spaces, and the engines that find them."""
+"""Pools whose pages are cut into tiles: the key spaces of tiles, and which engines find them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LATENT = FleetPool(Extent(layers=5), grid=Grid(layer_group=1))
 
 
 def save(store: PageStore, fleet: FleetPool, topology: Topology) -> int:
-    """Write all pages with every writer of an engine; return the number of stored pages."""
+    """Write all pages with every writing rank of an engine. Return the number of stored pages."""
     stored = 0
     for rank in range(topology.size):
         pool = fleet.cache_pool(topology, rank)
@@ -41,7 +41,7 @@ def save(store: PageStore, fleet: FleetPool, topology: Topology) -> int:
 
 
 def finds(store: PageStore, fleet: FleetPool, topology: Topology) -> list[bool]:
-    """Return, for each rank, True where it finds every page with its own part of the model."""
+    """Return for each rank whether it finds every page with its own part of the model."""
     found: list[bool] = []
     for rank in range(topology.size):
         pool = fleet.cache_pool(topology, rank)

@@ -1,4 +1,4 @@
-"""Limits of a prefetch: its share of L2, the bytes in flight, the write queue, and deadlines."""
+"""Limits of prefetches: their share of L2, the bytes in flight, the write queue, and deadlines."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_a_draft_page_that_one_rank_lacks_is_missing_on_all(pair: Callable[..., 
 
 
 def test_all_ranks_compute_it_again_and_then_all_have_it(pair: Callable[..., Pair]) -> None:
-    """The rank that has the page writes to a spare slot, because others may be reading the page."""
+    """A rank that already has the page fills a spare slot, because others may be reading the page."""
     ranks = pair()
     ranks.lose(1, [2, 3])
 
@@ -168,7 +168,7 @@ def test_a_page_that_one_rank_has_no_spare_slot_for_is_claimed_on_none(
 
 
 def test_behind_the_prefix_too_the_coverage_is_the_same(pair: Callable[..., Pair]) -> None:
-    """All ranks give the target's length where a draft's absence shortens the prefix."""
+    """If a missing draft shortens the prefix, all ranks still report the coverage by the target."""
     ranks = pair(partial_hits=PartialHits.SHORTEN)
     ranks.lose(0, [5], "kv")
     ranks.lose(1, [2, 3])
@@ -178,7 +178,7 @@ def test_behind_the_prefix_too_the_coverage_is_the_same(pair: Callable[..., Pair
 
 
 def test_all_ranks_give_the_same_indices_of_a_window(pair: Callable[..., Pair]) -> None:
-    """One rank has another window, in front of page 3."""
+    """One rank has a further window, which ends before page 3."""
     ranks = pair(windowed)
     compute(ranks.engines[0], PROMPT[:3], ends=[3])
 
@@ -187,7 +187,7 @@ def test_all_ranks_give_the_same_indices_of_a_window(pair: Callable[..., Pair]) 
 
 
 def test_a_rank_without_the_draft_takes_part_in_its_claims() -> None:
-    """The last of two pipeline stages has the draft."""
+    """Only the last of two pipeline stages has the draft."""
     with ExitStack() as stack:
         ranks = ThreadRanks.of(2)
         engines = [
@@ -233,7 +233,7 @@ def test_ranks_with_windows_of_different_lengths_are_lost() -> None:
 def test_a_request_takes_two_agreements_and_a_claim_one(
     pair: Callable[..., Pair], pools: Callable[[], list[CachePool]], at_first: int
 ) -> None:
-    """At first the ranks exchange their partial pools: one all-reduce for each, and one to end."""
+    """First the ranks agree on their partial pools: an all-reduce for each, and one to end."""
     ranks = pair(pools)
     ranks.lose(1, [2, 3])
     ranks.both(lambda lease, _: lease.pages)

@@ -37,12 +37,12 @@ class Engine:
     ranks: list[RankProcess]
 
     def each(self, do: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Run a function on all ranks at the same time; return the results."""
+        """Run a function on all ranks at the same time. Return the results."""
         answers = [rank.submit(do, *arguments) for rank in self.ranks]
         return [answer.result() for answer in answers]
 
     def serve(self, request_id: str) -> list[Served]:
-        """Serve the prompt on every rank; return the results."""
+        """Serve the prompt on every rank. Return the results."""
         return self.each(rank_engines.serve, request_id, PROMPT)
 
 
@@ -92,12 +92,12 @@ def processes(shared: list[RankProcess]) -> Iterator[list[RankProcess]]:
 
 
 def found(served: list[Served]) -> list[tuple[int, bool]]:
-    """Return, for each rank, the usable pages, and True where their content was right."""
+    """Return for each rank the number of usable pages, and whether their content was right."""
     return [(one.pages, one.right) for one in served]
 
 
 def unsplit(*extents: Extent) -> tuple[FleetPool, ...]:
-    """Return the target and the draft of an engine without stages."""
+    """Return the target and the draft of an engine without pipeline stages."""
     return tuple(
         FleetPool(Extent(layers=extent.layers, heads=extent.heads), name=name)
         for name, extent in zip(("kv", "draft"), extents, strict=True)

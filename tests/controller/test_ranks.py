@@ -1,4 +1,4 @@
-"""The topics of ranks, and their request ids."""
+"""The topics by which ranks compare their requests, and request ids as messages show them."""
 
 from __future__ import annotations
 

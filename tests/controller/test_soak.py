@@ -1,4 +1,4 @@
-"""A soak of thousands of requests, after which no memory, slot or thread is held."""
+"""A soak of thousands of requests, which must leave no memory, slot or thread in use."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from rank_workers import RankProcess, connect_all, rank_processes
 
 from hicache_storage.controller import Channel, RanksLost, SingleRank
 
-# A rank that notices a loss only by this timeout exceeds the test's own timeout.
+# A rank that notices a lost rank only by this timeout exceeds the test's own timeout.
 _FOR_EVER_S = 600.0
 _SOON_S = 1.0
 

@@ -15,7 +15,7 @@ from hicache_storage.errors import StorageUnavailable
 
 @pytest.fixture
 def storage() -> HookedStorage:
-    """Return a storage with the prompt, usable at 8 and at 16 pages, with windows of 2 pages."""
+    """Return a storage with the prompt and windows of 2 pages, so that 8 or 16 pages are usable."""
     storage = HookedStorage()
     with engine_on(storage, windowed()) as first:
         compute(first, PROMPT, ends=[8, 16])
@@ -132,7 +132,7 @@ def test_no_shorter_window_is_fetched_from_a_store_that_fails(storage: HookedSto
 
 
 def test_a_window_is_loaded_for_pages_that_l2_has(storage: HookedStorage) -> None:
-    """L2 has the target's pages from a longer prompt; only L3 has the shorter prompt's window."""
+    """L2 has the target's pages from a longer prompt. Only L3 has the shorter prompt's window."""
     with engine_on(storage, windowed()) as engine:
         engine.prefetch("long", PROMPT).result().release()
         with engine.prefetch("short", PROMPT[:8]).result() as lease:
@@ -142,7 +142,7 @@ def test_a_window_is_loaded_for_pages_that_l2_has(storage: HookedStorage) -> Non
 
 
 def test_windows_are_evicted_for_windows_before_pages_are() -> None:
-    """The trailing pool is full: an unpinned page loses its window, and stays in L2."""
+    """The pool of windows is full: an unpinned page loses its window, but stays in L2."""
     with engine_on(None, windowed(slots=32, window_slots=2)) as engine:
         other = [hash_of(100 + number) for number in range(8)]
         compute(engine, PROMPT[:8])

@@ -1,4 +1,4 @@
-"""Pages that the controller writes to the store, and those that it keeps from it."""
+"""Which pages the controller writes to the store, and which it does not."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def stored(storage: HiCacheStorage, pool: str = "kv") -> list[int]:
 
 
 def forget(engine: CacheController) -> None:
-    """Fill L2 with other pages."""
+    """Fill L2 with other pages, so that it evicts all earlier ones."""
     compute(engine, OTHERS)
 
 

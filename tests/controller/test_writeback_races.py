@@ -1,4 +1,4 @@
-"""Unsaved pages are claimed while L2 is cleared and filled: no page gets another page's hash."""
+"""Unsaved pages are claimed while L2 is cleared and refilled. No page may get another's hash."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_no_page_is_stored_under_the_hash_of_a_page_that_was_flushed() -> None:
 def test_a_clear_waits_until_the_listed_pages_are_claimed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The test forces the race: a clear that starts between the two has to wait."""
+    """The test starts a clear between the listing and the claim, which must wait."""
     storage = MemoryStorage()
     with engine_on(storage, cache_pools(4), write_policy=WritePolicy.WRITE_BACK) as engine:
         compute(engine, _HASHES[:4])
@@ -121,7 +121,7 @@ def test_an_entry_that_has_left_l2_is_not_claimed() -> None:
 def test_an_evicted_page_is_queued_before_unsaved_pages_are_claimed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A detach that returns True has written a page whose eviction was about to queue it."""
+    """If a page is being evicted when a detach starts, a detach that returns True has written it."""
     storage = HookedStorage()
     with engine_on(storage, cache_pools(4), write_policy=WritePolicy.WRITE_BACK) as engine:
         compute(engine, _HASHES[:4])

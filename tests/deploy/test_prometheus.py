@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a replay and faulty caches: the dashboard shows data, the alerts fire.
+"""A real Prometheus scrapes a replay and faulty caches, so that panels have data and alerts fire.
 
 Debian's package has Prometheus and promtool; `tests/get_servers.sh` fetches it.
 """
@@ -41,7 +41,7 @@ QUERIES = [
 ]
 VARIABLES = {"$__rate_interval": "5s", "$engine": ".*", "$backend": ".*"}
 NEVER_FIRES = {"sound", "memory"}
-"""The caches that nothing is wrong with."""
+"""The caches without a fault."""
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Generator[Prometheus
 
 
 def _replay(directory: Path, port: int) -> subprocess.Popen[bytes]:
-    """Start a replay of a quarter of an hour, which soon leaves a file store for one in memory."""
+    """Start a replay of 15 minutes, which soon changes from a file store to one in memory."""
     fields = {"path": str(directory / "pages"), "capacity_nbytes": "64MiB"}
     flags = ["--metrics-port", str(port), "--speed", "20", "--host-size", "4MiB"]
     swap = ["--conversations", "5000", "--swap-backend", "memory", "--swap-after", "5"]
@@ -116,7 +116,7 @@ def test_every_alert_has_a_fault() -> None:
 
 
 def test_no_alert_fires_on_a_sound_store(prometheus: Prometheus) -> None:
-    """A store that is only written at first is one that is never read, until the first load."""
+    """Until its first load, a sound store looks like one that is never read, so an alert may fire."""
     sound = [
         f'sum(hicache_pages_total{{backend="{name}",direction="load",verdict="ok"}}) > 0'
         for name in NEVER_FIRES
@@ -167,7 +167,7 @@ DURATIONS = {
         {'hicache_pages_total{direction="save",verdict="ok"}': _RISING_FAST},
     ),
 }
-"""For each alert the minutes that it waits, and series by the minute that have its fault."""
+"""For each alert, how many minutes it waits, and series of values per minute with its fault."""
 SOUND = {
     'up{job="hicache"}': "1x600",
     "hicache_store_attached": "1x600",
@@ -183,11 +183,11 @@ SOUND = {
     'hicache_load_seconds_bucket{verdict="ok",le="+Inf"}': _RISING_FAST,
     'hicache_controller_events_total{event="dropped_pages"}': "0x600",
 }
-"""Series of a store with a few failures, as there are always some."""
+"""Series of a sound store, with the few failures that every store has."""
 
 
 def _judge(directory: Path, series: dict[str, str], counts: list[tuple[str, int, int]]) -> None:
-    """Let promtool compare, for (alert, minute, number), how many of an alert fire at that minute."""
+    """Let promtool check that `number` alerts of a name fire at a minute, for each of `counts`."""
     tests = {
         "rule_files": [str(ALERTS)],
         "evaluation_interval": "30s",
@@ -214,7 +214,7 @@ def _judge(directory: Path, series: dict[str, str], counts: list[tuple[str, int,
 
 @pytest.mark.parametrize("alert", alert_rules())
 def test_an_alert_waits_for_its_time(tmp_path: Path, alert: str) -> None:
-    """Rates and increases need two samples, so that the condition holds from the second minute on."""
+    """Rates and increases need two samples, so the condition holds only from the second minute on."""
     minutes, series = DURATIONS[alert]
     quiet = [(alert, minutes - 1, 0)] if minutes else []
 
@@ -250,7 +250,7 @@ def test_every_alert_is_on_the_page() -> None:
 
 
 def test_panels_lie_beside_each_other() -> None:
-    """No two panels overlap, and each has a number of its own."""
+    """No two panels overlap, and each panel has a unique number."""
     dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
     cells = [
         (place["x"] + column, place["y"] + line)

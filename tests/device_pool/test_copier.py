@@ -213,7 +213,7 @@ def test_loads_and_stores_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyP
 def test_a_failure_releases_every_waiting_thread(
     failing: int, direction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The copy fails at each plane of each layer of both pools. Every waiting thread is released."""
+    """A copy fails at each plane of each layer of both pools in turn."""
     target, draft = make_pool(MHA), make_pool(DRAFT)
     waiting = threading.Barrier(5)
 
@@ -257,7 +257,7 @@ def test_a_failure_releases_every_waiting_thread(
 
 
 class _Lost:
-    """An event that the device never reaches."""
+    """An event of a device that has failed, so it never happens."""
 
     def block_caller_stream(self) -> None:
         """Do nothing: no test calls it."""

@@ -243,7 +243,7 @@ def test_concurrent_requests_see_their_own_pages_and_leak_no_slot(device: str) -
         assert 4 == pool.free_slots
 
 
-# Kernels on L1 while copies are under way: each kernel waits for its layer, and for no other one.
+# Kernels on L1 while copies run: each kernel waits for the copy of its own layer only.
 
 LAYERS = 6
 PLANES = 2
@@ -256,7 +256,7 @@ STREAMS: dict[str, Any] = {"cpu": HostStream, "cuda": CudaStream}
 
 
 def on_stream(device: str) -> AbstractContextManager[Any]:
-    """Run kernels on a stream of their own, as an engine does. A CPU has none."""
+    """Run kernels on a stream of their own, as an engine does. A CPU has no streams."""
     if device == "cpu":
         return nullcontext()
     return torch.cuda.stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
@@ -268,7 +268,7 @@ def finish_kernels(device: str) -> None:
 
 
 def pause_stream(device: str) -> None:
-    """Let the current stream idle for about 10 ms before its next work. A CPU idles at once."""
+    """Let the current CUDA stream idle for about 10 ms before its next work. On a CPU, do nothing."""
     if device == "cuda":
         torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]
     else:
@@ -334,7 +334,7 @@ def test_a_kernel_reads_its_layer_before_the_next_one_is_copied(
 def test_kernels_in_the_queue_wait_for_the_copies_of_their_layers(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All kernels are queued while the copies are late. Without its event a kernel would read zeros."""
+    """All kernels are queued before the copies, which are late. Without events they would read zeros."""
     pools = target_and_draft(device)
     upload: Any = STREAMS[device].upload
 

@@ -1,4 +1,4 @@
-"""The slots of a transfer's pages, for each pool."""
+"""The slots that the pages of a transfer have in each pool, and refused slots."""
 
 from __future__ import annotations
 

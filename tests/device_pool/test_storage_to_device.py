@@ -27,7 +27,7 @@ NEW = [hash_of(number) for number in range(100, 116)]
 
 
 def pools_of_an_engine() -> list[CachePool]:
-    """Return pools whose planes are large enough for a copy call a page: 32 KiB."""
+    """Return pools whose planes have 32 KiB, so large that each page takes a copy call of its own."""
     return [
         cache_pool(
             name,

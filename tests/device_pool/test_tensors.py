@@ -1,4 +1,4 @@
-"""Tensors of an engine, as layered pools accept them."""
+"""Which tensors of an engine a layered pool accepts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TIMEOUT_S = 20
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("spare", [1, 2, 4])
 def test_the_engines_tensors_may_be_parts_of_larger_ones(spare: int, device: str) -> None:
-    """The strides may be any: K beside V, or a scale beside both."""
+    """Any strides are allowed, for example if K, V and their scales lie in one tensor."""
     pool = make_pool(MHA, device)
     tokens, heads, dim = pool.planes[0][0].shape
     planes = [
@@ -45,7 +45,7 @@ def test_the_engines_tensors_may_be_parts_of_larger_ones(spare: int, device: str
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_tensors_made_in_inference_mode_can_be_loaded_into(device: str) -> None:
-    """Engines make such tensors. Torch refuses to write them outside of inference mode."""
+    """Engines make such tensors. Torch refuses to write to them outside inference mode."""
     with torch.inference_mode():
         pool = make_pool(MHA, device)
     pool.fill_host(0, seed=15)

@@ -1,4 +1,4 @@
-"""The Python in docs/events.md runs, and its tables name the settings and events that exist."""
+"""The Python in docs/events.md runs, and its tables name exactly the existing settings and events."""
 
 from __future__ import annotations
 

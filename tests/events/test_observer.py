@@ -24,7 +24,7 @@ SETTINGS = {"endpoint": "tcp://127.0.0.1:1"}
 
 
 class Publisher:
-    """A publisher that keeps its events."""
+    """A publisher that keeps the events that it receives."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []

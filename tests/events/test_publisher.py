@@ -53,7 +53,7 @@ def removed(number: int) -> list[Any]:
 
 
 def numbers(batches: list[tuple[int, Any]]) -> list[tuple[int, int]]:
-    """Return the number of each batch, and the block in it."""
+    """Return the number of each batch and the block in its event."""
     return [(number, batch[1][0]["block_hashes"][0]) for number, batch in batches]
 
 

@@ -1,8 +1,8 @@
 """Coverage-guided fuzzing of the parsers, one after the other: `python -m fuzz [NAME ...] --runs N`.
 
 Targets in Python run under atheris, in one process for each processor. Harnesses in C run under the
-sanitizers, as tests/native/ builds them. The corpora grow in artifacts/fuzz. An input that is
-misjudged is left there, NAME-crash-*.
+sanitizers, as tests/native/ builds them. The corpora grow in artifacts/fuzz. An input that a target
+misjudges is left there as NAME-crash-*.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _fuzzed(name: str, arguments: argparse.Namespace) -> tuple[int, str, bool]:
 def _worker(
     name: str, seed: int, options: dict[str, Any], corpora: list[Path], log: Path
 ) -> subprocess.Popen[bytes]:
-    """Start one of the processes that fuzz a target. They share what they find in the first corpus."""
+    """Start one of the processes that fuzz a target. All of them add new inputs to the first corpus."""
     given = {**options, "seed": seed + 1}  # libFuzzer takes 0 for a random one
     with log.open("wb") as output:
         return subprocess.Popen(
@@ -122,7 +122,7 @@ def _worker(
 
 
 def _last(pattern: re.Pattern[str], text: str) -> int:
-    """Return the last number that a log states; 0 if it states none."""
+    """Return the last number in a log that matches, or 0 if no number does."""
     return int((pattern.findall(text) or ["0"])[-1])
 
 

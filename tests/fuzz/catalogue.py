@@ -1,4 +1,4 @@
-"""The targets: one module each in `targets/`, whose `check` raises for an input that is misjudged.
+"""The targets: one module each in `targets/`, whose `check` raises for an input that it misjudges.
 
 A module has `check(data)`, `SEEDS` (the inputs that fuzzing begins with), and may have `TOKENS`, pieces
 that mutations insert. Its docstring states the property. Files in `corpus/NAME/` are further inputs.
@@ -18,7 +18,7 @@ NAMES = sorted(path.stem for path in (_ROOM / "targets").glob("*.py"))
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One parser with the property that fuzzing holds it to."""
+    """One parser and the property that it must have for every input."""
 
     name: str
     check: Callable[[bytes], None]

@@ -1,4 +1,4 @@
-"""Values that the bytes of an input choose, so that a mutated input makes similar values."""
+"""Values chosen by the bytes of an input, so that a mutated input gives similar values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 CANARY = "c4nary-secret"
-"""A text in the place of a secret. No message may hold it."""
+"""A text in place of a secret. No message may contain it."""
 
 _NUMBERS: tuple[Any, ...] = (0, 1, -1, 0.5, 7, 1e300, -0.0, 2**31, 2**63 - 1, 2**63, 10**400, 1e-9)
 _TEXTS = (
@@ -50,7 +50,7 @@ _SECRETS = (
 
 
 class Choices:
-    """Choices that the bytes of an input make, from its front. An input that is used up gives zeros."""
+    """Choices that read the bytes of an input from its start. After its end, the bytes are zeros."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -95,7 +95,7 @@ class Choices:
         return bytes(changed)
 
     def plain(self, depth: int = 2) -> Any:
-        """Return a value that JSON has."""
+        """Return a value of a type that JSON has."""
         kinds: list[Callable[[], Any]] = [
             lambda: None,
             self.flag,

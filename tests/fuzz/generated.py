@@ -1,4 +1,4 @@
-"""Inputs that a seed determines: those of a target's corpus, then mutations of them."""
+"""Inputs that a seed determines: the corpus of a target, then mutations of its inputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def inputs(target: Target, count: int, seed: int = 0) -> Iterator[bytes]:
 
 
 def first_finding(target: Target, count: int, seed: int = 0) -> tuple[int, bytes] | None:
-    """Return the number and the input of the first finding among `inputs`; None if there is none."""
+    """Return the number and the input of the first finding among `inputs`, or None without a finding."""
     for number, data in enumerate(inputs(target, count, seed), start=1):
         try:
             target.check(data)

@@ -1,4 +1,4 @@
-"""Files and sockets that the targets use for each input anew."""
+"""Files and sockets that targets reuse for each input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-"""A file system in memory: some others write a file to the disk when it is overwritten and closed."""
+"""A file system in memory. Others may write a file to disk when it is overwritten and closed."""
 
 
 @cache
@@ -41,9 +41,9 @@ def read(path: str) -> bytes:
 
 @contextmanager
 def peer_of(data: bytes) -> Generator[socket.socket]:
-    """Yield a connected socket whose other side has sent `data`, and will send no more.
+    """Yield a connected socket whose peer has sent `data` and the end of its data.
 
-    What the socket sends is left in the buffers of the kernel.
+    Nothing reads what the socket sends.
     """
     near, far = socket.socketpair()
     try:

@@ -1,4 +1,4 @@
-"""The targets find faults: each of these faults is put back, and found within five thousand inputs."""
+"""The targets find faults: each fault is put back, and found within five thousand inputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INPUTS = 5000
 
 
 def assert_found(name: str, owner: object, attribute: str, fault: object) -> None:
-    """Put a fault back, and expect an input that is misjudged with it and right without it."""
+    """Put a fault back. Expect an input that the target misjudges only with the fault."""
     target = Target.load(name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, attribute, fault)
@@ -32,7 +32,7 @@ def assert_found(name: str, owner: object, attribute: str, fault: object) -> Non
 
 
 def test_a_frame_whose_payload_is_not_compared_is_found() -> None:
-    """A frame with the right fields passes for its page, whatever its payload is."""
+    """With the fault, a frame with the right fields passes whatever its payload is."""
     right = Framing.errors
 
     def errors(self: Framing, pages: Any, hashes: Any, checksums: Any = None) -> Any:
@@ -43,7 +43,7 @@ def test_a_frame_whose_payload_is_not_compared_is_found() -> None:
 
 
 def test_a_slot_with_one_mark_that_passes_for_a_page_is_found() -> None:
-    """A write that stopped half way has changed the first mark, and not the last."""
+    """With the fault, a slot passes whose write stopped between the first and the last mark."""
     right = SlotFiles._marks
 
     def marks(self: SlotFiles, files: Any, slot: int) -> tuple[bytes, bytes]:
@@ -54,14 +54,14 @@ def test_a_slot_with_one_mark_that_passes_for_a_page_is_found() -> None:
 
 
 def test_a_unit_that_only_unicode_takes_for_one_is_found() -> None:
-    """Without ASCII rules a pattern takes the long s of old prints for a second."""
+    """With the fault, the pattern accepts the long s of old prints as the unit `s`."""
     pattern = durations._WITH_UNIT.pattern
 
     assert_found("scalars", durations, "_WITH_UNIT", re.compile(pattern, re.IGNORECASE))
 
 
 def test_a_reader_that_does_not_look_at_the_end_of_a_page_is_found() -> None:
-    """A page whose bulk string ends elsewhere has lost or gained bytes."""
+    """With the fault, a page passes whose bulk string has lost or gained bytes."""
     right = page_io._PageReader.read
 
     def read(self: Any, page: Any, position: int, settle: Any, *, more: bool) -> Reply:

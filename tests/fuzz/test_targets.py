@@ -1,4 +1,4 @@
-"""Each target judges its corpus, and inputs mutated from it, as its property says.
+"""Each target holds for its corpus, and for inputs mutated from the corpus.
 
 `make fuzz` gives each target ten million inputs under atheris, guided by coverage.
 """
@@ -32,7 +32,7 @@ def test_equal_seeds_give_equal_inputs() -> None:
 
 
 def test_corpora_are_small() -> None:
-    """The corpora hold few and small inputs: they are kept with the sources."""
+    """The corpora have few and small inputs, because they are kept with the sources."""
     for name in NAMES:
         corpus = Target.load(name).corpus()
 

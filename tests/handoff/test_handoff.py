@@ -74,7 +74,7 @@ def storage() -> Iterator[MemoryStorage]:
 
 
 def prefilled(storage: MemoryStorage, kind: str = "mla-mha", size: int = 1) -> None:
-    """Run a prefill engine: every rank computes, publishes and ends."""
+    """Run a prefill engine. Every rank computes, publishes and ends."""
     for rank in range(size):
         with (
             engine_rank(storage, kind=kind, rank=rank, size=size) as (controller, store),
@@ -85,7 +85,7 @@ def prefilled(storage: MemoryStorage, kind: str = "mla-mha", size: int = 1) -> N
 
 
 def taken(request: HandoffRequest) -> int:
-    """Take a request's result; return its pages, after checking their content."""
+    """Take the result of a request. Return its number of pages, after checking their content."""
     with request.result() as lease:
         assert is_right(lease)
         return lease.pages
@@ -160,7 +160,7 @@ class TestCompletions:
                     assert is_right(lease)
 
     def test_early_looks_are_no_requests_and_no_uses(self, storage: MemoryStorage) -> None:
-        """Every completion that arrives starts another prefetch."""
+        """Every completion that arrives starts another prefetch, but only the last one counts."""
         with (
             engine_rank(storage) as (decode, store),
             HandoffReceiver(decode, store, PATIENT) as receiver,
@@ -188,7 +188,7 @@ class TestPrefillSide:
     def test_a_failed_publish_is_logged_and_pins_nothing(
         self, storage: MemoryStorage, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """The sender has another page store, and the caller ignores the future of `publish`."""
+        """The sender has an incompatible page store, and the caller ignores the future of `publish`."""
         aligned = HookedStorage(Capabilities(alignment=512))
         with (
             engine_rank(storage) as (controller, _),
@@ -280,7 +280,7 @@ class TestPools:
     def test_a_target_without_its_draft_is_taken_where_that_is_wanted(
         self, storage: MemoryStorage
     ) -> None:
-        """The prefill engine has no draft model."""
+        """The prefill engine has no draft model, and the decode engine accepts the target alone."""
         with (
             engine_rank(storage) as (controller, store),
             HandoffSender(controller, store, PATIENT) as sender,
@@ -366,7 +366,7 @@ class TestCleanup:
     def test_a_request_that_is_cancelled_here_is_whole_on_another_engine(
         self, storage: MemoryStorage, *, delete_pages: bool
     ) -> None:
-        """The request moves to another engine, which takes its completions and pages."""
+        """The request moves to another engine, which finds its completions and pages."""
         prefilled(storage)
         settings = replace(PATIENT, timeout_s=500, delete_pages=delete_pages)
 
@@ -384,7 +384,7 @@ class TestCleanup:
             assert receiver.stats()["complete_requests"] == 1
 
     def test_completions_that_were_not_seen_stay(self, storage: MemoryStorage) -> None:
-        """Another decode engine may await completions that arrive after this one's time was up."""
+        """Another decode engine may await completions that arrive after this engine has given up."""
         with (
             receiving(storage, kind="mha-mha", rank=0, size=2, handoff=HASTY) as receiver,
             sending(storage, kind="mha-mha", rank=0, size=2) as sender,
@@ -420,7 +420,7 @@ class TestCleanup:
 
 
 def test_a_completion_that_an_earlier_one_keeps_out_is_not_posted() -> None:
-    """The store never overwrites a page, and its delete fails for a while."""
+    """The store never overwrites a page, and its deletes fail for a while."""
 
     class Keeping(_KeepsTheFirst):
         capabilities = replace(MemoryStorage.capabilities, overwrites=False)
@@ -602,7 +602,7 @@ class TestLife:
                     assert is_right(lease, prompts[name])
 
     def test_best_effort_prefetches_are_waited_for(self, storage: MemoryStorage) -> None:
-        """A decode engine that does not wait for L3 in `prefetch` waits in a hand-off."""
+        """An engine whose prefetches do not wait for L3 does wait for it in a hand-off."""
         prefilled(storage)
         settings = ControllerSettings(
             prefetch_policy=PrefetchPolicy.BEST_EFFORT, prefetch_threshold_tokens=0

@@ -1,4 +1,4 @@
-"""Polls of requests that several ranks await: one all-reduce serves all, and no poll raises."""
+"""Polls of requests that several ranks await: one all-reduce serves all requests, and none raises."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from stores import Gate, HookedStorage
 from hicache_storage.controller import CacheController, Channel, SingleRank
 from hicache_storage.handoff import HandoffReceiver, HandoffRequest, HandoffSender, HandoffSettings
 
-# The loads are far apart, so that the polls alone are counted.
+# The loads are far apart, so that only the polls are counted.
 RARELY = HandoffSettings(timeout_s=500, load_every_s=400, stale_after_s=1000)
 
 
@@ -42,7 +42,7 @@ class CountingRanks(ThreadRanks):
 
 
 class Decode:
-    """The two ranks of a decode engine over one storage, each with a receiver."""
+    """The two ranks of a decode engine over one storage. Each rank has a receiver."""
 
     def __init__(self, stack: ExitStack, storage: MemoryStorage, settings: HandoffSettings) -> None:
         self.ranks = CountingRanks.of(2, timeout_s=30)
@@ -58,7 +58,7 @@ class Decode:
             self.receivers.append(stack.enter_context(HandoffReceiver(engine, store, settings)))
 
     def on_each_rank(self, act: Callable[[int, HandoffReceiver], Any]) -> list[Any]:
-        """Run `act` in a thread of each rank; return the results and errors."""
+        """Run `act` in a thread of each rank. Return the results and errors."""
 
         def run(rank: int) -> Any:
             try:
@@ -158,7 +158,7 @@ def test_requests_come_and_go_between_polls(
 def test_another_prefetch_of_a_request_is_no_collective(
     decode: Callable[..., Decode], storage: MemoryStorage
 ) -> None:
-    """The ranks agree at the end of a request only."""
+    """The ranks use an all-reduce for the polls and the end of a request, but for no prefetch before."""
     published(storage, 0)
     engine = decode()
 
@@ -222,7 +222,7 @@ def waiting_on_closed(
 
 
 def test_a_controller_that_is_closed_ends_the_wait_with_what_l2_has(storage: MemoryStorage) -> None:
-    """Nothing is raised in the engine's loop, and the request does not wait any longer."""
+    """The poll raises nothing in the engine's loop, and the request stops waiting."""
     request, _, stack = waiting_on_closed(storage, lambda engine: engine.close())
     with stack:
         assert request.poll()

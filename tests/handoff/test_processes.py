@@ -1,4 +1,4 @@
-"""Hand-offs between real processes: prefill ranks that end well, and ranks that are killed."""
+"""Hand-offs between real processes: prefill ranks that end by themselves, or are killed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DEATHS = {
 
 
 def taken(request: HandoffRequest) -> int:
-    """Take a request's result; return its pages, after checking their content."""
+    """Take the result of a request. Return its number of pages, after checking their content."""
     with request.result() as lease:
         assert is_right(lease)
         return lease.pages
@@ -70,7 +70,7 @@ def test_pages_are_handed_over_by_redis(tmp_path: Path) -> None:
 
 
 def test_two_ranks_hand_over_to_two(tmp_path: Path) -> None:
-    """Both ranks wait for the completion of a replicated pool, and for their own of a sharded one."""
+    """Both ranks wait for a replicated pool's completion, and each for its own in a sharded pool."""
     config = {"path": str(tmp_path)}
     with ExitStack() as stack:
         storage = stack.enter_context(open_storage("file", config))
@@ -101,7 +101,7 @@ def test_a_killed_prefill_leaves_a_right_prefix_and_nothing_after_it(
 
 
 def test_a_killed_rank_shortens_the_prefix_of_ranks_that_read_its_shard(tmp_path: Path) -> None:
-    """The second of two prefill ranks dies half-way: its heads of the draft are missing."""
+    """The second of two prefill ranks dies half way, so its heads of the draft are missing."""
     config = {"path": str(tmp_path)}
     with (
         start_prefill("file", config, rank=0, size=2) as whole,
@@ -120,7 +120,7 @@ def test_a_killed_rank_shortens_the_prefix_of_ranks_that_read_its_shard(tmp_path
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_hand_over_to_one(tmp_path: Path, kind: str) -> None:
-    """The decode rank waits for each shard that it reads, by any writer."""
+    """The decode rank waits for each shard that it reads, whichever rank writes it."""
     config = {"path": str(tmp_path)}
     sharded = kind.split("-").count("mha")
     with ExitStack() as stack:
@@ -147,7 +147,7 @@ def decode_processes() -> Iterator[list[RankProcess]]:
 def decoded_by_two(
     processes: list[RankProcess], root: Path, settings: HandoffSettings, **which: Any
 ) -> list[tuple[int, int, bool]]:
-    """Decode on two ranks; return the result of `decode` on each."""
+    """Decode on two ranks. Return the result of `decode` on each rank."""
     config, place = {"path": str(root / "store")}, str(root / "ranks")
     answers = [
         process.submit(decode, "file", config, place, settings, {**which, "rank": rank})

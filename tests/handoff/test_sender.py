@@ -49,7 +49,7 @@ def prefill(
 
 
 def stored(storage: MemoryStorage) -> dict[str, int]:
-    """Return the number of pages of each pool."""
+    """Return how many pages the storage has of each pool."""
     return {space.pool: len(list(storage.scan(space))) for space in storage.spaces()}
 
 
@@ -73,7 +73,7 @@ class _Holding(HookedStorage):
 
 
 class _RefusesTargets(MemoryStorage):
-    """A storage that takes no page of the target, or only some."""
+    """A storage that refuses all pages of the target, or some of them."""
 
     takes: Sequence[str] = ()
 
@@ -92,7 +92,7 @@ class _RefusesTargets(MemoryStorage):
 def test_a_request_is_published_while_others_wait_to_be_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The request's own pages are written; another request's pages are delayed."""
+    """The pages of the request are written, but the pages of another request are delayed."""
     monkeypatch.setattr("hicache_storage.handoff.sender._RETRY_S", 600)
     storage = _Holding(PROMPT[0], OTHER[0])
     own, others = storage.gates.values()
@@ -149,7 +149,7 @@ def test_no_draft_is_in_storage_without_its_target(takes: list[str], written: in
 
 
 def test_a_failed_lookup_is_repeated() -> None:
-    """Pages whose lookup fails for a moment are neither absent nor written again."""
+    """Pages whose lookup fails for a moment do not count as absent, and are not written again."""
     storage = HookedStorage()
     with (
         prefill(storage, cache_pools()) as (engine, store),
@@ -188,7 +188,7 @@ def test_a_shard_that_storage_cannot_look_up_gets_no_completion() -> None:
 
 
 def test_publishing_has_one_deadline_for_all_lookups() -> None:
-    """Storage does not answer: the sender waits for one timeout, for any number of pools."""
+    """If the storage does not answer, the sender waits for one timeout, however many pools there are."""
     storage, gate = HookedStorage(), Gate()
     pools = [cache_pool(f"pool-{number}", DRAFT_SHAPE) for number in range(8)]
     with (

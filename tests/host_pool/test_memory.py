@@ -17,7 +17,7 @@ from hicache_storage.host_pool import HostPool, PageShape
 
 
 def resident_nbytes(address: int) -> int:
-    """Return the resident bytes of the mapping at `address`, by the kernel's own count."""
+    """Return how many bytes of the mapping at `address` are resident, as the kernel counts them."""
     found = False
     for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
         first = line.split(maxsplit=1)[0]
@@ -30,7 +30,7 @@ def resident_nbytes(address: int) -> int:
 
 
 def free_huge_pages() -> int:
-    """Return the number of free huge pages of 2 MiB. A kernel without any may lack the file."""
+    """Return the number of free huge pages of 2 MiB: 0 if the kernel has no file about them."""
     counter = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
     return int(counter.read_text("ascii")) if counter.exists() else 0
 
@@ -81,7 +81,7 @@ def test_a_pool_that_does_not_fit_is_refused_before_it_is_touched() -> None:
 
 
 def test_too_many_slots_are_refused_before_they_are_listed() -> None:
-    """The list of free slots alone would not fit."""
+    """The list of so many free slots would not fit into memory."""
     with pytest.raises(MemoryError, match="does not fit"):
         HostPool(MHA, slots=1 << 45)
 

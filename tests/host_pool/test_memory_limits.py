@@ -1,4 +1,4 @@
-"""Memory limits of a process, in made-up trees of control groups."""
+"""Memory limits of a process, in simulated trees of control groups."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNLIMITED_V1 = "9223372036854771712"
 
 
 class Tree:
-    """A made-up /proc and /sys/fs/cgroup."""
+    """A simulated /proc and /sys/fs/cgroup."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -160,7 +160,7 @@ def test_a_process_in_no_known_group_has_the_machines_memory(tree: Tree, lines: 
 def test_a_pool_that_does_not_fit_into_its_container_is_refused(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel would kill it without a message when it touched the memory."""
+    """Otherwise the kernel would kill the process without a message at its first use of the memory."""
     tree.inside("0::/pod")
     tree.v2("pod", most=8 << 20, used=5 << 20)
     monkeypatch.setattr(memory, "available_memory", partial(available_memory, tree.root))

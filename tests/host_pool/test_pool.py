@@ -126,7 +126,7 @@ def test_a_framed_page_has_its_own_header_and_the_slots_payload() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_framed_page_is_cached(layout: str) -> None:
-    """A slot never moves, so its pages are cached. Each tile has a page of its own."""
+    """A slot never moves, so its page objects are cached. Each tile has a page of its own."""
     tiles = [Tile((0, 1)), Tile((1, MHA.layers))]
     with HostPool(MHA, slots=SLOTS, frame_nbytes=128, layout=layout, tiles=tiles) as pool:
         first = [pool.framed_page(slot, tile) for slot in range(SLOTS) for tile in range(2)]

@@ -1,4 +1,4 @@
-"""Tests of the backend that an adapter opens."""
+"""Which backend an adapter opens, and how."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Closable(MemoryStorage):
 
 
 class Unclosable(MemoryStorage):
-    """A storage that neither closes nor registers memory."""
+    """A storage that raises when it is closed or when it registers memory."""
 
     def close(self) -> None:
         raise OSError("no")
@@ -44,7 +44,7 @@ class Unclosable(MemoryStorage):
 
 
 class Bounded(MemoryStorage):
-    """A storage whose calls are sure to end."""
+    """A storage that declares that its calls end in time."""
 
     capabilities = replace(MemoryStorage.capabilities, bounded=True)
 

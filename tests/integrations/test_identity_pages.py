@@ -1,4 +1,4 @@
-"""The pages of what enters a key space are written from the adapters' tables."""
+"""The pages that list what enters a key space agree with the adapters' tables."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ NOT_ADMITTED = Verdict.NOT_ADMITTED
 
 
 class _Raising(MemoryStorage):
-    """Raises one kind of error in every call."""
+    """A storage that raises one kind of error in every call."""
 
     error: BaseException = RuntimeError("unexpected")
 
@@ -56,7 +56,7 @@ class _Raising(MemoryStorage):
 
 
 class _Counted(Sequence[str]):
-    """Hashes that record the threads which read one of them."""
+    """A list of hashes that records which threads read it."""
 
     def __init__(self, hashes: list[str]) -> None:
         self.hashes = hashes
@@ -240,7 +240,7 @@ def test_a_lent_load_begins_in_the_first_half_of_its_time_only() -> None:
 
 
 class _Stalled(WrapperStorage):
-    """A revocable store whose gets or sets hang until `released`, before their pages are moved."""
+    """A revocable storage whose gets or sets hang, before their pages move, until `released` is set."""
 
     def __init__(self, inner: HiCacheStorage, *operations: str) -> None:
         super().__init__(inner)
@@ -284,14 +284,14 @@ def stalled(tmp_path: Path) -> Generator[Callable[..., Engine]]:
 
 
 def _used_again(batch: PageBatch) -> list[bytes]:
-    """Change the engine's memory, and return the bytes that it has then."""
+    """Overwrite the engine's memory as its next use would. Return the new bytes."""
     for each in batch.pages:
         each.copy_from(b"\xff" * each.nbytes)
     return contents(batch)
 
 
 def _settle(jobs: Engine) -> None:
-    """Let the calls go on, and wait until they have ended: their headers are free then."""
+    """Let the hanging calls go on, and wait until they have ended and freed their headers."""
     jobs.storage.released.set()  # type: ignore[attr-defined]
     wait_until(lambda: not jobs.runner.stats()["private_nbytes_used"])
 
@@ -466,7 +466,7 @@ def test_every_fault_at_every_call_ends_in_verdicts_and_right_bytes(
 
 
 def _scenario(jobs: Engine) -> None:
-    """Store, look up and load twice. Every page that is OK has the right bytes."""
+    """Store pages, look them up and load them twice. Every page that is OK must have the right bytes."""
     for _ in range(2):
         jobs.save(batch(range(4)), batch(range(2), OTHER))
         found = target(range(4)), target(range(2), OTHER)
@@ -735,7 +735,7 @@ def test_a_runner_knows_the_pages_of_the_one_before() -> None:
 
 
 class _Late(WrapperStorage):
-    """Refuses to open key spaces until it is told to."""
+    """A storage that opens no key space until a test allows it."""
 
     is_up = False
 

@@ -1,4 +1,4 @@
-"""Lookups of an engine: put together, answered in time."""
+"""Lookups of an engine are combined into batches, and answered in time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hicache_storage.testing import Fault, Odds, WrapperStorage
 
 
 class _Gated(WrapperStorage):
-    """Answers lookups when the gate is open, and records their pages."""
+    """A storage that answers lookups only while the gate is open, and records their pages."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStorage.from_config({}))

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @pytest.fixture
 def attach() -> Generator[Callable[..., AdapterMetrics]]:
-    """Return a function that adds an adapter. They are removed after the test."""
+    """Return a function that adds the metrics of an adapter. All are removed after the test."""
     attached: list[AdapterMetrics] = []
 
     def add(

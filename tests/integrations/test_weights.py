@@ -133,7 +133,7 @@ def test_any_other_file_of_weights_counts_as_well(tmp_path: Path) -> None:
 
 
 def header(text: str) -> bytes:
-    """Return a file of safetensors that has this header, and 16 bytes of tensors."""
+    """Return the bytes of a safetensors file with this header and 16 bytes of tensors."""
     return struct.pack("<Q", len(text)) + text.encode() + bytes(16)
 
 

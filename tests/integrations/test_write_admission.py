@@ -1,4 +1,4 @@
-"""Admission of an engine's writes, and the place of its sketch."""
+"""Admission of an engine's writes, and where its sketch is stored."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_a_storage_that_fails_does_not_break_the_scrape(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("auto_describe", [True, False])
 def test_two_caches_of_a_process_are_in_one_exposition(auto_describe: bool) -> None:  # noqa: FBT001
-    """Each metric is described once, with the samples of both caches, in both kinds of registry."""
+    """Each metric is described once, with the samples of both caches, in both kinds of registries."""
     registry = CollectorRegistry(auto_describe=auto_describe)
     with PageStore(HookedStorage()) as first, PageStore(HookedStorage()) as second:
         collector = CacheCollector(first, labels={"rank": "0", "host": "a"})

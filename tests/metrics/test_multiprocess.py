@@ -1,4 +1,4 @@
-"""Metrics in the files of prometheus_client's multiprocess mode, which a process of its own chooses."""
+"""Metrics in the files of prometheus_client's multiprocess mode, tested in separate processes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ with PageStore(MemoryStorage()) as store:
 
 
 def publish(directory: Path, rank: int, *, detach: bool = False) -> None:
-    """Publish the metrics of a store from a process of its own."""
+    """Publish the metrics of a store from another process."""
     subprocess.run(
         [sys.executable, "-c", _PUBLISH, str(rank), "detach" if detach else "stay"],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""Buffers with and without a limit, and what is made in them."""
+"""Bounce buffers with and without a limit, and the pages that are made in them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOW = 0.0
 
 
 class _Counting(PageStore):
-    """A page store that records the registered memory, and may refuse it."""
+    """A page store that records which memory is registered, and may refuse to register it."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStorage.from_config({}))

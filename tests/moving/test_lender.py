@@ -1,4 +1,4 @@
-"""Moves of an engine's pages: what a store gets of them, and what a call that outlasts them keeps."""
+"""Moves of an engine's pages: which memory a store gets, and what a call keeps that ends too late."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OK, MISS = Verdict.OK, Verdict.MISS
 
 
 class _Recording(PageStore):
-    """A page store that keeps the last transfers, and may fail after a call may have begun."""
+    """A page store that keeps the last transfers, and may fail as if a storage call had begun."""
 
     transfers: Any = None
     error: Exception | None = None

@@ -1,4 +1,4 @@
-"""The build of the data plane. A compiled module serves only if it is of the C sources beside it."""
+"""The build of the data plane. A compiled module is used only if it was built from its C sources."""
 
 from __future__ import annotations
 

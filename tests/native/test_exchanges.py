@@ -1,4 +1,4 @@
-"""HTTP exchanges of the compiled data plane: its verdicts are those of the parser in Python."""
+"""HTTP exchanges of the compiled data plane, whose verdicts must agree with Python's parser."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def soon() -> float:
 
 @dataclass
 class Batch:
-    """The arguments of one call, and what it leaves in them."""
+    """The arguments of one call, some of which hold its results afterwards."""
 
     requests: Sequence[Sequence[bytes]]
     pages: Sequence[Sequence[bytearray]]
@@ -83,7 +83,7 @@ def page_reply(page: bytes) -> bytes:
 
 
 def send_in_parts(connection: socket.socket, data: bytes, cuts: Sequence[int]) -> None:
-    """Send `data` in parts, then end that direction."""
+    """Send `data` in parts, then the end of this direction."""
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     for start, end in pairwise(edges):
         connection.sendall(data[start:end])
@@ -108,7 +108,7 @@ def receive(connection: socket.socket, nbytes: int) -> bytes:
 
 
 def answer(connection: socket.socket, replies: Sequence[bytes], request_nbytes: int) -> bytes:
-    """Answer each request of one size; return all requests."""
+    """Answer each request, all of which have one size. Return all requests."""
     requests = b""
     for reply in replies:
         request = receive(connection, request_nbytes)
@@ -510,7 +510,7 @@ def test_each_reply_has_its_verdict(
     replies: list[tuple[str, bytes]], cuts: list[int], begun: int, sent: int, window: int
 ) -> None:
     cut_at = next((at for at, (kind, _) in enumerate(replies) if kind == "cut"), len(replies))
-    # A server sends nothing after a reply that it cut. Another reply could be taken for its page.
+    # A server sends nothing after a reply that it cut, or the next reply could be taken for a page.
     data = b"".join(reply_of(kind, page) for kind, page in replies[: cut_at + 1])
     sent = min(sent, len(replies))
     begun = min(begun, len(data)) if sent else 0
@@ -610,7 +610,7 @@ def test_lines_have_the_verdict_of_a_simple_reader(
 
 
 def verdict_on(data: bytes, count: int) -> int:
-    """Return the verdict on `count` lines, read the simple way."""
+    """Return the right verdict on `count` lines, by a simple reader."""
     for _ in range(count):
         line, newline, data = data.partition(b"\n")
         if (line or newline) and (line[:1] not in (b"+", b"-", b":", b"$") or len(line) > 4096):

@@ -1,4 +1,4 @@
-"""Damaged replies and files under the sanitizers: no verdict is wrong, no byte is out of place.
+"""Damaged replies and files under the sanitizers: no verdict is wrong, no access out of bounds.
 
 `make fuzz` gives the harnesses of `fuzz/` ten million inputs each, beside the targets in `tests/fuzz/`.
 `FUZZ_INPUTS` sets another number, `FUZZ_SEED` the first seed.
@@ -28,7 +28,7 @@ SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
 def run(*command: str | Path) -> tuple[int, str]:
-    """Run a command without the sanitizers of this process. Return its status and what it printed."""
+    """Run a command without this process's own sanitizers. Return its status and its output."""
     plain = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     options = "detect_leaks=1:quarantine_size_mb=16"  # more makes it slower and finds no more here
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The compiled data plane and its reference: the same verdicts, the same bytes, the same files."""
+"""The compiled data plane and the one in Python give the same verdicts, bytes and files."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def name_of(number: int) -> bytes:
 
 
 def put(path: Path, state: str, page: bytes, name: bytes, nonce: bytes) -> None:
-    """Make what `state` says at `path`."""
+    """Make a file in the given `state` at `path`."""
     trailer = trailer_of(name, nonce, synced=state == "synced")
     content = {
         "short": page[:-1] + trailer,
@@ -389,7 +389,7 @@ def test_a_file_is_claimed_as_it_was_seen(
 
 @pytest.mark.parametrize("module", BOTH)
 def test_no_more_files_are_kept_than_wanted(module: Any, tmp_path: Path) -> None:
-    """The second file has another size than the pages that will take the place of these."""
+    """The second file has another size than new pages will have, so it is not kept for reuse."""
     sizes = [10, 11, 10, 10]
     paths = [tmp_path / str(number) for number in range(4)]
     for path, size in zip(paths, sizes, strict=True):
@@ -426,7 +426,7 @@ def test_a_page_of_no_bytes_has_its_trailer(module: Any, tmp_path: Path) -> None
     assert [HIT] == module.read_files([page], [name_of(1)], [[]], 0, -1, 0, -1, by_s)[0]
 
 
-# Directories that are listed, and files that are looked at: the same verdicts of both data planes.
+# Listings of directories and looks at files: both data planes give the same results.
 
 PAGE = "ab" * 32
 
@@ -535,7 +535,7 @@ class TestStatFiles:
             module.stat_files([b""], SOON_S)
 
 
-# Small files that processes change under a lock: the same verdicts and bytes of both data planes.
+# Small files that processes change under a lock: both data planes give the same verdicts and bytes.
 
 
 @NEEDS_COMPILED
@@ -577,7 +577,7 @@ def test_totals_whose_lock_is_held_are_late_and_as_they_were(module: Any, tmp_pa
         fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-# Frames, trailers and paths of both data planes: the same bytes and the same verdicts.
+# Frames, trailers and paths: both data planes give the same bytes and verdicts.
 
 SPACE_ID = bytes(range(16))
 HASH = "ab" * 32

@@ -227,7 +227,7 @@ def test_digests_of_revoked_pages_are_none(
 
 
 def test_nothing_is_read_into_revoked_memory_under_load(module: Any, tmp_path: Path) -> None:
-    """Reads run in a thread while this thread revokes, and then watches the memory."""
+    """Reads run in another thread, while this thread revokes the memory and then watches it."""
     path = tmp_path / "page"
     path.write_bytes(content(NBYTES) + trailer())
     for attempt in range(20):

@@ -1,4 +1,4 @@
-"""Slots of the data plane, compiled and in Python: the same verdicts, the same bytes, the same files."""
+"""Slots: the compiled data plane and the one in Python give the same verdicts, bytes and files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def aligned(nbytes: int) -> memoryview:
 
 
 def direct_files_of(path: Path) -> tuple[str, list[bytes], int]:
-    """Return a file that is opened around the page cache, or skip the test."""
+    """Return a file opened with O_DIRECT, or skip the test if the file system can't do that."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o666))
     except OSError:
@@ -212,7 +212,7 @@ def test_only_aligned_memory_is_moved_around_the_page_cache(module: Any, tmp_pat
 def test_slots_of_a_failed_call_are_moved_one_by_one_where_that_is_wanted(
     module: Any, tmp_path: Path, alone: bytes, expected: int
 ) -> None:
-    """The limit of file sizes lies in the second slot."""
+    """The limit on file sizes is inside the second slot, so writes fail there."""
     shape = (MARK_NBYTES, 256, MARK_NBYTES)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

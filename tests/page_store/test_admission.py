@@ -1,4 +1,4 @@
-"""Admission of writes: the second use, and a rate of bytes."""
+"""Admission of writes: only at the second use, and within a rate of bytes."""
 
 from __future__ import annotations
 

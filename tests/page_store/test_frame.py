@@ -23,20 +23,20 @@ PAGE_HASH = hash_of(7)
 
 
 def framed(*, header_nbytes: int = FRAME_NBYTES, checksum: bool = True) -> FramedPage:
-    """Return a page with a header that was written over other bytes."""
+    """Return a page whose header was written over other bytes."""
     made = FramedPage(memoryview(bytearray(b"\xee" * header_nbytes)), page(1000))
     Framing(SPACE, checksum=checksum).write([made], [PAGE_HASH])
     return made
 
 
 def check(key_space: KeySpace, made: FramedPage, page_hash: str, *, checksum: bool) -> None:
-    """Raise the error of a page that is not the page of `page_hash`."""
+    """Raise an error unless the page passes as the page of `page_hash`."""
     for error in Framing(key_space, checksum=checksum).errors([made], [page_hash]).values():
         raise error
 
 
 def reason_of(made: FramedPage, *, checksum: bool = True) -> str:
-    """Return the reason for which the check refuses `made`."""
+    """Return the reason why the check refuses `made`."""
     with pytest.raises(CorruptPage) as caught:
         check(SPACE, made, PAGE_HASH, checksum=checksum)
     return caught.value.reason

@@ -1,4 +1,4 @@
-"""Exists queries, seen through `match` and `present` of a page store, and hit policies."""
+"""Exists queries, tested through `match` and `present` of a page store, and hit policies."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class TestMatch:
             assert pages == min([*gaps, 400])
 
     def test_answers_from_before_the_deadline_count(self) -> None:
-        """The answers of the first blocks count. A block that comes too late is a failure, no miss."""
+        """The first blocks' answers count. A block whose answer is late is a failure, not a miss."""
         with holding(range(4000), timeout_s=50) as (storage, store):
             late = threading.Event()
 
@@ -181,7 +181,7 @@ class TestPresent:
             assert asked(storage) == [4000]
 
     def test_a_page_without_an_answer_is_neither_present_nor_absent(self) -> None:
-        """One call fails, and the answers of the others count."""
+        """One call fails, but the answers of the other calls count."""
         with holding([0, 5, 8], capabilities=Capabilities(max_batch=4)) as (storage, store):
             bugs = iter([RuntimeError("bug")])
 

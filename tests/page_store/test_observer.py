@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Recorder(Observer):
-    """An observer that keeps all reports."""
+    """An observer that keeps all reports that it receives."""
 
     def __init__(self) -> None:
         self.reports: list[Lookup | Move | Deletion | Clearance] = []

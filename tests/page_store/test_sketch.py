@@ -1,4 +1,4 @@
-"""The memory of offered pages: what it remembers, for how long, and its error."""
+"""The sketch of offered pages: what it remembers, for how long, and how often it is wrong."""
 
 from __future__ import annotations
 

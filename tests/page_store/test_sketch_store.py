@@ -1,4 +1,4 @@
-"""The sketch of offered pages survives restarts where the store can hold it."""
+"""The sketch of offered pages survives restarts if the store can hold it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SETTINGS = AdmissionSettings(second_use=True, remembered_pages=1000)
 
 
 class _Restoring(Admission):
-    """An admission that tells when a store has answered."""
+    """An admission that signals when the store has answered its request for a sketch."""
 
     def __init__(self) -> None:
         super().__init__(SETTINGS)
@@ -42,7 +42,7 @@ class _Restoring(Admission):
 def kept(
     storage: HiCacheStorage, *, interval_s: float = 60, owner: KeySpace | None = None
 ) -> Generator[Admission]:
-    """Yield an admission with the sketch that the storage had, and save it at the end."""
+    """Yield an admission with the sketch that the storage had, and save the sketch at the end."""
     admission = _Restoring()
     with PageStore(storage) as store:
         sketches = SketchStore(store, admission, owner or space(), interval_s=interval_s)
@@ -127,7 +127,7 @@ def test_a_store_that_is_down_costs_nothing_but_the_sketch(
 
 
 class _Small(WrapperStorage):
-    """Takes pages of 1000 bytes at most."""
+    """A storage for pages of at most 1000 bytes."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStorage.from_config({}))

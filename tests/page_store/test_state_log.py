@@ -22,7 +22,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Log:
-    """The state of a store, and its log lines."""
+    """The logged state of a store, and the log lines that it causes."""
 
     def __init__(self, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
         self._clock = clock

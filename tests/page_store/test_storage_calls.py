@@ -1,4 +1,4 @@
-"""Storage calls: their digests, and what a breaker learns of a store that outlasts its callers."""
+"""Storage calls: their digests, and what the breaker counts if a call outlasts its caller."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ POOLS = [PoolSpec(space=TARGET)]
 def test_a_hung_store_opens_the_breaker_however_short_the_timeouts(
     storage: HookedStorage, open_store: Callable[..., PageStore], parallelism: int
 ) -> None:
-    """The breaker opens also if all threads are in hung calls, so that no other call can begin."""
+    """The breaker opens even if all threads are in hanging calls, so that no other call can begin."""
     store = open_store(timeout_s=0.2, parallelism=parallelism, breaker_cooldown_s=1000)
     gate = Gate()
     storage.hooks["batch_exists"] = gate
@@ -138,7 +138,7 @@ def test_a_probe_with_a_short_timeout_lasts_until_the_store_has_answered(
 def test_a_call_that_began_too_late_to_be_made_closes_no_breaker(
     open_store: Callable[..., PageStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread sees that the deadline has passed, and makes no call: that is no success."""
+    """The thread finds that the deadline has passed and makes no call, which is not a success."""
     store = open_store(timeout_s=50, breaker_failures=1, breaker_cooldown_s=0.001)
     store.breaker.record(succeeded=False)
     wait_until(lambda: store.breaker.writes.state == "half_open")
@@ -157,7 +157,7 @@ def test_a_call_that_began_too_late_to_be_made_closes_no_breaker(
 def test_the_cause_of_a_foreign_error_is_not_logged(
     storage: HookedStorage, open_store: Callable[..., PageStore], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The message of a client library may hold its credentials."""
+    """The error message of a client library may contain credentials."""
 
     error = RuntimeError("the client gave up")
     error.__cause__ = OSError("no route to redis://:swordfish1@host")
@@ -172,7 +172,7 @@ def test_the_cause_of_a_foreign_error_is_not_logged(
 def test_callers_that_wait_behind_others_do_not_open_it(
     storage: HookedStorage, open_store: Callable[..., PageStore]
 ) -> None:
-    """A call that waited in the queue and never reached the store is no failure of the store."""
+    """A call that only waited in the queue and never reached the store is not a failure of the store."""
     store = open_store(timeout_s=50, parallelism=1, breaker_failures=1)
     gate = Gate()
     storage.hooks["batch_set"] = gate
@@ -236,7 +236,7 @@ def test_a_lookup_behind_others_is_no_hang(
 def test_a_probe_of_a_store_that_hangs_costs_a_lookup_a_moment(
     storage: HookedStorage, open_store: Callable[..., PageStore]
 ) -> None:
-    """The probe itself goes on, and its answer closes the breaker."""
+    """The probe itself continues, and its answer closes the breaker."""
     store = open_store(timeout_s=1000, lookup_timeout_s=500, breaker_cooldown_s=0.001)
     gate = Gate()
     storage.hooks["batch_exists"] = gate
@@ -266,7 +266,7 @@ def files(tmp_path: Path) -> Iterator[FileStorage]:
 
 
 def move(storage: HiCacheStorage, direction: str, pages: list[FramedPage]) -> list[Verdict]:
-    """Move the first pages by the lane of a direction. A page store would delete wrong ones."""
+    """Move the first pages with a lane alone, because a page store would delete wrong pages."""
     lanes = Lanes(storage, PageStoreSettings())
     lane = lanes.reads if direction == "load" else lanes.writes
     (verdicts,) = lane.move([(FRAMED, transfer(pages))], Deadline(20)).verdicts
@@ -299,7 +299,7 @@ def test_a_page_that_changed_after_its_digest_is_no_hit(files: FileStorage, faul
 
 
 class Revoking(WrapperStorage):
-    """A revocable storage whose pages are revoked just after they were read."""
+    """A revocable storage that revokes pages right after it has read them."""
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]

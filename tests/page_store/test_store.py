@@ -36,7 +36,7 @@ from hicache_storage.storage import Capabilities
 
 @contextmanager
 def interruptible() -> Generator[None, None, None]:
-    """Interrupt this process as Ctrl-C does. A shell makes background jobs ignore the signal."""
+    """Let SIGINT raise KeyboardInterrupt, even if a shell started this process in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -237,7 +237,7 @@ class TestProof:
     def test_a_delete_that_hangs_keeps_no_verdict_back_beyond_the_deadline(
         self, storage: HookedStorage, open_store: Callable[..., PageStore]
     ) -> None:
-        """The pages are checked by then: only wrong pages are misses, and no page is in quarantine."""
+        """Pages are checked before the delete, so only wrong pages miss, and none is quarantined."""
         store = open_store(timeout_s=20)
         store.save([transfer(filled(2))])
         (pages,) = (p for known, p in storage.inner._spaces.items() if known.pool == "kv")
@@ -255,7 +255,7 @@ class TestProof:
     def test_reads_that_take_all_the_time_are_no_failure_of_the_writes(
         self, storage: HookedStorage, open_store: Callable[..., PageStore]
     ) -> None:
-        """One page is wrong and another hangs, so that no time is left to delete the first."""
+        """One page is wrong and another read hangs, so no time is left to delete the wrong page."""
         store = open_store(timeout_s=0.5, breaker_failures=1, parallelism=2)
         self.damaged(storage, store, lambda data: data[:-1] + b"?")
         store.save([Transfer(DRAFT, HASHES[:1], empty(1))])
@@ -298,7 +298,7 @@ class TestMatch:
     def test_parts_of_one_pool_are_asked_at_once_behind_the_first(
         self, open_store: Callable[..., PageStore]
     ) -> None:
-        """The first part is queried alone. The others do not wait for each other."""
+        """The first part is queried alone. After that, the other parts are queried at the same time."""
         storage = HookedStorage(Capabilities(parallelism=3))
         store = open_store(storage)
         tiles = [replace(TARGET, shard=Shard(layers=(n, n + 1))) for n in range(4)]
@@ -323,7 +323,7 @@ class TestMatch:
     def test_pages_of_the_caller_are_not_queried_and_count(
         self, storage: HookedStorage, open_store: Callable[..., PageStore]
     ) -> None:
-        """The caller has pages 0, 1 and 5, the storage has 2 to 4."""
+        """The caller has pages 0, 1 and 5, and the storage has pages 2 to 4."""
         store = open_store()
         store.save([transfer(filled(3), HASHES[2:5])])
         storage.batches.clear()
@@ -403,7 +403,7 @@ class TestSplitting:
     def test_large_pages_are_spread_over_the_threads(
         self, open_store: Callable[..., PageStore]
     ) -> None:
-        """Four blocks are inside the storage at the same time."""
+        """Four storage calls, one for each block, run at the same time."""
         large = space(page_nbytes=1 << 20)
         storage = HookedStorage(Capabilities(parallelism=4))
         meeting = threading.Barrier(4)
@@ -424,7 +424,7 @@ class TestSplitting:
     def test_beside_other_calls_a_short_transfer_is_one_call(
         self, open_store: Callable[..., PageStore]
     ) -> None:
-        """Several calls would wait for the same threads in turn, and for the interpreter lock."""
+        """Several calls would only wait for the same threads and for the interpreter lock."""
         large = space(page_nbytes=1 << 20)
         storage = HookedStorage(Capabilities(parallelism=4))
         inside, gate = threading.Semaphore(0), threading.Event()
@@ -459,7 +459,7 @@ class TestSplitting:
     def test_a_thread_that_is_done_takes_what_is_left(
         self, open_store: Callable[..., PageStore]
     ) -> None:
-        """One storage call hangs until all the others are done: they do not queue behind it."""
+        """One storage call hangs until all other calls are done, which do not queue behind it."""
         large = space(page_nbytes=16 << 20)
         storage = HookedStorage(Capabilities(parallelism=2))
         left = threading.Semaphore(0)
@@ -595,7 +595,7 @@ class TestFailures:
     def test_a_hit_without_a_read_is_not_used(
         self, storage: HookedStorage, open_store: Callable[..., PageStore]
     ) -> None:
-        """A storage that lies leaves an old header, of another page, in the slot."""
+        """The storage reports a hit without a read, so the slot still has the header of another page."""
         store = open_store()
         slot = framed(1)
         store.save([transfer([slot])])
@@ -676,7 +676,7 @@ class TestBreaker:
     def test_a_caller_with_a_short_timeout_does_not_open_it(
         self, storage: HookedStorage, open_store: Callable[..., PageStore]
     ) -> None:
-        """Requests with short deadlines do not open the breaker for the others."""
+        """Requests with short deadlines do not open the breaker for other requests."""
         store = open_store(breaker_failures=1, timeout_s=20)
         gate = Gate()
         storage.hooks["batch_get"] = storage.hooks["batch_exists"] = gate
@@ -824,7 +824,7 @@ class TestOpening:
     def test_a_space_that_is_opened_at_the_last_moment_is_open(
         self, storage: HookedStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """An answer that comes as the wait ends is used, or the message names the deadline."""
+        """The answer may come as the wait ends: it is used, or the message names the deadline."""
 
         def passed(_: Deadline) -> float:
             return 0.0
@@ -863,7 +863,7 @@ class TestOpening:
 
 
 class TestFork:
-    """KV-306: threads stay in the parent, and a forked child makes its own."""
+    """KV-306: threads stay in the parent, and a forked child starts its own."""
 
     def test_a_forked_child_works_with_threads_breakers_and_counters_of_its_own(
         self,

@@ -1,4 +1,4 @@
-"""The page of a plan."""
+"""The HTML page of a plan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VOID = {"meta", "link", "br"}
 
 
 class _Tree(HTMLParser):
-    """Counts tags, and refuses one that is not closed where it should be."""
+    """A parser that counts tags, and fails if a tag is not closed where it should be."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ from hicache_storage.planning.stack_distances import (
 
 
 def _naive(items: list[int]) -> list[int]:
-    """Return each access's place in a list of items, the latest first."""
+    """Return the place of each access in a list of the items, most recent first."""
     recent: list[int] = []
     distances: list[int] = []
     for item in items:

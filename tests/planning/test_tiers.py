@@ -1,4 +1,4 @@
-"""Needs of L2 and L3, compared with two LRU lists that are kept block by block."""
+"""The sizes of L2 and L3 that blocks need, compared with two LRU lists of blocks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _THROUGH = WritePolicy.WRITE_THROUGH
 def _simulated(
     requests: Sequence[Request], host_blocks: int, storage_blocks: int
 ) -> tuple[int, int]:
-    """Return the hits of L2 and of L3 with write-through. The blocks' ids name whole prefixes."""
+    """Return the hits of L2 and of L3 with write-through. A block's id stands for its whole prefix."""
     host: OrderedDict[int, None] = OrderedDict()
     storage: OrderedDict[int, None] = OrderedDict()
     seen: set[int] = set()
@@ -95,7 +95,7 @@ def test_a_larger_l3_hits_no_less(policy: WritePolicy) -> None:
 
 
 def test_a_prompt_hits_nothing_behind_a_block_that_is_gone() -> None:
-    """L2 of three blocks keeps 3 and 4 of the first prompt; its head has been evicted."""
+    """An L2 of three blocks has blocks 3 and 4 of the first prompt, but its head has been evicted."""
     tier = _tier(_requests((1,), (1, 2, 3), (9,), (1, 2, 3)), 3, _THROUGH)
 
     assert not tier.hits(0)[-3:].any()

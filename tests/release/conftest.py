@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Build the sdist, and of it the wheel. Check what an index would show of them."""
+    """Build the sdist, and the wheel from the sdist. Check what a package index would show."""
     for old in DIST.glob("hicache_storage-*"):
         old.unlink()
     programs = made_environment(tmp_path_factory.mktemp("build") / "environment")

@@ -1,4 +1,4 @@
-"""`make release-check`: each extra of the wheel, alone in a new environment, does what it is for.
+"""`make release-check`: each extra of the wheel works alone in a new environment.
 
 pytest does not collect this file by itself. `hicache doctor` opens the backend of an extra on a real
 server, writes pages, and reads and deletes them.
@@ -90,9 +90,9 @@ class Installed:
         return done.returncode, done.stdout
 
     def serves(self, backend: str, config: dict[str, Any]) -> bool:
-        """Return True if pages go into a store of this backend, and come out of it.
+        """Return True if pages can be written to a store of this backend and read back.
 
-        A problem of speed alone is none: this machine is not the one of a cache.
+        A finding only about speed does not count, because this machine is not that of a cache.
         """
         code, printed = self.doctor(backend, config, "--page-bytes", "64KiB", "--json")
         assert code in {0, 1}, printed
@@ -186,7 +186,7 @@ def test_extra_mooncake_non_cuda(installed: Callable[[str], Installed], tmp_path
     ctypes.util.find_library("cuda") is not None, reason="the advice is for machines without CUDA"
 )
 def test_extra_mooncake(installed: Callable[[str], Installed]) -> None:
-    """Without CUDA the wheel for CUDA installs, and the error names the other one."""
+    """Without CUDA the wheel for CUDA can be installed, and the error names the wheel to use."""
     code, printed = installed("mooncake").doctor("mooncake", {"master_server_address": "x:1"})
 
     assert code in {1, 2}

@@ -1,4 +1,4 @@
-"""`make wheel`: what is in sdist and wheel, and that each runs where it is installed.
+"""`make wheel`: what sdist and wheel contain, and that each works once it is installed.
 
 pytest does not collect this file by itself: the environments are made with packages from an index. The
 distributions stay in `dist/`.

@@ -28,7 +28,7 @@ _MLA = KVShape("mla", 3, 1, 5)
 
 
 class _FlippingStorage(MemoryStorage):
-    """Returns the last byte of every page with one bit changed."""
+    """A storage that returns the last byte of every page with one bit changed."""
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
@@ -190,7 +190,7 @@ class TestTime:
         assert time.monotonic() - began_s >= 0.4
 
     def test_time_begins_with_the_first_request(self) -> None:
-        """Traces may count from any hour."""
+        """The times of a trace may begin at any number."""
         began_s = time.monotonic()
 
         _replayed([Request(1e6, 512, 1, (0,)), Request(1e6 + 1, 512, 1, (0,))], speed=100.0)

@@ -36,7 +36,7 @@ def _replayed(store: Path, *argv: str) -> dict[str, Any]:
 
 @pytest.fixture
 def memory_directory(tmp_path: Path) -> Iterator[Path]:
-    """Yield a directory on tmpfs, where a disk would take longer than all else, or `tmp_path`."""
+    """Yield a directory on tmpfs, because a disk would be slow, or `tmp_path` if there is no tmpfs."""
     if not Path("/dev/shm").is_dir():
         yield tmp_path
         return
@@ -69,7 +69,7 @@ def _stored(store: Path) -> set[str]:
 
 
 def _possible_hits(requests: Iterable[Request], known: set[str]) -> int:
-    """Return the hits of a cache that starts with `known` and evicts nothing."""
+    """Return the hits of a cache that starts with the pages in `known` and evicts nothing."""
     hits = 0
     for request in requests:
         hashes = page_hashes(block_tokens(request.blocks), _PAGE_TOKENS)

@@ -1,4 +1,4 @@
-"""Replays by several ranks, each a process: one report, no wrong byte, an end when a rank dies."""
+"""Replays by several rank processes: one report, no wrong byte, and an end if a rank dies."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class TestFailure:
 
 
 def test_a_rank_that_dies_during_a_stop_is_reported() -> None:
-    """The stop message cannot be sent to the dead rank."""
+    """The message to stop can't be sent to the dead rank."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     process = context.Process(target=_exit, args=(3,))

@@ -1,4 +1,4 @@
-"""A replay over a Redis that restarts behind a failing network: no page is wrong."""
+"""A replay over a Redis that restarts, behind a network that fails, gets no wrong page."""
 
 from __future__ import annotations
 

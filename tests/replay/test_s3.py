@@ -40,7 +40,7 @@ def _command(proxy: FaultProxy, report: Path) -> list[str]:
 
 
 class _FaultSchedule:
-    """A series of faults. Each one follows some bytes of traffic after the previous one."""
+    """A series of faults. Each comes when some bytes have passed since the one before."""
 
     def __init__(self, proxy: FaultProxy, server: Rclone) -> None:
         self.proxy = proxy

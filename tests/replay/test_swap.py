@@ -1,4 +1,4 @@
-"""An exchange of the storage while requests run: no wrong byte, and hits in the second storage."""
+"""A swap of the storage while requests run: no wrong byte, and hits in the second storage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HALF = len(_TRACE) // 2
 
 
 class _Unreachable(HookedStorage):
-    """Opens no key space."""
+    """A storage that can't open a key space."""
 
     def open_space(self, space: KeySpace) -> None:
         raise StorageUnavailable("the second store is down")

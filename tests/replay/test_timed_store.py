@@ -1,4 +1,4 @@
-"""Time and failures of a page store that a replay watches."""
+"""The times and failures of a page store that a replay measures."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_no_time_passes_where_no_call_runs() -> None:
 
 
 class _Odd(MemoryStorage):
-    """Refuses each page whose hash begins with 1; raises for those with 2."""
+    """A storage that refuses pages whose hash begins with 1, and raises for those that begin with 2."""
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]

@@ -117,7 +117,7 @@ class TestReading:
             read_trace(tmp_path / "t")
 
     def test_a_line_without_an_end_is_refused(self, tmp_path: Path) -> None:
-        """It is not read into memory: a gzip file of 100 KB can hold 100 MB of it."""
+        """The line is not read into memory as a whole, because a gzip file of 100 KB can hold 100 MB."""
         path = tmp_path / "trace.jsonl.gz"
         with gzip.open(path, "wb", compresslevel=1) as file:
             for _ in range(17):
@@ -151,7 +151,7 @@ class TestTokens:
         assert expected == block_tokens((3, 0)).tolist()
 
     def test_narrow_ids_make_narrow_tokens(self) -> None:
-        """Pages of 4-byte tokens have the fastest hash."""
+        """Pages of 4-byte tokens are hashed fastest."""
         assert block_tokens((0, 2**23 - 1)).dtype == np.uint32
 
     def test_huge_ids_do_not_wrap(self) -> None:
@@ -192,7 +192,7 @@ class TestSynthetic:
         assert arrivals == sorted(arrivals)
 
     def test_conversations_overlap(self) -> None:
-        """If they did not, an LRU cache of one conversation would find every block."""
+        """Otherwise an LRU cache with room for one conversation would find every block."""
         tails = [request.blocks[:8] for request in synthetic_trace(0, conversations=50)]
         changes = sum(one[:7] != other[:7] for one, other in pairwise(tails))
 

@@ -1,4 +1,4 @@
-"""A run shows each change of state, and no repeated warning."""
+"""The warnings of a run: each change of state is shown, but no warning twice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def record(message: str, logger: str = "store") -> logging.LogRecord:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return a list whose only item is the time."""
+    """Return a list whose only item is the time that the test sets."""
     now_s = [100.0]
     monkeypatch.setattr("hicache_storage.replay.warning_log.time.monotonic", lambda: now_s[0])
     return now_s

@@ -1,4 +1,4 @@
-"""Records from the results of a page store."""
+"""Records of the explain log that are made from results of a page store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OK, MISS, TIMEOUT = Verdict.OK, Verdict.MISS, Verdict.TIMEOUT
 
 @pytest.fixture
 def record_of(tmp_path: Path) -> RecordOf:
-    """Return a function that returns the records which a call adds."""
+    """Return a function that makes a call and returns the records which the call adds."""
 
     def run(add: Callable[[ExplainLog], None]) -> list[RequestRecord]:
         path = tmp_path / "log.jsonl"

@@ -1,4 +1,4 @@
-"""A file of lines: appended to by several processes, rotated, and never left with half a line."""
+"""A log file: several processes append to it and rotate it, and it never ends with half a line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of a log file are selected and counted. Damaged lines are counted, too."""
+"""Records of a log file are selected and counted, and so are damaged lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each verdict of a page store is a reason of its own."""
+"""Each verdict of a page store has a reason of its own in the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A record is a line of JSON, and the line is the record."""
+"""A record becomes a line of JSON, and the line gives the same record back."""
 
 from __future__ import annotations
 

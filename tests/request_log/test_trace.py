@@ -1,4 +1,4 @@
-"""A recorded trace is one that the replay reads: blocks of 512 tokens by the hash of their last page."""
+"""A replay can read a recorded trace: its blocks have 512 tokens and the hash of their last page."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def page(options: str = "") -> str:
 
 
 def places(html: str) -> list[tuple[float, float]]:
-    """Return left edge and width of each bar in per cent."""
+    """Return the left edge and the width of each bar, in percent."""
     found = re.findall(r'style="left: ([\d.]+)%; width: ([\d.]+)%"', html)
     return [(float(left), float(width)) for left, width in found]
 
@@ -47,7 +47,7 @@ def test_columns_and_the_number_of_a_cell_are_chosen() -> None:
 
 
 def test_ratios_are_drawn_from_one_to_both_sides() -> None:
-    """The scale goes from 0.25 to 4, so 1 is in its middle, and a doubling is a quarter of it."""
+    """The scale goes from 0.25 to 4, so 1 is in the middle, and a factor of 2 is a quarter of it."""
     assert [(25, 25), (50, 50), (0, 50)] == places(with_figures(page()))
 
 

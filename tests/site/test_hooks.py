@@ -17,14 +17,14 @@ LOCAL = '<script src="assets/a.js"></script><a href="https://example.org">out</a
 
 
 def strict_settings() -> dict[str, object]:
-    """Return the part of mkdocs.yml that says what is an error."""
+    """Return the part of mkdocs.yml that makes warnings errors."""
     lines = [line for line in SETTINGS.splitlines() if "!!python" not in line]
     settings = yaml.safe_load("\n".join(lines))
     return {name: settings[name] for name in ("strict", "validation", "use_directory_urls")}
 
 
 def built(directory: Path, page: str) -> str:
-    """Build a site of one page by the project's rules. Return the page as HTML."""
+    """Build a site of one page with the project's settings. Return the page as HTML."""
     (directory / "docs").mkdir()
     (directory / "docs/index.md").write_text(page)
     (directory / "program.py").write_text("print('a program')\n")

@@ -21,7 +21,7 @@ def test_the_table_is_found() -> None:
 
 @pytest.mark.parametrize("row", rows_of(README), ids=" / ".join)
 def test_a_figure_is_one_of_the_record(row: tuple[str, ...]) -> None:
-    """A row of a page of measurements names both stores, and has both figures."""
+    """Each figure is in a row of a page of measurements that names both stores and has both figures."""
     ours, theirs, writes, reads = row
     names = {ours, f"`{theirs.split('`')[1]}`"}
 
@@ -34,7 +34,7 @@ def test_a_figure_is_one_of_the_record(row: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("theme", THEMES)
 def test_a_picture_is_that_of_the_table(theme: str) -> None:
-    """Run `python docs/site/speed_plot.py` after a change."""
+    """Run `python docs/site/speed_plot.py` after each change of the table."""
     assert svg(README, THEMES[theme]) == path_of(theme).read_text(encoding="utf-8")
 
 

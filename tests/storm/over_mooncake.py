@@ -1,4 +1,4 @@
-"""A short storm over a Mooncake cluster on two hosts, and one that finds wrong bytes there."""
+"""A short storm over a Mooncake cluster on two hosts, and a storm that must find wrong bytes."""
 
 from __future__ import annotations
 

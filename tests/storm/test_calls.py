@@ -1,4 +1,4 @@
-"""Some thousand calls with faults over real stores, and calls that find what is wrong with a store."""
+"""Some thousand calls with faults over real stores, and calls that must find a store's faults."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def world_of(wrap: Callable[[HiCacheStorage], HiCacheStorage], directory: Path) 
 
 @pytest.fixture
 def leaky(tmp_path: Path) -> Generator[World]:
-    """Yield a world whose every opening leaves a thread behind, until the end of the test."""
+    """Yield a world in which every opening leaves a thread behind until the end of the test."""
     released = threading.Event()
     yield world_of(partial(LeakyStorage, released=released), tmp_path)
     released.set()
@@ -90,7 +90,7 @@ def test_a_round_that_leaves_a_thread_is_found(
 def test_the_threads_that_a_library_starts_late_are_counted(
     leaky: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One thread that the second round leaves is such a thread. That of the third round is not."""
+    """One late thread is allowed, so the second round may leave one, but the third round may not."""
     monkeypatch.setattr(calls, "ROUND", 20)
     monkeypatch.setattr(calls, "_LEFT_LIMIT_S", 0.1)
     progress = Progress(seed=0)

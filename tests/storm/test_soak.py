@@ -1,4 +1,4 @@
-"""A short soak, and soaks that find what is wrong."""
+"""A short soak, and soaks that must find a fault."""
 
 from __future__ import annotations
 

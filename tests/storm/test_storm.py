@@ -1,4 +1,4 @@
-"""Short storms over real stores, and storms that find what is wrong with a store."""
+"""Short storms over real stores, and storms that must find the fault of a store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KILLS = 12
 
 
 class HastyStorage(WrapperStorage):
-    """A storage that accepts every page, whatever becomes of it."""
+    """A storage that returns True for every set, whether or not the page was stored."""
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
@@ -39,7 +39,7 @@ class HastyStorage(WrapperStorage):
 
 
 class AgeingStorage(WrapperStorage):
-    """A storage that drops pages when more than an hour seems to have passed since it was made."""
+    """A storage that drops pages once the wall clock is more than an hour after its creation."""
 
     def __init__(self, inner: HiCacheStorage, made_s: float) -> None:
         super().__init__(inner)
@@ -63,7 +63,7 @@ def faulty(root: Path, odds: Odds, hang_s: float | None = None) -> HiCacheStorag
 
 @contextmanager
 def only(name: str, hazard: type, directory: Path) -> Generator[World]:
-    """Yield a world in which one thing alone may happen."""
+    """Yield a world with only one hazard."""
     with WORLDS[name](directory) as world:
         yield replace(
             world, hazards=tuple(each for each in world.hazards if isinstance(each, hazard))

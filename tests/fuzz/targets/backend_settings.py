@@ -86,7 +86,7 @@ def _check_redis(settings: RedisSettings) -> None:
 
 
 def _check_hidden(settings: Settings) -> None:
-    """Hold the `repr` of settings to show no field that is a secret."""
+    """Assert that the `repr` of settings shows no secret field."""
     text = repr(settings)
     for name in ("url", "password", "sentinel_password", "secret_access_key", "index"):
         value = getattr(settings, name, None)

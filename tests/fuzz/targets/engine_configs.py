@@ -81,9 +81,9 @@ def _lmcache(choices: Choices) -> None:
 
 
 def _launch(choices: Choices) -> None:
-    """Hold the identity of a launch to its arguments: equal ones have one revision.
+    """Assert that launches with equal arguments have equal revisions.
 
-    A path that cannot be read is named: it is no secret.
+    An error about an unreadable path may contain the path, because it is not a secret.
     """
     arguments = {**choices.fields(_LAUNCH), "model_path": None}
     settings = sglang.AdapterSettings(weights="w")

@@ -59,7 +59,7 @@ def check(data: bytes) -> None:
 
 
 def _tokens(choices: Choices) -> None:
-    """Hold page hashes to their definition, token by token."""
+    """Assert that page hashes agree with their definition, computed token by token."""
     page_tokens, is_bigram = choices.integer(0, 5), choices.flag()
     prior = choices.pick((None, "", "ab" * 32, "AB" * 32, "ab" * 31, "x" * 64))
     widths = [choices.pick((1, 4, 5, 8)) for _ in range(choices.integer(0, 12))]
@@ -87,7 +87,7 @@ def _tokens(choices: Choices) -> None:
 def _defined_hashes(
     tokens: list[int], page_tokens: int, prior: str | None, *, is_bigram: bool
 ) -> list[str]:
-    """Return the hashes as `page_hashes` defines them: one SHA-256 a page, over the one before."""
+    """Return the hashes as `page_hashes` defines them: per page a SHA-256 that covers the one before."""
     count = max(len(tokens) - 1, 0) if is_bigram else len(tokens)
     digest, hashes = bytes.fromhex(prior or ""), list[str]()
     for start in range(0, count, page_tokens):
@@ -104,7 +104,7 @@ def _defined_hashes(
 
 
 def _seeds(choices: Choices) -> None:
-    """Hold the seeds of two namespaces to differ if a part differs."""
+    """Assert that the seeds of two namespaces are equal only if all parts of the namespaces are."""
     parts: list[tuple[str | None, str | None]] = [
         (choices.pick((None, choices.text())), choices.pick((None, choices.text())))
         for _ in range(2)
@@ -121,7 +121,7 @@ def _seeds(choices: Choices) -> None:
 
 
 def _vllm_keys(choices: Choices) -> None:
-    """Hold vLLM's keys to their groups: every key is in one batch, beside its own row."""
+    """Assert that each of vLLM's keys is in the batch of its group, with its own row."""
     keys = [
         choices.patched(
             bytes(choices.pick((32, 32, 31))) + choices.pick((b"\0\0\0\1", b"\0\0\0\0")), 2
@@ -151,7 +151,7 @@ def _vllm_keys(choices: Choices) -> None:
 
 
 def _lmcache_keys(choices: Choices) -> None:
-    """Hold the key spaces of two objects to differ if any fact of their bytes differs."""
+    """Assert that the key spaces of two objects differ if any fact about their bytes differs."""
     described = [_described(choices) for _ in range(2)]
     if None in described:
         return
@@ -160,7 +160,7 @@ def _lmcache_keys(choices: Choices) -> None:
 
 
 def _described(choices: Choices) -> tuple[Any, str] | None:
-    """Return the facts of an object and the id of its key space; None where it is refused."""
+    """Return the facts about an object and the id of its key space, or None if it is refused."""
     key = _Key(
         chunk_hash=choices.chunk(70),
         model_name=choices.text(8),

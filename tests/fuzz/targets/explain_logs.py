@@ -1,4 +1,4 @@
-"""Explain logs: a line is a record or is counted as unreadable, and every record can be shown."""
+"""Explain logs: each line is a record or counts as unreadable, and every record can be shown."""
 
 from __future__ import annotations
 

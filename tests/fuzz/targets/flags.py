@@ -134,7 +134,7 @@ def _seeds(text: str) -> None:
 
 
 def _names(text: str) -> None:
-    """Hold names of objects to the pages and key spaces that have them."""
+    """Assert that a name of an object parses only to the page or key space that has this name."""
     layout = Layout("a/")
     space_id = "0f" * 16
     name = f"a/{text}"

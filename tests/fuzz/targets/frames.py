@@ -15,7 +15,7 @@ _SPACES = (space(page_nbytes=48), space(page_nbytes=48, tenant="b"))
 _HASHES = (hash_of(1), hash_of(2), hash_of(1)[:32], "ab" * 64)
 _SEALED_NBYTES = FRAME_NBYTES - 8
 _UNCHECKED = (*range(6, 8), *range(16, 24), *range(_SEALED_NBYTES, FRAME_NBYTES))
-"""Bytes of a frame that mean nothing where there are no checksums, and the seal over them."""
+"""The bytes of a frame that mean nothing without checksums, and the seal that covers them."""
 
 SEEDS = (b"", bytes(8), *(bytes([n, 0, n, n]) + bytes(range(40)) for n in range(6)))
 TOKENS = (b"HiKV",)
@@ -65,7 +65,7 @@ def _check_planes_agree(
 
 
 def _check_malformed_hash(page_hash: str) -> None:
-    """Hold both data planes to one verdict on what is no page hash."""
+    """Assert that both data planes agree on a text that is not a page hash."""
     verdicts: list[bool] = []
     for module in (reference, compiled or reference):
         try:

@@ -1,4 +1,4 @@
-"""HTTP replies of `s3`: what the compiled data plane takes, the reader in Python takes alike."""
+"""HTTP replies of `s3`: a reply that the compiled data plane accepts, Python reads the same way."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _reader(nbytes: int, split: int, *, has_body: bool) -> tuple[ReplyReader, by
 
 
 def _feed(reader: ReplyReader, replies: bytes, step: int) -> bool:
-    """Receive `replies` in parts, and the end of the connection. Return True where they are refused."""
+    """Receive `replies` in parts, then the end of the connection. Return True if they are refused."""
     at = 0
     try:
         while at < len(replies) and reader.reply is None:

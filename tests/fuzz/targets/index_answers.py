@@ -1,7 +1,7 @@
 """Answers of Redis: listings, INFO, the map of a cluster, redirections, and the places of `hf3fs`.
 
-Each is read by hiredis, as the connections do. No answer raises anything but the documented errors, and
-no listing has a name that is no page hash.
+hiredis parses each of them, as in the connections. No answer raises an undocumented error, and
+no listing contains a name that is not a page hash.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _UNPARSED = object()
 
 
 def _parsed(data: bytes) -> Any:
-    """Return the reply that the bytes are, as a connection returns it."""
+    """Return the reply that the bytes encode, as a connection returns it."""
     reader = hiredis.Reader()
     reader.feed(data)
     try:

@@ -1,4 +1,4 @@
-"""Ledgers of `file`: any bytes are a ledger or another program's file, and the sum never is negative."""
+"""Ledgers of `file`: bytes are a ledger or another program's file, and no sum is negative."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Manifests: any bytes are a key space or None, and a key space has one manifest and one id."""
+"""Manifests: bytes parse to a key space or None, and a key space has one manifest and one id."""
 
 from __future__ import annotations
 

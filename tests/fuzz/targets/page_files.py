@@ -1,4 +1,4 @@
-"""Page files of `file`: both data planes agree on a changed file, and no wrong page passes as a page."""
+"""Page files of `file`: both data planes agree on a changed file, and accept no wrong page."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class _Store:
 
 @cache
 def _store() -> _Store:
-    """Return the store of this process, which is never closed: its threads and locks end with it."""
+    """Return the store of this process, which is never closed, because it ends with the process."""
     root = directory("page-files")
     storage = FileStorage.from_config({"path": str(root)})
     storage.open_space(_SPACE)

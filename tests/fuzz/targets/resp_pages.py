@@ -35,7 +35,7 @@ TOKENS = (b"\r\n", b"$-1\r\n", b"-MOVED 1 h:1\r\n", b"$1\r\n", b"$12\r\n", b"*1\
 
 
 class _EncryptedLike(DeadlineSocket):
-    """A plain socket that takes the path of an encrypted one: Python reads its replies."""
+    """A plain socket that is treated as an encrypted one, so that Python reads its replies."""
 
     @property
     def is_compiled(self) -> bool:
@@ -89,7 +89,7 @@ def _pages(nbytes: int, count: int, split: int) -> list[Page]:
 
 
 def _check_pages(hits: list[bool], pages: list[Page], replies: bytes) -> None:
-    """Hold each hit to the bulk strings that the replies begin with, read by a pattern."""
+    """Assert that each hit has the bytes of its bulk string, which a pattern finds in the replies."""
     at = 0
     for is_hit, page in zip(hits, pages, strict=False):
         header = _HIT % page.nbytes

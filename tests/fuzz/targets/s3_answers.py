@@ -1,4 +1,4 @@
-"""Answers of a store: a get is True only for a filled page with its checksum, and no header raises."""
+"""Answers of an S3 server: a get is True only for a page with its checksum, and no header raises."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def check(data: bytes) -> None:
 
 
 def _result(call: Generator[Any, Any, Any]) -> Any:
-    """Return the result of a call; None where it fails as documented."""
+    """Return the result of a call, or None if it fails as documented."""
     try:
         while True:
             next(call)

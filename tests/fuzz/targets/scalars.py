@@ -118,7 +118,7 @@ def _check_text(text: str) -> None:
 
 
 def _check_given(value: Any) -> None:
-    """Hold the checks of values that programs give to a TypeError or a ValueError."""
+    """Assert that the checks of values from programs raise only TypeError or ValueError."""
     format_number(value)
     for call in (
         lambda: check_integer("n", value, least=0),

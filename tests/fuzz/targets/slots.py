@@ -33,7 +33,7 @@ TOKENS = (b"HiSl", b"\1")
 
 @cache
 def _files() -> SlotFiles:
-    """Return the slot files of a store of this process."""
+    """Return the slot files of the store of this process."""
     files = SlotFiles(Layout(str(directory("slots"))), _GEOMETRY)
     Path(files.directory).mkdir(parents=True)
     return files

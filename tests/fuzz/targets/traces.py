@@ -1,4 +1,4 @@
-"""Traces: a file is refused with a ConfigError, or its requests are in order and can be planned with."""
+"""Traces: a file is refused with a ConfigError, or its requests are in order and fit a plan."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def check(data: bytes) -> None:
 
 
 def _check_again(requests: list[Request]) -> None:
-    """Write the requests as a trace, and read the same ones."""
+    """Write the requests as a trace, and assert that reading it gives the same requests."""
     path = directory("traces") / "again.jsonl"
     lines = [
         _line(number, request.input_tokens, *request.blocks)

@@ -35,7 +35,7 @@ from hicache_storage.page_store.results import Transfer
 
 @dataclass(frozen=True)
 class Dtype:
-    """A type, as torch prints it."""
+    """A data type that prints as torch's types do."""
 
     name: str
     itemsize: int
@@ -90,7 +90,7 @@ class Memory:
 
 
 class HalfSize:
-    """A serde that makes half as many bytes as there are elements of two bytes."""
+    """A serde that makes one byte of each two-byte element."""
 
     def estimate_serialized_size(self, layout_desc: Any) -> int:
         (shape,) = layout_desc.shapes

@@ -1,4 +1,4 @@
-"""The adapter, without SGLang."""
+"""The SGLang adapter, tested without SGLang."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SPACE = space()
 
 
 def _unused(*_: object, **__: object) -> None:
-    """Stand for a class of SGLang that these tests do not need."""
+    """Stand in for a class of SGLang that these tests do not need."""
 
 
 class LoneAdapter(Adapter):
-    """The adapter without its base class."""
+    """The adapter without its base class from SGLang."""
 
     engine = EngineTypes(
         pool_transfer_result=_unused,

@@ -1,4 +1,4 @@
-"""The extra config and the launch arguments, without SGLang."""
+"""The extra config and the launch arguments, tested without SGLang."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ def _identity(launch: LaunchIdentity) -> Identity:
 
 
 def test_a_default_launch_keeps_its_key_spaces() -> None:
-    """Stores outlive a release: pages of the launches below are found by these ids."""
+    """Stores outlive a release, so the pages of these launches must be found under the same ids."""
     launch = LaunchIdentity(
         {"weight_version": "default", "mm_process_config": {}}, AdapterSettings(weights="w"), {}, []
     )

@@ -1,4 +1,4 @@
-"""The storage of a tier, without vLLM."""
+"""The storage of a tier, tested without vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The answers of lookups, for each request on its own."""
+"""The answers of lookups, which are kept for each request separately."""
 
 from __future__ import annotations
 

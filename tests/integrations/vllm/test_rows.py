@@ -31,7 +31,7 @@ def test_a_page_is_a_row() -> None:
 
 
 def test_the_number_of_the_group_decides_the_key_space() -> None:
-    """One hash may be of several groups."""
+    """Several groups may have a block with the same hash."""
     groups = KeyGroups(SPACES)
 
     assert [(SPACES[0], [key(1, 0)]), (SPACES[2], [key(1, 2)])] == groups.of_keys(
@@ -41,7 +41,7 @@ def test_the_number_of_the_group_decides_the_key_space() -> None:
 
 
 def test_pages_keep_their_chunks() -> None:
-    """vLLM passes keys and chunks in the order of a set."""
+    """vLLM passes keys and chunks in the arbitrary order of a set."""
     memory, of_memory = rows()
     memory[:] = np.arange(4, dtype=np.int8)[:, None]
     keys = [key(5, 2), key(6, 0), key(7, 2)]

@@ -1,4 +1,4 @@
-"""Stores that fail, lie, hang, drip and die below LMCache's own storage manager."""
+"""Stores that fail, lie, hang, answer too slowly or die below LMCache's own storage manager."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from hicache_storage.storage import HiCacheStorage
 from hicache_storage.testing import Fault, FaultyStorage, WrapperStorage
 
 QUICK: dict[str, Any] = {"lookup_timeout_s": 0.3, "load_timeout_s": 0.6, "store_timeout_s": 0.6}
-# LMCache answers a request within our deadlines, and within its own threads' steps on a busy machine.
+# LMCache answers a request within our deadlines, plus the steps of its threads on a busy machine.
 HELD_LIMIT_S = 10.0
 HELD_BY_DEFAULT = [("batch_exists", 1.5), ("batch_get", 3.0)]
-"""Operations that hang, and how long a request may wait for them with default settings."""
+"""Operations that hang, and how long a request may wait for each with default settings."""
 TWO_GROUPS = Plan(groups=(GroupPlan(), GroupPlan(shapes=((1, 2, 16, 32),), window=2)))
 
 
 class Faulty(FaultyStorage):
-    """A storage whose next calls fail as a test says. A hang ends after 1.5 s."""
+    """A storage whose next calls fail as a test specifies. A call that hangs ends after 1.5 s."""
 
     def __init__(self, inner: HiCacheStorage) -> None:
         super().__init__(inner, hang_s=1.5)
 
     def fail(self, operation: str, later: int, fault: Fault) -> None:
-        """Let the call of `operation` fail that comes after `later` others."""
+        """Let a call of `operation` fail: the one that comes after `later` other calls."""
         self._strikes[operation, self.calls[operation] + later] = fault
 
     def forgive(self) -> None:
@@ -57,7 +57,7 @@ def test_every_fault_at_every_call_of_a_whole_scenario(
     """A server answers within the deadlines, never holds a wrong byte, and the pages heal.
 
     A faulty `file` is not revocable, and moves pages through private memory. `redis` is bounded, and
-    gets LMCache's.
+    reads into LMCache's memory directly.
     """
     config = {"url": redis_server.url, "prefix": f"{tmp_path.name}:"}
     redis_params = {"backend": "redis", "config": config, "revision": "main"}
@@ -87,7 +87,7 @@ def test_every_fault_at_every_call_of_a_whole_scenario(
 
 
 def _heals(engine: Engine, chunks: range, held: list[list[bytes]]) -> bool:
-    """Return whether a read has the whole prefix. Write again what a deleted page has left out."""
+    """Return whether a read gets the whole prefix. If not, write the prefix again."""
     read = engine.read(chunks)
     engine.wipe()
     if read.held[0] == held[0]:
@@ -122,7 +122,7 @@ def test_a_flipped_bit_shortens_the_prefix_and_heals(
 def test_a_store_that_hangs_holds_no_request_by_default_settings(
     operation: str, limit_s: float, file_params: dict[str, Any]
 ) -> None:
-    """Its pages are moved through private memory, as those of stores that promise nothing."""
+    """Pages of such a store move through private memory, because its calls may go on for long."""
 
     def wrap(inner: HiCacheStorage) -> HiCacheStorage:
         return FaultyStorage(inner, hang_s=30)

@@ -1,4 +1,4 @@
-"""Servers that differ in the bytes of their objects share none, under LMCache's own storage manager."""
+"""Servers whose objects have different bytes share none, under LMCache's own storage manager."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_setting_that_differs_is_no_hit(change: dict[str, str], written: dict[
 
 
 def test_servers_of_one_engine_share_a_store_by_their_labels(file_params: dict[str, Any]) -> None:
-    """Both have the keys of rank 0 of 8, for different heads of the model."""
+    """Both servers use the keys of rank 0 of 8, but for different heads of the model."""
     plan = Plan(world_size=8)
     held: list[Any] = []
     for server in (0, 1):

@@ -1,4 +1,4 @@
-"""What the first access to the adapter does to the process that loads it."""
+"""What the first import of the adapter changes in its process."""
 
 from __future__ import annotations
 

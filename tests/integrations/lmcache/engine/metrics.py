@@ -16,7 +16,7 @@ LABELS = {"engine": "lmcache", "backend": "file", "rank": "0"}
 
 
 def own_exposition() -> str:
-    """Return what LMCache's HTTP server answers."""
+    """Return the text of `/metrics` of LMCache's HTTP server."""
     app = importlib.import_module("lmcache.v1.multiprocess.http_server").app
     client = importlib.import_module("starlette.testclient").TestClient(app)
     answer = client.get("/metrics")

@@ -121,7 +121,7 @@ def test_objects_are_written_at_their_second_use_also_after_a_restart(
 def test_lmcaches_benchmark_of_adapters_verifies_every_object(
     params: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its objects are rows of bytes, each of another rank, and its lookups have no layouts."""
+    """The objects of the benchmark are rows of bytes of different ranks, looked up without layouts."""
     spec = {**ADAPTER, "adapter_params": {**params, "kv_dtype": "uint8"}}
     options = ["--no-skip-verify", "--lookup-max-hit-rate", "1", "--num-keys", "4"]
     command = ["lmcache", "bench", "l2", "--l2-adapter", json.dumps(spec), *options]

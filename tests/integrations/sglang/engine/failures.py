@@ -121,7 +121,7 @@ def test_signal_handlers_are_not_changed(file_config: dict[str, Any]) -> None:
 def test_a_store_that_hangs_holds_no_call_and_no_memory_of_sglangs(
     file_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The late call writes into a bounce buffer that nothing reads."""
+    """The call that ends late writes into a bounce buffer that nothing reads."""
     unclaimed = replace(FileStorage.capabilities, revocable=False)
     monkeypatch.setattr(FileStorage, "capabilities", unclaimed)
     with Engine([PoolPlan()], {**file_config, "adapter": {"timeout_s": 0.5}}) as engine:

@@ -1,4 +1,4 @@
-"""The functions between SGLang's call and the system call that moves a page: few enough to be read."""
+"""The functions between SGLang's call and the system call that moves a page are few."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from sglang_engine import TOKENS, Engine, PoolName, PoolPlan, engine_world
 from sglang_radix import Server, server_world
 
 PROBES_S = 8.0
-"""The breaker lets a probe through every five seconds."""
+"""The time between two probes that the breaker lets through, and a little more."""
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def config_of(redis: RedisServer, file_config: dict[str, Any]) -> dict[str, Any]
 
 
 def wait_of(server: Server, first: int) -> float:
-    """Return the seconds that a request with an unknown prompt waits."""
+    """Return for how many seconds a request with an unknown prompt waits."""
     began_s = time.monotonic()
     assert server.load_prefix([first, *TOKENS[1:]])[0] == 0
     return time.monotonic() - began_s
@@ -72,7 +72,7 @@ def test_a_call_ends_at_the_adapters_deadline_whatever_that_of_the_store(
 
 
 def test_a_flush_ends_while_a_store_hangs(redis: RedisServer, file_config: dict[str, Any]) -> None:
-    """SGLang joins each storage thread for 10 s then, and ends the server if one is busy still."""
+    """A flush joins each storage thread for 10 s, and ends the server if a thread is still busy."""
     with server_world(config_of(redis, file_config)), Server() as server:
         server.compute(TOKENS)
         redis.pause()

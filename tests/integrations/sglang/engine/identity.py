@@ -1,4 +1,4 @@
-"""Servers that differ in the bytes of their pages share none, under SGLang's own cache controller."""
+"""Servers whose pages have different bytes share none, under SGLang's own cache controller."""
 
 from __future__ import annotations
 

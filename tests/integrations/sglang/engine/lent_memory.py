@@ -1,4 +1,4 @@
-"""SGLang's memory below its own cache controller: which stores get it, and how it is taken back."""
+"""Which stores get SGLang's memory below its cache controller, and how it is taken back."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def world() -> Generator[None]:
 
 
 class Hanging:
-    """A storage whose gets or sets hang from the `first` on, until `released`."""
+    """A replacement for a storage operation. After `first` calls it hangs until `released` is set."""
 
     def __init__(self, storage: Any, operation: str, first: int = 0) -> None:
         self.released = threading.Event()
@@ -55,7 +55,7 @@ class Hanging:
             self.ended.set()
 
     def end(self) -> None:
-        """Let the late call act, and then answer again."""
+        """Let the late call go on, and let later calls work again."""
         self.released.set()
         assert self.ended.wait(30)
         setattr(self._storage, self._operation, self._act)
@@ -204,7 +204,7 @@ def test_a_flat_set_that_hangs_stores_no_page_of_later_content(config: dict[str,
 
 
 def test_headers_of_overdue_calls_are_not_used_again(config: dict[str, Any]) -> None:
-    """The next call for the same host pages has other headers."""
+    """The next call for the same host pages uses other memory for the headers."""
     with Engine(
         [PoolPlan()], {**config, "adapter": {"timeout_s": 0.5, "parallelism": 8}}
     ) as engine:

@@ -53,7 +53,7 @@ def test_weights_that_change_are_a_store_that_is_not_attached(file_config: dict[
 def test_sglangs_own_endpoint_shows_the_adapter(
     file_config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SGLang's HTTP server is another process than its ranks, so it reads the files of these."""
+    """SGLang's HTTP server runs in a process of its own, so it reads the metric files of the ranks."""
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
     monkeypatch.setattr(values, "ValueClass", values.MultiProcessValue())  # type: ignore[no-untyped-call]  # no types
     with Engine([PoolPlan()], file_config, metrics=True) as engine:

@@ -13,7 +13,7 @@ from vllm_engine import BLOCK, FULL, PROMPT, Answer, Engine
 def write_and_read(
     config: dict[str, Any], read: Iterable[int] = PROMPT, **fields: Any
 ) -> tuple[Answer, Answer]:
-    """Return the answers of an engine that writes `PROMPT`, and of a cold one that reads `read`."""
+    """Let one engine write `PROMPT`, and a cold one read `read`. Return the answers of both."""
     with Engine(config, **fields) as engine:
         written = engine.write(PROMPT)
     with Engine(config, **fields) as engine:

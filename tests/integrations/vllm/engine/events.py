@@ -80,7 +80,7 @@ def test_past_batches_come_as_from_vllms_own_publisher() -> None:
 
 @pytest.mark.parametrize(("form", "as_int"), [("uint64", True), ("bytes", False)])
 def test_hashes_are_vllms(form: Any, monkeypatch: pytest.MonkeyPatch, *, as_int: bool) -> None:
-    # An engine that has started in this process has made vLLM keep the values of its environment.
+    # vLLM keeps the values of environment variables from the first engine of this process on.
     values: dict[str, Any] = envs.__dict__
     monkeypatch.setitem(values, "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", as_int)
 

@@ -21,7 +21,7 @@ from hicache_storage.testing import Fault, FaultyStorage, Odds
 
 OTHER = [*PROMPT][:FULL] + [9] * 40
 SLACK_S = 1.0
-"""Time for the steps of an engine on a busy machine."""
+"""Extra time for the steps of an engine on a busy machine."""
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_a_page_cut_short_is_a_miss_that_heals(file_config: dict[str, Any]) -> N
 def test_a_page_that_vanishes_after_the_lookup_is_asked_for_once(
     request: pytest.FixtureRequest, faulty: FaultyStorage
 ) -> None:
-    """Otherwise vLLM would load it again in each step."""
+    """Otherwise vLLM would try to load the page again in each step."""
     plan(faulty, ("batch_exists", Fault.LIE))
     with Engine(given(request.node.name)) as engine:
         answer = engine.write(PROMPT)
@@ -272,7 +272,7 @@ def test_a_silent_server_is_a_miss_of_a_lookup_in_time(tmp_path: Path) -> None:
 def test_a_server_that_falls_silent_holds_no_request(
     tmp_path: Path, timeout_s: float | None
 ) -> None:
-    """Redis is bounded: by default it loads straight into vLLM's memory."""
+    """`redis` is bounded, so by default it loads directly into vLLM's memory."""
     fields = {} if timeout_s is None else {"timeout_s": timeout_s}
     with (
         RedisServer(tmp_path / "redis") as server,

@@ -1,4 +1,4 @@
-"""Whole scenarios in vLLM's engine core with one fault at each call of the storage in turn."""
+"""Whole scenarios in vLLM's engine core, repeated with a fault at each storage call in turn."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def engine_over(class_name: str, window: int | None) -> Generator[Engine]:
 
 
 def play(engine: Engine, plan: Iterable[Strike | Odds] = (), seed: int = 0) -> FaultyStorage:
-    """Write a prefix, read it cold, and read a longer one, on an empty storage with these faults.
+    """Write a prefix, read it cold, and read a longer prefix, on an empty storage with these faults.
 
     Every answer is right, no request is held beyond its deadlines, and no error reaches the engine.
     """

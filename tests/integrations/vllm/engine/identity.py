@@ -1,4 +1,4 @@
-"""Everything that the bytes of a row depend on is in its key space, as vLLM's own configs say it."""
+"""Everything in vLLM's configs that the bytes of a row depend on is in the row's key space."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WEIGHTS = model_dir("weights")
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the config of a store to which an engine with nothing special has written."""
+    """Return the config of a store to which an engine with default settings has written."""
     fields = {"backend": "file", "config": {"path": str(tmp_path_factory.mktemp("pages"))}}
     with Engine(fields) as engine:
         engine.write(PROMPT)
@@ -34,7 +34,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def edit(part: str, **fields: Any) -> Callable[[Any], None]:
-    """Return an edit of a part of `VllmConfig`, whose own checks need more than Python files."""
+    """Return a function that sets fields of a part of `VllmConfig` without its own checks."""
 
     def change(vllm_config: Any) -> None:
         record = getattr(vllm_config, part)
@@ -98,7 +98,7 @@ def reads(extra: dict[str, Any], **fields: Any) -> int | None:
 
 @pytest.mark.skipif(not NEWEST, reason="the id has vLLM's version")
 def test_a_default_launch_keeps_its_key_space(file_config: dict[str, Any]) -> None:
-    """Stores outlive a release: pages of this launch are found by this id."""
+    """Stores outlive a release, so pages of this launch must be found under the same id."""
     with Engine({**file_config, "weights": "w"}, served_model_name="m") as engine:
         (space,) = engine.tier._groups.spaces.values()
 
@@ -307,7 +307,7 @@ def test_things_that_make_no_difference_are_hits(written: dict[str, Any]) -> Non
 
 
 def test_another_number_of_blocks_makes_no_difference(written: dict[str, Any]) -> None:
-    """Hosts have memory of different sizes."""
+    """Hosts differ in the size of their memory."""
     assert FULL == reads(written, edit=edit("cache_config", num_gpu_blocks_override=100))
 
 
@@ -357,7 +357,7 @@ def test_fields_of_a_group_are_in_the_key(file_config: dict[str, Any]) -> None:
 
 
 def test_canonical_rows_do_not_depend_on_the_ranks(file_config: dict[str, Any]) -> None:
-    """Rows of two ranks have the same bytes then, and vLLM certifies that at each worker's start."""
+    """In this layout, rows have the same bytes for any number of ranks, as vLLM itself checks."""
     extra = {**file_config, "canonical_layout": True}
 
     def layouts(**fields: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""Events, metrics, and the end of a key space with a reset of vLLM's caches."""
+"""Events, metrics, and the new key space that a reset of vLLM's caches begins."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_verdicts_bytes_latency_usage_and_breakers_are_metrics(file_config: dict
 
 
 def test_vllms_exporter_takes_every_metric(file_config: dict[str, Any]) -> None:
-    """It runs in the API server's process, which has no connector: it knows the config only."""
+    """The exporter runs in the API server's process, which has the config but no connector."""
     registry = prometheus.CollectorRegistry()
     kinds: dict[Any, Any] = {}
     for name in ("Counter", "Gauge", "Histogram"):
@@ -229,7 +229,7 @@ def test_pages_are_written_at_their_second_use_and_then_only_are_events(
 
 
 def test_a_reset_begins_a_new_key_space(file_config: dict[str, Any]) -> None:
-    """vLLM resets its caches for new weights, and its secondary tiers keep the KV of the old ones."""
+    """vLLM resets its caches for new weights, but its secondary tiers keep the old weights' KV."""
     with Engine(file_config) as engine:
         engine.write(PROMPT)
         assert engine.core.reset_prefix_cache(reset_connector=True)

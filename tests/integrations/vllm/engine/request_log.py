@@ -16,7 +16,7 @@ from hicache_storage.request_log import Operation, Reason, RequestRecord
 from hicache_storage.request_log.reading import LogReader, Selection
 
 LONG = range(1000, 1000 + 62 * BLOCK + 3)
-"""A block of a trace has 32 pages: the prompt has one such block, and 30 pages."""
+"""A prompt of one block of a trace, which is 32 pages, and 30 further pages."""
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_a_trace_of_the_requests_is_what_a_plan_reads(
 def test_a_trace_has_the_requests_that_no_tier_was_asked_for(
     file_config: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The second request has all its pages in the GPU's cache."""
+    """The GPU's cache has all pages of the second request."""
     trace = tmp_path / "trace.jsonl"
     with Engine({**file_config, "trace": str(trace)}) as engine:
         engine.write(LONG)
