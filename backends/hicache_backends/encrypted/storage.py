@@ -356,7 +356,6 @@ class EncryptedStorage(WrapperStorage):
         pages: Sequence[Page],
         deadline: Deadline,
     ) -> list[_Verdict]:
-        """Open sealed pages until the deadline."""
         headers = [Header.read(source[: self._header_nbytes]) for source in sources]
         messages = self._message_keys(headers)
         verdicts: list[_Verdict] = []

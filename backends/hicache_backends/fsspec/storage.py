@@ -272,7 +272,6 @@ class FsspecStorage(HiCacheStorage):
     # --- parts ---------------------------------------------------------------------------------------
 
     def _deadline(self) -> Deadline:
-        """Return the deadline of a call that begins now."""
         return Deadline(self._settings.timeout_s)
 
     def _each(

@@ -293,7 +293,6 @@ class MooncakeStorage(HiCacheStorage):
     # --- parts ---------------------------------------------------------------------------------------
 
     def _deadline(self) -> Deadline:
-        """Return the deadline of a call that begins now."""
         return Deadline(self._settings.timeout_s)
 
     def _keys(self, space: KeySpace, hashes: Sequence[str]) -> list[str]:

@@ -56,8 +56,6 @@ Call: TypeAlias = "Generator[Request | Pause, Reply | None, T]"
 
 
 class _InFlight:
-    """A request in flight."""
-
     __slots__ = ("address", "connection", "number", "progress", "request")
 
     def __init__(

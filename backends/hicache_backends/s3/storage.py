@@ -244,7 +244,6 @@ class S3Storage(HiCacheStorage):
         return self._layout.pages(space.id, hashes)
 
     def _deadline(self) -> Deadline:
-        """Return the deadline of a call that begins now."""
         return Deadline(self._settings.timeout_s)
 
     def _run(self, calls: Sequence[Call[T]], deadline: Deadline) -> list[T | CallFailed]:
@@ -306,7 +305,10 @@ class S3Storage(HiCacheStorage):
                 yield space
 
     def _unreadable_spaces(self) -> Iterator[UnreadableSpace]:
-        """Yield key spaces without a valid manifest. Read manifests after listing the pages' names."""
+        """Yield key spaces whose manifest is lost or damaged.
+
+        Manifests are read last, because a writer stores the manifest before it sets a page.
+        """
         ids: set[str] = set()
         position: str | None = ""
         while position is not None:
