@@ -67,7 +67,7 @@ class Workload:
         return self.pages * sum(host.shape.nbytes for host in self.hosts)
 
     def layers(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[int]]]:
-        """Yield, for each plane of each layer, its device pages, its pages in L2, and L2's slots."""
+        """Yield for each plane of each layer: its device pages, its pages in L2, and the slots in L2."""
         for pool, slots in zip(self.pools, self.host_slots, strict=True):
             for layer in range(pool.layers):
                 for on_device, in_host in pool.planes(layer):

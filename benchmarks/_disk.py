@@ -1,4 +1,4 @@
-"""Places and empties files so that no candidate slows down the next one on ext4.
+"""Place and empty files so that no candidate slows down the next one on ext4.
 
 For a minute after an inode was freed, ext4 does not reuse it, and whoever creates a file searches
 past all such inodes of its block group. So after many deletions, creating files is several times
@@ -28,7 +28,7 @@ _TMPFS = Path("/dev/shm")  # noqa: S108 - new directories in it
 
 
 def default_parent() -> Path | None:
-    """Return tmpfs if there is one, for many small files. None: the temporary directory."""
+    """Return tmpfs, which suits many small files, or None (the temporary directory) if there is none."""
     return _TMPFS if _TMPFS.is_dir() else None
 
 

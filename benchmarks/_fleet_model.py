@@ -1,4 +1,4 @@
-"""Simulates engines that share one store: routers, tiers, and writes that take time.
+"""A simulation of engines that share one store: routers, tiers, and writes that take time.
 
 Each engine has one cache of its own (L1 and L2 together), which is an LRU list of blocks. L3 is
 another LRU list, which all engines share. A request waits for its engine, finds the leading blocks

@@ -1,4 +1,4 @@
-"""Measures candidates in turns, and prints tables of medians with their spread.
+"""Measure candidates in turns, and print tables of medians with their spread.
 
 Candidates take turns in one process, in a different order each round. So a slow phase of the
 machine affects all of them, and no candidate always follows the same other one. A ratio is the
@@ -200,7 +200,7 @@ def page_hashes_of(name: str, turn: int, pages: int) -> list[str]:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser with every benchmark's options, and further ones that a benchmark asks for."""
+    """A parser with the options of all benchmarks, and further ones that a benchmark selects."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Compares computing a layer while the next ones are copied with doing one after the other."""
+"""Compare computing a layer while the next ones are copied with copying and computing in turn."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 STEPS = [(pool, layer) for pool, count in enumerate(LAYERS.values()) for layer in range(count)]
 FACTORS = {"cuda": (4096, torch.bfloat16), "cpu": (256, torch.float32)}
-"""The side and type of the matrices that a device multiplies."""
+"""The side length and type of the square matrices that a device multiplies."""
 IN_TURN = "copy, then compute"
 LEAST_SPEEDUP = 1.3
 
@@ -173,7 +173,7 @@ def _median_s(method: _Method) -> float:
 
 
 def _hidden(section: Section) -> float:
-    """Return the share that was saved of the shorter of copy and compute, the most possible."""
+    """Return the time that overlapping saved, as a share of the shorter of copy and compute."""
     names = (_CopyAlone.name, _ComputeAlone.name, IN_TURN, _LayerByLayer.name)
     rounds = zip(*(section.seconds[name] for name in names), strict=True)
     parts: list[float] = [

@@ -1,4 +1,4 @@
-"""The limit of the sockets: moves the bytes of the pages over them, and does nothing else."""
+"""The limit of the sockets: a candidate that only moves the bytes of the pages over them."""
 
 from __future__ import annotations
 

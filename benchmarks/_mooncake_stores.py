@@ -67,7 +67,7 @@ class RawClient(Store):
 
 
 class ExistsFirstClient(RawClient):
-    """`RawClient` with a lookup before each put. A caller needs it to find out what a put does."""
+    """`RawClient` with a lookup before each put, because the result of a put hides what it did."""
 
     name = "raw client, exists first"
 

@@ -64,7 +64,7 @@ class OurStorage(Store):
 
 
 class OurPageStore(Store):
-    """The page store over a backend, with frames, verdicts and its default number of threads."""
+    """The page store over a backend, with frames, verdicts and the default number of threads."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Measures, for `scale.py`, what operations cost in a store that contains a number of pages."""
+"""Measure, for `scale.py`, what operations cost in a store that contains a number of pages."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ class FilledStore:
         return sample
 
     def set(self, pages: int | None = None) -> Sample:
-        """Set a batch, or another number, of new pages. `forget_new` removes them."""
+        """Set new pages: one batch, or the given number. `forget_new` removes them."""
         numbers = range(self._new.stop, self._new.stop + (pages or self._batch_pages))
         self._new = range(self._new.start, numbers.stop)
         return set_numbers(self.storage, self._set_batch, numbers, self._page_nbytes)
 
     def evict(self, turns: int) -> Sample:
-        """Set new pages. Over `turns` turns, a store at its capacity is swept several times."""
+        """Set new pages: enough that `turns` calls sweep a store at its capacity several times."""
         share = int(self._place.evictions_a_page * self.pages / turns)
         return self.set(max(4 * self._batch_pages, share))
 
@@ -104,7 +104,7 @@ class FilledStore:
         return sample
 
     def count(self) -> Sample:
-        """Open a storage that must look at every page before it accepts one. Time it until it does."""
+        """Measure how long a new storage takes until it has looked at every page and accepts one."""
         assert self._place.forget_counts is not None
         fields = self._place.ample_capacity(self._stored_nbytes())
         self.storage.close()
@@ -123,7 +123,7 @@ class FilledStore:
         """Leave the store no space beyond its pages, so that every `set` evicts."""
         assert self._place.fill_capacity is not None
         assert self._place.evicted is not None
-        self._reopen()  # other processes may have set pages that this storage has not counted
+        self._reopen()  # another process may have set pages that this storage has not counted
         self._reopen(**self._place.fill_capacity(self._stored_nbytes()))
         before, first = self._place.evicted(self.storage), self._new.stop
         yield

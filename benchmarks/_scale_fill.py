@@ -1,4 +1,4 @@
-"""Fills a store with numbered pages, from several processes at once."""
+"""Fill a store with numbered pages, from several processes at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DIGEST_NBYTES = 32
 
 @dataclass(slots=True, kw_only=True)
 class Sample:
-    """One measurement: how many pages (or 1 for a whole), and the time of all of them together."""
+    """One measurement: a number of pages (or 1 for a whole operation), and the time of all together."""
 
     count: int = 0
     wall_s: float = 0.0

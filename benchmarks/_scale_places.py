@@ -32,17 +32,19 @@ class Place:
     backend: str
     config: Mapping[str, Any]
     nbytes: Callable[[], int] | None = None
-    """Returns the bytes that the store takes in its place."""
+    """A function that returns how many bytes the store takes in its place."""
     fill_capacity: Callable[[int], Mapping[str, Any]] | None = None
-    """Makes the used bytes the store's capacity. Returns the fields of a storage that then evicts."""
+    """A function that makes the used bytes the capacity, and returns the fields of a storage that
+    evicts.
+    """
     evicted: Callable[[HiCacheStorage], int] | None = None
-    """Returns how many pages were evicted so far."""
+    """A function that returns how many pages were evicted so far."""
     evictions_a_page: float = 0.0
-    """Evicting this share of the pages takes several sweeps over the store."""
+    """The share of the pages whose eviction takes several sweeps over the store."""
     forget_counts: Callable[[], None] | None = None
-    """Removes what a storage knows about its pages without looking at them."""
+    """A function that removes the recorded counts, so that the next storage must look at every page."""
     ample_capacity: Callable[[int], Mapping[str, Any]] = lambda _: {}
-    """Returns the fields of a storage that must know its used bytes but evicts nothing."""
+    """A function that returns the fields of a storage that must count its bytes but evicts nothing."""
 
     def open(self, **fields: Any) -> HiCacheStorage:
         """Open a storage here."""

@@ -64,7 +64,7 @@ class Subject:
     name: str
     store: Store
     empty: Callable[[], None]
-    """Makes space. A store that evicts does nothing."""
+    """A function that makes space. It does nothing for a store that evicts."""
     most_repeats: int = 64
     """For how many batches the store has space."""
 

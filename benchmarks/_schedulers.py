@@ -58,7 +58,7 @@ class Scheduler:
 
     @property
     def steps(self) -> int:
-        """How many steps it has done since the start."""
+        """How many steps the scheduler has done since the start."""
         return self._cells[1]
 
     def begin(self, mode: Mode) -> None:

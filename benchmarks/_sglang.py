@@ -49,7 +49,7 @@ _TAKEN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 
 
 class V1Store(Store):
-    """A backend over a host pool, called as by SGLang's controller: one buffer per page (MLA)."""
+    """A backend over a host pool, called as SGLang's controller calls it: one buffer per page (MLA)."""
 
     _backend: Any
 
@@ -165,7 +165,7 @@ def mooncake_store(config: dict[str, Any], native: Any) -> Any:
 
 
 class _HostPool:
-    """The part of a host pool that the backends use, with one buffer per page. An index is a page."""
+    """The part of a host pool that the backends use. Each page has one buffer and one index."""
 
     page_size = 1
 

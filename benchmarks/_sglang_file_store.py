@@ -1,4 +1,4 @@
-"""SGLang's file backend, called like its controller calls it."""
+"""SGLang's file backend, called as SGLang's controller calls it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 
 
 class HiCacheFileStore(Store):
-    """SGLang's `HiCacheFile`, called like its controller calls it.
+    """SGLang's `HiCacheFile`, called as SGLang's controller calls it.
 
     With `host_pool`, a get also copies each flat page into a page-first MHA host pool, and a set
     copies it from there. The copies are the expressions of `set_from_flat_data_page` and

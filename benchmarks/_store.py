@@ -66,7 +66,7 @@ class Store:
         self.hashes: Sequence[str] = ()
 
     def prepare_set(self, hashes: Sequence[str]) -> None:
-        """Set the hashes of the pages in the source memory."""
+        """Choose the hashes under which `set` stores the pages of the source memory."""
         self.hashes = hashes
 
     def set(self) -> None:
@@ -74,7 +74,7 @@ class Store:
         self.set_part(self.hashes, slice(None))
 
     def prepare_get(self, hashes: Sequence[str]) -> None:
-        """Overwrite the destination memory."""
+        """Choose the hashes of the pages that `get` reads, and overwrite the destination memory."""
         self.hashes = hashes
         self.destination.overwrite()
 
@@ -125,7 +125,7 @@ def nothing() -> None:
 
 
 class BatchRun(Candidate):
-    """Moves one batch in one direction, and records the processor time of this process."""
+    """A candidate that moves one batch in one direction, and records this process's processor time."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class BatchRun(Candidate):
     ) -> None:
         """Move a new batch each time, in a store that `empty` has emptied.
 
-        With `repeats` every turn moves the same batch. Before a get, it is set once.
+        With `repeats` every turn moves the same batch. For a get, the batch is set once beforehand.
         """
         self.store = store
         self.name = store.name
@@ -174,7 +174,7 @@ class BatchRun(Candidate):
 
 
 def print_cpu(turns: Sequence[BatchRun], work: float) -> None:
-    """Print the processor time of each client. It is the same on a real network."""
+    """Print the processor time of each client, which would be the same on a real network."""
     shown = Table(title="processor time of the client", title_justify="left")
     shown.add_column("candidate")
     shown.add_column("s/GB", justify="right")

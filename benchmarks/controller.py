@@ -38,7 +38,7 @@ WAITS = ("'acquire' of '_thread.lock'", "'get' of '_queue.SimpleQueue'")
 
 
 class TransferRun(Candidate):
-    """Moves all pages in one direction, and checks them."""
+    """A candidate that moves all pages in one direction, and checks them."""
 
     def __init__(self, method: TransferMethod, direction: str) -> None:
         self.name = method.name

@@ -2,9 +2,9 @@
 
 python benchmarks/encrypted.py [--sizes KIB,KIB] [--rounds N] [--json FILE]
 
-The store that `encrypted` wraps does nothing, so a row shows the cost of sealing alone: a set leaves the
-sealed pages in a buffer, and the next get of the same batch is lent that buffer. The rows over `memory`
-have a store that copies pages.
+The store that `encrypted` wraps does nothing, so a row shows the cost of sealing alone: a set leaves
+the sealed pages in a buffer, and the next get of the same batch uses that buffer. The rows over
+`memory` have a store that copies pages.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Bare(Store):
 
 
 class Lookup(Candidate):
-    """Computes the names of a batch of pages."""
+    """A candidate that computes the names of a batch of pages."""
 
     name = "exists"
 

@@ -95,7 +95,7 @@ class Bench:
 
 
 class Get(BatchRun):
-    """Reads one batch repeatedly."""
+    """A candidate that reads one batch repeatedly."""
 
     def __init__(self, factory: StoreFactory, bench: Bench) -> None:
         self._directory = bench.directory()
@@ -107,7 +107,7 @@ class Get(BatchRun):
 
 
 class SetInEmpty(BatchRun):
-    """Writes each batch into a new store in an empty directory."""
+    """A candidate that writes each batch into a new store in an empty directory."""
 
     def __init__(self, factory: StoreFactory, bench: Bench) -> None:
         self._factory = factory
@@ -133,7 +133,7 @@ class SetInEmpty(BatchRun):
 
 
 class SetMore(BatchRun):
-    """Writes each batch into the same store, below its capacity or at it."""
+    """A candidate that writes each batch into the same store, below its capacity or at it."""
 
     def __init__(self, factory: StoreFactory, bench: Bench, *, full: bool) -> None:
         self._bench = bench
@@ -243,7 +243,7 @@ def bench_set_more(
 
 
 def sglang_stores(capacity_nbytes: int | None = None) -> list[StoreFactory]:
-    """Return SGLang's file backend, without and then with the copies of its controller."""
+    """Return SGLang's file backend twice: without the copies of SGLang's controller, and with them."""
     if not _sglang.is_installed():
         return []
     return [
@@ -264,7 +264,7 @@ def ours(**settings: Any) -> list[StoreFactory]:
 def benches(
     root: Path, report: Report, options: argparse.Namespace, **fields: Any
 ) -> Iterator[Bench]:
-    """Yield what all sections of a page size share, for each size."""
+    """Yield a `Bench` for each page size."""
     for page_nbytes in options.sizes:
         source, destination = memories(BATCH_PAGES, page_nbytes)
         yield Bench(

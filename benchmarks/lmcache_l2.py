@@ -53,7 +53,7 @@ def named(module: str, name: str) -> Any:
 
 
 class Adapter(Store):
-    """An L2 adapter, which waits like LMCache's controllers."""
+    """An L2 adapter. Its calls wait for results as LMCache's controllers do."""
 
     def __init__(
         self, name: str, spec: dict[str, Any], empty: Callable[[], None], batch: Batch

@@ -25,7 +25,7 @@ LIMIT = "hashlib alone"
 
 
 class Hashing(Candidate):
-    """Hashes one prompt, and compares the result with the reference."""
+    """A candidate that hashes one prompt, and compares the result with the reference."""
 
     def __init__(self, name: str, work: Callable[[], list[str]], expected: list[str]) -> None:
         self.name = name
@@ -51,7 +51,7 @@ def limit_of(blocks: Sequence[bytes]) -> list[str]:
 
 
 def chained(tokens: Sequence[int], *, bigram: bool) -> list[bytes]:
-    """Return the input of each page's hash, with the previous digest, built token by token."""
+    """Return the input of each page's hash: the previous digest, then the tokens, added one by one."""
     words = [token.to_bytes(4, "little") for token in tokens]
     if bigram:
         words = [first + second for first, second in pairwise(words)]

@@ -72,7 +72,7 @@ _TURN_S = 0.5
 
 @dataclass
 class Turn(Candidate):
-    """Moves batches in one direction while a scheduler runs, and counts the scheduler's steps.
+    """A candidate that moves batches in one direction while a scheduler runs, and counts its steps.
 
     A batch is cut into one transfer for each of the `threads`.
     """

@@ -58,7 +58,7 @@ def us_a_page(call: Callable[[], object], rounds: int) -> list[float]:
 def calls_of(engine: Engine) -> dict[str, Callable[[], object]]:
     """Return the calls of SGLang's controller by name.
 
-    The set comes first, because the others find its pages.
+    The set comes first, because the other calls find the pages that it stores.
     """
     storage, tokens = engine.storage, _PAGES * engine.page_tokens
     keys, indices = hashes_of(range(tokens), engine.page_tokens), torch.arange(tokens)

@@ -51,7 +51,7 @@ _prompts = itertools.count()
 
 
 class Backup(Candidate):
-    """Writes a new prompt each time. Then the store is emptied, unless it must stay full."""
+    """A candidate that writes a new prompt, then empties the store unless that must stay full."""
 
     def __init__(self, name: str, engine: Engine, pages: int, *, full: bool = False) -> None:
         self.name = name
@@ -76,7 +76,7 @@ class Backup(Candidate):
 
 
 class Prefetch(Candidate):
-    """Reads one prompt repeatedly, into different host pages."""
+    """A candidate that reads one prompt repeatedly, into different host pages."""
 
     def __init__(self, name: str, engine: Engine, pages: int) -> None:
         self.name = name

@@ -51,7 +51,7 @@ _turns = itertools.count()
 
 
 class Tier:
-    """A tier of vLLM's tiering manager, called like the manager calls it."""
+    """A tier of vLLM's tiering manager, called as the manager calls it."""
 
     def __init__(self, name: str, fields: dict[str, Any], row_nbytes: int, rows: int) -> None:
         self.name = name
@@ -87,7 +87,7 @@ class Tier:
 
 
 class Store(Candidate):
-    """Stores rows under new keys each time. Afterwards the stored rows are deleted."""
+    """A candidate that stores rows under new keys each time, and deletes them afterwards."""
 
     def __init__(self, tier: Tier, root: Path) -> None:
         self.name = tier.name
@@ -110,7 +110,7 @@ class Store(Candidate):
 
 
 class Load(Candidate):
-    """Loads the same rows each time. They are zeros before, and are compared afterwards."""
+    """A candidate that loads the same rows each time, over zeros, and compares them afterwards."""
 
     def __init__(self, tier: Tier) -> None:
         self.name = tier.name
