@@ -1,4 +1,4 @@
-"""`encrypted`: wraps another backend and seals its pages, page names and key spaces with AES-256."""
+"""`encrypted`: another backend, whose pages, page names and key spaces are sealed with AES-256."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def derive(key: bytes, purpose: bytes, nbytes: int) -> bytes:
 
 
 def random_nonces(count: int) -> list[bytes]:
-    """Draw random nonces. Each process, forked child and restored snapshot draws different ones."""
+    """Draw random nonces. Each process, forked child and restored snapshot draws different nonces."""
     drawn = os.urandom(NONCE_NBYTES * count)
     return [drawn[n : n + NONCE_NBYTES] for n in range(0, len(drawn), NONCE_NBYTES)]
 

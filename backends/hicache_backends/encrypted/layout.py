@@ -157,7 +157,7 @@ class SealedSpace:
         return [names.encryptor().update(bytes.fromhex(each)).hex() for each in hashes]
 
     def page_hash(self, name: str) -> str | None:
-        """Return the page hash that a name stands for, or None if the name is too short for one."""
+        """Return the page hash that a name stands for, or None if the name is too short."""
         sealed = bytes.fromhex(name)
         if len(sealed) < _LEAST_NAME_NBYTES:
             return None

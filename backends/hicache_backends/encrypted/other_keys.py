@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class OtherKeys:
-    """The sealed key spaces that the name key does not open, explained by trying each listed key."""
+    """The backend's sealed key spaces that the name key does not open, and the reasons why."""
 
     def __init__(self, names: Mapping[str, Names], name_key: str) -> None:
         self._names = names

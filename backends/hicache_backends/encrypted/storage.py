@@ -79,8 +79,8 @@ class EncryptedStorage(WrapperStorage):
 
     A page that does not open is a miss. If it was damaged, forged, or moved from another name or
     key space, a get deletes it, so that the next set stores it again. If only its key is not
-    listed, the page stays, because others may be able to open it; this storage counts it as absent
-    from then on, until a set replaces it.
+    listed, the page stays, because a storage with that key can open it; this storage counts it as
+    absent from then on, until a set replaces it.
     """
 
     # These are the widest claims. An instance has the capabilities of the backend that it wraps.
@@ -158,7 +158,7 @@ class EncryptedStorage(WrapperStorage):
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
-        """Read sealed pages and open them. If there is time, delete the damaged ones."""
+        """Read sealed pages and open them. If there is time, delete damaged pages."""
         self.ensure_open()
         if not hashes:
             return []
@@ -407,7 +407,7 @@ class EncryptedStorage(WrapperStorage):
         verdicts: Sequence[_Verdict],
         deadline: Deadline,
     ) -> None:
-        """Remember pages whose keys are not listed. If there is time, delete the damaged ones."""
+        """Remember pages whose keys are not listed. If there is time, delete damaged pages."""
         wrong: list[str] = []
         for name, verdict in zip(names, verdicts, strict=True):
             if not isinstance(verdict, PageFault):

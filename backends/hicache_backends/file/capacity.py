@@ -145,7 +145,7 @@ class Capacity:
         return grant
 
     def settle(self, grant: Grant, written: int, deadline: Deadline) -> None:
-        """End a grant after `written` pages were stored. Give back the capacity of the others."""
+        """End a grant after `written` pages were stored. Give back the capacity of the rest."""
         for path in grant.recyclable:
             with suppress(OSError):
                 os.unlink(path)
@@ -356,7 +356,7 @@ class Capacity:
             self._failing = False
 
     def _is_over_capacity(self) -> bool:
-        """Return True if the capacity was lowered, or exceeded while the ledger did not limit it."""
+        """Return True if the used bytes exceed the capacity, for example because it was lowered."""
         if self.limits.capacity_nbytes is None:
             return False
         used = self._ledger.totals(_ledger_deadline()).used

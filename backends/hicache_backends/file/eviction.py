@@ -275,7 +275,7 @@ class EvictionSweep:
         self._pending = total_pending_nbytes(self._layout.writers)
         self._nbytes = 0
         self._are_all = True
-        self._shards_a_listing = _FIRST_SHARDS  # others may have added many pages in the meantime
+        self._shards_a_listing = _FIRST_SHARDS  # other processes may have added many pages
 
     def _end_sweep(self) -> None:
         pending = self._pending + total_pending_nbytes(self._layout.writers)

@@ -49,7 +49,7 @@ _LOOK_INTERVAL_S = 5.0
 class FileStorage(FileReader):
     """A storage with one file per page.
 
-    Threads, processes, ranks and models share them, and the pages outlive all of these.
+    Threads, processes, ranks and models share the pages, and the pages outlive all of these.
     """
 
     def __init__(self, settings: FileSettings) -> None:
@@ -142,7 +142,7 @@ class FileStorage(FileReader):
         """Remove all pages of `space`. Return how many of them were whole.
 
         Raises:
-            StorageUnavailable: Some pages could not be removed. The others are gone.
+            StorageUnavailable: Some pages could not be removed. The other pages are gone.
         """
         self.ensure_open()
         removed = self._remove_pages(space.id, space.stored_nbytes + TRAILER_NBYTES)

@@ -219,7 +219,7 @@ def _remove(directory: str) -> None:
 
 
 def _directories(root: str) -> list[str]:
-    """Return the directories of all writers. A link to a directory belongs to another program."""
+    """Return the directories of all writers. Leave out links, which belong to other programs."""
     try:
         with os.scandir(root) as entries:
             return [

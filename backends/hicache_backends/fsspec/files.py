@@ -104,7 +104,7 @@ class Files:
         return int(info["size"]) if info["type"] == "file" else None
 
     async def entries(self, directory: str, prefix: str = "") -> list[Entry]:
-        """Return the entries of a directory that begin with `prefix`. A missing directory has none.
+        """Return the entries of a directory that begin with `prefix`: none if it is missing.
 
         Pass a prefix only if the protocol has `lists_by_prefix`.
         """

@@ -21,7 +21,7 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 
 _CLIENT_LIMIT_S = 30.0
-"""The limit for making a client. Some read megabytes of their own data, whatever the store."""
+"""The limit for making a client. Some clients read megabytes of their own data, whatever the store."""
 _BLOCKING_GUESS_S = 1e-4
 _NETWORK_GUESS_S = 1e-3
 

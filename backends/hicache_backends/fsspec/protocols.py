@@ -29,7 +29,7 @@ class Publishing(enum.Enum):
     RENAME = "rename"
     """Write under another name, then rename. The rename replaces the old file atomically."""
     DIRECT = "none"
-    """Write in place, so that a reader may see half of it. An existing page is never overwritten."""
+    """Write in place, so that a reader may see half of a page. An existing page is never overwritten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,7 +64,9 @@ _MAX_PREFIX_DIGITS = 4
 
 
 class FsspecStorage(HiCacheStorage):
-    """Pages as files in a filesystem that fsspec supports.
+    """A storage of pages as files in a filesystem that fsspec supports.
+
+
 
     It guarantees what that filesystem guarantees.
     """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class MemoryStorage(HiCacheStorage):
-    """The pages of this process, stored until they are deleted. Thread-safe."""
+    """A storage of pages in this process's memory, until they are deleted. Thread-safe."""
 
     capabilities = Capabilities(retention=Retention.UNTIL_DELETED, enumerable=True)
 
