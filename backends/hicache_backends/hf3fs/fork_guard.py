@@ -48,8 +48,8 @@ class ForkGuard:
     """The steps and forks of one process. A fork waits for running steps; new steps wait for the fork.
 
     Thread-safe. A step inside another step of the same thread does not wait for a fork, because the
-    fork waits for the outer step. A fork does not wait for steps of the forking thread, which
-    cannot end.
+    fork waits for the outer step. A fork does not wait for steps of the forking thread, because
+    they cannot end before the fork.
     """
 
     def __init__(self) -> None:

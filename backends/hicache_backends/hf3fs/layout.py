@@ -144,7 +144,7 @@ class Layout(DirectoryTree):
         """Remove the slot files of a key space. `below`: only files with lower numbers.
 
         Raises:
-            StorageUnavailable: One of them belongs to another program.
+            StorageUnavailable: One of the files belongs to another program.
             OSError: The file system refuses a step.
         """
         for entry in self.entries(self.space_dir(space_id), _SLOT_FILE):

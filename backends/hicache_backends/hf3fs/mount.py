@@ -308,7 +308,7 @@ class AccessTimes:
                 self._index.touch(used, deadline)
 
     def close(self) -> None:
-        """Send the rest, and end the timer."""
+        """Send the remaining times, and end the timer."""
         with self._lock:
             self._closed = True
             timer, self._timer = self._timer, None

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 class Hf3fsStorage(SlotReader[Mount]):
     """A storage of pages in slots.
 
-    Threads, processes, ranks and models share them, and the pages outlive all of these.
+    Threads, processes, ranks and models share the pages, and the pages outlive all of these.
     """
 
     def __init__(self, settings: Hf3fsSettings) -> None:

@@ -91,7 +91,7 @@ class Usrbio:
     ) -> int:
         """Move bytes. Return how many were moved.
 
-        After an error the caller no longer has the channel.
+        After an error the caller must not use the channel any more.
         """
         try:
             result = self._submit(channel, descriptor, nbytes, offset, deadline, reading=reading)

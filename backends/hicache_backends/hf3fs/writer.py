@@ -74,7 +74,7 @@ def tokens(directory: str) -> set[str]:
 
 
 def _lock_file(path: str, flags: int) -> int:
-    """Return a descriptor that holds the lock, or -1 if another process does or the file was removed.
+    """Return a descriptor that holds the lock, or -1 if another process holds it or the file is gone.
 
     A forked child closes its copy, so that the lock ends with this process.
     """

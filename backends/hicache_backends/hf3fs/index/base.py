@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from hicache_storage.backend_support.deadline import Deadline
 
 AT_OPEN_S = 10.0**8
-"""The time limit of a rebuild at opening: none. A program that gave up would only begin again."""
+"""The time limit of a rebuild at opening: practically none.
+
+A program that gave up would only begin the rebuild again.
+"""
 
 _LEASES_PER_TIMEOUT = 2
 _LEASE_MARGIN_S = 5.0
@@ -35,7 +38,8 @@ _CLOSE_S = 5.0
 def lease_s(timeout_s: float) -> float:
     """Return the time after which a reserved slot of a silent writer may be given to another writer.
 
-    `timeout_s` after a call began, it has written its slots or given them up. The rest is margin.
+    After `timeout_s` a call has written its slots or given them up. The rest of the lease is
+    margin.
     """
     return timeout_s * _LEASES_PER_TIMEOUT + _LEASE_MARGIN_S
 

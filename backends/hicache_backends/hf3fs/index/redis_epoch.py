@@ -87,7 +87,7 @@ class KnownEpoch:
             )
 
     def close(self) -> None:
-        """End everything that is running. Idempotent."""
+        """End work that is still running. Idempotent."""
 
     def _look(self, deadline: Deadline) -> tuple[bool, bool, IndexId]:
         """Return whether the server's run is known, whether there is an index, and its identity.

@@ -173,7 +173,7 @@ class Database:
 
     @contextmanager
     def _turn(self, deadline: Deadline) -> Generator[None, None, None]:
-        """Let one thread of this process write at a time. SQLite would make the others poll."""
+        """Let one thread of this process write at a time. SQLite would make other threads poll."""
         if not self._writing.acquire(timeout=deadline.remaining_s()):
             raise StorageTimeout(f"hf3fs: the index was busy for {deadline.timeout_s:g} s")
         try:

@@ -56,7 +56,7 @@ _FIND = (
     " WHERE space = ? AND page_hash IN ({})"
 )
 _EVICTED_AHEAD = 1000
-"""How many pages are evicted at once beyond the needed ones. A set waits for them."""
+"""How many more pages than necessary a set may evict. The set waits for their eviction."""
 _OLDEST = (
     "SELECT group_concat("
     "used_ns || ' ' || slot || ' ' || slot_nbytes || ' ' || hex(space) || ' ' || hex(page_hash)"
