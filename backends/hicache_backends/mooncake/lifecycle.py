@@ -57,7 +57,7 @@ class DeferredCloses:
         return bool(self._waiting)
 
     def forget(self) -> None:
-        """Drop the parent's clients in a forked child. Their extra references stay."""
+        """Drop the parent's clients in a forked child, without destroying them."""
         self._lock = threading.Lock()
         self._waiting = []
 
@@ -116,7 +116,7 @@ def ensure_library_usable() -> None:
 
 
 def close_at_exit(client: Closable) -> None:
-    """Close `client` when the interpreter exits. End the process even if closing does not end."""
+    """Close `client` when the interpreter exits. End the process even if closing hangs."""
     _clients.add(client)
 
 

@@ -71,7 +71,7 @@ class MooncakeSettings(Settings):
     """The beginning of every key. Programs with the same tag share pages."""
     replica_num: int = Field(default=1, ge=1, le=16)
     soft_pin_ttl_ms: int | None = Field(default=None, ge=1)
-    """For how long a new page is evicted only if no other page can be. None: no such time."""
+    """For how long a new page is evicted only if no other page can be. None: no soft pin."""
     preferred_segment: str = ""
     """The segment, `host:port`, that takes new pages while it has space."""
     timeout_s: PositiveSeconds = 10.0

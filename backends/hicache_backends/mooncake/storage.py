@@ -50,7 +50,9 @@ _native_module = driver.load()
 
 
 class MooncakeStorage(HiCacheStorage):
-    """Pages in the memory of a Mooncake cluster.
+    """A storage of pages in the memory of a Mooncake cluster.
+
+
 
     A page is lost if the process that lends its memory ends.
     """

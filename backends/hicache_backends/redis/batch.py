@@ -253,7 +253,7 @@ class _Batch:
 
 
 class _SetBatch(_Batch):
-    """A batch of pages to store. After a connection fails, its writes may still be carried out."""
+    """A batch of pages to store. If a connection fails, the server may still carry out its writes."""
 
     def __init__(self, router: Router, requests: Sequence[PageRequest], deadline: Deadline) -> None:
         super().__init__(router, [request.key for request in requests], deadline)

@@ -58,7 +58,7 @@ class Deployment(Protocol):
         ...
 
     def invalidate(self) -> None:
-        """Make the next call look the servers up again, because one failed or does not have a key."""
+        """Make the next call look the servers up again, because a server failed or lacks a key."""
         ...
 
 

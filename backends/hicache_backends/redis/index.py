@@ -1,8 +1,8 @@
 """The index of pages and key spaces: list and delete pages, and remove members that have no page.
 
-The indices of the buckets find the pages, however many other keys the database has. If indices may have
-been evicted, a walk over the database finds the pages instead. Either way a page is listed only after
-it was seen. Pages leave their indices while others set the same pages:
+Pages are found through the indices of the buckets, however many other keys the database has. If indices
+may have been evicted, pages are found by a walk over the database instead. Either way a page is listed
+only after its key was seen to exist. Pages are removed while other processes set the same pages:
 
     writer     ZADD GT index expiry hash      SET page        ZADD GT index expiry hash
     remover    ZADD XX index mark hash        UNLINK page     ZREMRANGEBYSCORE index mark mark
@@ -98,8 +98,8 @@ class Index:
     def unreadable_spaces(self) -> Iterator[UnreadableSpace]:
         """Yield the key spaces that have keys or a manifest, but whose manifest is lost or damaged.
 
-        If the user may not walk through the database, which may contain keys of others, yield
-        nothing.
+        If the user may not walk through the database, which may contain keys of other programs,
+        yield nothing.
         """
         try:
             manifests = self._all_ids_and_manifests()
@@ -275,7 +275,7 @@ class Index:
                 return
 
     def lengths(self, keys: SpaceKeys, hashes: Sequence[str]) -> list[tuple[str, int | None]]:
-        """Return the length of each page: 0 if there is none, None if the value is not a string."""
+        """Return the length of each page: 0 for a missing page, None if the value is not a string."""
         page_keys = [keys.page(page_hash) for page_hash in hashes]
         if not page_keys:
             return []

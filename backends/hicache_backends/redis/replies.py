@@ -107,7 +107,7 @@ class _Unanswered:
 
 
 UNANSWERED = _Unanswered()
-"""Stands for a reply that did not arrive."""
+"""The placeholder for a reply that did not arrive."""
 Reply: TypeAlias = Any
 """int, bytes, None, a list of replies, `ErrorReply` or `UNANSWERED`."""
 Command: TypeAlias = tuple[bytes | str | int | float, ...]

@@ -50,7 +50,7 @@ class ServerFacts:
 
     @property
     def has_whole_indices(self) -> bool:
-        """True if no index can have been evicted. The policy may have been different earlier."""
+        """True if no index can have been evicted, neither under this policy nor under an earlier one."""
         if self.may_evict_anything or self.policy is None:
             return False
         return self.evicted_keys == 0 or self.policy.startswith("volatile")
@@ -82,8 +82,8 @@ class ServerPool:
     def acquire(self, deadline: Deadline) -> Generator[Connection, None, None]:
         """Lend a connection that is ready. If it fails or is stale, its whole generation ends.
 
-        A wrong reply ends only its own connection: usually one page is damaged, and the server is
-        well.
+        A wrong reply ends only its own connection, because usually one page is damaged and the
+        server works.
 
         Raises:
             StorageTimeout: All connections were in use.
@@ -133,7 +133,7 @@ class ServerPool:
             self._changed.wait_for(lambda: not self._busy, deadline.remaining_s())
 
     def abandon(self) -> None:
-        """Close a forked child's copies of the connections. The parent's stay open.
+        """Close a forked child's copies of the connections. The parent's copies stay open.
 
         Take no lock: a thread that does not exist in the child may have held it.
         """
@@ -181,7 +181,7 @@ class ServerPool:
 
 
 class ServerPools:
-    """The pools of all servers that we have met, by address. Thread-safe."""
+    """The pools of all servers that this process has used, by address. Thread-safe."""
 
     def __init__(self, access: Access, limit: int) -> None:
         self._access = access
@@ -191,7 +191,7 @@ class ServerPools:
         self._closed = False
 
     def at(self, address: Address) -> ServerPool:
-        """Return the pool of the server at `address`, the same one each time."""
+        """Return the pool of the server at `address`, the same pool each time."""
         with self._lock:
             if address not in self._pools:
                 self._pools[address] = ServerPool(address, self._access, self._limit)

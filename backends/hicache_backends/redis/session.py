@@ -1,4 +1,4 @@
-"""What one process uses of a storage: its connections, and the calls over them."""
+"""The part of a storage that belongs to one process: connections, and the calls over them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 _CLOSE_LIMIT_S = 10.0
 _MS = 1000
 _DIRECTIONS = 2
-"""Each direction has `parallelism` connections, so that gets do not wait for sets."""
+"""Gets and sets. Each direction has `parallelism` connections, so gets do not wait for sets."""
 
 
 class Session:
     """The part of a storage that a forked child must not use. Thread-safe.
 
-    Every method raises OSError and RedisError.
+    Every method may raise OSError and RedisError.
     """
 
     def __init__(

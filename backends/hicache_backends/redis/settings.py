@@ -73,7 +73,7 @@ class RedisSettings(Settings):
     """
     max_batch: int = Field(default=1024, ge=1, le=16384)
     timeout_s: PositiveSeconds = 10.0
-    """The limit of each call, including connecting and every retry."""
+    """The time limit of each call, including connecting and every retry."""
 
     @field_validator("url")
     @classmethod

@@ -46,7 +46,7 @@ _MAX_PAGE_NBYTES = 512 << 20
 
 
 class RedisStorage(HiCacheStorage):
-    """A storage of pages as strings on a server. All processes that reach the server share them."""
+    """A storage of pages as strings on a server, shared by all processes that reach the server."""
 
     capabilities = Capabilities(
         retention=Retention.UNTIL_DELETED,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class WritesInDoubt(Exception):
-    """A connection failed while pages were in flight. The cause is the connection's failure."""
+    """A connection failed while pages were in flight. `__cause__` is the connection's error."""
 
     def __init__(self, identity: tuple[bytes, bytes] | None) -> None:
         super().__init__("the connection failed while pages were on their way")

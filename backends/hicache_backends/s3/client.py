@@ -53,7 +53,7 @@ class Answer(NamedTuple):
     was_repeated: bool = False
     """True if the server ended an idle connection after the request was sent.
 
-    It may have executed it.
+    The server may have executed the request.
     """
 
 

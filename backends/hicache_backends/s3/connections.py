@@ -35,9 +35,9 @@ _CLOSED_CHECK_S = 0.2
 
 @dataclass(slots=True, kw_only=True, repr=False, eq=False)
 class Request:
-    """A request, and the memory for the body of a successful reply. Nothing changes it.
+    """A request, and the memory for the body of a successful reply. Never modified.
 
-    It is not frozen, because a frozen one takes 1 us longer to make.
+    The class is not frozen, because a frozen object takes 1 us longer to make.
     """
 
     head: bytes
@@ -207,7 +207,7 @@ class Connection:
     def _send_or_await_reply(self) -> None:
         """Send, or wait for the reply if the server stopped reading.
 
-        A server may reply and close before it has read everything. Its reply counts.
+        A server may reply and close before it has read everything. Then the reply counts.
         """
         try:
             self._send()

@@ -70,7 +70,7 @@ class PageCalls:
         raise self._client.refusal(reply)
 
     def fault(self, name: str, nbytes: int) -> Call[tuple[str, str] | None]:
-        """Return the reason and detail of a damaged object, or None if it is right or absent."""
+        """Return the reason and detail if the object is damaged, or None if it is right or absent."""
         found = yield from self._size(name)
         if found is None:
             return None
@@ -234,8 +234,8 @@ class PageCalls:
         """Compare a page with the store's checksum. Delete a wrong object, so that a set heals it.
 
         The condition on the ETag protects a page that another process has set in the meantime.
-        Stores without conditional deletes ignore it, or refuse the request; then it is repeated
-        without the condition.
+        Stores without conditional deletes ignore the condition, or refuse the request, which is
+        then repeated without it.
         """
         if not self._has_checksums or _is_crc_right(page, reply):
             return True

@@ -139,7 +139,7 @@ class ReplyReader:
             self._take_body(memoryview(self._scratch)[:nbytes])
 
     def _take_head(self) -> None:
-        """Parse the heads that have arrived. The first one that is not interim is the reply's."""
+        """Parse the heads that have arrived. The first head that is not interim (1xx) is the reply's."""
         while (end := self._end_of_head()) >= 0:
             text = bytes(self._scratch[: end - len(_END_OF_HEAD)])
             status, headers = _parsed(text)

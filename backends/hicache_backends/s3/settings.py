@@ -97,7 +97,7 @@ class S3Settings(Settings):
     profile: str | None = Field(default=None, min_length=1)
     """A profile in the AWS config files."""
     credentials_file: str | None = Field(default=None, min_length=1)
-    """A file in the format of ~/.aws/credentials, which is read instead of that one."""
+    """The file to read instead of ~/.aws/credentials, in the format of that file."""
     access_key_id: str | None = Field(default=None, min_length=1)
     """An access key. The environment, a file or a role is a better place for it."""
     secret_access_key: SecretStr | None = None

@@ -118,9 +118,10 @@ class Signer:
         payload_sha256: str,
         body_nbytes: int | None,
     ) -> bytes:
-        """Return the same as `head`, but faster, for headers that many requests have.
+        """Do what `head` does, but faster, for a `headers` object that many requests share.
 
-        `headers` is kept and must not change. Pass only a few different ones, and few payloads.
+        `headers` is kept and must not change. Pass only a few different mappings and payloads,
+        because their heads are cached.
         """
         key = (method, id(headers), payload_sha256)
         template = self._templates.get(key)
