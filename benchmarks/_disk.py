@@ -28,7 +28,7 @@ _TMPFS = Path("/dev/shm")  # noqa: S108 - new directories in it
 
 
 def default_parent() -> Path | None:
-    """Return tmpfs, which suits many small files, or None (the temporary directory) if there is none."""
+    """Return where many small files should go: tmpfs, or None (the temporary directory)."""
     return _TMPFS if _TMPFS.is_dir() else None
 
 

@@ -106,7 +106,7 @@ class Lru:
         return block in self._blocks
 
     def use(self, blocks: Iterable[int]) -> None:
-        """Make these blocks the newest, in this order. Then evict the oldest ones."""
+        """Make these blocks the newest, in this order. Then evict the oldest blocks."""
         for block in blocks:
             self._blocks[block] = None
             self._blocks.move_to_end(block)
@@ -154,7 +154,7 @@ class _Fleet:
         return self.figures
 
     def _at(self, time_s: float, handle: Callable[..., None], *arguments: Any) -> None:
-        """Schedule an event. Events at the same time are handled in the order of these calls."""
+        """Schedule an event. Events at the same time are handled in the order of scheduling."""
         heapq.heappush(self._events, (time_s, next(self._order), handle, arguments))
 
     # --- events ----------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class _Fleet:
                 return self._in_turn(lambda engine: engine.pending_blocks)
 
     def _in_turn(self, load: Callable[[_Engine], int]) -> _Engine:
-        """Return the engine with the least load. Among equal ones, take the next in turn."""
+        """Return the engine with the least load. Among equally loaded engines, take the next in turn."""
         first = self._next
         turns = (*self._engines[first:], *self._engines[:first])
         engine = min(turns, key=load)

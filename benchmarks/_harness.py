@@ -239,7 +239,7 @@ class Parser(argparse.ArgumentParser):
             add("--path", type=Path, help="where to put files (default: a new directory)")
 
     def parsed(self, arguments: Sequence[str] | None) -> argparse.Namespace:
-        """Return the checked options. `--quick` has already changed the others."""
+        """Return the checked options, after the changes that `--quick` makes to them."""
         options = self.parse_args(arguments)
         given = vars(options)
         if given.get("quick"):
@@ -330,7 +330,7 @@ def machine_facts(path: Path | None = None, *, distributions: Iterable[str] = ()
 
 
 def _version(distribution: str) -> str:
-    """Return the installed version. A working tree on `PYTHONPATH` has none."""
+    """Return the installed version. A working tree on `PYTHONPATH` has no version."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Compare computing a layer while the next ones are copied with copying and computing in turn."""
+"""Compare two orders: copy the next layers while a layer is computed, or copy and compute in turn."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def deletion(bucket: bytes, body: bytes) -> bytes:
 
 
 def listing(bucket: bytes, query: dict[str, list[str]]) -> bytes:
-    """Return the next page of a listing. Its last name is the token of the page after it."""
+    """Return the next page of a listing. The last name of a page is the token of the next page."""
     if not names:
         names.extend(sorted(objects))
     head = bucket + b"/"

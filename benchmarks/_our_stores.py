@@ -24,7 +24,7 @@ TIMEOUT_S = 600.0
 
 
 class OurStorage(Store):
-    """A backend, called directly on this thread. A page is one segment, or a header and the rest."""
+    """A backend, called directly on this thread. A page may have its header in a segment of its own."""
 
     def __init__(
         self,

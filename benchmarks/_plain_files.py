@@ -80,7 +80,7 @@ class SyncedFiles(PlainFiles):
 
 
 class OpenFiles(PlainFiles):
-    """Reads files by preadv on open descriptors, on one or more threads."""
+    """A store that reads files by preadv on open descriptors, on one or more threads."""
 
     def __init__(
         self, directory: Path, source: Memory, destination: Memory, *, threads: int = 1
@@ -114,7 +114,7 @@ class OpenFiles(PlainFiles):
 
 
 class Memcpy(Store):
-    """Copies from memory to memory, without files."""
+    """Plain copies from memory to memory, without files."""
 
     name = "memcpy"
 

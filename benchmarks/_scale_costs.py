@@ -131,7 +131,7 @@ class FilledStore:
         _expect(evicted >= added / 2, f"{added} pages were set, and {evicted} were evicted")
 
     def clear(self) -> Sample:
-        """Remove all pages. After an eviction the count may be too low."""
+        """Remove all pages. Pages that were evicted earlier are missing from the sample's count."""
         sample = Sample()
         with sample.timing():
             sample.count = self.storage.clear(self._space)

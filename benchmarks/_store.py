@@ -36,7 +36,7 @@ class Memory:
 
     @property
     def gb(self) -> float:
-        """The size of the batch."""
+        """The size of the batch in GB."""
         return len(self.whole) / 1e9
 
     def fill(self, seed: int) -> None:

@@ -4,10 +4,10 @@
                                          [--batch PAGES] [--page-nbytes N] [--processes N]
                                          [--path DIRECTORY] [--json FILE]
 
-Each store is compared with one of the same kind that has 10^3 pages and its own place. Every operation
-is measured on both in turns, so that their ratio does not depend on how fast the machine is at the
-moment. Pages are small, so that the cost is the cost of finding and storing a page, not of moving its
-bytes.
+Each store is compared with a store of the same kind that has 10^3 pages, in a place of its own. Every
+operation is measured on both in turns, so that their ratio does not depend on how fast the machine is
+at the moment. Pages are small, so that the cost is the cost of finding and storing a page, not of
+moving its bytes.
 """
 
 from __future__ import annotations
