@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from interleavings.strategies import Strategy
 
 CLOCK = -1
-"""The choice that the earliest time limit passes, although threads could run."""
+"""The choice to let the earliest time limit pass although threads could run."""
 START_S = 1000.0
 _TICK_S = 1e-6
 _SETTLE_S = 1000.0
@@ -103,7 +103,7 @@ class Scheduler:
         self.time_passed: bool = False
         """True once a time limit has passed while a thread could run."""
         self.serial: int = 0
-        """How many objects were made. The number orders them."""
+        """How many objects were made so far, which numbers them in order."""
         self._strategy = strategy
         self._check = check
         self._time_passes = time_passes

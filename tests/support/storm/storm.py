@@ -49,7 +49,7 @@ class Process:
         theirs.close()
         self.messages: list[object] = []
         self.ended_s = 0.0
-        """When a signal ended it."""
+        """When a signal ended the process."""
 
     def wait_for_message(self) -> None:
         """Wait until the process has sent something."""
