@@ -151,7 +151,7 @@ class _Conformance:
             pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
 
     def _fails(self, record: Record, chosen: set[str]) -> bool:
-        """Return True if the verdict fails a pytest run of which every test has passed or is skipped."""
+        """Return True if the verdict makes the pytest run fail even if every test passed."""
         from hicache_conformance.checks import all_checks  # noqa: PLC0415
 
         if any(check.quick and check.name not in chosen for check in all_checks()):

@@ -313,7 +313,7 @@ class Engine:
         return self.manager.secondary_tiers[0]
 
     def start(self, tokens: Iterable[int], name: str | None = None) -> Any:
-        """Add a request of one answered token."""
+        """Add a request that generates one token."""
         self.count += 1
         asked = requests.Request(
             name or f"r{self.count}",

@@ -1,4 +1,4 @@
-"""Calls that the contract allows to fail: makes them, and records each result and its time."""
+"""Makes calls that the contract allows to fail, and records the result and the time of each."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def make_attempt(
 
 
 def hang_violation(probe: Probe, operation: str, elapsed_s: float) -> Violation:
-    """Return the violation of a call that does not return."""
+    """Return the violation for a call that does not return."""
     return probe.violation(
         f"{operation} did not return: the call hangs",
         expected="an answer or an exception in time",

@@ -33,12 +33,12 @@ _ANSWER_LIMIT_S = 120.0
 
 
 class RemoteError(Exception):
-    """The store in the other process raised another exception, whose name is in the message."""
+    """The store in the other process raised an exception that the message names."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One call of the store, as it is sent."""
+    """One call of the store, as it is sent to the other process."""
 
     method: str
     arguments: tuple[Any, ...] = ()

@@ -157,7 +157,7 @@ def it_works_again_after_the_server_was_paused(case: Case) -> None:
 
 @check("KV-305", quick=False)
 def what_did_not_open_opens_when_the_server_is_there(case: Case) -> None:
-    """A storage opened before its server is there works once the server is, or can be opened then."""
+    """A storage that is opened without its server works once the server is there, or opens then."""
     with open_fault_path(case, 4 << 10) as path:
         path.on_all(FaultProxy.refuse)
         try:

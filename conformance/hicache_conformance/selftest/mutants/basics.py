@@ -256,7 +256,7 @@ class ZerosAreAbsent(DictStore):
 
 
 class _Deduplicated(DictStore):
-    """Stores equal pages once. A subclass decides which pages count as equal."""
+    """A store that keeps equal pages once. A subclass decides which pages count as equal."""
 
     _bodies: dict[Hashable, bytes] = own(dict)
 

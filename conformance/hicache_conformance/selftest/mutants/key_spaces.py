@@ -560,7 +560,7 @@ class ScansByOffset(DictStore):
 
 @caught_by("KV-104:a_paused_listing_blocks_nobody")
 class ScansUnderLock(DictStore):
-    """A listing holds the lock from its first step to its last, except against its own thread."""
+    """A listing holds the lock from its first step to its last, so other threads must wait for it."""
 
     _lock = own(threading.RLock)  # can replace the Lock of the base
 
