@@ -52,7 +52,7 @@ _POLL_S = 0.1
 
 @check("KV-402")
 def a_writer_killed_at_a_byte_leaves_the_page_absent_or_whole(case: Case) -> None:
-    """If the kernel kills a writer at some byte of a page, this is absent or whole, and can be set."""
+    """If the kernel kills a writer at some byte, its page is absent or whole, and can be set."""
     require_files(case)
     _kill_at_bytes(case, versions=1)
 
