@@ -32,7 +32,7 @@ _OWN_FILES = ("/interleavings/", "/threading.py", "/concurrent/futures/", "/cont
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A run broke a promise."""
+    """A promise of the code under test that a run has broken."""
 
     kind: str
     text: str
@@ -180,7 +180,7 @@ class Scheduler:
             self._switch(task, what)
 
     def wait(self, waiters: list[Task], timeout_s: float | None, what: str) -> bool:
-        """Wait until `wake`, but no longer than `timeout_s`. Return False at the timeout."""
+        """Wait for a call of `wake`, but no longer than `timeout_s`. Return False at the timeout."""
         if self._ended:
             raise GreenletExit
         if self._hub is None:
@@ -284,7 +284,7 @@ class Scheduler:
     # --- switches ------------------------------------------------------------------------------------
 
     def _switch(self, task: Task | None, what: str) -> None:
-        """Let another task run, or the hub if none can. Return when this task runs again."""
+        """Let another task run, or return to the hub if none can. Return when this task runs again."""
         if self._traced:
             place = _place(sys._getframe(2))
             self.steps.append(Step(self.now_s, self.current.name, f"{place}: {what}"))

@@ -94,7 +94,7 @@ class Storm:
         hits: float = _HITS,
         stepped: float = _STEPPED,
     ) -> None:
-        """Begin a storm, or go on with one over an empty store.
+        """Begin a storm, or continue one over an empty store.
 
         Args:
             world: The store.
