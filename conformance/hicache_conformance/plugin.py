@@ -124,7 +124,7 @@ class _Conformance:
         self.take(output.get(_VERDICTS, []))
 
     def take(self, verdicts: list[dict[str, Any]]) -> None:
-        """Add verdicts of another process to the summary. Each is the `dataclasses.asdict` of one."""
+        """Add verdicts of another process, as `dataclasses.asdict` made them, to the summary."""
         self.verdicts += [_Verdict(**one) for one in verdicts]
 
     def _judge(self, cls: type[StorageConformance], name: str, chosen: set[str]) -> None:

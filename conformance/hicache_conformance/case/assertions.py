@@ -110,7 +110,7 @@ class Assertions(abc.ABC):
         return hits
 
     def must_miss(self, probe: Probe, space: KeySpace, hashes: Sequence[str], why: str) -> None:
-        """Assert that exists and get return False; `why` is the reason, as in "was deleted".
+        """Assert that `exists` and `get` return False; `why` is the reason, as in "was deleted".
 
         Without hashes, make no call, because only KV-201 is about an empty batch.
         """

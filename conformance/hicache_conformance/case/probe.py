@@ -205,7 +205,7 @@ class Probe:
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
-        """Get into the caller's pages in one call."""
+        """Read pages into the caller's memory in one call."""
         return self._answers(
             "batch_get", space, hashes, lambda: self.storage.batch_get(space, hashes, pages)
         )

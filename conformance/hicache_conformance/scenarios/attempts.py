@@ -56,7 +56,7 @@ class Attempt:
 
     @property
     def failed_by_contract(self) -> bool:
-        """True if the call raised an error that the contract has for a store that can't answer."""
+        """True if the call raised an error that the contract names for a store that can't answer."""
         return isinstance(self.error, (StorageUnavailable, StorageTimeout))
 
 

@@ -32,7 +32,7 @@ def must_answer(
     hashes: Sequence[str],
     pages: Mapping[str, bytes | Sequence[bytes]],
 ) -> None:
-    """Check get and exists of `hashes`: a page in `pages` is a hit with one of its contents."""
+    """Check `get` and `exists` of `hashes`: a page in `pages` is a hit with one of its contents."""
     found = store.get(space, hashes)
     seen = store.exists(space, hashes)
     for place, (page_hash, data, there) in enumerate(zip(hashes, found, seen, strict=True)):

@@ -66,7 +66,7 @@ class ProcessChannel(Protocol):
 
 
 class RemoteStorage(HiCacheStorage):
-    """The parent's side of the storage. Each call is sent to the child, which makes it."""
+    """The parent's side of the storage. Each call is sent to the child process and made there."""
 
     def __init__(self, child: ProcessChannel, claims: Capabilities) -> None:
         self._child = child

@@ -149,7 +149,7 @@ def listings_and_clear_while_a_page_is_set_show_no_half_page(case: Case) -> None
 
 @check("KV-503")
 def a_page_deleted_between_exists_and_get_is_a_miss(case: Case) -> None:
-    """If a page is deleted after exists returned True, get misses it and still reads the others."""
+    """If a page is deleted after `exists` returned True, `get` misses it and still reads the others."""
     store, space = open_store(case, _PAGE_NBYTES)
     other = case.open() if case.claims.shared else store
     other.open_space(space)

@@ -101,7 +101,7 @@ def a_late_page_is_not_taken_for_a_later_one(case: Case) -> None:
 
 @check("KV-305")
 def a_late_verdict_is_not_taken_for_a_later_one(case: Case) -> None:
-    """If an exists or a set timed out, the next exists does not return its verdict."""
+    """If a lookup or a set timed out, the next lookup does not return its verdict."""
     with open_fault_path(case, 4 << 10) as path:
         caller = path.caller()
         ((page_hash, data),) = path.stored_pages(caller, 1).items()

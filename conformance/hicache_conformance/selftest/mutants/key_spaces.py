@@ -239,7 +239,7 @@ class LongNamesFail(DictStore):
     "KV-105:model_names_survive_reopening", "KV-105:a_model_name_leads_to_no_other_directory"
 )
 class NamesEscape(Shelf):
-    """The directory of a key space has the name of its model, so `..` leads out of the store's own."""
+    """The directory of a key space has the name of its model, so `..` is outside the store."""
 
     def _folder(self, space: KeySpace) -> Path:
         folder = self._root.joinpath(*(part[:60] for part in Path(space.model).parts), space.id)
