@@ -1,4 +1,4 @@
-"""What every run of pytest here shares: the reports of tests that run in a pytest of their own.
+"""Fixtures of all tests, and plugins for tests that run in a pytest of their own.
 
 Engines live in environments of their own, and native code may end its process. A test starts such a
 pytest with the fixture `run_elsewhere`. The reports of its tests count in this run, and the summary

@@ -27,7 +27,7 @@ def answer(a, b):
 
 
 def answers() -> tuple[list[Mutant], Callable[[int], Any]]:
-    """Return a function that returns the mutants of a source, and the result with one of them on."""
+    """Return the mutants of a source, and a function that returns its answer with one of them on."""
     mutants: list[Mutant] = []
     switch = Switch()
     names: dict[str, Any] = {"__kill__": switch}
@@ -91,7 +91,7 @@ def test_the_tool_finds_who_kills_the_mutants_of_a_module(tmp_path: Path) -> Non
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("module", json.loads(RECORD.read_text("utf-8")))
 def test_no_module_lost_a_kill(module: str, tmp_path: Path) -> None:
-    """Without the deleted tests, the other tests kill as many mutants. `make kills` shows survivors."""
+    """No more mutants survive than the record says. `make kills` shows which ones survive."""
     record = json.loads(RECORD.read_text("utf-8"))[module]
     found = recorded(module, tmp_path / "kills.json", record["every"])
 

@@ -66,7 +66,7 @@ def results_from_batch_flag(stored: bool, count: int) -> list[bool]:  # noqa: FB
 
 
 def equal_part(part: tuple[int, int], total: int, what: str) -> tuple[int, int]:
-    """Return the index of `part` if `total` is cut into equal parts, as for ranks, and their number.
+    """Return which of the equal parts of `total` this part is, as for ranks, and how many there are.
 
     Raises:
         UnsupportedOperation: No cut into equal parts has `part` as one of them.

@@ -124,7 +124,7 @@ class _Conformance:
         self.take(output.get(_VERDICTS, []))
 
     def take(self, verdicts: list[dict[str, Any]]) -> None:
-        """Add verdicts of another process to the summary. Each is the `dataclasses.asdict` of one."""
+        """Add verdicts of another process, as `dataclasses.asdict` made them, to the summary."""
         self.verdicts += [_Verdict(**one) for one in verdicts]
 
     def _judge(self, cls: type[StorageConformance], name: str, chosen: set[str]) -> None:
@@ -151,7 +151,7 @@ class _Conformance:
             pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
 
     def _fails(self, record: Record, chosen: set[str]) -> bool:
-        """Return True if the verdict fails a pytest run of which every test has passed or is skipped."""
+        """Return True if the verdict makes the pytest run fail even if every test passed."""
         from hicache_conformance.checks import all_checks  # noqa: PLC0415
 
         if any(check.quick and check.name not in chosen for check in all_checks()):

@@ -29,7 +29,7 @@ def fd(tmp_path: Path) -> Iterator[int]:
 
 
 def by_bytes(call: Any, most: int) -> Any:
-    """Return `call` for at most `most` bytes at a time."""
+    """Return a version of `call` that moves at most `most` bytes at a time."""
 
     def cut(fd: int, buffers: Any, offset: int) -> int:
         done: int = call(fd, [memoryview(buffers[0])[:most]], offset)

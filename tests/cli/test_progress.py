@@ -1,4 +1,4 @@
-"""The bar that a terminal shows."""
+"""The progress bar on a terminal."""
 
 from __future__ import annotations
 

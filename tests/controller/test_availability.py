@@ -1,4 +1,4 @@
-"""How long a prefix L3 has in all pools, looked up within one timeout."""
+"""The longest prefix that L3 has in all pools, which is looked up within one timeout."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class TestPrefetch:
     def test_a_page_that_vanishes_after_the_match_ends_the_prefix(
         self, storage: HookedStorage, engine: Callable[..., CacheController]
     ) -> None:
-        """KV-503: an exists answer is not a promise. The page is of the draft, which counts too."""
+        """KV-503: an exists answer is not a promise. Here a page of the draft has vanished."""
         store_prompt(engine)
         second = engine()
         (draft,) = (known for known in storage.inner.spaces() if known.pool == "draft")

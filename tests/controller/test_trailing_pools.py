@@ -1,4 +1,4 @@
-"""Pools that need only a window in front of the prefix's end: sliding windows, Mamba states."""
+"""Pools that need only a window before the end of a prefix: sliding windows, Mamba states."""
 
 from __future__ import annotations
 

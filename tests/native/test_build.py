@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
-    """Copy the SDK. Return the data plane in the copy."""
+    """Copy the SDK. Return the folder of the data plane in the copy."""
     kept = shutil.ignore_patterns("__pycache__")
     shutil.copytree(PACKAGE, tmp_path / "hicache_storage", ignore=kept)
     return tmp_path / "hicache_storage" / "native"

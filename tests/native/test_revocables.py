@@ -260,7 +260,7 @@ def test_a_forked_child_has_a_lock_of_its_own() -> None:
             is_held.set()
             is_over.wait()
 
-    holder = threading.Thread(target=hold)  # a thread that the child has not
+    holder = threading.Thread(target=hold)  # the child does not have this thread
     holder.start()
     is_held.wait()
     child = os.fork()

@@ -1,4 +1,4 @@
-"""The sizes of L2 and L3 that blocks need, compared with two LRU lists of blocks."""
+"""The sizes of L2 and L3 that each block needs for a hit, compared with two LRU lists of blocks."""
 
 from __future__ import annotations
 

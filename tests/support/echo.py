@@ -27,7 +27,7 @@ class EchoServer(socketserver.ThreadingTCPServer):
         self.may_read = threading.Event()
         self.may_read.set()
         self.address: tuple[str, int] = self.socket.getsockname()
-        """The address of the listener."""
+        """The address on which the server listens."""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         self.endings.append("error")

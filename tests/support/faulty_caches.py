@@ -87,7 +87,7 @@ FAULTY = [
     FaultyCache("unread", ("HiCacheNeverRead",), None, partial(_write_only, count())),
 ]
 OVERRUN = "overrun"
-"""The name of a job runner whose store accepts no pages, so that it drops them."""
+"""The name of a job runner whose store refuses all pages, so that the runner drops them."""
 
 
 @contextmanager

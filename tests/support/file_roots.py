@@ -61,7 +61,7 @@ def used_nbytes(root: Path) -> int:
 
 
 def failing(name: str, code: int, when: Callable[..., bool] = lambda *_: True) -> Any:
-    """Return the system call `name`. It fails with `code` if `when` is true for its arguments."""
+    """Return the system call `name`, which fails with `code` for arguments for which `when` is true."""
     real = getattr(os, name)
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -282,9 +282,9 @@ class RespServer(_TcpServer):
     def __init__(self, answer: Callable[[list[bytes]], bytes | None]) -> None:
         super().__init__()
         self.commands: list[list[bytes]] = []
-        """The received commands."""
+        """The commands that the server has received."""
         self.raw = bytearray()
-        """All received bytes."""
+        """All bytes that the server has received."""
         self.answer: Callable[[list[bytes]], bytes | None] = answer
 
     def _serve(self, connection: socket.socket) -> None:

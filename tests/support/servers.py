@@ -270,10 +270,10 @@ class RedisCluster:
             return False
 
     def is_settled(self) -> bool:
-        """Return whether every node also has an answer of every other to its last ping.
+        """Return whether the cluster is whole, and every other node has answered each node's last ping.
 
-        A node that was cut off still says that all slots are served when its cable is back. It may
-        refuse calls a moment later, because its pings of before are overdue.
+        Once its cable is back, a node that was cut off still reports that all slots are served. It may
+        refuse calls a moment later, because its earlier pings are overdue.
         """
         try:
             return self.is_whole() and not any(map(awaited_by, self.nodes))
@@ -324,9 +324,9 @@ def _cluster(node: RedisServer, command: str) -> str:
 
 
 def awaited_by(node: RedisServer) -> list[str]:
-    """Return the addresses of the nodes of a cluster that have not answered a ping of this one.
+    """Return the addresses of the nodes that have not answered a ping of `node`.
 
-    The fields are those of CLUSTER NODES.
+    They are read from the reply to CLUSTER NODES.
     """
     rows = [line.split() for line in _cluster(node, "NODES").splitlines() if " " in line]
     others = [row for row in rows if "myself" not in row[2]]

@@ -90,7 +90,7 @@ class PoolPlan:
     dtype: str = "bfloat16"
     start_layer: int = 0
     slots_of_its_own: bool = False
-    """True for a sliding window, whose pages have other slots than the anchor's pages."""
+    """True for a sliding window, whose pages are in other slots than those of the KV pool."""
 
 
 class Engine:

@@ -11,7 +11,7 @@ from pathlib import Path
 MARK_NBYTES = 128
 BLOCK_NBYTES = 4096
 ALL = bytes(range(256))
-"""Every errno number. After any of them, the slots of a failed call are moved one by one."""
+"""Every errno. With this set, any error of a call makes the data plane move its slots one by one."""
 
 _ANOTHER = 99
 _SOON_S = 3600.0

@@ -159,12 +159,12 @@ _FIELD_TRICKS = (
 
 
 def _encoded(text: str) -> str:
-    """Return a text as a key space's id encodes it, with its length as characters."""
+    """Return a text in the encoding that a key space's id hashes: its length, then the text."""
     return "s" + struct.pack("<Q", len(_bytes_of(text))).decode("latin-1") + text
 
 
 def _bytes_of(text: str) -> bytes:
-    """Return a text as UTF-8, even if it can't be encoded."""
+    """Return a text as UTF-8, lone surrogates included."""
     return text.encode(errors="surrogatepass")
 
 

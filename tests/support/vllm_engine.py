@@ -90,12 +90,12 @@ class Answer:
     computed: int | None = None
     """How many tokens the engine had when the request was scheduled; None if it never was."""
     wrong: int = 0
-    """How many of these blocks have wrong bytes."""
+    """How many of the blocks that the engine had have wrong bytes."""
     held_s: float | None = None
     """How long the request waited until it was scheduled."""
     steps: int = 0
     sources: dict[str, int] = field(default_factory=dict[str, int])
-    """vLLM's own count of the tokens, by where they came from."""
+    """vLLM's own count of the prompt's tokens, by where they came from."""
     finished: bool = False
 
 
@@ -103,9 +103,9 @@ class Workers(executor.Executor):  # type: ignore[misc]
     """All GPU workers of one engine. A GPU block is one byte string per rank."""
 
     window: ClassVar[int | None] = None
-    """The tokens that every second layer sees."""
+    """The attention window of every second layer, in tokens."""
     weights: str = ""
-    """Stands for everything else that the bytes depend on."""
+    """A text that stands for everything else on which the bytes of a block depend."""
 
     def _init_executor(self) -> None:
         self.ranks: int = self.parallel_config.world_size
@@ -313,7 +313,7 @@ class Engine:
         return self.manager.secondary_tiers[0]
 
     def start(self, tokens: Iterable[int], name: str | None = None) -> Any:
-        """Add a request of one answered token."""
+        """Add a request that generates one token."""
         self.count += 1
         asked = requests.Request(
             name or f"r{self.count}",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class LMCacheFilesSettings(LMCacheSettings):
-    """Settings of the engine, of the adapters, and of where the files lie."""
+    """Settings of the engine and the adapter, and where the files lie."""
 
     path: str
     """`base_path` of the adapter's config."""

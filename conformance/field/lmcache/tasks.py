@@ -18,9 +18,9 @@ _STORE, _LOOK_UP, _LOAD = range(3)
 
 
 class Tasks:
-    """The running tasks of an adapter, and one thread that waits on its eventfds, as LMCache's do.
+    """The running tasks of an adapter, and one thread that waits on the adapter's eventfds.
 
-    Keeps the objects of each task until it is done. As in LMCache, there is no time limit.
+    Keeps the objects of each task until the task is done. As in LMCache, there is no time limit.
     Thread-safe.
     """
 

@@ -6,8 +6,8 @@ and `batch_set_v2`, to and from a host pool that holds the pages of the call. Th
 take its path over flat pages, and so does a page without halves.
 
 An engine has one model, dtype, layout, revision and page size. A key space that differs in one of
-these stands for another server of the same configuration, with its own metadata. Servers share the
-file unless their page sizes differ: the backend's documentation advises this for different slots.
+these stands for another server of the same configuration, with its own metadata. Servers share one
+file per page size, because the backend's documentation advises against different slots in one file.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Assertions(abc.ABC):
 
     @abc.abstractmethod
     def refuses(self, nbytes: int) -> bool:
-        """Return True if the store refuses pages of this size, or as many as were set, for no reason."""
+        """Return True if the store refuses pages of this size, or so many pages, for no reason."""
 
     @abc.abstractmethod
     def forgets(self, probe: Probe) -> bool:
@@ -110,7 +110,7 @@ class Assertions(abc.ABC):
         return hits
 
     def must_miss(self, probe: Probe, space: KeySpace, hashes: Sequence[str], why: str) -> None:
-        """Assert that exists and get return False; `why` is the reason, as in "was deleted".
+        """Assert that `exists` and `get` return False; `why` is the reason, as in "was deleted".
 
         Without hashes, make no call, because only KV-201 is about an empty batch.
         """

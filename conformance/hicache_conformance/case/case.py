@@ -325,7 +325,7 @@ class Case(Assertions):
     # --- retention baseline ------------------------------------------------------------------------
 
     def refuses(self, nbytes: int) -> bool:
-        """Return True if the store refuses pages of this size, or as many as were set, for no reason."""
+        """Return True if a fresh store refuses pages of this size, or as many as the check has set."""
         with self._lock:
             if nbytes not in self._refused and self._refusal_probes < _MOST_REFUSAL_PROBES:
                 if retention_baseline.refuses(self, nbytes):

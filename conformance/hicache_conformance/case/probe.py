@@ -30,7 +30,7 @@ _OFFERS = 6
 
 
 class ServerGone(Exception):
-    """The store stopped answering in a check that did not touch its server: an error, no violation."""
+    """The store stopped answering in a check that did not touch its server, so it is not to blame."""
 
 
 class Probe:
@@ -122,13 +122,13 @@ class Probe:
         return answers
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        """Look up pages in one call, which receives the very sequence `hashes`."""
+        """Look up pages in one call, which receives `hashes` itself and not a copy."""
         return self._answers(
             "batch_exists", space, hashes, lambda: self.storage.batch_exists(space, hashes)
         )
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        """Delete pages in one call, which receives the very sequence `hashes`."""
+        """Delete pages in one call, which receives `hashes` itself and not a copy."""
         answers = self._answers(
             "batch_delete", space, hashes, lambda: self.storage.batch_delete(space, hashes)
         )
@@ -205,7 +205,7 @@ class Probe:
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
-        """Get into the caller's pages in one call."""
+        """Read pages into the caller's memory in one call."""
         return self._answers(
             "batch_get", space, hashes, lambda: self.storage.batch_get(space, hashes, pages)
         )
@@ -269,7 +269,7 @@ class Probe:
         return Violation(message, expected, got, tuple(sequence or self.trace.sequence()))
 
     def _parts(self, items: Sequence[T]) -> list[Sequence[T]]:
-        """Return `items` in the batches that the SDK would make: without items, one empty batch."""
+        """Return the batches that the SDK would make of `items`, or one empty batch for no items."""
         step = self.max_batch
         return [items[start : start + step] for start in range(0, max(len(items), 1), step)]
 

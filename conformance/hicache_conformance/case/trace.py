@@ -119,7 +119,7 @@ class Trace:
 
     @property
     def pages_named(self) -> int:
-        """How many pages all calls have. A page counts once for each call."""
+        """How many pages all calls together name. A page counts once for each call."""
         with self._lock:
             return sum(len(call.pages) for call in self._calls)
 

@@ -246,7 +246,7 @@ _STYLES = {Direction.WORSE: "red", Direction.BETTER: "green"}
 
 
 def tables(comparison: Comparison) -> list[Table]:
-    """Return tables of the changes, those for the worse first."""
+    """Return tables of the changes, with changes for the worse first."""
     order = list(Direction)
     rules = sorted(comparison.rules, key=lambda one: order.index(one.direction))
     verdict = [comparison.verdict] if comparison.verdict else []

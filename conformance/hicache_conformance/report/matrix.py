@@ -29,7 +29,7 @@ _WORDS = {
 def matrix(records: Sequence[Summary]) -> str:
     """Return a table with the version, the verdict and the outcome of each rule for several runs.
 
-    If not all checks that ran passed, the cell also has the number of those that passed.
+    If some checks of a rule did not pass, the cell also has the number of checks that passed.
     """
     rows = [
         ["", "rule", *(_cell(record.store.name) for record in records)],

@@ -188,7 +188,7 @@ def limits(record: Record) -> list[str]:
 
 
 def _left_out_words(record: Record) -> str:
-    """Return how many checks did not run, and which rules of the record lack some."""
+    """Return how many checks did not run, and which rules of the record lack checks."""
     if not record.run.ran:
         return f"None of the {counted(record.run.left_out, 'check')} ran."
     rules = [rule.id for rule in record.rules if rule.left_out]

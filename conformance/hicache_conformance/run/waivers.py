@@ -82,7 +82,7 @@ def read_waivers(path: Path) -> dict[str, Waiver]:
 
 
 def apply_waiver(record: RuleRecord, waivers: Mapping[str, Waiver]) -> RuleRecord:
-    """Return the record of a rule, changed as its waiver requires if it has one."""
+    """Return the record of a rule, with the outcome that its waiver gives it if there is a waiver."""
     waiver = waivers.get(record.id)
     if waiver is None:
         return record

@@ -1,4 +1,4 @@
-"""Calls that the contract allows to fail: makes them, and records each result and its time."""
+"""Makes calls that the contract allows to fail, and records the result and the time of each."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Attempt:
 
     @property
     def failed_by_contract(self) -> bool:
-        """True if the call raised an error that the contract has for a store that can't answer."""
+        """True if the call raised an error that the contract names for a store that can't answer."""
         return isinstance(self.error, (StorageUnavailable, StorageTimeout))
 
 
@@ -102,7 +102,7 @@ def make_attempt(
 
 
 def hang_violation(probe: Probe, operation: str, elapsed_s: float) -> Violation:
-    """Return the violation of a call that does not return."""
+    """Return the violation for a call that does not return."""
     return probe.violation(
         f"{operation} did not return: the call hangs",
         expected="an answer or an exception in time",

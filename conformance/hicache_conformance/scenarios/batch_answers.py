@@ -32,7 +32,7 @@ def must_answer(
     hashes: Sequence[str],
     pages: Mapping[str, bytes | Sequence[bytes]],
 ) -> None:
-    """Check get and exists of `hashes`: a page in `pages` is a hit with one of its contents."""
+    """Check `get` and `exists` of `hashes`: a page in `pages` is a hit with one of its contents."""
     found = store.get(space, hashes)
     seen = store.exists(space, hashes)
     for place, (page_hash, data, there) in enumerate(zip(hashes, found, seen, strict=True)):
@@ -53,7 +53,7 @@ def must_answer(
 def _unexpected_hit(
     case: Case, store: Probe, space: KeySpace, item: tuple[int, str], data: bytes | None
 ) -> Violation:
-    """Return the violation of a hit for an absent page. `data` is what batch_get read, if anything."""
+    """Return the violation for a hit on an absent page. `data` is what batch_get read, if anything."""
     place, page_hash = item
     operation = "batch_exists" if data is None else "batch_get"
     got = f"[{place}] {page_hash[:8]}: True"

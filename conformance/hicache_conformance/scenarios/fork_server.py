@@ -1,4 +1,4 @@
-"""Forks processes quickly, which checks kill while they write. The actors of the processes are here too.
+"""Quickly forks the processes that checks kill while they write, and contains their actors.
 
 `ForkServer` starts one interpreter, which forks once for every process. It has already loaded the
 storage class, so no process loads the class again. No store is open in this interpreter, and no
@@ -158,7 +158,7 @@ def _await_stop(pid: int) -> None:
 def _serve_forks_of_class(link: Link) -> None:
     """Load the storage class, report whether its processes can be forked, and fork them.
 
-    They can't be forked if loading the class has started threads, because a fork would lack these.
+    They can't be forked if loading the class has started threads, which forked processes would lack.
     """
     threads = _thread_count()
     assert link.reference is not None

@@ -62,7 +62,7 @@ class Report:
 def fork_and_use(
     link: Link, space: KeySpace, kept: Mapping[str, bytes], first: ClosesFirst, limit_s: float
 ) -> None:
-    """Actor: set `kept`, fork, and use the handle on both sides at once, then on one after the other.
+    """Actor: set `kept`, fork, and use the handle on both sides at once, then on one side at a time.
 
     The actor sends the reports of the forked child and of its parent.
     """
@@ -114,7 +114,7 @@ class _HandleUser:
                 raise NotVerified(f"the store takes no page before the fork: {attempt.text}")
 
     def use(self, limit_s: float) -> None:
-        """Set, read and look up pages for `limit_s`, at least some rounds, up to the first fault."""
+        """Set, read and look up pages in rounds, for `limit_s` or until the first fault."""
         began_s = time.monotonic()
         elapsed_s, turn = 0.0, 0
         while not self.report.problem and (
@@ -214,7 +214,7 @@ class _ForkedUser:
             os.close(descriptor)
 
     def kill(self) -> None:
-        """Send SIGKILL without a message before it, after which the child would close its handle."""
+        """Send SIGKILL, but no message first, because on a message the child would close its handle."""
         with suppress(ProcessLookupError, ChildProcessError):
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)

@@ -80,7 +80,10 @@ def neighbours(space: KeySpace, *, quick: bool = False) -> list[Neighbour]:
 
 
 def colliding_fields(space: KeySpace) -> Iterator[tuple[str, KeySpace, KeySpace]]:
-    """Yield described pairs of key spaces whose fields are equal once swapped, joined or added."""
+    """Yield pairs of key spaces whose fields are equal once swapped, joined or added.
+
+    Each pair has a description.
+    """
     whole = space.stored_nbytes
     part = whole // 4
     plain: tuple[tuple[str, Fields, Fields], ...] = (

@@ -152,7 +152,7 @@ def must_be_intact_or_absent(
 
 
 def kill_lengths(case: Case, space: KeySpace) -> list[int]:
-    """Return file lengths at which to kill a writer: from the end of a file that is appended to."""
+    """Return file lengths at which to kill a writer, after the end of a file that is appended to."""
     nbytes = space.stored_nbytes
     near = [1, nbytes // 2, nbytes - 1, nbytes]
     if not case.quick:

@@ -33,12 +33,12 @@ _ANSWER_LIMIT_S = 120.0
 
 
 class RemoteError(Exception):
-    """The store in the other process raised another exception, whose name is in the message."""
+    """The store in the other process raised an exception that the message names."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One call of the store, as it is sent."""
+    """One call of the store, as it is sent to the other process."""
 
     method: str
     arguments: tuple[Any, ...] = ()
@@ -66,7 +66,7 @@ class ProcessChannel(Protocol):
 
 
 class RemoteStorage(HiCacheStorage):
-    """The parent's side of the storage. Each call is sent to the child, which makes it."""
+    """The parent's side of the storage. Each call is sent to the child process and made there."""
 
     def __init__(self, child: ProcessChannel, claims: Capabilities) -> None:
         self._child = child

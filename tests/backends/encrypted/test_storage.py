@@ -700,7 +700,7 @@ def open_storage_over(config: dict[str, Any]) -> HiCacheStorage:
 
 
 def got_after_close(storage: HiCacheStorage) -> bool:
-    """Return True if a closed storage still answers."""
+    """Return True if a lookup on a closed storage still finds a page."""
     try:
         return storage.batch_exists(SPACE, [A])[0]
     except StorageClosed:

@@ -12,7 +12,7 @@ from pages import blank, hash_of, page
 
 _PAGES = 6
 _CAPACITY = 16 * FILE_NBYTES
-# Every set evicts, and overwrites files of its victims.
+# Every set evicts pages and overwrites their files.
 _SCRIPT = f"""
 import sys
 from file_roots import SPACE, opened

@@ -173,7 +173,7 @@ def test_a_forked_child_has_connections_of_its_own(store: FsspecStorage) -> None
 
 
 class TestS3(StorageConformance):
-    """Whole writes, on an event loop."""
+    """`fsspec` over S3: writes are whole, and calls run on an event loop."""
 
     storage_class = FsspecStorage
 

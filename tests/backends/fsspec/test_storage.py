@@ -435,7 +435,7 @@ class TestGone:
 
 class TestDeadline:
     def test_a_client_that_hangs_while_it_connects_hangs_no_caller(self, scripted: Hooks) -> None:
-        """The thread that opens a filesystem holds a lock. No other call waits for it."""
+        """The thread that opens a filesystem holds a lock, for which no other call waits."""
         gate = threading.Event()
         with open_store("scripted://kv", timeout_s=0.3) as store:
             store._mounts.get().files.close_connections()

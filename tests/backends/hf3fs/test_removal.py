@@ -115,7 +115,7 @@ def test_pages_that_come_after_the_clear_keep_it(
 def test_pages_that_come_while_files_are_removed_stay(
     tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An index in Redis can't make the writers wait, so their slots are in other files."""
+    """An index in Redis can't make writers wait, so slots that are taken meanwhile are in new files."""
     with RedisServer(tmp_path / "redis") as server:
         config = {"index": server.url, "timeout_s": 20}
         with opened(place, **config) as engine, opened(place, **config) as operator:

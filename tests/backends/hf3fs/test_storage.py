@@ -773,7 +773,7 @@ class TestLifecycle:
 
 
 def _too_late(move: Any) -> Any:
-    """Return `move` with a deadline that has passed."""
+    """Return a version of `move` whose deadline has passed."""
 
     def moving(files: SlotFiles, items: Any, _: Deadline) -> Any:
         return move(files, items, Deadline(0))

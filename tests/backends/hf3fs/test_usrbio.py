@@ -27,7 +27,7 @@ HASHES = [hash_of(number) for number in range(20)]
 
 
 class Ring:
-    """A ring that moves bytes when a caller waits; after a timeout later, as the client does."""
+    """A ring that moves bytes while its caller waits, or later if the wait timed out, as 3FS's does."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

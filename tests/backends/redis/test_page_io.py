@@ -549,7 +549,7 @@ class TestHalfAnswers:
     def test_a_listing_of_which_a_part_was_not_answered_raises(
         self, cluster: Cluster, storage: RedisStorage, name: bytes, error: bytes
     ) -> None:
-        """A missing length is not the length of a missing page."""
+        """A length that was not answered does not mean that the page is missing."""
         cluster.second_refuses(name, with_=error)
 
         with pytest.raises(StorageUnavailable):

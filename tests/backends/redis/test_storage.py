@@ -378,7 +378,7 @@ class TestDelete:
     def test_a_page_that_the_server_does_not_remove_stays_listed(
         self, server: RedisServer, writer: RedisStorage
     ) -> None:
-        """The user of the storage that deletes may change indexes, but may not remove keys."""
+        """The deleting storage logs in as a user who may change indexes, but may not remove keys."""
         admin = client_of_one(server)
         admin.acl_setuser(
             "half", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-unlink", "-del"]

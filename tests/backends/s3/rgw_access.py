@@ -171,7 +171,7 @@ def test_a_bucket_with_a_quota_refuses_what_does_not_fit(server: CephRgw) -> Non
 
 
 class TestLeastRights(S3Conformance):
-    """The kit by a user that has the rights of the guide and no others."""
+    """The kit's tests as a user that has only the rights of the guide."""
 
     storage_class = S3Storage
     server_class = GuardedRgw

@@ -42,7 +42,7 @@ def granted(left_s: float = 3600, key: str = "AKIDNEW") -> dict[str, str]:
 
 
 def refreshable(left_s: float, renew: Callable[[], dict[str, str]]) -> Any:
-    """Return credentials that expire after `lifetime_s`."""
+    """Return credentials that expire after `left_s`, and that `renew` replaces."""
     kind: Any = RefreshableCredentials
     return kind.create_from_metadata(granted(left_s, "AKIDOLD"), renew, "tests")
 

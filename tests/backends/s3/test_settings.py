@@ -1,4 +1,4 @@
-"""A wrong config is refused by the name of the field, and its values are checked once."""
+"""A wrong config is refused with the name of the field, and values are checked only once."""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ class TestCost:
         nbytes = 16 << 20
         big = space(page_nbytes=nbytes)
         source, target = page(nbytes), blank(nbytes)
-        # The server's time grows with the square of the page size, and is not tested here.
+        # The limit is long, because this server's time grows with the square of the page size.
         with opened(ministack, prefix, timeout_s=100.0) as storage:
             storage.batch_exists(big, HASHES[:1])
             tracemalloc.start()

@@ -1,4 +1,4 @@
-"""hicache_conformance.report.markup"""
+"""Sentences with code, and symbols, as elements of the HTML report."""
 
 from __future__ import annotations
 

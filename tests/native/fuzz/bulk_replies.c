@@ -1,4 +1,4 @@
-/* RESP replies, whole and damaged, in parts of any size, to the reader of bulk strings. */
+/* Feeds RESP replies, whole and damaged, in parts of any size, to the reader of bulk strings. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
@@ -182,7 +182,7 @@ static void damage(void) {
 
 /* --- what the reader must find ------------------------------------------------------------------------------------ */
 
-/* Return the verdict on the reply at `*position`, and move `*position` behind a reply that was taken. */
+/* Return the verdict on the reply at `*position`, and move `*position` past a reply that was accepted. */
 static int64_t verdict_of(size_t nbytes, size_t *position, int64_t ended) {
     const uint8_t *reply = stream.data + *position;
     const size_t left = stream.nbytes - *position;
@@ -207,7 +207,7 @@ static int64_t verdict_of(size_t nbytes, size_t *position, int64_t ended) {
     return memcmp(reply + whole - 2, "\r\n", 2) ? WRONG : HIT;
 }
 
-/* Check one verdict and its page. `position` is that of the page's reply. Return the position behind the reply. */
+/* Check one verdict and its page. `position` is that of the page's reply. Return the position after the reply. */
 static size_t check_verdict(int64_t verdict, const page *held, size_t position, const bulk_reader *reader) {
     static const int64_t ENDINGS[] = {-ECONNRESET, -ETIMEDOUT, -EIO};
     size_t next = position;

@@ -37,7 +37,7 @@ static void fill_random(uint8_t *bytes, size_t nbytes) {
     }
 }
 
-/* Allocate exactly `nbytes`, so that the sanitizer finds the first byte behind them. */
+/* Allocate exactly `nbytes`, so that the sanitizer finds an access to the first byte after them. */
 static void *allocate(size_t nbytes) {
     void *memory = malloc(nbytes);
     if (!memory)
@@ -58,7 +58,7 @@ static inline size_t scatter(const struct iovec *iov, size_t pieces, const void 
 
 static void print_seed(void) { fprintf(stderr, "the seed of this input: %" PRIu64 "\n", input_seed); }
 
-/* The runtime of UBSan calls this one, that of ASan the callback. */
+/* UBSan's runtime calls this function, and ASan's runtime calls the callback. */
 void __ubsan_on_report(void) { print_seed(); }
 
 #define EXPECT(fact)                                                                                \

@@ -1,4 +1,4 @@
-/* HTTP replies, whole and damaged, in parts of any size, to the exchanges of one connection. */
+/* Feeds HTTP replies, whole and damaged, in parts of any size, to the exchanges of one connection. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
@@ -10,7 +10,7 @@
 enum { EXCHANGES = 4, SLOT_NBYTES = 256, STREAM_NBYTES = 1 << 14, FD = 7, UNTOUCHED = 0xEE };
 enum ending { CLOSED, SILENT, BROKEN };
 
-/* The bytes that a server sends. They come after the requests that they answer: `asked` of them were sent. */
+/* The bytes that a server sends. Each reply comes after its request. `asked` requests were sent. */
 static struct {
     char data[STREAM_NBYTES];
     size_t nbytes, position;

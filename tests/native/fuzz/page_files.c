@@ -1,4 +1,4 @@
-/* Page files, whole, damaged and half overwritten, to the functions that check, read and write them. */
+/* Feeds page files, whole, damaged and half overwritten, to the functions that check, read and write them. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -33,7 +33,7 @@ static void overwrite_some(void) {
     }
 }
 
-/* Let a call fail now and then. An error that is no interruption is remembered. */
+/* Let a call fail now and then. Remember an error that is not an interruption. */
 static int fails(int error) {
     if (one_in(16)) {
         errno = EINTR;
@@ -231,7 +231,7 @@ static void damage(void) {
     case 5:
         memset(trailer, 0, TRAILER_NBYTES);
         break;
-    case 6: /* another page's */
+    case 6: /* the name of another page */
         trailer[below(NAME_NBYTES)]++;
         seal(trailer);
         break;
@@ -288,7 +288,7 @@ static void run_read(const uint8_t *name) {
     const page_read wanted = {"path", name,        held.iov,    held.pieces, held.nbytes,
                               touched_ns, interval_ns, one_in(2) ? &digest : NULL, skip};
     memcpy(before, file.data, held.nbytes);
-    if (expected == HIT && one_in(3)) { /* a writer is at work */
+    if (expected == HIT && one_in(3)) { /* a writer works at the same time */
         uint8_t other[NAME_NBYTES];
         memcpy(other, name, NAME_NBYTES);
         other[NAME_NBYTES - 1] += (uint8_t)below(2);

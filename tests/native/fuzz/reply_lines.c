@@ -1,4 +1,4 @@
-/* Lines of RESP replies, whole and damaged, in parts of any size, to the exchange of requests for lines. */
+/* Feeds lines of RESP replies, whole and damaged, in parts of any size, to the exchange of requests for lines. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>

@@ -24,7 +24,7 @@ class Run:
 
     finding: Finding | None
     deviations: Mapping[Key, int]
-    """The choices that differ from the default."""
+    """The choices of the run that differ from the default choice."""
     points: int
     threads: int
     steps: list[Step] = field(default_factory=list[Step])

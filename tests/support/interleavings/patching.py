@@ -163,5 +163,5 @@ _REPLACEMENTS: list[tuple[Any, str, Callable[..., Any]]] = [
 ]
 """The standard library's names, and their replacements that use a scheduler.
 
-Its events, semaphores, barriers, queues and futures are made of these.
+The library's events, semaphores, barriers, queues and futures are built on these names.
 """

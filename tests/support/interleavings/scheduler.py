@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from interleavings.strategies import Strategy
 
 CLOCK = -1
-"""The choice that the earliest time limit passes, although threads could run."""
+"""The choice to let the earliest time limit pass although threads could run."""
 START_S = 1000.0
 _TICK_S = 1e-6
 _SETTLE_S = 1000.0
@@ -32,7 +32,7 @@ _OWN_FILES = ("/interleavings/", "/threading.py", "/concurrent/futures/", "/cont
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A run broke a promise."""
+    """A promise of the code under test that a run has broken."""
 
     kind: str
     text: str
@@ -103,7 +103,7 @@ class Scheduler:
         self.time_passed: bool = False
         """True once a time limit has passed while a thread could run."""
         self.serial: int = 0
-        """How many objects were made. The number orders them."""
+        """How many objects were made so far, which numbers them in order."""
         self._strategy = strategy
         self._check = check
         self._time_passes = time_passes
@@ -180,7 +180,7 @@ class Scheduler:
             self._switch(task, what)
 
     def wait(self, waiters: list[Task], timeout_s: float | None, what: str) -> bool:
-        """Wait until `wake`, but no longer than `timeout_s`. Return False at the timeout."""
+        """Wait for a call of `wake`, but no longer than `timeout_s`. Return False at the timeout."""
         if self._ended:
             raise GreenletExit
         if self._hub is None:
@@ -284,7 +284,7 @@ class Scheduler:
     # --- switches ------------------------------------------------------------------------------------
 
     def _switch(self, task: Task | None, what: str) -> None:
-        """Let another task run, or the hub if none can. Return when this task runs again."""
+        """Let another task run, or return to the hub if none can. Return when this task runs again."""
         if self._traced:
             place = _place(sys._getframe(2))
             self.steps.append(Step(self.now_s, self.current.name, f"{place}: {what}"))

@@ -49,7 +49,7 @@ class Process:
         theirs.close()
         self.messages: list[object] = []
         self.ended_s = 0.0
-        """When a signal ended it."""
+        """When a signal ended the process."""
 
     def wait_for_message(self) -> None:
         """Wait until the process has sent something."""
@@ -94,7 +94,7 @@ class Storm:
         hits: float = _HITS,
         stepped: float = _STEPPED,
     ) -> None:
-        """Begin a storm, or go on with one over an empty store.
+        """Begin a storm, or continue one over an empty store.
 
         Args:
             world: The store.

@@ -31,13 +31,13 @@ class World:
 
     open: Callable[[], HiCacheStorage]
     hazards: tuple[Hazard, ...] = ()
-    """What may happen to its server or disk."""
+    """What may happen to the store's server or disk."""
     proxy: FaultProxy | None = None
     """The proxy between the clients and the server."""
     limit_s: float | None = None
     """How long a call may take. None: nothing limits a file system."""
     retains: bool = True
-    """True if an accepted page stays until it is deleted. False: it may be evicted or forgotten."""
+    """True if an accepted page stays until it is deleted. False: the store may evict or forget it."""
     keeps_deletions: bool = True
     """True if a deleted page stays away until it is set."""
     lingers: bool = False

@@ -60,7 +60,7 @@ def a_page_that_has_no_room_never_shows(case: Case) -> None:
 
 @check("KV-006")
 def bytes_that_have_no_room_never_show(case: Case) -> None:
-    """If a full store refuses new bytes for a present page, the page keeps its old bytes or goes."""
+    """If a full store refuses new bytes for a present page, the page keeps its old bytes or is gone."""
     store, space = _open_small_store(case)
     hashes = case.hashes(min(2 * _CAPACITY_NBYTES // space.stored_nbytes, _MOST_PAGES))
     old, new = (case.contents(space, hashes, version) for version in (0, 1))

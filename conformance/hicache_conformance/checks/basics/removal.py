@@ -22,7 +22,7 @@ _SETTLED_AFTER_S = 0.3
 
 @check("KV-007")
 def a_deleted_page_is_gone(case: Case) -> None:
-    """After a delete, exists and get no longer find the page, and still find all others."""
+    """After a delete, `exists` and `get` no longer find the page, and still find all others."""
     store, space = open_store(case, 768)
     for places in ((0,), (4,), (2,), (0, 2, 4), (1, 2), (0, 1, 2, 3, 4)):
         pages = case.stored(store, space, 5)

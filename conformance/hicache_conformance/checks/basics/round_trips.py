@@ -116,7 +116,7 @@ def looking_into_a_key_space_does_not_make_it(case: Case) -> None:
 
 @check("KV-002")
 def what_was_set_is_there(case: Case) -> None:
-    """After a set returned True, exists and get find the page, alone and in any batch."""
+    """After a set returned True, `exists` and `get` find the page, alone and in any batch."""
     store, space = open_store(case)
     for count in (1, 2, 5, 12):
         pages = case.stored(store, space, count)

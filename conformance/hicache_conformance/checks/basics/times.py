@@ -45,7 +45,7 @@ def times_follow_the_hashes(case: Case) -> None:
 
 @check("KV-010")
 def a_page_just_set_was_written_just_now(case: Case) -> None:
-    """A page that was just set has times of about now, and was not used before it was written."""
+    """The times of a page that was just set are about now, and its last use is not before its write."""
     store, space = open_store(case)
     pages = case.stored(store, space, 2)
     case.must_hold(store, space, pages)

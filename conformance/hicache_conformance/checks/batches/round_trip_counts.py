@@ -71,7 +71,7 @@ def _exists(path: FaultPath, probe: Probe, count: int) -> None:
 
 
 def _turns(path: FaultPath, probe: Probe, counts: tuple[int, int]) -> dict[str, tuple[int, int]]:
-    """Return how many round trips each operation takes for each number of pages, at best of 3 tries."""
+    """Return each operation's round trips for each number of pages: the fewest of three tries."""
     found: dict[str, list[int]] = {}
     for count in counts:
         tries = [_turns_once(path, probe, count) for _ in range(3)]

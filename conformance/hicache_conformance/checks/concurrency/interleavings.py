@@ -81,7 +81,7 @@ def two_sets_of_one_page_leave_one_of_them(case: Case) -> None:
 
 @check("KV-501")
 def calls_about_different_pages_do_not_meet(case: Case) -> None:
-    """While a get and a set are half way, calls about other pages do not mix with theirs."""
+    """While a get and a set are half way, calls about other pages do not mix their bytes with them."""
     for store, other, space, point in _hold_points(case):
         pages = case.contents(space, case.hashes(4))
         got, set_late, got_later, set_later = pages
@@ -149,7 +149,7 @@ def listings_and_clear_while_a_page_is_set_show_no_half_page(case: Case) -> None
 
 @check("KV-503")
 def a_page_deleted_between_exists_and_get_is_a_miss(case: Case) -> None:
-    """If a page is deleted after exists returned True, get misses it and still reads the others."""
+    """If a page is deleted after `exists` returned True, `get` misses it and still reads the others."""
     store, space = open_store(case, _PAGE_NBYTES)
     other = case.open() if case.claims.shared else store
     other.open_space(space)
@@ -168,7 +168,7 @@ def a_page_deleted_between_exists_and_get_is_a_miss(case: Case) -> None:
 
 @check("KV-503")
 def a_page_deleted_while_it_is_got_is_whole_or_a_miss(case: Case) -> None:
-    """If a page is deleted during a get and others take its room, the get is whole or a miss."""
+    """If a page is deleted during a get and others take its room, the get returns it whole or misses."""
     for store, other, space, point in _hold_points(case):
         pages = case.stored(store, space, 1)
         (page_hash,) = pages

@@ -32,7 +32,7 @@ _KINDS: tuple[Kind, ...] = ("get", "get", "get", "set", "set", "exists", "delete
 
 @check("KV-501", stochastic=True)
 def the_answers_about_a_page_fit_one_order(case: Case) -> None:
-    """The answers that threads get about a page are possible if the calls ran one after the other."""
+    """The answers that threads get about a page are possible if the calls run one after another."""
     if not case.keeps:
         raise NotDeclared(
             "a page may vanish at any time: no order of calls need explain its answers"

@@ -96,7 +96,7 @@ def listings_show_what_others_set(case: Case) -> None:
 
 @check("KV-502")
 def a_set_half_way_in_another_process_mixes_with_nothing(case: Case) -> None:
-    """While a set is half way in another process, its page and pages set here come out whole."""
+    """While a set is half way in another process, its page and all pages that are set here are whole."""
     store, space = open_store(case, 8192)
     hashes = case.hashes(4)
     versions = [case.contents(space, hashes, version) for version in range(2)]

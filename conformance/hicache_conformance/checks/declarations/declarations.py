@@ -160,7 +160,7 @@ def what_is_durable_survives_reopening(case: Case) -> None:
 
 @check("KV-901", Need.SHARED)
 def what_is_shared_is_seen_by_another_handle(case: Case) -> None:
-    """A handle on a shared store sees what others have set and deleted since it last looked."""
+    """A handle on a shared store sees what other handles have set and deleted since its last look."""
     store, other = case.open(), case.open(label="other")
     space = case.space(fitting(case, 300))
     for one in (store, other):

@@ -164,7 +164,7 @@ def _batch(case: Case, beyond: int) -> tuple[Probe, KeySpace, list[str]]:
 
 
 def _must_lack_room(case: Case, store: Probe, space: KeySpace) -> None:
-    """Raise if a page one byte smaller is accepted, because then room was not why one was refused."""
+    """Raise if a page that is one byte smaller is accepted, because then the store did have room."""
     smaller = case.space(space.page_nbytes - 1, frame_nbytes=space.frame_nbytes)
     store.open_space(smaller)
     if store.set(smaller, case.contents(smaller, case.hashes(1))) == [True]:

@@ -132,7 +132,7 @@ def _revoked_at_some_time(
     pages: Mapping[str, bytes],
     call: Callable[[Sequence[Page]], object],
 ) -> Generator[PageMemory, None, None]:
-    """Make calls, each with new pages that are revoked a little later in it. Yield their memory."""
+    """Make calls, and revoke each call's pages later than in the call before. Yield the memory."""
     contents = list(pages.values())
     began_s = time.monotonic()
     call(store.memory(space, len(pages)).filled_with(contents).pages)

@@ -51,7 +51,7 @@ def clear_removes_every_page(case: Case) -> None:
 
 @check("KV-103")
 def clear_counts_the_pages_that_it_removed(case: Case) -> None:
-    """Clear returns the number of pages that it removed, each once, without those deleted before."""
+    """Clear counts every page that it removed once, and no page that was deleted before."""
     store, space = open_store(case, 64)
     _must_count(case, store, space, 0, "no page was set")
     pages = case.stored(store, space, 9)
@@ -89,7 +89,7 @@ def clear_spares_neighbours(case: Case) -> None:
 
 @check("KV-103")
 def clear_spares_look_alikes(case: Case) -> None:
-    """Clear leaves key spaces whose id or model begins with its own, or matches it as a pattern."""
+    """Clear leaves key spaces whose id or model only begins with its own, or matches it as a pattern."""
     store = case.open()
     space = case.space(fitting(case, 64))
     for description, one, other in similar_ids(space, 4):

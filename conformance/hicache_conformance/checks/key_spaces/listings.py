@@ -51,7 +51,7 @@ def scan_lists_hashes_of_every_length(case: Case) -> None:
 
 @check("KV-104")
 def scan_follows_every_change(case: Case) -> None:
-    """Scan follows every change: it lists no deleted page, no page twice and no other key space's."""
+    """After every change, scan lists no deleted page, no page twice, and none of other key spaces."""
     store = case.open()
     space = case.space(fitting(case, 100))
     others = [

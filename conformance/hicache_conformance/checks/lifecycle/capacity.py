@@ -84,7 +84,7 @@ def setting_a_present_page_takes_no_more_room(case: Case) -> None:
 
 @check("KV-307")
 def a_page_twice_in_a_batch_takes_room_once(case: Case) -> None:
-    """A batch that names each page twice uses room for each page once, and deletes give it back."""
+    """A batch that names each page twice uses room for each page once, and a delete frees it."""
     if case.claims.retention is Retention.BEST_EFFORT:
         raise NotDeclared("the store may forget pages at any time, not for want of room alone")
     small = small_store(case)

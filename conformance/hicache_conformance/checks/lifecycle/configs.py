@@ -24,7 +24,7 @@ _NO_VALUE = {"conformance": {"no": ["value", "of", "this", "field"]}}
 
 @check("KV-303")
 def unknown_fields_are_refused_by_name(case: Case) -> None:
-    """An unknown field is a ConfigError that names it, whatever its value."""
+    """An unknown field causes a ConfigError that names the field, whatever its value is."""
     values: tuple[Any, ...] = (1, "text", None, False, {}, [])
     for value in values:
         must_refuse(case, {**case.config, _UNKNOWN: value}, _UNKNOWN, "an unknown field")
@@ -32,7 +32,7 @@ def unknown_fields_are_refused_by_name(case: Case) -> None:
 
 @check("KV-303")
 def misspelt_fields_are_refused_by_name(case: Case) -> None:
-    """A field with two letters swapped is a ConfigError that names it, and is not ignored."""
+    """A field with two letters swapped is not ignored, but causes a ConfigError that names it."""
     for name in dict.fromkeys([*case.config, _TIMEOUT, "capacity_nbytes"]):
         misspelt = _misspelt(name)
         if misspelt not in case.config:
@@ -42,7 +42,7 @@ def misspelt_fields_are_refused_by_name(case: Case) -> None:
 
 @check("KV-303")
 def values_of_a_wrong_type_are_refused_by_name(case: Case) -> None:
-    """A mapping instead of a text, number or truth value is a ConfigError that names the field."""
+    """A mapping in place of a text, number or truth value causes a ConfigError that names the field."""
     plain = {
         name: value
         for name, value in case.config.items()

@@ -62,7 +62,7 @@ def refused_pages_leave_no_debris(case: Case) -> None:
 
 @check("KV-307", quick=False)
 def without_free_descriptors_nothing_breaks(case: Case) -> None:
-    """If the process has no descriptor left, calls are refused or unavailable, and work again later."""
+    """If the process has no descriptor left, calls fail as the contract allows, and work again later."""
     _run(case, _run_out_of_descriptors)
 
 

@@ -24,7 +24,7 @@ _STORM_QUICK_S = 0.2
 
 @check("KV-306")
 def a_forked_child_works_or_is_refused(case: Case) -> None:
-    """A child forked while the storage is open works beside its parent or is refused, and can close."""
+    """A child forked with an open storage can use the storage or is refused, and can close it."""
     _fork(case, ClosesFirst.CHILD)
 
 

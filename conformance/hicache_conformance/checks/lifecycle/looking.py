@@ -157,7 +157,7 @@ def _require_other_handles(case: Case) -> None:
 
 @contextmanager
 def _looking(case: Case) -> Generator[Probe, None, None]:
-    """Lend a read-only handle, and check that the files under the test's directory do not change."""
+    """Yield a read-only handle, then check that no file under the test's directory has changed."""
     before = file_states(case.scratch.path)
     looker = case.open_read_only()
     yield looker

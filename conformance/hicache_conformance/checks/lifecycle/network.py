@@ -134,7 +134,7 @@ def silence_in_the_middle_of_a_reply_is_an_error(case: Case) -> None:
 
 @check("KV-304", quick=False)
 def calls_that_wait_for_a_connection_are_in_time(case: Case) -> None:
-    """If more calls run than there are connections, each still ends within its own time."""
+    """If more calls run than there are connections, each call still ends within its time limit."""
     with open_fault_path(case) as path:
         caller = path.caller()
         pages = path.stored_pages(caller, 3 * path.width + 1)

@@ -101,7 +101,7 @@ def a_late_page_is_not_taken_for_a_later_one(case: Case) -> None:
 
 @check("KV-305")
 def a_late_verdict_is_not_taken_for_a_later_one(case: Case) -> None:
-    """If an exists or a set timed out, the next exists does not return its verdict."""
+    """If a lookup or a set timed out, the next lookup does not return its verdict."""
     with open_fault_path(case, 4 << 10) as path:
         caller = path.caller()
         ((page_hash, data),) = path.stored_pages(caller, 1).items()
@@ -157,7 +157,7 @@ def it_works_again_after_the_server_was_paused(case: Case) -> None:
 
 @check("KV-305", quick=False)
 def what_did_not_open_opens_when_the_server_is_there(case: Case) -> None:
-    """A storage opened before its server is there works once the server is, or can be opened then."""
+    """A storage that is opened without its server works once the server is there, or opens then."""
     with open_fault_path(case, 4 << 10) as path:
         path.on_all(FaultProxy.refuse)
         try:

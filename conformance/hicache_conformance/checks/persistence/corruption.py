@@ -49,7 +49,7 @@ def a_damaged_object_is_a_miss(case: Case) -> None:
 
 @check("KV-403")
 def an_extended_object_is_a_miss(case: Case) -> None:
-    """If a page's object is longer than the page, it is a miss, because no part of it can be trusted."""
+    """If a page's object is longer than the page, the page is a miss, because it can't be trusted."""
     _must_be_missed(case, {description: _DAMAGES[description] for description in _EXTENDED})
 
 

@@ -52,14 +52,14 @@ _POLL_S = 0.1
 
 @check("KV-402")
 def a_writer_killed_at_a_byte_leaves_the_page_absent_or_whole(case: Case) -> None:
-    """If the kernel kills a writer at a byte of a page, the page is absent or whole, and can be set."""
+    """If the kernel kills a writer at some byte, its page is absent or whole, and can be set."""
     require_files(case)
     _kill_at_bytes(case, versions=1)
 
 
 @check("KV-402", quick=False)
 def an_overwrite_killed_at_a_byte_leaves_old_or_new_bytes(case: Case) -> None:
-    """If the kernel kills a writer at a byte of an overwrite, the page has old or new bytes."""
+    """If the kernel kills a writer at some byte of an overwrite, the page has old or new bytes."""
     require_files(case)
     _kill_at_bytes(case, versions=2)
 
@@ -225,7 +225,7 @@ def _kill_between_segments(case: Case, *, versions: int) -> None:
 def _killed_half_way(
     case: Case, scenario: KilledWriterScenario, pages: Mapping[str, Sequence[bytes]], before: int
 ) -> bool:
-    """Set a page in a process that is killed before a segment. Return True if it got there."""
+    """Set a page in a process that is killed before a segment. Return True if it got that far."""
     new = {page_hash: contents[-1] for page_hash, contents in pages.items()}
     line = f"process killed in front of segment {before} of 8: batch_set"
     number = case.trace.began(line, list(new))

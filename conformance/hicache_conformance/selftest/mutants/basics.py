@@ -59,7 +59,7 @@ class SpacesMadeByLooking(DictStore):
 
 @caught_by("KV-001:asking_for_a_page_does_not_make_it", says="only asked for")
 class DeletingListsPages(DictStore):
-    """A delete of a page that was never there leaves an entry, which exists takes for a page."""
+    """A delete of a page that was never there leaves an entry, which `exists` takes for a page."""
 
     _entries: set[Hashable] = own(set)
 
@@ -256,7 +256,7 @@ class ZerosAreAbsent(DictStore):
 
 
 class _Deduplicated(DictStore):
-    """Stores equal pages once. A subclass decides which pages count as equal."""
+    """A store that keeps equal pages once. A subclass decides which pages count as equal."""
 
     _bodies: dict[Hashable, bytes] = own(dict)
 

@@ -217,7 +217,7 @@ class CountsThePrefix(DictStore):
 
 @caught_by("KV-201:verdicts_are_in_the_order_of_the_hashes", says="with others")
 class AnswersInItsOwnOrder(DictStore):
-    """The verdicts of exists follow the sorted hashes, not the order of the call."""
+    """The verdicts of `exists` follow the sorted hashes, not the order of the call."""
 
     def _present(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         return super()._present(space, sorted(hashes))

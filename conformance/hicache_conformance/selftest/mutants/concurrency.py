@@ -200,7 +200,7 @@ class KeyErrorInTheGap(DictStore):
 
 @caught_by("KV-503:a_page_deleted_between_exists_and_get_is_a_miss")
 class TrustsItsLookup(Shelf):
-    """After exists found a page, a get of it raises FileNotFoundError if it has gone meanwhile."""
+    """After `exists` found a page, a get raises FileNotFoundError if the page has gone meanwhile."""
 
     _found: set[tuple[str, str]] = own(set)
 

@@ -239,7 +239,7 @@ class LongNamesFail(DictStore):
     "KV-105:model_names_survive_reopening", "KV-105:a_model_name_leads_to_no_other_directory"
 )
 class NamesEscape(Shelf):
-    """The directory of a key space has the name of its model, so `..` leads out of the store's own."""
+    """The directory of a key space has the name of its model, so `..` is outside the store."""
 
     def _folder(self, space: KeySpace) -> Path:
         folder = self._root.joinpath(*(part[:60] for part in Path(space.model).parts), space.id)
@@ -560,7 +560,7 @@ class ScansByOffset(DictStore):
 
 @caught_by("KV-104:a_paused_listing_blocks_nobody")
 class ScansUnderLock(DictStore):
-    """A listing holds the lock from its first step to its last, except against its own thread."""
+    """A listing holds the lock from its first step to its last, so other threads must wait for it."""
 
     _lock = own(threading.RLock)  # can replace the Lock of the base
 

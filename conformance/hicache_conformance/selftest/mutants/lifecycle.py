@@ -116,7 +116,7 @@ class LeavesAThread(DictStore):
     "KV-302:openings_that_fail_leave_nothing", seen_in="file backend of this project, mended"
 )
 class LeavesAnOpeningThatFails(Shelf):
-    """The store opens its directory before it checks its config, and leaves it open if that is wrong."""
+    """The store opens its directory before it checks its config, and never closes it on an error."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -203,7 +203,7 @@ class KeepsTheProcessWhenClosed(DictStore):
 
 
 def _runs_beside_checks() -> bool:
-    """Return True if checks run in this process. They watch another one, so do no harm to this one."""
+    """Return True if this process runs the checks: then the mutant must not harm this process."""
     return any(thread.name.startswith("check ") for thread in threading.enumerate())
 
 

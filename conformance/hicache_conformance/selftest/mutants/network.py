@@ -433,7 +433,7 @@ class TakesLateReplies(_Reusing):
 
 @caught_by("KV-305:a_late_verdict_is_not_taken_for_a_later_one")
 class TakesLateVerdicts(_Reusing):
-    """If exists times out, its connection is used again, and the next call gets the late verdict."""
+    """If `exists` times out, its connection is used again, and the next call gets the late verdict."""
 
     def _reuses(self, error: BaseException | None) -> bool:
         return isinstance(error, TimeoutError) and self._asked.operation == Operation.EXISTS

@@ -30,7 +30,7 @@ class EvictingSettings(Settings):
 
 
 class EvictingStore(DictStore):
-    """An LRU store. Gets and sets renew a page, exists does not. An evicted page is gone as a whole.
+    """An LRU store. Gets and sets renew a page, lookups do not. An evicted page is gone as a whole.
 
     It returns the times of its pages, and their digests. Its own methods: `_evict` removes one
     page; `_touch` makes a page the last to go; `_times` returns the times of one page; `_digest`

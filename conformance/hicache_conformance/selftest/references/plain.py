@@ -104,7 +104,7 @@ class PlainStore(HiCacheStorage):
     def _begin(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page] | None = None
     ) -> None:
-        """Raise if the store is closed, or the call exceeds the limits that it declares."""
+        """Raise if the store is closed, or the call exceeds the limits that the store declares."""
         super().open_space(space)
         limit = self.capabilities.max_batch
         if limit is not None and len(hashes) > limit:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class _Unconfigured(Subject):
-    """The subject of a store that needs no config, and whose pages end with its object."""
+    """The subject of a store that needs no config, and whose pages are lost with its object."""
 
     def config(self, scratch: Scratch) -> Mapping[str, Any]:  # noqa: ARG002 - there are no fields
         return {}
@@ -106,7 +106,7 @@ class SqliteSubject(Subject):
 
 
 class WireSubject(Subject):
-    """The subject of the store behind a server. All tests share it, except those that stop one."""
+    """The subject of the store behind a server, which all tests share except those that stop it."""
 
     storage_class = WireStore
     _own: WireServer | None = None

@@ -27,7 +27,7 @@ def collect_outputs(
 ) -> None:
     """Actor: open, use, misuse, close and wrongly configure the store, and send all that it shows.
 
-    `wrong_configs` are configs that can't be opened, by a word for what is wrong. The actor needs a
+    `wrong_configs` has configs that can't be opened, by what is wrong with them. The actor needs a
     process of its own, because it takes all logs and prints.
     """
     assert link.reference is not None

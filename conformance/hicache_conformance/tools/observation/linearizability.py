@@ -146,7 +146,7 @@ class _Search:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """Operations by time. The bits of a number stand for a set of operations."""
+    """Operations, sorted by time. A set of them is a number with one bit per operation."""
 
     operations: list[Operation]
     must: int

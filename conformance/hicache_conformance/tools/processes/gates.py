@@ -1,7 +1,7 @@
 """Pages that hold a call half way, so that a check decides what happens meanwhile.
 
 If a store goes through the segments of a page one by one, it is held in the middle of the page. If
-it takes the page as a whole, it is held before or during that.
+it takes the page as a whole, it is held before or while it does that.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class MachineDelay:
 
 
 def _waited_s() -> dict[str, float]:
-    """Return how long each thread was ready to run and did not, in seconds."""
+    """Return for how many seconds each thread was ready to run but did not run."""
     found: dict[str, float] = {}
     with suppress(OSError):
         for task in os.listdir(_TASKS):  # noqa: PTH208 - names, and no path for each

@@ -168,7 +168,7 @@ def test_a_store_that_lists_nothing_is_named(file_params: dict[str, Any]) -> Non
 
 
 def unlisted(storage: Any) -> Any:
-    """Return a storage without listings, as a store that cannot list its pages opens."""
+    """Return a storage that cannot list its pages."""
     storage.narrow(enumerable=False)
     return storage
 

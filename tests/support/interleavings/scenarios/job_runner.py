@@ -1,4 +1,4 @@
-"""The jobs of an engine's adapter: loads, stores and lookups with deadlines, while it is closed."""
+"""The jobs of an engine's adapter: loads, stores and lookups with deadlines, and a close during them."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def page_of(page_hash: str | None) -> FramedPage:
 
 
 class PageStoreScenario(Scenario):
-    """Loads, saves, lookups and deletions, while the store is closed.
+    """Loads, saves, lookups and deletions run while another thread closes the store.
 
     An OK page has the bytes of its hash. A call ends at its deadline, whatever the storage does. No
     storage call uses the memory of a call that has settled. Each page counts in one verdict.
