@@ -18,7 +18,7 @@ from serving.models import LARGE, checkpoint, prompt
 from serving.vllm.server import VERSION, VLLMServer, fs, ours
 
 PROMPTS = 3
-LENGTH = 2860
+LENGTH = 2100
 _CPU_NBYTES = 512 << 20
 
 
@@ -53,7 +53,9 @@ def main() -> int:
         def serve(store: Store) -> Iterator[VLLMServer]:
             directory = Path(tempfile.mkdtemp(dir=scratch, prefix="server-"))
             options = ("--shutdown-timeout", "10")
-            with VLLMServer(directory, configs[store], *options, model=LARGE, kv_cache_gib=1) as server:
+            with VLLMServer(
+                directory, configs[store], *options, model=LARGE, kv_cache_gib=1
+            ) as server:
                 yield server
                 server.end()
 
