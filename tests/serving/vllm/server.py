@@ -211,6 +211,5 @@ def _read(part: Any, answer: Answer, now_s: float) -> None:
             answer.tokens += choice["token_ids"]
             answer.logprobs += choice["logprobs"]["token_logprobs"]
     if part.get("usage"):
-        answer.cached_tokens = (part["usage"]["prompt_tokens_details"] or {}).get(
-            "cached_tokens", 0
-        )
+        details: dict[str, int] = part["usage"]["prompt_tokens_details"] or {}
+        answer.cached_tokens = details.get("cached_tokens", 0)
