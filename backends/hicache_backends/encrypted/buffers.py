@@ -1,4 +1,4 @@
-"""Buffers that hold the sealed form of pages during a call and are reused by the next one."""
+"""Buffers that hold the sealed form of pages during a call and are reused by the next call."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class SealedBuffers:
             self._put_back(buffer)
 
     def close(self) -> None:
-        """Release the idle buffers. Each running call releases its own when it ends."""
+        """Release the idle buffers. Each running call releases its own buffer when it ends."""
         self._closed = True
         while self._idle:
             self._release(self._idle.pop())
@@ -85,7 +85,7 @@ class SealedBuffers:
     def _make(self, nbytes: int) -> _Buffer:
         """Return a new buffer.
 
-        Its size is a power of two, so that later calls seldom need a larger one.
+        Its size is a power of two, so that later calls seldom need a larger buffer.
         """
         size = max(_LEAST_NBYTES, 1 << (nbytes - 1).bit_length())
         room = Page(np.empty(size + self._alignment, dtype=np.uint8)).segments[0]

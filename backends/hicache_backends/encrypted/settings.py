@@ -52,7 +52,7 @@ class EncryptedSettings(Settings):
     backend: str
     """The name of the backend that stores the sealed pages."""
     config: dict[str, Any] = Field(default_factory=dict, repr=False)
-    """The config of that backend. It may contain secrets."""
+    """The config of the wrapped backend. It may contain secrets."""
     keys: dict[str, KeySource] = Field(min_length=1)
     """The keys that open pages, by id."""
     current_key: str

@@ -1,4 +1,4 @@
-"""`encrypted` as a HiCacheStorage: seals and opens the pages and names that another backend stores."""
+"""`encrypted` as a HiCacheStorage: it seals pages and names, which another backend stores."""
 
 from __future__ import annotations
 

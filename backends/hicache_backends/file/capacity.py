@@ -118,7 +118,7 @@ class Capacity:
             self._count()
 
     def reserve(self, pages: int, page_nbytes: int, deadline: Deadline) -> Grant:
-        """Return capacity for up to `pages` files of `page_nbytes`.
+        """Return a grant of capacity for up to `pages` files of `page_nbytes` bytes.
 
         The caller ends the grant with `settle`.
 

@@ -63,7 +63,7 @@ class PageFiles:
     """The page files of one key space: names, reads and writes, but no policy. Thread-safe.
 
     Batches return the verdicts of `hicache_storage.native`; a negative verdict is an errno. The
-    other methods raise OSError.
+    other methods may raise OSError.
     """
 
     def __init__(self, layout: Layout, space: KeySpace) -> None:
@@ -268,7 +268,7 @@ def _around(
 
 
 def _error_of(mode: int) -> int:
-    """Return the errno for a mode of `native.modes_of`: ELOOP for a link, 0 if it is fine."""
+    """Return the errno for a mode of `native.modes_of`: ELOOP for a link, 0 for other files."""
     return -mode if mode < 0 else errno.ELOOP * stat.S_ISLNK(mode)
 
 

@@ -63,7 +63,7 @@ class Writer:
         return f"{self._directory.path}/{next(self._serials)}"
 
     def trailers(self, names: Sequence[bytes], *, synced: bool) -> list[bytes]:
-        """Return a trailer for one write of each name. Its nonce was never used before.
+        """Return a trailer for one write of each name, with a nonce that was never used before.
 
         A nonce consists of a random part per writer and a counter.
         """
@@ -78,7 +78,7 @@ class Writer:
     def add_pending(self, nbytes: int, deadline: Deadline) -> None:
         """Record that `nbytes` more (fewer, if negative) are pending.
 
-        If another thread holds the lock past the deadline, the next change writes this one as well.
+        If another thread holds the lock past the deadline, the next change also writes this change.
         """
         if not nbytes:
             return

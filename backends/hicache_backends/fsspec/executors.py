@@ -59,7 +59,7 @@ class Executor(Protocol):
         ...
 
     def close(self, on_close: Operation[None, None]) -> None:
-        """Cancel running operations, run `on_close`, and end the threads. Called once."""
+        """Cancel running operations, run `on_close`, and end the threads. Call this once."""
         ...
 
 

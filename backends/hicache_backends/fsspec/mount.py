@@ -106,7 +106,7 @@ class Mount:
         return _BLOCKING_GUESS_S if self._blocking else _NETWORK_GUESS_S
 
     def close(self) -> None:
-        """End the threads and the connections. Called once."""
+        """End the threads and the connections. Call this once."""
         self._executor.close(self.files.disconnect)
 
 
@@ -129,7 +129,7 @@ def _check_success(results: Sequence[Result[None]]) -> None:
 
 
 def _merge(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge options, nested mappings too. `theirs`, the user's, take precedence."""
+    """Merge options, nested mappings too. The user's options, `theirs`, take precedence."""
     merged = {**ours, **theirs}
     for name in ours.keys() & theirs.keys():
         if isinstance(ours[name], dict) and isinstance(theirs[name], dict):

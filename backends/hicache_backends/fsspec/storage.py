@@ -66,8 +66,6 @@ _MAX_PREFIX_DIGITS = 4
 class FsspecStorage(HiCacheStorage):
     """A storage of pages as files in a filesystem that fsspec supports.
 
-
-
     It guarantees what that filesystem guarantees.
     """
 
@@ -107,7 +105,7 @@ class FsspecStorage(HiCacheStorage):
         """Open an existing store. Nothing is written or removed, not even files of dead writers.
 
         Raises:
-            ConfigError: As `from_config`; also, the directory contains no key space.
+            ConfigError: As in `from_config`, or the directory contains no key space.
         """
         storage = cls(FsspecSettings.parse("fsspec", config), read_only=True)
         try:
