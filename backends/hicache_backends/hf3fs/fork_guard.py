@@ -41,7 +41,7 @@ class ConnectionOwner(Protocol):
         """The connection, or None."""
 
     def disconnect(self) -> None:
-        """Close the connection. The next step opens another one."""
+        """Close the connection. The next step opens another connection."""
 
 
 class ForkGuard:

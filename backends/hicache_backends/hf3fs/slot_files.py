@@ -108,8 +108,8 @@ class SlotFiles:
     def deallocate(self, slots: Sequence[int], until: Deadline | None = None) -> int:
         """Invalidate slots, and return their blocks to the file system if it supports that.
 
-        Slots that follow each other take one system call. None is begun after `until`. Return how
-        many slots were finished.
+        Slots that follow each other take one system call. No slot is begun after `until`. Return
+        how many slots were finished.
         """
         done = 0
         with self.opened(writing=True) as files:
@@ -295,7 +295,7 @@ def _preallocate(fd: int, offset: int, nbytes: int) -> None:
 
 
 def _fallocate(fd: int, mode: int, offset: int, nbytes: int) -> None:
-    """Call fallocate(2). posix_fallocate would write to every block if that is not supported."""
+    """Call fallocate(2), because posix_fallocate writes to every block if fallocate is missing."""
     if _libc.fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(nbytes)):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

@@ -159,7 +159,7 @@ class Transfers:
         return verdicts
 
     def _run_nbytes(self, call: _Call, *, hashed: bool, revocable: bool) -> int:
-        """Return the most bytes of one system call. Small calls are cheap only in a page cache."""
+        """Return the largest size of a system call. Small calls are cheap only in a page cache."""
         if (hashed or revocable) and self.is_certain and not call.direct:
             return _CACHED_RUN_NBYTES
         return _SCRATCH_RUN_NBYTES if revocable and self._usrbio is None else _RUN_NBYTES

@@ -218,7 +218,7 @@ class Client:
         return code
 
     def _ensure_master_answers(self, deadline: Deadline) -> None:
-        """Probe the master, because the native health check succeeds even if it is dead."""
+        """Probe the master, because the native health check succeeds even if the master is dead."""
         match probe_master(self._settings, deadline.remaining_s()):
             case MasterState.GONE:
                 raise self._unavailable_error()

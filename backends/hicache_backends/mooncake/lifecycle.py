@@ -149,7 +149,7 @@ def _keep_alive(native: object) -> None:
 
 
 def _skip_library_exit_handlers() -> None:
-    """Make `_exit` the first exit handler of the C library. It keeps the exit status."""
+    """Make `_exit` the first exit handler of the C library. The exit status stays."""
     _libc.on_exit(ctypes.cast(_libc["_exit"], ctypes.c_void_p), None)
 
 

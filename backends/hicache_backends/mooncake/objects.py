@@ -25,7 +25,7 @@ _REMOVE_BATCH = 4096
 _FIRST_PAUSE_S = 0.005
 _LONGEST_PAUSE_S = 0.1
 _ATTEMPT_S = 0.2
-"""The time that an attempt needs. A shorter one would leave the result of a removal unknown."""
+"""The time that an attempt needs. A shorter attempt would leave the result of a removal unknown."""
 
 
 class KeyStates(NamedTuple):
@@ -55,7 +55,7 @@ def key_states(
 
 
 def presence(native: Any, keys: Sequence[str]) -> list[int]:
-    """Return 1 for each key that exists, and 0 for each other one.
+    """Return 1 for each key that exists, and 0 for each other key.
 
     Raises:
         MasterFailed: The client returned another code.

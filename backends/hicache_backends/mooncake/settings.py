@@ -75,7 +75,7 @@ class MooncakeSettings(Settings):
     preferred_segment: str = ""
     """The segment, `host:port`, that takes new pages while it has space."""
     timeout_s: PositiveSeconds = 10.0
-    """The deadline of a call."""
+    """The time limit of a call."""
     standalone_storage: Literal[False] = False
     enable_group_semantics: Literal[False] = False
 

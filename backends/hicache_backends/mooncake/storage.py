@@ -52,8 +52,6 @@ _native_module = driver.load()
 class MooncakeStorage(HiCacheStorage):
     """A storage of pages in the memory of a Mooncake cluster.
 
-
-
     A page is lost if the process that lends its memory ends.
     """
 

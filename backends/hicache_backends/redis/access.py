@@ -76,7 +76,7 @@ class Access:
     options: Mapping[str, Any] = field(repr=False)
     """Options for redis-py, which sends AUTH, SELECT and CLIENT SETNAME."""
     context: ssl.SSLContext | None
-    """None: no TLS."""
+    """The TLS context, or None without TLS."""
     is_read_only: bool = False
     """True: ask the server not to count reads as uses."""
 

@@ -179,7 +179,7 @@ class Connection:
 
 
 def _may_be_tls(error: Exception) -> bool:
-    """Return True if a greeting failed the way it does with a TLS server. Most of them hang up."""
+    """Return True if a greeting failed the way it does with a TLS server. Most TLS servers hang up."""
     ended = isinstance(error.__context__, ConnectionResetError) or _CLOSED_BY_SERVER in str(error)
     return ended or _TLS_ALERT in str(error)
 

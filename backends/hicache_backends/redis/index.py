@@ -45,7 +45,7 @@ _CLOCK_SKEW_S = 60.0
 _TRIM_SHARE = 1 / 16
 """After this share of set batches, expired members are removed from their buckets."""
 _REGISTRATION_S = 10.0
-"""For how long a manifest is assumed to stay. Others may delete it, or the server may lose it."""
+"""For how long a manifest is assumed to stay. A process may delete it, or the server lose it."""
 _MOST_SPACES = 4096
 """How many key spaces are remembered.
 
@@ -53,7 +53,7 @@ Clients decide how many there are, by their tenants and salts.
 """
 _FIRST_MARK = 1 << 51
 _LAST_MARK = 1 << 52
-"""Scores are floats, which are exact for integers below 2**53."""
+"""The bound for marks. Scores are floats, which are exact for integers below 2**53."""
 
 
 class Index:
@@ -293,7 +293,7 @@ class Index:
 def delete_pages(
     router: Router, keys: SpaceKeys, hashes: Sequence[str], deadline: Deadline
 ) -> list[bool]:
-    """Remove pages, then the members of those that are gone, in three round trips.
+    """Remove pages, then the members of the removed pages, in three round trips.
 
     Return True for each page that is gone.
     """
@@ -340,7 +340,7 @@ def _mark_members(
     marks: dict[str, int],
     deadline: Deadline,
 ) -> tuple[list[bytes], list[bytes]]:
-    """Mark the members that exist. Return the indices that accepted marks, and those that are full."""
+    """Mark the members that exist. Return the indices that accepted marks, and those on full servers."""
     commands: list[Command] = [
         ("ZADD", index, "XX", *(part for one in hashes for part in (marks[one], one)))
         for index, hashes in members.items()

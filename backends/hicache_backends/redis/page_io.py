@@ -42,8 +42,8 @@ _MORE_REPLIES = "the server sent more replies than there were requests"
 class PageRequest:
     """A request that stores one page: list the page, set it, and list it again.
 
-    The page is listed before, so that it is in its index even if its writer dies. It is listed again
-    because a remover may have taken it out of the index in between.
+    The page is listed before it is set, so that it is in its index even if the writer dies. It is
+    listed again afterwards, because a remover may have taken it out of the index in between.
     """
 
     key: bytes

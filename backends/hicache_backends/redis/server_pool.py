@@ -113,7 +113,7 @@ class ServerPool:
         return ServerFacts.parse(self.info(deadline))
 
     def info(self, deadline: Deadline) -> str:
-        """Return the server's INFO, or empty text if INFO is forbidden. Raises as `facts`."""
+        """Return the server's INFO, or empty text if INFO is forbidden. Raises what `facts` raises."""
         with self.acquire(deadline) as connection:
             (reply,) = connection.execute([("INFO",)])
         return reply.decode(errors="replace") if isinstance(reply, bytes) else ""
@@ -201,7 +201,7 @@ class ServerPools:
 
     @property
     def connections_made(self) -> int:
-        """The number of connections made so far. A new one may lead to another server."""
+        """The number of connections made so far. A new connection may lead to another server."""
         return sum(pool.connections_made for pool in list(self._pools.values()))
 
     def close(self) -> None:

@@ -115,7 +115,7 @@ class Session:
         pages: Sequence[Page],
         deadline: Deadline,
     ) -> list[bool]:
-        """Send the missing pages. A page of another writer stays; a damaged one is overwritten."""
+        """Send the missing pages. A page of another writer stays; a damaged page is overwritten."""
         verdicts = [False] * len(hashes)
         todo = [position for position, page in enumerate(pages) if page.nbytes == nbytes]
         for keep in (True, False):

@@ -115,7 +115,7 @@ class Bucket:
         return answer, following
 
     def delete(self, names: Sequence[str], deadline: Deadline) -> dict[str, str]:
-        """Delete objects. Return the names of those that remain, each with the reason.
+        """Delete objects. Return the names of the objects that remain, each with the reason.
 
         An object counts as deleted only if the answer reports it as deleted and not also as an
         error.

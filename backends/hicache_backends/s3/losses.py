@@ -49,7 +49,7 @@ class ReplyLost(Exception):
 
 
 class CallFailed(Exception):
-    """A call failed, and not because the page is absent."""
+    """A call failed for another reason than an absent page."""
 
     def __init__(self, error: HiCacheError, *, in_doubt: bool = False) -> None:
         super().__init__(str(error))

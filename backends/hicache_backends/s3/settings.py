@@ -88,7 +88,7 @@ class S3Settings(Settings):
     region: str | None = Field(
         default=None, pattern=r"^[A-Za-z0-9-]+$", description="letters, digits and hyphens"
     )
-    """The region. None: the one from the environment or the AWS config files, else us-east-1."""
+    """The region. None: the region from the environment or the AWS config files, else us-east-1."""
     addressing_style: Literal["auto", "path", "virtual"] = "auto"
     """Where the bucket's name goes: in the path, or in the host's name."""
     create_bucket: bool = False
@@ -110,7 +110,7 @@ class S3Settings(Settings):
     fan_out: int = Field(default=8, ge=1, le=1024)
     """Concurrent requests of one call, each on its own connection."""
     timeout_s: PositiveSeconds = 10.0
-    """The deadline of a call, including name lookup, connecting and retries."""
+    """The time limit of a call, including name lookup, connecting and retries."""
     stall_timeout_s: PositiveSeconds | None = None
     """A connection is dropped after this time without progress. None: a third of `timeout_s`."""
     max_attempts: int = Field(default=3, ge=1)
@@ -151,7 +151,7 @@ class S3Settings(Settings):
 
     @property
     def stall_s(self) -> float:
-        """A connection is dropped after this time without progress."""
+        """The time without progress after which a connection is dropped."""
         return self.stall_timeout_s or self.timeout_s / 3
 
     @property

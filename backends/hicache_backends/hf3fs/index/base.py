@@ -193,8 +193,8 @@ class Index(IndexReader):
     def drop(self, space_id: str, deadline: Deadline, *, keep_pages: bool) -> int:
         """Remove a key space with its files. Return the number of its pages.
 
-        If a writer has slots there, or with `keep_pages` if there are pages, it stays and the
-        result is 0.
+        If a writer has slots there, or with `keep_pages` if there are pages, the key space stays
+        and the result is 0.
         """
 
 

@@ -166,7 +166,7 @@ class RedisIndex(RedisReader, Index):
     def drop(self, space_id: str, deadline: Deadline, *, keep_pages: bool) -> int:
         """Remove a key space.
 
-        A writer that comes in between gets slots in files with other numbers.
+        A writer that reserves slots meanwhile gets them in files with other numbers.
         """
         arguments = (space_id, int(keep_pages), FILE_NBYTES)
         dropped: tuple[int, int, int] = self._run(

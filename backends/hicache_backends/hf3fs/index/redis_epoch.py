@@ -1,4 +1,4 @@
-"""Decide when a Redis index may be used, and rebuild a lost one.
+"""Decide when a Redis index may be used, and rebuild a lost index.
 
 A server that was restarted or lost its data has no record of the leases of writers that are still
 at work. They may write to slots that are free in its data, or that belong to another page. So no

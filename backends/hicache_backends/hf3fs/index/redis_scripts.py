@@ -263,7 +263,8 @@ end
 )
 """pause in ms during which no process may use the index
 
-The server compares its run id itself, because one that a network damaged would stop every process.
+The server compares its run id itself, because an id that the network had damaged would stop every
+process.
 """
 
 START = (
@@ -281,7 +282,7 @@ return 1
 """
 )
 """maker, its silence limit in ms, names of the keys of an earlier index
--> 0 if another process is building the index now, 2 if one has built it since the maker looked
+-> 0 if another process is building the index now, 2 if another process has built it meanwhile
 """
 
 FILL = (

@@ -3,7 +3,7 @@
 A missing or unusable file is built from the slots' marks. Then the symbolic link `index.sqlite` is
 pointed at it. No call writes to a slot during a rebuild: such a call holds `lock` shared, and a
 rebuild holds it exclusively. If the link has been pointed at another file, the next call closes
-connections to the old one. No file name is used twice, because SQLite unlinks a file's log by name
+connections to the old file. No file name is used twice, because SQLite unlinks a file's log by name
 when the last connection is closed, and a file of the same name could already have a log of its own.
 
 A connection is opened in a step, closed before a fork, and opened again by the next step

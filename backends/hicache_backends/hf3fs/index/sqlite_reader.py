@@ -159,8 +159,8 @@ class LookedAtDatabase:
 class _LookingSession(Session):
     """A connection that only reads.
 
-    An index that no process has open has no log. SQLite would make one even for a reader, unless
-    the file counts as immutable. Afterwards we check that no process has changed it.
+    An index that no process has open has no log. SQLite would make a log even for a reader, unless
+    the file counts as immutable. Afterwards we check that no process has changed the file.
     """
 
     def __init__(self, layout: Layout) -> None:

@@ -74,7 +74,7 @@ class Session:
                 connection.close()
 
     def close(self) -> None:
-        """Close the connection. If the session is used again, it opens another one."""
+        """Close the connection. If the session is used again, it opens another connection."""
         if self.connection is None:
             return
         with suppress(HiCacheError), FORKS.step(Deadline(2 * WAIT_S), self):

@@ -190,7 +190,7 @@ def used_nbytes(db: sqlite3.Connection) -> int:
 
 
 def collect_dead(db: sqlite3.Connection, layout: Layout, writer: Writer) -> bool:
-    """Free the slots that dead writers had reserved. Return True if there were any."""
+    """Free the slots that dead writers had reserved. Return True if there were such slots."""
     reserved = db.execute("SELECT space, slot, stamp FROM reserved").fetchall()
     latest = dict.fromkeys(tokens(layout.writers), 0)
     for _, _, stamp in reserved:
