@@ -74,7 +74,7 @@ class Workload:
                     yield on_device, in_host, slots
 
     def fill(self, turn: int, *, hosts: bool) -> None:
-        """Fill the source side with new numbers, and the other side with different ones."""
+        """Fill the source side with new numbers, and the other side with different numbers."""
         generator = torch.Generator().manual_seed(turn)
         for on_device, in_host, _ in self.layers():
             source, target = (in_host, on_device) if hosts else (on_device, in_host)

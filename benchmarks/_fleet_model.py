@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hicache_storage.replay.trace import Request
 
 BUCKETS = 256
-"""The first two digits of a page's hash. `redis` places pages by them."""
+"""How many values the first two digits of a page hash have. `redis` places pages by these digits."""
 
 
 class Router(enum.StrEnum):

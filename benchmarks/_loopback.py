@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Loopback(Store):
-    """The same bytes over several sockets, from and to memory. The peer is a null server."""
+    """A store that only moves the bytes over several sockets, to and from a null server."""
 
     def __init__(self, port: int, source: Memory, destination: Memory, *, sockets: int = 1) -> None:
         super().__init__(source, destination)

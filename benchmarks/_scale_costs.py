@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _FIRST_NEW = 1 << 40
 _FIRST_ABSENT = 1 << 41
 _IN_PROCESS = 4096
-"""Up to this many pages, one process sets them; beyond it, several do."""
+"""One process sets up to this many pages; several processes set more pages."""
 
 
 class FilledStore:

@@ -27,9 +27,9 @@ class Mode(enum.IntEnum):
 
     REST = 0
     SPIN = 1
-    """It runs Python without a pause."""
+    """The scheduler runs Python without a pause."""
     YIELD = 2
-    """After each step it waits for its device, for about as long as it computed."""
+    """After each step the scheduler waits for its device, for about as long as it computed."""
     END = 3
 
 

@@ -83,13 +83,13 @@ def libraries(*others: str) -> list[str]:
 
 
 def tell(target: str) -> None:
-    """If this environment lacks the wheel, print which target makes one that has it."""
+    """If this environment lacks the wheel, print which make target makes an environment with it."""
     if not is_installed():
         console.print(f"SGLang {WHEEL_VERSION} is not here: `make {target}` has it")
 
 
 def hicache_file(directory: Path, *, capacity_nbytes: int | None = None) -> Any:
-    """Return the file backend of one rank in `directory`. With a capacity, it has its LRU evictor."""
+    """Return the file backend of one rank in `directory`. A capacity adds SGLang's LRU evictor."""
     module = _hicache_storage()
     os.environ.pop(
         "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", None

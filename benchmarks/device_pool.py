@@ -88,7 +88,7 @@ class CopyAPage(TransferMethod):
 
 
 class Ours(TransferMethod):
-    """`LayerCopier`. It also records the time of the first layer."""
+    """Copies by `LayerCopier`. The time of the first layer is recorded, too."""
 
     def __init__(self, workload: Workload, *, loads: bool) -> None:
         super().__init__("ours: LayerCopier", workload, loads=loads)

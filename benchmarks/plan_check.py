@@ -4,8 +4,8 @@
     .venv/bin/python benchmarks/plan_check.py --sizes 300:1500 -- --conversations 1500 --seed 1
 
 Sizes are blocks of 512 tokens in L2 and in L3. The flags after `--` choose the trace for both commands.
-The replay stores pages with `file`, in its own directory, on tmpfs if there is one. A block takes 10 KiB
-of it.
+The replay stores pages with `file`, in its own directory, on tmpfs if there is one. A block takes 10
+KiB there.
 """
 
 from __future__ import annotations

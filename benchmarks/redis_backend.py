@@ -56,7 +56,7 @@ def stores(port: int, sink_port: int, source: Memory, destination: Memory) -> li
 def measure(
     report: Report, direction: Direction, rounds: int, port: int, all_stores: Sequence[Store]
 ) -> None:
-    """Add one table and one of processor time, and record the aims."""
+    """Add a table of rates and a table of processor time, and record the aims."""
     client: Any = redis.Redis(port=port)
     with client:
         turns = [BatchRun(store, direction, empty=client.flushall) for store in all_stores]

@@ -59,7 +59,7 @@ def factories(server: str) -> list[StoreFactory]:
 def measure(
     report: Report, where: str, stores: Sequence[Store], direction: Direction, rounds: int
 ) -> None:
-    """Add one table and one of processor time, and record the aims."""
+    """Add a table of rates and a table of processor time, and record the aims."""
     turns = [
         BatchRun(store, direction, empty=store.clear, repeats=direction == "get")
         for store in stores

@@ -125,7 +125,7 @@ def _in_turns(
     ours: Callable[[], Sample],
     theirs: Callable[[], Sample],
 ) -> Cost:
-    """Measure both stores in turns, and the reference once more."""
+    """Measure both stores in turns. Begin and end with the reference."""
     reference = [theirs()]
     samples: list[Sample] = []
     for _ in range(turns):
@@ -137,7 +137,7 @@ def _in_turns(
 def _evictions(store: FilledStore, reference: FilledStore, turns: int) -> Cost:
     """Measure evictions in turns.
 
-    The cost is the mean, because only some of them look for pages to evict.
+    The cost is the mean, because only some evictions look for pages to evict.
     """
     samples = [(store.evict(turns), reference.evict(turns)) for _ in range(turns)]
     ours, theirs = (sum(each, Sample()) for each in zip(*samples, strict=True))

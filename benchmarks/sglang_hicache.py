@@ -114,7 +114,7 @@ def file_pair(stack: ExitStack, root: Path, plan: PoolPlan) -> Pair:  # noqa: AR
 
 
 def hf3fs_pair(stack: ExitStack, root: Path, plan: PoolPlan) -> Pair:
-    """Return ours and SGLang's with its mock client, which uses plain reads and writes."""
+    """Return our backend, and SGLang's with its mock client, which uses plain reads and writes."""
     config = root / "hf3fs.json"
     fields: dict[str, Any] = {"file_path_prefix": str(root / "theirs"), "file_size": _FULL_NBYTES}
     fields |= {"numjobs": 16, "entries": 8}
@@ -139,7 +139,7 @@ def hf3fs_pair(stack: ExitStack, root: Path, plan: PoolPlan) -> Pair:
 
 
 def mooncake_pair(stack: ExitStack, root: Path, plan: PoolPlan) -> Pair:  # noqa: ARG001
-    """Return ours and SGLang's, each with its own master and segment, over TCP on loopback."""
+    """Return our backend and SGLang's, each with its own master and segment, over loopback TCP."""
     load_mooncake()
     masters = [stack.enter_context(MooncakeMaster(root / name)) for name in ("ours", "theirs")]
     our_config, theirs = (master.config(global_segment_size="2gb") for master in masters)
@@ -157,7 +157,7 @@ def mooncake_pair(stack: ExitStack, root: Path, plan: PoolPlan) -> Pair:  # noqa
 
 
 def s3_pair(stack: ExitStack, root: Path, plan: PoolPlan) -> Pair:  # noqa: ARG001
-    """Return ours and SGLang's, over rclone's S3 server on a directory."""
+    """Return our backend and SGLang's, over rclone's S3 server on a directory."""
     server = stack.enter_context(Rclone(root))
     keys = {"access_key_id": server.access_key, "secret_access_key": server.secret_key}
     ours = {"bucket": "ours", "endpoint_url": server.endpoint_url, **keys}
