@@ -47,7 +47,6 @@ def _patient(store: CliStore) -> CliStore:
 
 
 def _count(store: CliStore, key_space: KeySpace, pages: int) -> int:
-    """Return the number of pages that the store has."""
     hashes = [hash_of(number) for number in range(pages)]
     with store.open() as storage:
         return sum(

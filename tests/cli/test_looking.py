@@ -110,7 +110,6 @@ def _user_without_rights(root: Path) -> Generator[None, None, None]:
 
 
 def _limited(place: Place, nbytes: int) -> CliStore:
-    """Return the store with a capacity."""
     config = place.store.config
     if place.store.backend == "encrypted":
         inner = {**config["config"], "capacity_nbytes": nbytes}

@@ -30,7 +30,7 @@ _OFFERS = 6
 
 
 class ServerGone(Exception):
-    """The store stopped answering in a check that did not touch its server, so it is not to blame."""
+    """The store stopped answering in a check that left its server alone: an error, not a violation."""
 
 
 class Probe:

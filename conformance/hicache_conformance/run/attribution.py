@@ -42,7 +42,6 @@ def _is_kit(filename: str) -> bool:
 
 
 def _files_of(storage_class: type) -> set[str]:
-    """Return the source files of the class and of its bases."""
     found = {storage.__file__}
     for one in storage_class.__mro__:
         try:

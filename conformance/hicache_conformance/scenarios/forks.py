@@ -193,7 +193,6 @@ class _ForkedUser:
             self._connection.send(limit_s)
 
     def receive(self) -> Report:
-        """Return the report of the child."""
         try:
             if self._connection.poll(_ANSWER_LIMIT_S):
                 report: Report = self._connection.recv()
@@ -222,7 +221,6 @@ class _ForkedUser:
 
 
 def _run_child(connection: Connection, side: _HandleUser) -> None:
-    """Run the child after the fork."""
     with suppress(EOFError):
         while True:
             limit_s: float = connection.recv()

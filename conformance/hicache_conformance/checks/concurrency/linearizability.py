@@ -114,7 +114,6 @@ def _own_random(case: Case) -> random.Random:
 
 
 def _call(pages: list[_Page], store: Probe, number: int, rng: random.Random, turn: int) -> None:
-    """Make one call about one page."""
     page = rng.choice(pages)
     match rng.choice(_KINDS):
         case "set":

@@ -98,7 +98,6 @@ def _call_during(
     call: Callable[[], list[bool]],
     fault: _Fault,
 ) -> Attempt:
-    """Make the call during a fault."""
     path.on_all(fault.mode)
     before = path.bytes_moved()
     with Threads() as threads:

@@ -27,7 +27,6 @@ class Blobs(DictStore):
         return True
 
     def _address(self, page: Page) -> int:
-        """Return the address of the page's one segment."""
         ((address, nbytes),) = page.addresses
         alignment = self.capabilities.alignment
         if address % alignment or nbytes % alignment:

@@ -43,7 +43,6 @@ class _Connection:
 
     @contextmanager
     def used(self) -> Generator[None]:
-        """Use the connection in the `with` block."""
         self._scenario.require(not self.in_use, "two calls use one connection")
         self.in_use = True
         yield
