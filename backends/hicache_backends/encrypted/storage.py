@@ -529,7 +529,7 @@ def _inner(settings: EncryptedSettings) -> tuple[type[HiCacheStorage], dict[str,
     """Return the class and the fields of the wrapped backend. Its calls get half of the time limit.
 
     Raises:
-        UnknownBackend, BackendNotInstalled, ConfigError: As `registry.resolve`.
+        UnknownBackend, BackendNotInstalled, ConfigError: As in `registry.resolve`.
     """
     inner_class, fields = resolve(settings.backend, settings.config)
     if "timeout_s" in fields:

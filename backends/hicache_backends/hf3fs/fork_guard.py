@@ -139,7 +139,7 @@ class ForkGuard:
     def _reset(self) -> None:
         """Make new locks, because in a child a lock of the parent may be held forever."""
         self._pid = os.getpid()
-        # A signal handler may fork in the thread that holds one of them.
+        # A signal handler may fork in the thread that holds one of these locks.
         self._fork_lock = threading.RLock()
         self._changed = threading.Condition()
         self._forking = False

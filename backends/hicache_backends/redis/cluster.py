@@ -53,7 +53,7 @@ class Deployment(Protocol):
         """Ask the servers where the keys are. The returned value changes if a key moves.
 
         Raises:
-            OSError, RedisError: As `all_servers`; also, keys are moving between two servers.
+            OSError, RedisError: As in `all_servers`, or keys are moving between two servers.
         """
         ...
 

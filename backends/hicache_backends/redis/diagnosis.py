@@ -17,9 +17,9 @@ _ONE_ADVICE = "set ttl_s, and maxmemory-policy volatile-ttl,"
 """The advice of docs/backends/redis.md."""
 _ROOM_SHARE = 0.05
 _ROOM_NBYTES = 64 << 20
-"""A server is full if less is free than this and than `_ROOM_SHARE` of its limit.
+"""A server counts as full if less than this, and less than `_ROOM_SHARE` of its limit, is free.
 
-A limit of 0 would not do, because a server that evicts keeps space for a few pages.
+The space is never used up completely, because a server that evicts keeps space for a few pages.
 """
 
 

@@ -10,10 +10,10 @@ from redis import exceptions
 from hicache_backends.redis.access import Address
 
 _CODES: dict[type[exceptions.RedisError], str] = {
-    exceptions.AskError: "ASK",  # before its base
+    exceptions.AskError: "ASK",  # before its base class
     exceptions.MovedError: "MOVED",
     exceptions.TryAgainError: "TRYAGAIN",
-    exceptions.MasterDownError: "MASTERDOWN",  # before its base
+    exceptions.MasterDownError: "MASTERDOWN",  # before its base class
     exceptions.ClusterDownError: "CLUSTERDOWN",
     exceptions.NoPermissionError: "NOPERM",
     exceptions.OutOfMemoryError: "OOM",

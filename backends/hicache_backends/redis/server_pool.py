@@ -119,7 +119,7 @@ class ServerPool:
         return reply.decode(errors="replace") if isinstance(reply, bytes) else ""
 
     def close(self) -> None:
-        """End all connections, even those in use, and make no more. Idempotent."""
+        """End all connections, even those in use, and open no new ones. Idempotent."""
         with self._changed:
             self._closed = True
             for connection in self._busy:
@@ -205,7 +205,7 @@ class ServerPools:
         return sum(pool.connections_made for pool in list(self._pools.values()))
 
     def close(self) -> None:
-        """End all connections to all servers, and make no more. Idempotent."""
+        """End all connections to all servers, and open no new ones. Idempotent."""
         with self._lock:
             self._closed = True
             pools = list(self._pools.values())

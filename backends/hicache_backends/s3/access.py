@@ -65,9 +65,9 @@ class Access:
             self._ca_file: str | None = settings.ca_file or _ca_file(session)
 
     def credential_cache(self) -> CredentialCache:
-        """Return the credentials of one process.
+        """Return a cache for the credentials of one process.
 
-        They have no keys yet, unless the config contains some.
+        The cache has no keys yet, unless the config contains some.
         """
         wanted = self._settings
         if wanted.anonymous:

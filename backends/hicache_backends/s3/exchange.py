@@ -122,7 +122,7 @@ class Exchange:
             self._connections.end_call()
 
     def _unused_count(self) -> int:
-        """Return how many more requests may be in flight. A paused call keeps its place."""
+        """Return how many more requests may be in flight. A paused call counts as a request."""
         return self._fan_out - len(self._in_flight) - len(self._paused)
 
     def _start_calls(self, fresh: deque[int]) -> None:

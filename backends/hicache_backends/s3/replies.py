@@ -93,7 +93,7 @@ class ReplyReader:
     ) -> None:
         self.reply: Reply | None = None
         self.reusable = False
-        """True if the connection is at the clean end of this reply."""
+        """True if this reply has ended cleanly, so that the connection can carry another request."""
         self.has_begun = False
         """True once a byte has arrived."""
         self._scratch = scratch

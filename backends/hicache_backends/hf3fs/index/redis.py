@@ -55,7 +55,7 @@ class RedisIndex(RedisReader, Index):
             with client.call(Deadline(timeout_s)) as server:
                 server.info(
                     "server"
-                )  # a root gets the name of an index only if there is a server for it
+                )  # fails if there is no server, before `root_id` writes the root's name
             prefix = prefix_of(layout.root_id())
         except BaseException:
             client.close()

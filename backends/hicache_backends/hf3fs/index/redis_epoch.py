@@ -1,9 +1,9 @@
 """Decide when a Redis index may be used, and rebuild a lost index.
 
-A server that was restarted or lost its data has no record of the leases of writers that are still
-at work. They may write to slots that are free in its data, or that belong to another page. So no
-process uses the index until these leases have ended. Then a lost index is rebuilt from the marks of
-the slots.
+A server that was restarted or lost its data has no record of the leases of writers that are still at
+work. These writers may write to slots that are free in the server's data, or that belong to another
+page. So no process uses the index until these leases have ended. Then a lost index is rebuilt from the
+marks of the slots.
 """
 
 from __future__ import annotations
