@@ -136,8 +136,8 @@ def open_storage(
     place = storage_class.would_create(fields)
     if place is not None:
         raise NoSuchStore(
-            f"{name}: there is no store at {shown(place)}: correct the path; engines make a store"
-            " there when they open it"
+            f"{name}: there is no store at {shown(place)}: correct the path (an engine"
+            " creates a store when it opens one)"
         )
     return ReadOnlyStorage(storage_class.open_read_only(fields))
 

@@ -112,7 +112,7 @@ def _add_price_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive_number,
         default=730.0,
         metavar="HOURS",
-        help="hours a month with a load like the trace's (default: all 730)",
+        help="hours per month with a load like the trace's (default: all 730)",
     )
 
 

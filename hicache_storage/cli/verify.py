@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hicache_storage.config import StorageChoice
     from hicache_storage.storage import HiCacheStorage
 
-SUMMARY = "Read and prove the pages of a store, and delete the wrong ones."
+SUMMARY = "Read and check the pages of a store, and delete the wrong ones."
 
 _FOUND = 1
 _LISTED = 50

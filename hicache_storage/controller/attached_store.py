@@ -130,7 +130,8 @@ class AttachedStore:
             self._unregister()
         else:
             logger.warning(
-                "storage calls still run after %.0f s, and are left behind", deadline.timeout_s
+                "storage calls have not ended after %.0f s, and nobody waits for them any more",
+                deadline.timeout_s,
             )
         return written
 

@@ -142,7 +142,7 @@ class CacheController:
             StorageClosed: The controller was closed.
         """
         if self._closed:
-            raise StorageClosed("this controller was closed: make a new one")
+            raise StorageClosed("this controller was closed: create a new one")
         check_page_hashes(hashes)
         return self.prefetch_again(request_id, hashes, deadline_s=deadline_s)
 
@@ -232,7 +232,7 @@ class CacheController:
         """
         with self._attach_lock:
             if self._closed:
-                raise StorageClosed("this controller was closed: make a new one")
+                raise StorageClosed("this controller was closed: create a new one")
             if self._attached is not None:
                 raise RuntimeError("a store is attached already: detach it first")
             attached = self._open(store)

@@ -118,7 +118,9 @@ class TorchRanks:
             cause = error.with_traceback(None)
             raise RanksLost(self._lose(f"{channel.value}: {_gloo_message(error)}")) from cause
         if minimum is None:
-            raise RanksLost(self._lose(f"{channel.value}: not all ranks asked the same question"))
+            raise RanksLost(
+                self._lose(f"{channel.value}: the ranks did not ask for the same agreement")
+            )
         return minimum
 
     def close(self) -> None:

@@ -155,7 +155,7 @@ class LayerCopier:
         work = partial(_run_transfer, transfer, move, mappings, stream, stream.caller_event())
         with self._lock:  # a closed executor would never run the task
             if self._closed:
-                raise RuntimeError("these device pools were closed: make new ones")
+                raise RuntimeError("these device pools were closed: open new ones")
             executor.submit(work)
         return transfer
 

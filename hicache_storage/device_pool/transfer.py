@@ -70,7 +70,7 @@ class LayerTransfer:
 
     def cancel(self) -> None:
         """Stop copying layers. The transfer settles with an error unless all layers have arrived."""
-        self.fail(LayerTransferFailed("the transfer was cancelled"))
+        self.fail(LayerTransferFailed("the transfer was canceled"))
 
     # --- the copying thread's side -------------------------------------------------------------------
 

@@ -80,7 +80,7 @@ class HandoffReceiver:
             StorageClosed: The receiver or its controller was closed.
         """
         if self._closed:
-            raise StorageClosed("this hand-off receiver was closed: make a new one")
+            raise StorageClosed("this hand-off receiver was closed: create a new one")
         shards = self._shards if hashes else []
         request = HandoffRequest(
             request_id,

@@ -38,14 +38,14 @@ _VERDICTS = [verdict for verdict in Verdict if verdict is not Verdict.NOT_ADMITT
 """The verdicts that a page store returns."""
 _LIMITS = [*map(str, BUCKETS_S), "+Inf"]
 _ENGINE_GAUGES = {
-    "queued_store_nbytes": ("hicache_queued_bytes", "Payload bytes of stores that wait"),
+    "queued_store_nbytes": ("hicache_queued_bytes", "Payload bytes that wait to be stored"),
     "private_nbytes": (
         "hicache_private_memory_bytes",
-        "Memory of the adapter for pages of which the store does not use the engine's own memory",
+        "Memory of the adapter for stores that do not get the engine's own memory",
     ),
     "private_nbytes_used": (
         "hicache_private_memory_used_bytes",
-        "Memory of the adapter that is in use for such pages",
+        "The part of hicache_private_memory_bytes that is in use",
     ),
     "open_spaces": ("hicache_open_spaces", "Key spaces that the adapter has opened to store pages"),
 }
@@ -98,13 +98,13 @@ class Families:
             "hicache_pages", "Pages by direction and verdict", "direction", "verdict"
         )
         self._payload = counter(
-            "hicache_payload_bytes", "Payload bytes that were moved and proved", "direction"
+            "hicache_payload_bytes", "Payload bytes that were moved and checked", "direction"
         )
         self._wrong = counter(
-            "hicache_wrong_pages_deleted", "Stored pages that were proved wrong and deleted"
+            "hicache_wrong_pages_deleted", "Wrong pages that were found in the storage and deleted"
         )
         self._match_pages = counter(
-            "hicache_match_pages", "Pages that the storage was asked for, by its answer", "answer"
+            "hicache_match_pages", "Pages that were looked up, by the storage's answer", "answer"
         )
         self._match_failed = counter(
             "hicache_match_failed", "Look-ups that the storage could not answer"

@@ -48,8 +48,8 @@ def _compiled() -> tuple[Any, str]:
         module = import_module("hicache_storage.native._native")
     except ImportError as error:
         return None, (
-            f"there is no compiled module ({error}). With a C compiler and the headers of Python,"
-            " install this package again"
+            f"there is no compiled module ({error}). Install a C compiler and Python's headers,"
+            " and then this package again"
         )
     folder = Path(__file__).parent
     expected = checksum(folder)

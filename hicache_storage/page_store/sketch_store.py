@@ -58,7 +58,7 @@ class SketchStore:
         """
         nbytes = admission.stored_nbytes
         if nbytes is None:
-            raise ValueError("an admission without second_use has nothing to keep")
+            raise ValueError("an admission without second_use has no record to save")
         self.space: KeySpace = replace(
             owner, pool=POOL, layout=_LAYOUT, dtype="uint8", page_tokens=1, page_nbytes=nbytes
         )
@@ -88,7 +88,7 @@ class SketchStore:
                 self._sync()
             except UnsupportedOperation as error:
                 logger.warning(
-                    "this store cannot keep which pages were offered, so a restart forgets it: %s",
+                    "this store cannot save the record of offered pages, so a restart loses it: %s",
                     error,
                 )
                 return
@@ -121,7 +121,7 @@ class SketchStore:
         for number in range(FILTERS):
             self._next_page[number] = min(number, number + FILTERS, key=states.__getitem__)
         if self._admission.restore(dumps):
-            logger.info("the store remembered which pages had been offered before")
+            logger.info("the record of offered pages was loaded from the store")
             if was_empty:
                 self._saved = dict(enumerate(self._admission.states()))
         return not _UNANSWERED.intersection(verdicts)
@@ -144,5 +144,5 @@ class SketchStore:
 
     def _warn(self, error: Exception) -> None:
         level = logging.DEBUG if self._warned else logging.WARNING
-        logger.log(level, "the store could not keep which pages were offered: %s", error)
+        logger.log(level, "the record of offered pages could not be saved in the store: %s", error)
         self._warned = True

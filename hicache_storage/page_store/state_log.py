@@ -27,7 +27,7 @@ _FAILURES = {  # for each verdict a clause about the store, and a word about the
     Verdict.UNAVAILABLE: ("is unavailable", "unavailable"),
     Verdict.TIMEOUT: ("does not answer before its callers' deadlines", "timed out"),
     Verdict.ERROR: ("fails with errors", "failed"),
-    Verdict.BREAKER_OPEN: ("has been failing, and is left alone for a while", "not tried"),
+    Verdict.BREAKER_OPEN: ("keeps failing, so it gets no calls for a while", "not tried"),
     Verdict.REFUSED: ("refuses pages, because it is full or another write came first", "refused"),
 }
 

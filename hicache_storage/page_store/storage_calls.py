@@ -433,7 +433,8 @@ class Lanes:
         for lane in (self.reads, self.writes):
             if not lane.close(max(_MIN_CLOSE_S, deadline.remaining_s())):
                 logger.warning(
-                    "a storage call still runs after %.0f s, and is left behind", timeout_s
+                    "a storage call has not ended after %.0f s, and nobody waits for it any more",
+                    timeout_s,
                 )
 
 
@@ -476,7 +477,7 @@ def checked_answers(answers: Sequence[object], length: int) -> list[bool]:
         ValueError: There are not `length` answers, so it is unknown which page each belongs to.
     """
     if len(answers) != length:
-        raise ValueError(f"the storage gave {len(answers)} answers to {length} questions")
+        raise ValueError(f"the storage returned {len(answers)} results for {length} pages")
     return [answer is True for answer in answers]
 
 

@@ -18,7 +18,7 @@ class Reason(enum.Enum):
     TIMEOUT = "did not come before the store's timeout"
     UNAVAILABLE = "could not be asked for: the store is unavailable"
     STORE_ERROR = "could not be read: the store raised an error"
-    BREAKER_OPEN = "was not asked for: the store has been failing, and is left alone for a while"
+    BREAKER_OPEN = "was not asked for: the store keeps failing, so it gets no calls for a while"
     NO_STORE = "was not asked for: no store is attached"
     DETACHED = "was not read: the store was being detached"
     NO_HOST_SLOT = "had no place in host memory: all of it is pinned"

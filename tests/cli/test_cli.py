@@ -264,7 +264,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8
 COMMANDS = [
     command
     for block in re.findall(r"^```sh\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-    for command in block.splitlines()
+    for command in block.replace("\\\n", " ").splitlines()
 ]
 
 

@@ -155,7 +155,7 @@ class TestLoss:
         ]
 
         for answer in answers:
-            assert "not all ranks asked the same question" in loss(answer)
+            assert "the ranks did not ask for the same agreement" in loss(answer)
 
     def test_a_rank_that_lost_the_others_keeps_no_connection_in_its_error(
         self, ranks: list[RankProcess]

@@ -315,11 +315,11 @@ def test_a_cancelled_transfer_moves_no_further_layer(monkeypatch: pytest.MonkeyP
         transfer = copier.load([[0]], [1])
         assert begun.wait(TIMEOUT_S)
         transfer.cancel()
-        with pytest.raises(LayerTransferFailed, match="cancelled"):
+        with pytest.raises(LayerTransferFailed, match="canceled"):
             transfer.wait(2, timeout_s=TIMEOUT_S)
         assert not transfer.settled.done()
         go_on.set()
-        with pytest.raises(LayerTransferFailed, match="cancelled"):
+        with pytest.raises(LayerTransferFailed, match="canceled"):
             transfer.settled.result(TIMEOUT_S)
 
     assert not pool.device_page(1)[2].any()

@@ -142,7 +142,7 @@ def test_a_store_of_small_pages_cannot_hold_the_sketch(caplog: pytest.LogCapture
         wait_until(lambda: len(caplog.records) == 1)
 
         assert sketches.close(20)
-    assert "a restart forgets" in caplog.records[0].message
+    assert "a restart loses" in caplog.records[0].message
     assert logging.WARNING == caplog.records[0].levelno
 
 

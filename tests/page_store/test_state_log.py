@@ -47,7 +47,7 @@ def log(clock: Clock, caplog: pytest.LogCaptureFixture) -> Log:
 OK = {Verdict.OK: 4, Verdict.MISS: 4}
 DOWN = {Verdict.UNAVAILABLE: 8}
 FULL = {Verdict.OK: 5, Verdict.REFUSED: 3}
-LEFT_ALONE = "has been failing, and is left alone for a while"
+LEFT_ALONE = "keeps failing, so it gets no calls for a while"
 OPEN = {Verdict.BREAKER_OPEN: 8}
 
 
@@ -64,7 +64,7 @@ def test_failures_are_logged_when_they_begin_worsen_and_end(log: Log) -> None:
     assert not log.note(DOWN, after_s=5)
     (grown,) = log.note(OPEN, after_s=5)
     assert grown.endswith(
-        "left alone for a while; pages in the last 10.0 s: 16 unavailable, 8 not tried"
+        "no calls for a while; pages in the last 10.0 s: 16 unavailable, 8 not tried"
     )
     (over,) = log.note(OK, after_s=30)
     assert over.endswith(

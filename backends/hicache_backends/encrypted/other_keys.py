@@ -45,8 +45,8 @@ class OtherKeys:
             yield Diagnosis(
                 "other keys",
                 f"sealed key spaces that the name key {self._name_key!r} does not open: {others}",
-                "if they are yours, correct name_key or the file of the key; until then engines"
-                " miss their pages",
+                "if they are yours, correct name_key or the file of the key; until then all"
+                " their pages are misses",
             )
         plain = sum(not is_sealed(each) for each in spaces)
         if plain:

@@ -116,7 +116,7 @@ def _class_of(url: str) -> Any:
         return fsspec.get_filesystem_class(name)
     except ImportError as error:
         raise BackendNotInstalled(
-            f"fsspec: {name}:// needs another package beside fsspec: {error}"
+            f"fsspec: {name}:// needs a package besides fsspec: {error}"
         ) from None
     except ValueError:
         raise ConfigError(f"fsspec: url: no filesystem is known as {name!r}") from None

@@ -256,7 +256,7 @@ class FsspecStorage(HiCacheStorage):
         except FileNotFoundError:
             mount.close()
             raise ConfigError(
-                f"fsspec: url: the bucket of {shown_url} does not exist: make it first"
+                f"fsspec: url: the bucket of {shown_url}does not exist: create it first"
             ) from None
         except (TypeError, ValueError, ImportError) as error:  # their text may quote the options
             mount.close()
@@ -402,8 +402,8 @@ class FsspecStorage(HiCacheStorage):
         if not any(name == WRITING or SPACE_ID.fullmatch(name) for name in names):
             no_store = ConfigError if names else NoSuchStore  # no store is made beside other files
             raise no_store(
-                f"fsspec: url: there is no store at {self._settings.shown_url}: correct it; engines"
-                " make a store there when they write"
+                f"fsspec: url: there is no store at {self._settings.shown_url}: correct the"
+                " URL; an engine creates a store when it first writes"
             )
         self._root_was_present = True
 
@@ -419,7 +419,7 @@ class FsspecStorage(HiCacheStorage):
             (missing,) = self._each(self._mounts.get().files.is_root_missing, [None], deadline)
             if missing.value:
                 raise StorageUnavailable(
-                    f"fsspec: {self._settings.shown_url} is gone: make it again"
+                    f"fsspec: {self._settings.shown_url}is gone: create it again"
                 )
         return verdicts
 

@@ -105,7 +105,7 @@ class Client:
         self.close()
         if code == _INVALID_CONFIG:
             raise ConfigError(
-                "mooncake: the client library refuses this config (-600): look at local_hostname,"
+                "mooncake: the client library refuses this config (-600): check local_hostname,"
                 " protocol, device_name and global_segment_size"
             )
         raise StorageUnavailable(f"{self._name()} cannot be joined: the client returned {code}")

@@ -82,7 +82,7 @@ def _persistence(fields: Mapping[str, str]) -> Diagnosis:
         return Diagnosis(
             "persistence",
             f"{log}; failed: {', '.join(failed)}",
-            "the server may refuse writes until it can save: look at its log and its disk",
+            "the server may refuse writes until it can save: check its log and its disk",
         )
     return Diagnosis("persistence", log)
 

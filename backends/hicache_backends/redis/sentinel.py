@@ -50,7 +50,7 @@ class SentinelMaster:
             return master
         if not self._lock.acquire(timeout=deadline.remaining_s()):
             raise StorageTimeout(
-                f"the sentinels did not name the master to other calls for {deadline.timeout_s:g} s"
+                f"other calls have asked the sentinels for the master for {deadline.timeout_s:g} s"
             )
         try:
             if self._master is None:

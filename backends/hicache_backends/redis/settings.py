@@ -111,7 +111,7 @@ class RedisSettings(Settings):
         if given[1:]:
             raise ValueError(f"{given[0]}: the password is given twice, here and in {given[1]}")
         if bool(self.sentinels) != bool(self.sentinel_master):
-            raise ValueError("sentinel_master: it and sentinels are needed together")
+            raise ValueError("sentinel_master: give both sentinel_master and sentinels, or neither")
         for name in ("sentinel_username", "sentinel_password", "sentinel_tls"):
             if vars(self)[name] is not None and not self.sentinels:
                 raise ValueError(f"{name}: needs sentinels")

@@ -182,7 +182,7 @@ def _target(client: Any, settings: S3Settings) -> Target:
     assert url.hostname is not None
     if "@" in url.netloc:  # from the environment, so `S3Settings` did not check it
         raise ConfigError(
-            f"s3: endpoint_url: {url.hostname} is given with a user, which S3 does not have"
+            f"s3: endpoint_url: {url.hostname} has a user name, which S3 does not use"
         )
     is_tls = url.scheme == "https"
     return Target(

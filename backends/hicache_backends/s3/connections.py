@@ -235,7 +235,7 @@ class Connection:
     def _receive(self) -> Reply | None:
         reader = self._reader
         if reader is None:
-            raise Malformed("the server spoke first")
+            raise Malformed("the server sent data before it got a request")
         left = _TURN_NBYTES
         try:
             while reader.reply is None and (left > 0 or self._has_pending()):

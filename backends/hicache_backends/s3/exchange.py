@@ -265,7 +265,9 @@ class Exchange:
                 if connection.events != wanted:
                     self._poller.modify(connection.fd, connection.events)
             elif reply.status < 300 and not connection.is_sent:
-                self._fail_request(flight, Loss.MALFORMED, "the server has taken what was not sent")
+                self._fail_request(
+                    flight, Loss.MALFORMED, "the server replied before the request was sent"
+                )
             else:
                 self._end_request(flight)
                 self._connections.release(connection)

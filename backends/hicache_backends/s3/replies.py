@@ -150,7 +150,7 @@ class ReplyReader:
                 return
             self._interim_nbytes += end
             if self._interim_nbytes > _INTERIM_LIMIT:
-                raise Malformed("only interim replies come")
+                raise Malformed("the server sent only interim replies")
             self._scratch[: len(rest)] = rest
             self._used = len(rest)
         if self._used == len(self._scratch):

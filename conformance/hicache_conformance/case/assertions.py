@@ -137,8 +137,8 @@ class Assertions(abc.ABC):
 
     def _undeleted(self, probe: Probe, page_hash: str) -> Violation:
         return probe.violation(
-            "batch_delete is False for a page, though nothing is wrong with the store",
-            expected="True: it is gone, or was not there. False says that it may still be there",
+            "batch_delete is False for a page, although nothing is wrong with the store",
+            expected="True: the page is gone, or was never there. False: it may still be there",
             got=f"False for {page_hash[:8]}, which is there",
             sequence=self.trace.sequence(page_hash[:8]),
         )

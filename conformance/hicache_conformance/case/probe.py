@@ -195,8 +195,8 @@ class Probe:
         shown = [one for one, *seen in zip(tested, there, read, strict=True) if any(seen)]
         for page_hash in self.trace.offered_times(space, shown, offers):
             raise self.violation(
-                "a page is there whose batch_set returned False",
-                expected="a miss: a set that was refused never shows (KV-006)",
+                "a page is there although its batch_set returned False",
+                expected="a miss: a page that was refused never becomes visible (KV-006)",
                 got=f"a hit for {page_hash[:8]}",
                 sequence=self.trace.sequence(page_hash[:8]),
             )
@@ -309,7 +309,7 @@ class Probe:
             if not self._alive():
                 raise ServerGone(f"{operation}: {_error_text(error)}") from error
             raise self.violation(
-                f"{operation} raised {type(error).__name__} though the store answers",
+                f"{operation} raised {type(error).__name__} although the store answers",
                 got=_error_text(error),
             ) from error
         except Exception as error:
@@ -317,7 +317,7 @@ class Probe:
             if isinstance(error, UnsupportedOperation):
                 require_present(operation, self.absent)
             raise self.violation(
-                f"{operation} raised {type(error).__name__} where the contract allows no exception",
+                f"{operation} raised {type(error).__name__}, but the contract allows no exception",
                 got=_error_text(error),
             ) from error
         self.trace.ended(number, answer)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import argparse
 
-SUMMARY = "Write a package hicache-NAME: a small conformant backend with its tests, to begin from."
+SUMMARY = "Write a package hicache-NAME: a small conformant backend with its tests, as a start."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

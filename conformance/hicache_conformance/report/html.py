@@ -222,7 +222,7 @@ def _capabilities(record: Record) -> Element | None:
         )
         for one in record.subject.capabilities
     ]
-    intro = "What the store says of itself, and what the rules about it showed."
+    intro = "What the store claims, and what the tests of these claims showed."
     shown = table(("Capability", "Claimed", "Outcome"), rows, "claims")
     return _section("capabilities", "Capabilities", shown, intro=intro) if rows else None
 
@@ -250,7 +250,7 @@ def _waivers(record: Record) -> Element | None:
         for rule in record.rules
         if rule.waiver is not None
     ]
-    intro = "Known violations that somebody answers for, until a date. Waived rules still ran."
+    intro = "Known violations that are accepted until a date. Waived rules still ran."
     return _table_section("waivers", intro, ("Rule", "Reason", "Until"), rows)
 
 
@@ -266,7 +266,7 @@ def _not_verified(record: Record) -> Element | None:
     ]
     if not items:
         return None
-    intro = "This run cannot say whether these rules are kept. Each entry says what would show it."
+    intro = "This run did not test these rules. Each entry says what would test it."
     return _section(
         "not-verified", "Not verified", element("ul", *items, class_="gaps"), intro=intro
     )

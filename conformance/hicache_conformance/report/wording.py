@@ -27,18 +27,18 @@ SHOWN_ORDER = (
     Outcome.NOT_DECLARED,
 )
 REMEDIES = {
-    "peek": "Open the back door `peek(space, page_hash)` in a test class of the store: the bytes as"
-    " they lie in it.",
+    "peek": "Open the back door `peek(space, page_hash)` in a test class of the store: it returns"
+    " the bytes that the store keeps.",
     "tamper": "Open the back door `tamper(space, page_hash, data)` in a test class of the store: it"
-    " damages, plants or removes a page behind the store's back.",
+    " replaces or removes a page behind the store's back.",
     "server": "Open the back door `server()` in a test class of the store: a real server that the kit"
     " may stop, start, pause and resume.",
-    "stall": "Open the back door `stall()` in a test class of the store: inside of it somebody else"
-    " holds what a call has to wait for.",
+    "stall": "Open the back door `stall()` in a test class of the store: inside it, another process"
+    " holds a lock that a call needs.",
     "small_config": "Open the back door `small_config(scratch, capacity_nbytes)` in a test class of the"
-    " store: the config of one that is soon full.",
+    " store: the config of a store that is soon full.",
     "an address in the config": "Give the store a config with the address of a server, so that the"
-    " kit can stand between the two.",
+    " kit can put a proxy in front of it.",
 }
 """The advice for each missing need of a rule."""
 

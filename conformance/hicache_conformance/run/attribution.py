@@ -30,7 +30,7 @@ def blamed(error: BaseException, storage_class: type[HiCacheStorage] | None) -> 
     called, origin = frames[place + 1], frames[-1]
     text = " ".join(str(error).split())
     return Violation(
-        f"{called.name} raised {type(error).__name__} where the contract allows no exception",
+        f"{called.name} raised {type(error).__name__}, but the contract allows no exception",
         "an answer; for a store that can't be used StorageUnavailable or StorageTimeout",
         f"{type(error).__name__}: {text} ({origin.filename}:{origin.lineno})"[:300],
     )

@@ -45,8 +45,8 @@ _VOLATILE = frozenset({"tmpfs", "ramfs", "overlay"})
 
 _ADVICE = {
     "write": "let this user write, make room, or use smaller pages; until then engines store nothing",
-    "read": "let this user read, and look at the store's log; until then engines miss",
-    "look-up": "look at the store's log; until then engines miss",
+    "read": "let this user read, and check the store's log; until then every page is a miss",
+    "look-up": "check the store's log; until then every page is a miss",
     "delete": "let this user delete; until then wrong pages cannot be replaced",
 }
 
@@ -54,9 +54,7 @@ _ADVICE = {
 _READ_ONLY_ADVICE = (
     "mount it for writing, because engines write; ls, verify and copy can read it as it is"
 )
-_SLOW_ADVICE = (
-    "the store is slow: raise timeout_s in its config, or look at its load and the network"
-)
+_SLOW_ADVICE = "the store is slow: raise timeout_s in its config, or check its load and the network"
 
 
 class Status(enum.Enum):
@@ -238,7 +236,7 @@ def opening_problem(error: HiCacheError) -> Check:
     ):
         advice = "make room"
     elif isinstance(error, StorageTimeout):
-        advice = "look at the store's load, or raise timeout_s"
+        advice = "check the store's load, or raise timeout_s"
     elif (left := _LEFT.search(str(error))) is not None:
         advice = f"wait {left[1]}, then engines can open the store"
     elif "again" in str(error):
@@ -279,7 +277,7 @@ def _round_trip(seconds: float) -> Check:
     fact = f"{seconds * 1000:.2f} ms to look a page up (median)"
     if seconds < _SLOW_ROUND_TRIP_S:
         return Check("round trip", Status.OK, fact)
-    return Check("round trip", Status.PROBLEM, fact, "move the store closer, or look at its load")
+    return Check("round trip", Status.PROBLEM, fact, "move the store closer, or check its load")
 
 
 def _clock(skew_s: float) -> Check:

@@ -153,7 +153,7 @@ def test_a_clear_is_shown_with_the_pages_that_it_may_have_removed() -> None:
 
 # In every check, a page whose set returned False is looked up at once and at the end.
 
-SHOWS = "a page is there whose batch_set returned False"
+SHOWS = "a page is there although its batch_set returned False"
 
 
 class KeepsWhatItRefuses(DictStore):

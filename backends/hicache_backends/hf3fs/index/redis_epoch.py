@@ -83,7 +83,7 @@ class KnownEpoch:
             raise ConfigError(
                 f"hf3fs: index: the index of {self._layout.root} is in the Redis"
                 f" server {noted[0]}, but {place} does not hold it: name that server; if the"
-                " index has moved, end all engines and remove index.redis"
+                " index has moved, stop all engines and remove index.redis"
             )
 
     def close(self) -> None:

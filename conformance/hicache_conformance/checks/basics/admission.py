@@ -77,7 +77,7 @@ def what_is_refused_is_counted(case: Case) -> None:
     case.evidence["counted"] = ", ".join(f"{name} {n}" for name, n in grown.items() if n) or "-"
     if max(grown.values(), default=0) < len(refused):
         raise probe.violation(
-            f"{len(refused)} pages were refused, but no counter of stats() has grown by as many",
+            f"{len(refused)} pages were refused, but no counter of stats() has grown by that number",
             expected="StorageStats(counters={...}) with refusals by reason",
             got=_growth_text(grown),
         )

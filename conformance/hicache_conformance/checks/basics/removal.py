@@ -236,7 +236,7 @@ def _must_delete(store: Probe, space: KeySpace, hashes: Sequence[str]) -> None:
     for page_hash, deleted in zip(hashes, store.delete(space, hashes), strict=True):
         if not deleted:
             raise store.violation(
-                "batch_delete is False though nothing keeps the page from being gone",
+                "batch_delete is False although nothing prevents the deletion",
                 expected="True, whether the page was there or not",
                 got=f"False for {page_hash[:8]}",
                 sequence=store.trace.sequence(page_hash[:8]),

@@ -34,9 +34,7 @@ _KINDS: tuple[Kind, ...] = ("get", "get", "get", "set", "set", "exists", "delete
 def the_answers_about_a_page_fit_one_order(case: Case) -> None:
     """The answers that threads get about a page are possible if the calls run one after another."""
     if not case.keeps:
-        raise NotDeclared(
-            "a page may vanish at any time: no order of calls need explain its answers"
-        )
+        raise NotDeclared("pages may vanish at any time, so any answers are allowed")
     handles = [case.open()]
     if case.claims.shared:
         handles.append(case.open())
@@ -101,7 +99,7 @@ class _Page:
         if isinstance(found, Counterexample):
             raise Violation(
                 "threads got answers about one page that no order of their calls explains",
-                "answers as if the calls had come one after the other",
+                "answers that would be right if the calls had come one after the other",
                 str(found.culprit),
                 tuple(found.lines()),
             )

@@ -116,8 +116,8 @@ def _must_stay_unwritten(caller: Caller, memory: PageMemory, why: str) -> None:
 
     if wait_until(is_touched, _WATCHED_S):
         raise caller.probe.violation(
-            f"{_CLAIM}a page was written into after batch_get had returned, when {why}",
-            expected="a store that has let go of every page of the call",
+            f"{_CLAIM}batch_get wrote into a page after it had returned, when {why}",
+            expected="a store that touches no page after the call",
             got="bytes of the next user of the memory were overwritten",
             sequence=caller.probe.trace.sequence("batch_get"),
         )

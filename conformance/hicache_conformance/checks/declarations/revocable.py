@@ -46,7 +46,7 @@ def a_page_that_was_revoked_is_neither_read_nor_stored(case: Case) -> None:
     if True in store.batch_get(space, list(pages), memory.pages)[1:]:
         raise store.violation(f"{_CLAIM}batch_get says True for a page that was revoked before")
     if not is_overwritten(memory.pages[1]):
-        raise store.violation(f"{_CLAIM}a page was written into that was revoked before")
+        raise store.violation(f"{_CLAIM}batch_get wrote into a page that was revoked before")
     fresh = case.contents(space, case.hashes(2))
     memory = store.memory(space, 2, 3).filled_with(list(fresh.values()))
     memory.pages[0].revocable = _revoked()

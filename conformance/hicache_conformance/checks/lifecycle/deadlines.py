@@ -86,8 +86,8 @@ def a_signal_does_not_prolong_a_call(case: Case) -> None:
         if elapsed_s > path.limit_s:
             raise Violation(
                 f"{operation} took too long with a silent server, when signals arrive meanwhile",
-                f"an end within timeout_s + 1 = {path.timeout_s + 1:g} s: a wait that a signal has"
-                " interrupted goes on for what is left of it",
+                f"an end within timeout_s + 1 = {path.timeout_s + 1:g} s: after a signal, a call"
+                " waits only for the rest of its time",
                 f"{result} after {elapsed_s:.1f} s",
                 (f"a signal every {_SIGNALLED_EVERY_S} s", f"{operation} -> {result}"),
             )
@@ -175,7 +175,7 @@ def a_call_that_has_to_wait_ends_in_time(case: Case) -> None:
     _, calls = _calls(path, path.space)
     with case.subject.stall():
         for call in calls:
-            _must_end(path, call, "somebody holds what it has to wait for")
+            _must_end(path, call, "another process holds a lock that the call needs")
     for call in calls:
         path.answer_of(call)
 

@@ -98,7 +98,7 @@ def _with_store(
     if store.takes_pages:
         actor(link, store)
     else:
-        link.send("the store refuses pages although nothing is short")
+        link.send("the store refuses pages although there is no shortage")
 
 
 class _Store:
@@ -249,9 +249,9 @@ def _must_match_answer(
         found = store.caller.get(list(page))
         if seen.answer == [True] or found.answer not in ([None], None):
             raise store.violation(
-                f"a page is there whose batch_set returned False {when}",
+                f"a page is there although its batch_set returned False {when}",
                 seen,
-                expected="a miss: what was refused never shows",
+                expected="a miss: a refused page never becomes visible",
             )
     then = f"after a set that returned {answer} {when}" if answer else f"after a set {when}"
     store.must_be_intact(page, then, there=answer == [True])
@@ -265,7 +265,7 @@ def _count_debris(link: Link, store: _Store) -> None:
         before = files_under(store.directory)
         answers += [store.caller.set(store.contents(1)).answer for _ in range(_MANY)]
     if [True] in answers:
-        link.send("the store finds room where no file may grow")
+        link.send("the store stores pages although no file may grow")
         return
     now: dict[Path, int] = {}
 

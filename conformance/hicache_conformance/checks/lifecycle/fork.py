@@ -65,7 +65,7 @@ def _fork(case: Case, first: ClosesFirst) -> None:
     if parent_report.refusals:
         raise Violation(
             "the parent of a forked child can't go on",
-            "a parent to which a fork makes no difference",
+            "a parent that works as if it had not forked",
             f"{parent_report.refusals} of its {parent_report.calls} calls raised",
         )
     child.wait()

@@ -102,7 +102,9 @@ def damage_stays_for_others_to_see(case: Case) -> None:
         list(looker.storage.faults(space))
         list(looker.storage.faults(space, list(pages)))
     if place.read() != lying:
-        raise looker.violation("an object that was damaged is gone or changed after a look at it")
+        raise looker.violation(
+            "a damaged object is gone or changed after a read-only handle has read it"
+        )
 
 
 def _full_soon(case: Case) -> SmallStore:
@@ -150,9 +152,7 @@ def _shown(case: Case, space: KeySpace, hashes: Sequence[str]) -> _Shown:
 def _require_other_handles(case: Case) -> None:
     claims = case.claims
     if not claims.shared and claims.durability < Durability.CRASH:
-        raise NotDeclared(
-            "pages end with their handle: there is nothing for another one to look at"
-        )
+        raise NotDeclared("pages end with their handle, so another handle finds nothing")
 
 
 @contextmanager
@@ -170,7 +170,7 @@ def _looking(case: Case) -> Generator[Probe, None, None]:
     )
     if changed:
         raise looker.violation(
-            "looking changed files of the store",
+            "reading changed files of the store",
             expected="the same files, with the same bytes and times",
             got=f"{len(changed)} that differ: {', '.join(changed[:3])}",
         )
@@ -202,7 +202,7 @@ def _must_show(case: Case, space: KeySpace, before: _Shown) -> None:
     again = case.open()
     if after != before and not case.forgets(again):
         raise again.violation(
-            "pages or their times have changed after a look at the store",
+            "pages or their times have changed after the store was only read",
             expected=str(before),
             got=str(after),
         )

@@ -218,7 +218,7 @@ def _must_be_true(path: FaultPath, attempt: Attempt, pages: dict[str, bytes]) ->
         raise reader.probe.violation(
             f"batch_set returned {verdict}, its connection broke, and the page is"
             f" {'not there' if verdict == 'True' else 'there (KV-006)'}",
-            expected="StorageUnavailable where the store can't know, or a verdict that is true",
+            expected="StorageUnavailable if the store can't know, or a correct verdict",
             got=f"{verdict}, and then {'a miss' if found == [None] else 'a hit'}",
         )
 

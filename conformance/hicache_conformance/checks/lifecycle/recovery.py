@@ -234,7 +234,7 @@ def _time_out(path: FaultPath, call: Callable[[], Attempt]) -> None:
     path.on_all(FaultProxy.pass_through)
     if not isinstance(attempt.error, (StorageTimeout, StorageUnavailable)):
         raise Violation(
-            f"{attempt.operation} did not raise though nothing came from the server",
+            f"{attempt.operation} did not raise, although nothing came from the server",
             "StorageTimeout",
             attempt.text,
             path.case.trace.sequence(attempt.operation),

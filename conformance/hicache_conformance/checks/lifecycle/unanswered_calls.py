@@ -47,8 +47,8 @@ def a_listing_that_never_came_is_no_empty_one(case: Case) -> None:
                 if not right[operation] and (case.keeps or all(there)):
                     raise caller.probe.violation(
                         f"{operation} answers when {why}, but its answer is wrong",
-                        expected="StorageUnavailable or StorageTimeout: nobody has said that there is"
-                        " nothing",
+                        expected="StorageUnavailable or StorageTimeout: no server said that the page"
+                        " is absent",
                         got=f"{attempt.text}; there are {sum(there)} pages",
                         sequence=case.trace.sequence(operation),
                     )

@@ -299,7 +299,9 @@ def _missed_by_page_store(
         if attempt == 0:
             store.close()
             store = FramedStore(case, reopen(case), space)
-    raise NotVerified("damaged pages are read whole: from memory, or the store repairs them itself")
+    raise NotVerified(
+        "damaged pages come back undamaged: the store reads them from memory, or repairs them"
+    )
 
 
 def _no_errors(case: Case, verdicts: Mapping[str, Verdict]) -> None:

@@ -76,7 +76,7 @@ class _Churn:
             if not all(store.set(self.space, new)):
                 raise store.violation(
                     "a page is refused for want of room after others were set and deleted",
-                    expected=f"True: {_PAGES} pages are there, as when the first were set",
+                    expected=f"True: {_PAGES} pages are there, as when the first pages were set",
                     got=f"False after {turn} pages of {self.space.stored_nbytes} bytes",
                 )
             store.delete(self.space, list(new))
