@@ -233,8 +233,12 @@ class TestPages:
             return real(*arguments)
 
         monkeypatch.setattr(os, "preadv", failing_once)
-        twice = [HASHES[0], HASHES[0]]
-        assert [False, True] == storage.batch_get(SPACE, twice, [blank(), blank()])
+        targets = [blank(), blank()]
+        hits = storage.batch_get(SPACE, [HASHES[0], HASHES[0]], targets)
+
+        assert [False, True] == sorted(hits)
+        content = page(SPACE.stored_nbytes, seed=0).tobytes()
+        assert hits == [target.tobytes() == content for target in targets]
 
 
 class TestReuse:
