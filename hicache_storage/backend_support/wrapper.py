@@ -43,7 +43,7 @@ class WrapperStorage(HiCacheStorage):
         Raises:
             UnsupportedOperation: Always.
         """
-        raise UnsupportedOperation(f"{cls.__name__} wraps another storage: construct it")
+        raise UnsupportedOperation(f"{cls.__name__} has no config: construct it around a storage")
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         return self.inner.batch_exists(space, hashes)

@@ -144,5 +144,5 @@ def test_a_subclass_changes_the_calls_that_it_overrides() -> None:
 
 
 def test_it_is_not_opened_by_a_config() -> None:
-    with pytest.raises(UnsupportedOperation, match="wraps"):
+    with pytest.raises(UnsupportedOperation, match="construct it around"):
         WrapperStorage.from_config({})

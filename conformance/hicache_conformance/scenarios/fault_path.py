@@ -238,7 +238,7 @@ def _with_short_timeout(case: Case, config: dict[str, Any]) -> tuple[dict[str, A
         timeout_s = float(config.get("timeout_s", _DEFAULT_TIMEOUT_S))
         if timeout_s > _LONGEST_TIMEOUT_S:
             raise NotVerified(
-                f"the store takes no `timeout_s` of {TIMEOUT_S:g} s, and its {timeout_s:g} s are too"
+                f"the store refuses a `timeout_s` of {TIMEOUT_S:g} s, and its {timeout_s:g} s are too"
                 " long to wait for"
             ) from None
         return config, timeout_s

@@ -144,8 +144,8 @@ def _small_fields(case: Case, capacity_nbytes: int) -> dict[str, Any]:
         case.subject.storage_class.from_config({**case.config, name: capacity_nbytes}).close()
     except ConfigError as error:
         raise NotVerified(
-            f"the store was not made small: it takes no `{name}` of {capacity_nbytes}, and there is no"
-            " back door `small_config`"
+            f"the store was not made small: it refuses a `{name}` of {capacity_nbytes}, and there is"
+            " no back door `small_config`"
         ) from error
     return {name: capacity_nbytes}
 

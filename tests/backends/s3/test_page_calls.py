@@ -541,7 +541,7 @@ class TestSet:
         early = [Answer(OK.data, "early")] * 4
         with (
             storage(server, *early, head_first_nbytes=1 << 30) as store,
-            pytest.raises(StorageUnavailable, match="not sent"),
+            pytest.raises(StorageUnavailable, match="before the request was sent"),
         ):
             store.batch_set(big, [hash_of(1)], [page(32 << 20)])
 

@@ -86,14 +86,14 @@ def setting_a_present_page_takes_no_more_room(case: Case) -> None:
 def a_page_twice_in_a_batch_takes_room_once(case: Case) -> None:
     """A batch that names each page twice uses room for each page once, and a delete frees it."""
     if case.claims.retention is Retention.BEST_EFFORT:
-        raise NotDeclared("the store may forget pages at any time, not for want of room alone")
+        raise NotDeclared("the store may forget pages at any time, not only for lack of room")
     small = small_store(case)
     first = _kept_when_filled(small)
     for _ in range(2 * small.pages):
         (page,) = case.contents(small.space, case.hashes(1)).items()
         small.probe.set_items(small.space, [page, page])
         small.probe.delete(small.space, [page[0]])
-    with note("after as many batches of a page twice as would fill it two times"):
+    with note("after enough batches with one page twice to fill the store two times"):
         again = _kept_when_filled(small)
     # A store that evicts does not keep the same number of pages each time.
     if len(again) < len(first) // 2:

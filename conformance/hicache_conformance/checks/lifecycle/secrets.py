@@ -143,7 +143,7 @@ def _must_not_repeat(error: Exception | None, name: str, what: str) -> None:
     if _CANARY in text:
         raise Violation(
             f"the {type(error).__name__} for {what} repeats what was given for {name!r}",
-            "the name of the field, and nothing of its value: it may be a password",
+            "the name of the field without its value, which may be a password",
             _around(_CANARY, text),
             (f"from_config({{..., {name!r}: '***'}})",),
         )
