@@ -69,6 +69,11 @@ $(SGLANG)/.done: tests/requirements-sglang.txt pyproject.toml constraints.txt | 
 	@$(INSTALL) $(SGLANG) --no-deps -r tests/requirements-sglang.txt
 	@touch $@
 
+$(SGLANG)/.serving: $(SGLANG)/.done tests/requirements-sglang-serving.txt
+	@echo "adding SGLang's server to $(SGLANG)"
+	@$(INSTALL) $(SGLANG) --no-deps -r tests/requirements-sglang-serving.txt
+	@touch $@
+
 $(VLLM)/.done: tests/requirements-vllm.txt tests/install_vllm.py pyproject.toml constraints.txt | .servers/.done
 	@echo "setting up $(VLLM)"
 	@$(INSTALL) $(VLLM) -c constraints.txt -e '.[torch,redis,s3,conformance]' ministack pytest-timeout

@@ -30,7 +30,7 @@ class Engine:
 
     def _run(self, run: Callable[..., None], which: str) -> None:
         place = ROOT / "tests/serving" / self.folder
-        names = {"conftest", "device", "server"}
+        names = {"conftest", "device", "launch", "server"}
         scenarios = [str(path) for path in sorted(place.glob("*.py")) if path.stem not in names]
         run(ROOT / self.environment / "bin/python", "-m", which, "--timeout", "1800", *scenarios)
 
@@ -38,3 +38,8 @@ class Engine:
 class TestVLLM(Engine):
     environment = ".venv-vllm-serving"
     folder = "vllm"
+
+
+class TestSGLang(Engine):
+    environment = ".venv-sglang-engine"
+    folder = "sglang"

@@ -17,20 +17,33 @@ import sys
 from typing import Any
 
 torch: Any = importlib.import_module("torch")
+HOST_POOLS = "sglang.srt.mem_cache.pool_host"
 
 
 def stand_in() -> None:
     """Install all replacements. A second call does nothing."""
-    if "sglang" in sys.modules:
-        return
+    if "sglang" not in sys.modules:
+        make_importable()
+        replace_copies()
+
+
+def make_importable() -> None:
+    """Install the first two replacements, before anything imports SGLang."""
     library = torch.library.Library("torchvision", "DEF")
     library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _LIBRARIES.append(library)
     if importlib.util.find_spec("triton") is None:
         _stub_triton()
+
+
+def replace_copies() -> None:
+    """Install the other two replacements."""
     _leave_unpinned()
-    _replace_copies()
+    for name, copies in REPLACED.items():
+        module: Any = importlib.import_module(f"{HOST_POOLS}.{name}")
+        for operator, copy in copies.items():
+            setattr(module, operator, copy)
 
 
 _LIBRARIES: list[Any] = []
@@ -63,7 +76,7 @@ def _stub_triton() -> None:
 
 
 def _leave_unpinned() -> None:
-    base: Any = importlib.import_module("sglang.srt.mem_cache.pool_host.base")
+    base: Any = importlib.import_module(f"{HOST_POOLS}.base")
     original = base.HostKVCache.__init__
 
     def unpinned(self: Any, *arguments: Any, **options: Any) -> None:
@@ -71,14 +84,6 @@ def _leave_unpinned() -> None:
         original(self, *arguments, **options)
 
     base.HostKVCache.__init__ = unpinned
-
-
-def _replace_copies() -> None:
-    for name in ("mha", "mla"):
-        module: Any = importlib.import_module(f"sglang.srt.mem_cache.pool_host.{name}")
-        module.transfer_kv_direct = _copy
-        module.transfer_kv_all_layer_direct_lf_pf = _copy_out
-        module.transfer_kv_per_layer_direct_pf_lf = _copy_in
 
 
 def _copy(
@@ -109,3 +114,14 @@ def _copy_in(  # noqa: PLR0917 - the kernel's signature
     pages, offsets = src_indices // page_size, src_indices % page_size
     for source, target in zip(src_ptrs, dst_ptrs, strict=True):
         target[dst_indices] = source[pages, layer_id, offsets]
+
+
+REPLACED: dict[str, dict[str, Any]] = {
+    name: {
+        "transfer_kv_direct": _copy,
+        "transfer_kv_all_layer_direct_lf_pf": _copy_out,
+        "transfer_kv_per_layer_direct_pf_lf": _copy_in,
+    }
+    for name in ("mha", "mla")
+}
+"""What replaces which operator, by the module of HOST_POOLS that calls it."""

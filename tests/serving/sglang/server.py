@@ -1,0 +1,244 @@
+"""SGLang's own server on a CPU, over a store of this project, over SGLang's own `file`, or over none."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from servers import wait_until
+from serving.answers import Answer
+from serving.engine import ANSWER_TOKENS, EngineServer
+from serving.models import TINY, Model, checkpoint
+
+VERSION = "SGLang 0.5.23"
+PAGE = 16
+"""The tokens of a page."""
+LAYOUT = "page_first_direct"
+_PLATFORM = "native_cpu"
+_ADMIN = "admin"
+_ANSWER_LIMIT_S = 300.0
+_SETTLE_LIMIT_S = 60.0
+_LOOK_S = 0.5
+_IDLE_LIMIT_S = 60.0
+
+Attachment = tuple[str, dict[str, Any]]
+"""What SGLang attaches: the name of its backend, and its extra config."""
+
+
+def ours(
+    backend: str, config: Mapping[str, Any], adapter: Mapping[str, Any] | None = None, **fields: Any
+) -> Attachment:
+    """Return the attachment of a backend of this project."""
+    names = {
+        "module_path": "hicache_storage.integrations.sglang",
+        "class_name": "SGLangHiCacheStorage",
+        "interface_v1": 1,
+        "backend_name": backend,
+    }
+    return "dynamic", {**names, "config": dict(config), "adapter": dict(adapter or {}), **fields}
+
+
+def own_file(**fields: Any) -> Attachment:
+    """Return the attachment of SGLang's own `file` backend, in the server's `own_directory`."""
+    return "file", fields
+
+
+class SGLangServer(EngineServer):
+    """A server of one model. Without `attached` it has HiCache without a storage."""
+
+    def __init__(
+        self,
+        directory: Path,
+        attached: Attachment | None = None,
+        *options: str,
+        model: Model = TINY,
+        tokens: int = 16384,
+        ratio: float = 2.0,
+        chunk: int = 4096,
+        prefetch: str = "wait_complete",
+        hierarchical: bool = True,
+        own_directory: Path | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        """Set what the server will be started with.
+
+        Args:
+            directory: Where its log is.
+            attached: The storage that it starts with.
+            *options: Further flags.
+            model: The model.
+            tokens: How many tokens the device pool holds.
+            ratio: The size of the host pool, in device pools.
+            chunk: How many tokens of prompts one step computes at most.
+            prefetch: SGLang's prefetch policy for the storage.
+            hierarchical: Whether there is a host pool. Without it there is no prefix cache either.
+            own_directory: Where SGLang's own `file` backend has its pages.
+            variables: Further variables of the environment.
+        """
+        super().__init__(directory)
+        self.attached = attached
+        self.options = options
+        self.model = model
+        self.tokens = tokens
+        self.ratio = ratio
+        self.chunk = chunk
+        self.prefetch = prefetch
+        self.hierarchical = hierarchical
+        self.own_directory = own_directory or directory / "own"
+        self.variables = dict(variables or {})
+
+    def command(self) -> list[str]:
+        where = f"--host 127.0.0.1 --port {self.port} --device cpu --dtype float32"
+        how = "--attention-backend torch_native --sampling-backend pytorch --grammar-backend none"
+        what = f"--page-size {PAGE} --max-total-tokens {self.tokens} --context-length 8192"
+        more = f"--chunked-prefill-size {self.chunk} --random-seed 1 --skip-server-warmup"
+        shown = f"--enable-cache-report --enable-metrics --admin-api-key {_ADMIN}"
+        served = [sys.executable, "-m", "serving.sglang.launch"]
+        served += ["--model-path", str(checkpoint(self.model))]
+        cache = ["--disable-radix-cache"]
+        if self.hierarchical:
+            host = f"--enable-hierarchical-cache --hicache-ratio {self.ratio:g}"
+            layout = f"--hicache-mem-layout {LAYOUT} --hicache-io-backend direct"
+            cache = f"{host} {layout} --hicache-storage-prefetch-policy {self.prefetch}".split()
+        if self.attached:
+            backend, extra = self.attached
+            cache += ["--hicache-storage-backend", backend]
+            cache += ["--hicache-storage-backend-extra-config", json.dumps(extra)]
+        return [*served, *f"{where} {how} {what} {more} {shown}".split(), *cache, *self.options]
+
+    def environment(self) -> Mapping[str, str]:
+        """Return offline settings, and a path with this process's modules and the platform."""
+        return {
+            "PYTHONPATH": ":".join([str(self._distribution()), *(p for p in sys.path if p)]),
+            "PYTHONDONTWRITEBYTECODE": "",
+            "SGLANG_PLATFORM": _PLATFORM,
+            "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(self.own_directory),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_WAIT_POLICY": "PASSIVE",
+            **self.variables,
+        }
+
+    def _distribution(self) -> Path:
+        """Write what makes SGLang find the platform of `device.py`."""
+        place = self.directory / "distribution"
+        information = place / "hicache_tests_device-0.dist-info"
+        information.mkdir(parents=True, exist_ok=True)
+        (information / "METADATA").write_text(
+            "Metadata-Version: 2.1\nName: hicache-tests-device\nVersion: 0\n"
+        )
+        (information / "entry_points.txt").write_text(
+            f"[sglang.srt.platforms]\n{_PLATFORM} = serving.sglang.device:activate\n"
+        )
+        return place
+
+    def ask(self, prompt: Sequence[int], tokens: int = ANSWER_TOKENS, **fields: Any) -> Answer:
+        sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+        asked = {"input_ids": list(prompt), "sampling_params": sampling, "return_logprob": True}
+        body = json.dumps({**asked, "stream": True, **fields})
+        answer = Answer()
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_ANSWER_LIMIT_S)
+        began_s = time.monotonic()
+        try:
+            connection.request("POST", "/generate", body, {"content-type": "application/json"})
+            reply = connection.getresponse()
+            if reply.status != http.HTTPStatus.OK:
+                answer.error = f"{reply.status}: {reply.read().decode()[:300]}"
+            for line in reply:
+                if line.startswith(b"data: {"):
+                    _read(json.loads(line[6:]), answer, time.monotonic() - began_s)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            answer.error = f"{type(error).__name__}: {error}"
+        finally:
+            connection.close()
+        answer.total_s = time.monotonic() - began_s
+        if not answer.error and len(answer.tokens) != tokens:
+            answer.error = f"{len(answer.tokens)} tokens instead of {tokens}"
+        return answer
+
+    def call(self, method: str, path: str, body: object = None) -> tuple[int, str]:
+        """Call the server as its administrator. Return the status and the text of the answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_ANSWER_LIMIT_S)
+        headers = {"content-type": "application/json", "authorization": f"Bearer {_ADMIN}"}
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            reply = connection.getresponse()
+            return reply.status, reply.read().decode()
+        finally:
+            connection.close()
+
+    def flush(self) -> None:
+        """Empty the device pool and the host pool. SGLang refuses that while anything is under way."""
+        self._repeat("POST", "/flush_cache")
+
+    def attach(self, attachment: Attachment, prefetch: str = "wait_complete") -> None:
+        """Attach a storage in place of the one that is attached."""
+        self.detach()
+        status, text = self.try_attach(attachment, prefetch)
+        assert status == http.HTTPStatus.OK, text
+
+    def try_attach(
+        self, attachment: Attachment, prefetch: str = "wait_complete"
+    ) -> tuple[int, str]:
+        """Return SGLang's answer to an attach."""
+        backend, extra = attachment
+        body = {
+            "hicache_storage_backend": backend,
+            "hicache_storage_backend_extra_config_json": json.dumps(extra),
+            "hicache_storage_prefetch_policy": prefetch,
+            "hicache_write_policy": "write_through",
+        }
+        return self.call("PUT", "/hicache/storage-backend", body)
+
+    def detach(self) -> None:
+        """Detach the storage. SGLang refuses that for a moment after the last answer."""
+        self._repeat("DELETE", "/hicache/storage-backend")
+
+    def total(self, name: str) -> float:
+        """Return the sum of the samples of this name."""
+        return sum(
+            value
+            for sample, value in self.metrics().items()
+            if sample.partition("{")[0] == f"sglang:{name}"
+        )
+
+    def settle(self) -> None:
+        """Wait until the same number of tokens has been written to the storage in two looks."""
+        seen = [-1.0]
+
+        def is_settled() -> bool:
+            seen.append(self.total("backuped_tokens_total"))
+            time.sleep(_LOOK_S)
+            return seen[-1] == seen[-2]
+
+        wait_until(is_settled, _SETTLE_LIMIT_S)
+
+    def _repeat(self, method: str, path: str) -> None:
+        answers: list[tuple[int, str]] = []
+
+        def is_done() -> bool:
+            answers.append(self.call(method, path))
+            return answers[-1][0] == http.HTTPStatus.OK
+
+        try:
+            wait_until(is_done, _IDLE_LIMIT_S)
+        except TimeoutError:
+            raise TimeoutError(f"{method} {path}: {answers[-1]}") from None
+
+
+def _read(part: Any, answer: Answer, now_s: float) -> None:
+    """Take over a part of the stream: each has all tokens so far."""
+    information = part.get("meta_info", {})
+    reason = information.get("finish_reason") or {}
+    if "error" in part or reason.get("type") == "abort":
+        answer.error = str(part.get("error") or reason)[:300]
+        return
+    if part["output_ids"]:
+        answer.first_token_s = answer.first_token_s or now_s
+    answer.tokens = part["output_ids"]
+    answer.logprobs = [row[0] for row in information.get("output_token_logprobs") or []]
+    answer.cached_tokens = information["cached_tokens"]
