@@ -1,7 +1,6 @@
 """Real servers of the engines: the scenarios beside this file, each engine's in its environment.
 
-What is not marked `long` is the short form, which CI runs. `make test-serving` runs all of them and
-writes what they saw into docs/serving.md.
+What is not marked `long` in an engine's scenarios is its short form. `make test-serving` runs all.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ class Engine:
     environment = ""
     folder = ""
 
-    @pytest.mark.slow
+    @pytest.mark.long
     @pytest.mark.timeout(900)
     def test_the_short_form(self, run_elsewhere: Callable[..., None]) -> None:
         self._run(run_elsewhere, "not long")
