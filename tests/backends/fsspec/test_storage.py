@@ -496,7 +496,9 @@ class TestConfig:
             FsspecStorage.from_config({"url": "nosuch://kv"})
 
     def test_a_filesystem_whose_library_is_missing_says_what_to_install(self) -> None:
-        with pytest.raises(BackendNotInstalled, match=r"gs:// needs a package besides fsspec.*gcsfs"):
+        with pytest.raises(
+            BackendNotInstalled, match=r"gs:// needs a package besides fsspec.*gcsfs"
+        ):
             FsspecStorage.from_config({"url": "gs://bucket/kv"})
 
     def test_options_that_the_filesystem_does_not_take_are_a_config_error(
