@@ -15,8 +15,8 @@ CLIENTS = 8
 class Answer:
     """One streamed answer to a prompt of token ids."""
 
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float | None] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list[int])
+    logprobs: list[float | None] = field(default_factory=list[float | None])
     """The log probability of each token; None stands for NaN, which JSON lacks."""
     first_token_s: float = 0.0
     total_s: float = 0.0

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from serving.answers import Answer, compare
 from serving.engine import EngineServer
@@ -22,8 +22,9 @@ from serving.record import NOTES, PAGE, markdown, replace_part
 from hicache_storage.text_tables import text_table
 
 Store = Literal["ours", "own"]
-OURS: Store = "ours"
-OWN: Store = "own"
+OURS: Final = "ours"
+OWN: Final = "own"
+STORES: Sequence[Store] = (OURS, OWN)
 TITLES = ("phase", "first token", "of cold", "from the cache", "wrong answers")
 _ENDS = 8  # how many tokens of an answer are printed
 
@@ -56,7 +57,7 @@ class Phase:
     prompt_tokens: int
     wrong: int
     answers: int
-    begins: list[int] = field(default_factory=list)
+    begins: list[int] = field(default_factory=list[int])
     """The first tokens of the first answer."""
 
     def row(self) -> Sequence[str]:
@@ -78,7 +79,7 @@ def run(demo: Demo) -> int:
     _print(table)
     computed, *damaged = (
         next(phase for phase in phases if phase.name.endswith(name))
-        for name in ("computed", *(f"{demo.stores[store]}, damaged" for store in (OURS, OWN)))
+        for name in ("computed", *(f"{demo.stores[store]}, damaged" for store in STORES))
     )
     for phase in (computed, *damaged):
         _say(f"{phase.name + ':':32} {' '.join(map(str, phase.begins))} ...\n")
@@ -102,8 +103,9 @@ class _Phases:
         self._references: list[Answer] = []
 
     def run(self) -> list[Phase]:
-        demo, phases = self._demo, []
-        ours, own = (demo.stores[store] for store in (OURS, OWN))
+        demo = self._demo
+        phases: list[Phase] = []
+        ours, own = (demo.stores[store] for store in STORES)
         with self._serving(OURS) as server:
             phases.append(self._ask(server, f"{ours}, empty: computed"))
             server.settle()
@@ -111,11 +113,12 @@ class _Phases:
         with self._serving(OWN) as server:
             phases.append(self._ask(server, f"{own}, empty"))
             server.settle()
-        for store, name in ((OURS, ours), (OWN, own)):
+        for store in STORES:
             with self._serving(store) as server:
-                phases.append(self._ask(server, f"{name}, restarted"))
+                phases.append(self._ask(server, f"{demo.stores[store]}, restarted"))
                 server.settle()
-        for store, name in ((OURS, ours), (OWN, own)):
+        for store in STORES:
+            name = demo.stores[store]
             _say(f"one bit flipped in each of {demo.damage(store):,} pages of {name}\n")
             with self._serving(store) as server:
                 phases.append(self._ask(server, f"{name}, damaged"))

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import signal
 import subprocess
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
+from typing import Any
 
 from servers import ServerProcess
 from serving.answers import Answer
 
-STORES = ("memory", "file", "redis", "s3", "hf3fs", "mooncake", "encrypted")
 ANSWER_TOKENS = 16
+ANSWER_LIMIT_S = 300.0
 
 
 class EngineServer(ServerProcess):
@@ -30,6 +33,32 @@ class EngineServer(ServerProcess):
     def ask(self, prompt: Sequence[int], tokens: int = ANSWER_TOKENS) -> Answer:
         """Stream one greedy answer of exactly `tokens` tokens. A failure is an answer with an error."""
         raise NotImplementedError
+
+    def read(self, part: Any, answer: Answer, now_s: float) -> None:
+        """Add a part of a streamed answer, which came so long after the request."""
+        raise NotImplementedError
+
+    def stream(self, path: str, body: Mapping[str, Any], tokens: int) -> Answer:
+        """Post a request and read the server-sent events of its answer."""
+        answer = Answer()
+        began_s = time.monotonic()
+        address = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_LIMIT_S)
+        with closing(address) as connection:
+            try:
+                headers = {"content-type": "application/json"}
+                connection.request("POST", path, json.dumps({**body, "stream": True}), headers)
+                reply = connection.getresponse()
+                if reply.status != http.HTTPStatus.OK:
+                    answer.error = f"{reply.status}: {reply.read().decode()[:300]}"
+                for line in reply:
+                    if line.startswith(b"data: {"):
+                        self.read(json.loads(line[6:]), answer, time.monotonic() - began_s)
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                answer.error = f"{type(error).__name__}: {error}"
+        answer.total_s = time.monotonic() - began_s
+        if not answer.error and len(answer.tokens) != tokens:
+            answer.error = f"{len(answer.tokens)} tokens instead of {tokens}"
+        return answer
 
     def settle(self) -> None:
         """Wait until the engine has stored what it had to store."""

@@ -34,7 +34,7 @@ class Note:
     failed: int
     different: int
     slowest_s: float
-    facts: dict[str, float | str] = field(default_factory=dict)
+    facts: dict[str, float | str] = field(default_factory=dict[str, float | str])
 
     def row(self) -> Sequence[str]:
         """Return the cells of the note's row in the table of its engine."""

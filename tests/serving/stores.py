@@ -130,7 +130,7 @@ class Store:
 
 @contextmanager
 def opened(name: str, directory: Path, **fields: Any) -> Generator[Store]:
-    """Yield a store of STORES with its server running. `fields` go into its config."""
+    """Yield a store of `KEEPING`, or `memory`, with its server running. `fields` go into its config."""
     with ExitStack() as stack:
         yield _opened(name, directory, stack, fields)
 

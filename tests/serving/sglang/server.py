@@ -12,7 +12,7 @@ from typing import Any
 
 from servers import wait_until
 from serving.answers import Answer
-from serving.engine import ANSWER_TOKENS, EngineServer
+from serving.engine import ANSWER_LIMIT_S, ANSWER_TOKENS, EngineServer
 from serving.models import TINY, Model, checkpoint
 
 VERSION = "SGLang 0.5.23"
@@ -21,7 +21,6 @@ PAGE = 16
 LAYOUT = "page_first_direct"
 _PLATFORM = "native_cpu"
 _ADMIN = "admin"
-_ANSWER_LIMIT_S = 300.0
 _SETTLE_LIMIT_S = 60.0
 _LOOK_S = 0.5
 _IDLE_LIMIT_S = 60.0
@@ -139,30 +138,25 @@ class SGLangServer(EngineServer):
     def ask(self, prompt: Sequence[int], tokens: int = ANSWER_TOKENS, **fields: Any) -> Answer:
         sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
         asked = {"input_ids": list(prompt), "sampling_params": sampling, "return_logprob": True}
-        body = json.dumps({**asked, "stream": True, **fields})
-        answer = Answer()
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_ANSWER_LIMIT_S)
-        began_s = time.monotonic()
-        try:
-            connection.request("POST", "/generate", body, {"content-type": "application/json"})
-            reply = connection.getresponse()
-            if reply.status != http.HTTPStatus.OK:
-                answer.error = f"{reply.status}: {reply.read().decode()[:300]}"
-            for line in reply:
-                if line.startswith(b"data: {"):
-                    _read(json.loads(line[6:]), answer, time.monotonic() - began_s)
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            answer.error = f"{type(error).__name__}: {error}"
-        finally:
-            connection.close()
-        answer.total_s = time.monotonic() - began_s
-        if not answer.error and len(answer.tokens) != tokens:
-            answer.error = f"{len(answer.tokens)} tokens instead of {tokens}"
-        return answer
+        return self.stream("/generate", {**asked, **fields}, tokens)
+
+    def read(self, part: Any, answer: Answer, now_s: float) -> None:
+        """Take over a part of the stream: each has all tokens so far."""
+        information: dict[str, Any] = part.get("meta_info", {})
+        reason: dict[str, Any] = information.get("finish_reason") or {}
+        if "error" in part or reason.get("type") == "abort":
+            answer.error = str(part.get("error") or reason)[:300]
+            return
+        if part["output_ids"]:
+            answer.first_token_s = answer.first_token_s or now_s
+        rows: list[list[float | None]] = information.get("output_token_logprobs") or []
+        answer.tokens = part["output_ids"]
+        answer.logprobs = [row[0] for row in rows]
+        answer.cached_tokens = information["cached_tokens"]
 
     def call(self, method: str, path: str, body: object = None) -> tuple[int, str]:
         """Call the server as its administrator. Return the status and the text of the answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_ANSWER_LIMIT_S)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_LIMIT_S)
         headers = {"content-type": "application/json", "authorization": f"Bearer {_ADMIN}"}
         try:
             connection.request(method, path, None if body is None else json.dumps(body), headers)
@@ -228,17 +222,3 @@ class SGLangServer(EngineServer):
             wait_until(is_done, _IDLE_LIMIT_S)
         except TimeoutError:
             raise TimeoutError(f"{method} {path}: {answers[-1]}") from None
-
-
-def _read(part: Any, answer: Answer, now_s: float) -> None:
-    """Take over a part of the stream: each has all tokens so far."""
-    information = part.get("meta_info", {})
-    reason = information.get("finish_reason") or {}
-    if "error" in part or reason.get("type") == "abort":
-        answer.error = str(part.get("error") or reason)[:300]
-        return
-    if part["output_ids"]:
-        answer.first_token_s = answer.first_token_s or now_s
-    answer.tokens = part["output_ids"]
-    answer.logprobs = [row[0] for row in information.get("output_token_logprobs") or []]
-    answer.cached_tokens = information["cached_tokens"]

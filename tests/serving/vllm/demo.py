@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def main() -> int:
         }
 
         @contextmanager
-        def serve(store: Store) -> Iterator[VLLMServer]:
+        def serve(store: Store) -> Generator[VLLMServer]:
             directory = Path(tempfile.mkdtemp(dir=scratch, prefix="server-"))
             options = ("--shutdown-timeout", "10")
             with VLLMServer(

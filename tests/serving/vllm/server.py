@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
 import sys
@@ -23,7 +22,8 @@ CHUNK = BLOCK * CHUNK_BLOCKS
 """The tokens of a page."""
 MODULE = "hicache_storage.integrations.vllm"
 _REGION = re.compile(r"/dev/shm/(vllm_offload_[0-9a-f-]+\.mmap)")
-_ANSWER_LIMIT_S = 300.0
+_LOOK_S = 1.2
+"""The engine publishes its metrics once a second or so."""
 
 
 def tiers(cpu_nbytes: int = 1 << 28, **fields: Any) -> dict[str, Any]:
@@ -120,29 +120,23 @@ class VLLMServer(EngineServer):
             "ignore_eos": True,
             "logprobs": 1,
             "return_token_ids": True,
-            "stream": True,
             "stream_options": {"include_usage": True},
         }
-        answer = Answer()
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_ANSWER_LIMIT_S)
-        began_s = time.monotonic()
-        try:
-            headers = {"content-type": "application/json"}
-            connection.request("POST", "/v1/completions", json.dumps(body), headers)
-            reply = connection.getresponse()
-            if reply.status != http.HTTPStatus.OK:
-                answer.error = f"{reply.status}: {reply.read().decode()[:300]}"
-            for line in reply:
-                if line.startswith(b"data: {"):
-                    _read(json.loads(line[6:]), answer, time.monotonic() - began_s)
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            answer.error = f"{type(error).__name__}: {error}"
-        finally:
-            connection.close()
-        answer.total_s = time.monotonic() - began_s
-        if not answer.error and len(answer.tokens) != tokens:
-            answer.error = f"{len(answer.tokens)} tokens instead of {tokens}"
-        return answer
+        return self.stream("/v1/completions", body, tokens)
+
+    def read(self, part: Any, answer: Answer, now_s: float) -> None:
+        """Add what came since the part before."""
+        if "error" in part:
+            answer.error = str(part["error"])[:300]
+            return
+        for choice in part["choices"]:
+            if choice["token_ids"]:
+                answer.first_token_s = answer.first_token_s or now_s
+                answer.tokens += choice["token_ids"]
+                answer.logprobs += choice["logprobs"]["token_logprobs"]
+        if part.get("usage"):
+            details: dict[str, int] = part["usage"]["prompt_tokens_details"] or {}
+            answer.cached_tokens = details.get("cached_tokens", 0)
 
     def total(self, name: str, **labels: str) -> float:
         """Return the sum of the samples of this name that have these labels."""
@@ -194,22 +188,3 @@ class VLLMServer(EngineServer):
         if self.log.exists():
             for path in self.regions():
                 path.unlink()
-
-
-_LOOK_S = 1.2
-"""The engine publishes its metrics once a second or so."""
-
-
-def _read(part: Any, answer: Answer, now_s: float) -> None:
-    """Add a part of the stream to an answer."""
-    if "error" in part:
-        answer.error = str(part["error"])[:300]
-        return
-    for choice in part["choices"]:
-        if choice["token_ids"]:
-            answer.first_token_s = answer.first_token_s or now_s
-            answer.tokens += choice["token_ids"]
-            answer.logprobs += choice["logprobs"]["token_logprobs"]
-    if part.get("usage"):
-        details: dict[str, int] = part["usage"]["prompt_tokens_details"] or {}
-        answer.cached_tokens = details.get("cached_tokens", 0)
