@@ -37,6 +37,7 @@ class Comparison:
     failed: int
     different: int
     slowest_s: float
+    cached_tokens: int
 
     @property
     def is_equal(self) -> bool:
@@ -53,6 +54,7 @@ def compare(answers: Sequence[Answer], references: Sequence[Answer]) -> Comparis
             answer.tokens != reference.tokens for answer, reference in pairs if not answer.failed
         ),
         slowest_s=max((answer.total_s for answer in answers), default=0.0),
+        cached_tokens=sum(answer.cached_tokens for answer in answers),
     )
 
 
@@ -66,24 +68,44 @@ def ask_all(
         return list(executor.map(ask, prompts))
 
 
+@dataclass(frozen=True)
+class Asked:
+    """Prompts, and what an engine without a store answered to each of them, asked alone."""
+
+    prompts: Sequence[Sequence[int]]
+    references: Sequence[Answer]
+
+    @classmethod
+    def of(cls, ask: Callable[[Sequence[int]], Answer], prompts: Sequence[Sequence[int]]) -> Self:
+        """Ask an engine that computes each answer."""
+        references = [ask(prompt) for prompt in prompts]
+        assert not any(answer.failed for answer in references), references
+        assert not any(answer.cached_tokens for answer in references)
+        assert len({tuple(answer.tokens) for answer in references}) == len(references)
+        return cls(prompts, references)
+
+    def again(self, ask: Callable[[Sequence[int]], Answer], clients: int = CLIENTS) -> Comparison:
+        """Ask all prompts, `clients` at a time."""
+        return compare(ask_all(ask, self.prompts, clients), self.references)
+
+    def page_tokens(self, page: int) -> int:
+        """How many tokens of the prompts a store can give back: an engine computes the last one."""
+        return sum((len(prompt) - 1) // page * page for prompt in self.prompts)
+
+
 class Traffic:
     """Clients that ask prompts again and again, until they are told to stop.
 
-    with Traffic(server.ask, prompts, references) as traffic:
+    with Traffic(server.ask, asked) as traffic:
         redis.pause()
     traffic.comparison()
     """
 
     def __init__(
-        self,
-        ask: Callable[[Sequence[int]], Answer],
-        prompts: Sequence[Sequence[int]],
-        references: Sequence[Answer],
-        clients: int = CLIENTS,
+        self, ask: Callable[[Sequence[int]], Answer], asked: Asked, clients: int = CLIENTS
     ) -> None:
         self._ask = ask
-        self._prompts = prompts
-        self._references = references
+        self._asked = asked
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._rows: list[tuple[Answer, Answer]] = []
@@ -114,8 +136,8 @@ class Traffic:
 
     def _run(self, number: int) -> None:
         while not self._ended.is_set():
-            place = number % len(self._prompts)
-            answer = self._ask(self._prompts[place])
+            place = number % len(self._asked.prompts)
+            answer = self._ask(self._asked.prompts[place])
             with self._lock:
-                self._rows.append((answer, self._references[place]))
+                self._rows.append((answer, self._asked.references[place]))
             number += len(self._threads) + 1

@@ -26,6 +26,8 @@ class EngineServer(ServerProcess):
     Call `ask` from any thread, the others from one.
     """
 
+    version = ""
+    """The engine's name and version."""
     own_session = True
     ready_limit_s = 300.0
     end_limit_s = 60.0

@@ -4,8 +4,8 @@ Each scenario notes what it saw, and goes on to assert it:
 
     note("vLLM 0.32.0", "redis", "the server is stopped", comparison, stored_tokens=2816)
 
-`python -m serving.record` replaces the tables of `docs/serving.md` by what was noted since
-`begin()` was called for that engine. An engine without notes keeps its tables.
+`python -m serving.record` replaces the tables of `docs/serving.md` by what was noted. If a scenario runs
+again, its new note takes the place of the old one. An engine without notes keeps its tables.
 """
 
 from __future__ import annotations
@@ -20,7 +20,16 @@ from serving.answers import Comparison
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "serving.md"
 NOTES = ROOT / "artifacts" / "serving"
-TITLES = ("store", "event", "answers", "failed", "different", "slowest", "what else")
+TITLES = (
+    "store",
+    "event",
+    "answers",
+    "failed",
+    "different",
+    "slowest",
+    "cached tokens",
+    "what else",
+)
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,7 @@ class Note:
     failed: int
     different: int
     slowest_s: float
+    cached_tokens: int
     facts: dict[str, float | str] = field(default_factory=dict[str, float | str])
 
     def row(self) -> Sequence[str]:
@@ -43,12 +53,8 @@ class Note:
             for name, value in self.facts.items()
         )
         counts = (f"{count:,}" for count in (self.answers, self.failed, self.different))
-        return (f"`{self.store}`", self.event, *counts, f"{self.slowest_s:.2f} s", what_else)
-
-
-def begin(engine: str) -> None:
-    """Forget the notes of an engine: a whole run follows."""
-    _path(engine).unlink(missing_ok=True)
+        cached = f"{self.cached_tokens:,}"
+        return (self.store, self.event, *counts, f"{self.slowest_s:.2f} s", cached, what_else)
 
 
 def note(engine: str, store: str, event: str, seen: Comparison, **facts: float | str) -> None:
@@ -60,13 +66,17 @@ def note(engine: str, store: str, event: str, seen: Comparison, **facts: float |
 
 
 def notes() -> list[Note]:
-    """Return all notes, sorted by engine and otherwise in the order in which they were made."""
+    """Return the last note of each event over each store, sorted by engine."""
     lines = (
         line
         for path in sorted(NOTES.glob("*.jsonl"))
         for line in path.read_text(encoding="utf-8").splitlines()
     )
-    return [Note(**json.loads(line)) for line in lines]
+    last: dict[tuple[str, str, str], Note] = {}
+    for line in lines:
+        made = Note(**json.loads(line))
+        last[made.engine, made.store, made.event] = made
+    return list(last.values())
 
 
 def markdown(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from serving.answers import Asked
 from serving.record import note
-from serving.sglang.conftest import Asked
-from serving.sglang.server import VERSION, SGLangServer, ours, own_file
+from serving.sglang.conftest import ask_cold
+from serving.sglang.server import PAGE, VERSION, SGLangServer, ours, own_file
 from serving.stores import KEEPING, Store, flip_in_files, opened
 
 
@@ -15,17 +16,17 @@ def restarted(server: SGLangServer, asked: Asked, store: Store) -> None:
     """Fill a store, start the server again over it, and look for all prompts in it."""
     attachment = ours(store.backend, store.config)
     server.attach(attachment)
-    seen, cached = asked.ask_cold(server)
+    seen = ask_cold(server, asked)
     assert seen.is_equal
-    assert not cached
+    assert not seen.cached_tokens
     server.settle()
     server.end()
     server.attached = attachment
     server.start()
-    seen, cached = asked.ask(server)
-    note(VERSION, store.backend, "restart", seen, from_the_store=cached, of=asked.stored_tokens)
+    seen = asked.again(server.ask)
+    note(VERSION, store.backend, "restart", seen, of=asked.page_tokens(PAGE))
     assert seen.is_equal
-    assert cached == asked.stored_tokens
+    assert seen.cached_tokens == asked.page_tokens(PAGE)
 
 
 def test_a_restarted_server_takes_the_tokens_from_the_store(
@@ -34,15 +35,15 @@ def test_a_restarted_server_takes_the_tokens_from_the_store(
     with opened("file", tmp_path) as store:
         restarted(server, asked, store)
         pages = store.damage()
-        seen, cached = asked.ask_cold(server)
-        note(VERSION, "file", "a bit of every page is flipped", seen, pages=pages, cached=cached)
+        seen = ask_cold(server, asked)
+        note(VERSION, "file", "a bit of every page is flipped", seen, pages=pages)
         assert pages
         assert seen.is_equal
-        assert not cached
-        seen, cached = asked.ask_cold(server)
-        note(VERSION, "file", "and asked again: healed", seen, from_the_store=cached)
+        assert not seen.cached_tokens
+        seen = ask_cold(server, asked)
+        note(VERSION, "file", "and asked again: healed", seen)
         assert seen.is_equal
-        assert cached == asked.stored_tokens
+        assert seen.cached_tokens == asked.page_tokens(PAGE)
 
 
 @pytest.mark.long
@@ -57,12 +58,12 @@ def test_wrong_bytes_are_seen(server: SGLangServer, asked: Asked, tmp_path: Path
     """The control: without checksums damaged pages are loaded, and answers differ."""
     with opened("file", tmp_path) as store:
         server.attach(ours(store.backend, store.config, {"checksum": "none"}))
-        asked.ask_cold(server)
+        ask_cold(server, asked)
         server.settle()
         store.damage()
-        seen, cached = asked.ask_cold(server)
-        note(VERSION, "file", "the same without checksums", seen, from_the_store=cached)
-        assert cached == asked.stored_tokens
+        seen = ask_cold(server, asked)
+        note(VERSION, "file", "the same without checksums", seen)
+        assert seen.cached_tokens == asked.page_tokens(PAGE)
         assert seen.different == seen.answers
         server.detach()
 
@@ -70,11 +71,11 @@ def test_wrong_bytes_are_seen(server: SGLangServer, asked: Asked, tmp_path: Path
 def test_the_file_backend_of_sglang(server: SGLangServer, asked: Asked) -> None:
     """The other control: what wrong pages do with a store that does not check them."""
     server.attach(own_file())
-    seen, _ = asked.ask_cold(server)
+    seen = ask_cold(server, asked)
     server.settle()
     assert flip_in_files(server.own_directory.rglob("*.bin"))
-    seen, cached = asked.ask_cold(server)
-    note(VERSION, "SGLang's file", "a bit of every page is flipped", seen, from_the_store=cached)
-    assert cached == asked.stored_tokens
+    seen = ask_cold(server, asked)
+    note(VERSION, "SGLang's file", "a bit of every page is flipped", seen)
+    assert seen.cached_tokens == asked.page_tokens(PAGE)
     assert seen.different
     server.detach()

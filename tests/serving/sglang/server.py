@@ -50,6 +50,8 @@ def own_file(**fields: Any) -> Attachment:
 class SGLangServer(EngineServer):
     """A server of one model. Without `attached` it has HiCache without a storage."""
 
+    version = VERSION
+
     def __init__(
         self,
         directory: Path,

@@ -5,34 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from serving.answers import Answer
+from serving.answers import Asked
 from serving.models import prompt
-from serving.vllm.server import CHUNK, VLLMServer
-
-Prompts = list[list[int]]
+from serving.vllm.server import VLLMServer
 
 
 @pytest.fixture(scope="session")
-def prompts() -> Prompts:
-    return [prompt(number, 1000) for number in range(8)]
-
-
-@pytest.fixture(scope="session")
-def references(prompts: Prompts, tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
-    """Return the answers of a server that has no store and no prefix cache."""
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Asked:
+    """Return prompts with the answers of a server that has no store and no prefix cache."""
     with VLLMServer(tmp_path_factory.mktemp("reference")) as server:
-        answers = [server.ask(prompt) for prompt in prompts]
-        assert not any(answer.failed for answer in answers), answers
-        server.end()
-    assert not any(answer.cached_tokens for answer in answers)
-    assert len({tuple(answer.tokens) for answer in answers}) == len(answers)
-    return answers
-
-
-@pytest.fixture
-def stored_tokens(prompts: Prompts) -> int:
-    """How many tokens of the prompts a store can give back: vLLM computes at least the last one."""
-    return sum((len(prompt) - 1) // CHUNK * CHUNK for prompt in prompts)
+        return Asked.of(server.ask, [prompt(number, 1000) for number in range(8)])
 
 
 @pytest.fixture

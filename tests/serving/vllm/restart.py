@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from serving.answers import Answer, Comparison, ask_all, compare
+from serving.answers import Asked, Comparison
 from serving.record import note
-from serving.vllm.server import VERSION, VLLMServer, ours
-
-Prompts = Sequence[Sequence[int]]
+from serving.vllm.server import CHUNK, VERSION, VLLMServer, ours
 
 
 def damage(directory: Path) -> int:
@@ -25,50 +22,45 @@ def damage(directory: Path) -> int:
     return len(pages)
 
 
-def served(
-    directory: Path, kv: dict[str, Any], prompts: Prompts, references: list[Answer]
-) -> tuple[Comparison, int, dict[str, int]]:
-    """Ask a new server. Return how it compares, the tokens it did not compute, and its pages."""
+def served(directory: Path, kv: dict[str, Any], asked: Asked) -> tuple[Comparison, dict[str, int]]:
+    """Ask a new server. Return how its answers compare, and what became of pages."""
     with VLLMServer(directory, kv, "--shutdown-timeout", "10") as server:
-        answers = ask_all(server.ask, prompts)
+        seen = asked.again(server.ask)
         server.settle()
         pages = server.pages()
         server.end()
         assert not server.regions()
-    cached = sum(answer.cached_tokens for answer in answers)
-    return compare(answers, references), cached, pages
+    return seen, pages
 
 
 def test_a_cold_server_takes_the_tokens_from_the_store(
-    prompts: Prompts, references: list[Answer], stored_tokens: int, directory: Path, tmp_path: Path
+    asked: Asked, directory: Path, tmp_path: Path
 ) -> None:
     kv = ours("file", {"path": str(directory)})
-    seen, cached, _ = served(tmp_path / "filling", kv, prompts, references)
+    seen, _ = served(tmp_path / "filling", kv, asked)
     assert seen.is_equal
-    assert not cached
-    seen, cached, _ = served(tmp_path / "restarted", kv, prompts, references)
-    note(VERSION, "file", "restart", seen, from_the_store=cached)
+    assert not seen.cached_tokens
+    seen, _ = served(tmp_path / "restarted", kv, asked)
+    note(VERSION, "file", "restart", seen)
     assert seen.is_equal
-    assert cached == stored_tokens
+    assert seen.cached_tokens == asked.page_tokens(CHUNK)
 
     damaged = damage(directory)
-    seen, cached, pages = served(tmp_path / "damaged", kv, prompts, references)
+    seen, pages = served(tmp_path / "damaged", kv, asked)
     note(VERSION, "file", "every page is damaged", seen, pages=damaged, healed=pages["store:ok"])
     assert seen.is_equal
     assert pages["load:corrupt"] > 0
-    seen, cached, _ = served(tmp_path / "healed", kv, prompts, references)
+    seen, _ = served(tmp_path / "healed", kv, asked)
     assert seen.is_equal
-    assert cached == stored_tokens
+    assert seen.cached_tokens == asked.page_tokens(CHUNK)
 
 
-def test_wrong_bytes_are_seen(
-    prompts: Prompts, references: list[Answer], directory: Path, tmp_path: Path
-) -> None:
+def test_wrong_bytes_are_seen(asked: Asked, directory: Path, tmp_path: Path) -> None:
     """The control: without checksums damaged pages are loaded, and the answers differ."""
     kv = ours("file", {"path": str(directory)}, checksum="none")
-    served(tmp_path / "filling", kv, prompts, references)
+    served(tmp_path / "filling", kv, asked)
     damage(directory)
-    seen, cached, _ = served(tmp_path / "damaged", kv, prompts, references)
-    note(VERSION, "file", "damaged, without checksums", seen, from_the_store=cached)
-    assert cached
+    seen, _ = served(tmp_path / "damaged", kv, asked)
+    note(VERSION, "file", "damaged, without checksums", seen)
+    assert seen.cached_tokens
     assert seen.different == seen.answers

@@ -53,6 +53,8 @@ def ours(
 class VLLMServer(EngineServer):
     """A server of one model. Without `kv` it has no store and, unless asked for, no prefix cache."""
 
+    version = VERSION
+
     def __init__(
         self,
         directory: Path,

@@ -1,0 +1,89 @@
+"""What can happen to a store while clients ask, and what every engine must do meanwhile.
+
+    for fault in of("redis"):
+        strike(fault, store, server, asked, stall_limit_s=5)
+
+A fault strikes under eight clients and is mended while they go on. Each answer, before, meanwhile and
+after, must be that of the engine without a store, none may fail, and none may take longer than the
+deadlines allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from servers import wait_until
+from serving.answers import CLIENTS, Asked, Traffic
+from serving.engine import EngineServer
+from serving.record import note
+from serving.stores import IN_DIRECTORY, WITH_SERVER, Store
+
+_STAGE_LIMIT_S = 300.0
+
+
+def _nothing(_: Store) -> None:
+    """Leave a store as it is."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that happens to a store, and how it is put right."""
+
+    name: str
+    stores: Sequence[str]
+    strike: Callable[[Store], object]
+    mend: Callable[[Store], object] = _nothing
+
+
+FAULTS = (
+    Fault("its server is stopped, and goes on", WITH_SERVER, Store.pause, Store.resume),
+    Fault("its server is killed, and comes back empty", WITH_SERVER, Store.kill, Store.start_empty),
+    Fault("it is full, and has room again", ("file", "redis"), Store.fill, Store.make_room),
+    Fault("its directory is removed", IN_DIRECTORY, Store.remove_directory),
+    Fault("a bit of every page is flipped", (*IN_DIRECTORY, "redis", "s3"), Store.damage),
+)
+
+
+def of(store: str) -> Sequence[Fault]:
+    """Return what can happen to a store of this name."""
+    return [fault for fault in FAULTS if store in fault.stores]
+
+
+def strike(
+    fault: Fault,
+    store: Store,
+    server: EngineServer,
+    asked: Asked,
+    engine: str,
+    stall_limit_s: float,
+) -> None:
+    """Let a fault strike and note what the clients saw.
+
+    Args:
+        fault: What happens.
+        store: The store that it happens to. The server uses it.
+        server: The server that the clients ask.
+        asked: More prompts than the engine's own pools hold, so that their KV comes from the store.
+        stall_limit_s: How much longer than the slowest answer in calm an answer may take.
+    """
+    with Traffic(server.ask, asked) as traffic:
+        _wait(traffic, 0, 2 * len(asked.prompts))
+        calm = traffic.comparison()
+        struck = traffic.answered()
+        fault.strike(store)
+        _wait(traffic, struck, len(asked.prompts))
+        mended = traffic.answered()
+        fault.mend(store)
+        _wait(traffic, mended, 2 * len(asked.prompts))
+    seen, after = traffic.comparison(), traffic.comparison(mended)
+    facts = {"calm_slowest_s": round(calm.slowest_s, 2), "cached_after_it": after.cached_tokens}
+    note(server.version, store.backend, fault.name, seen, **facts)
+    assert seen.is_equal, seen
+    assert seen.slowest_s <= calm.slowest_s + stall_limit_s, (seen, calm)
+    assert after.cached_tokens, after
+
+
+def _wait(traffic: Traffic, since: int, answers: int) -> None:
+    """Wait until so many answers have come that were asked after answer number `since`."""
+    wait_until(lambda: traffic.answered() >= since + answers + CLIENTS, _STAGE_LIMIT_S)
