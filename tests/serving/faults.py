@@ -55,7 +55,7 @@ def strike(
     store: Store,
     server: EngineServer,
     asked: Asked,
-    engine: str,
+    *,
     stall_limit_s: float,
 ) -> None:
     """Let a fault strike and note what the clients saw.
