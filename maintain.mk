@@ -14,12 +14,15 @@ GPU_OUT ?= $(or $(OUT),artifacts/gpu)
 # Beside the system's: what tests/get_servers.sh fetched for Mooncake's client.
 FETCHED_LIBRARIES = $(subst $() ,:,$(wildcard $(CURDIR)/.servers/usr/lib/*-linux-gnu $(CURDIR)/.servers/lib/*-linux-gnu))
 
+# What both engines serve in.
+SERVING = $(VLLM_SERVING)/.done $(SGLANG)/.serving .servers/.done
+
 # `.ci/run` runs it after `make test`. Together their tests reach so much of the SDK.
 COVERAGE_FLOOR := 95
 
 test-slow: export OMP_NUM_THREADS = 1
-test-slow: ## what `make test` leaves to CI: engines in full, the kit's self-test, short storms, interleavings and fuzzing
-	@$(MAKE) --no-print-directory --jobs 2 environments
+test-slow: ## what `make test` leaves to CI: engines in full, their servers, the kit's self-test, short storms, interleavings and fuzzing
+	@$(MAKE) --no-print-directory --jobs 2 environments $(SERVING)
 	@$(PYTEST) -m "slow and not long" $(if $(CI),$(COVERAGE) --cov-append) $(TESTS)
 	@$(if $(CI),$(BIN)/coverage report --skip-covered --fail-under=$(COVERAGE_FLOOR),true)
 
@@ -189,6 +192,10 @@ test-vllm: $(VLLM)/.done ## the adapter in vLLM's own engine core, scheduler and
 test-vllm-full: $(VLLM)/.before/.done ## the same, and in the release before, too
 	@$(VLLM_TESTS)
 	@PYTHONPATH=$(VLLM)/.before $(VLLM_TESTS)
+
+test-serving: $(VENV)/.all $(SERVING) ## real servers of vLLM and SGLang over every store, restarted, under faults; writes docs/serving.md
+	@$(BIN)/python -m pytest -q -m long tests/serving
+	@PYTHONPATH=tests:tests/support $(BIN)/python -m serving.record
 
 bench-vllm: $(VLLM)/.done ## our file backend against vLLM's own fs tier, and the time of a step inside our calls
 	@PYTHONPATH=tests/support $(VLLM)/bin/python -W ignore benchmarks/vllm.py

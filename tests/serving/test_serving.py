@@ -17,7 +17,7 @@ class Engine:
     environment = ""
     folder = ""
 
-    @pytest.mark.long
+    @pytest.mark.slow
     @pytest.mark.timeout(900)
     def test_the_short_form(self, run_elsewhere: Callable[..., None]) -> None:
         self._run(run_elsewhere, "not long")
@@ -29,7 +29,7 @@ class Engine:
 
     def _run(self, run: Callable[..., None], which: str) -> None:
         place = ROOT / "tests/serving" / self.folder
-        names = {"conftest", "device", "launch", "server"}
+        names = {"conftest", "demo", "device", "launch", "server"}
         scenarios = [str(path) for path in sorted(place.glob("*.py")) if path.stem not in names]
         run(ROOT / self.environment / "bin/python", "-m", which, "--timeout", "1800", *scenarios)
 
