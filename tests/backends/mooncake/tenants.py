@@ -35,6 +35,7 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MooncakeMaster]
         "--enable_multi_tenants=true",
         "--tenant_quota_connector_type=file",
         f"--tenant_quota_connector_uri={quotas}",
+        "--default_kv_lease_ttl=10s",  # a read on a busy machine takes longer than the tests' 200 ms
     ) as started:
         yield started
 
