@@ -197,6 +197,10 @@ test-serving: $(VENV)/.all $(SERVING) ## real servers of vLLM and SGLang over ev
 	@$(BIN)/python -m pytest -q -m long tests/serving
 	@PYTHONPATH=tests:tests/support $(BIN)/python -m serving.record
 
+bench-serving: $(SERVING) ## requests of real servers of vLLM and SGLang: no store, the engine's own, ours
+	@PYTHONPATH=tests:tests/support $(VLLM_SERVING)/bin/python -W ignore benchmarks/engine_serving.py vllm
+	@PYTHONPATH=tests:tests/support $(SGLANG)/bin/python -W ignore benchmarks/engine_serving.py sglang
+
 bench-vllm: $(VLLM)/.done ## our file backend against vLLM's own fs tier, and the time of a step inside our calls
 	@PYTHONPATH=tests/support $(VLLM)/bin/python -W ignore benchmarks/vllm.py
 

@@ -92,6 +92,13 @@ class EngineServer(ServerProcess):
         self.stop()
         return took_s
 
+    def pause(self) -> None:
+        """Stop all its processes."""
+        os.killpg(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.killpg(self.pid, signal.SIGCONT)
+
     def stop(self) -> None:
         """Kill the server and what it has started."""
         if self._process is not None:
