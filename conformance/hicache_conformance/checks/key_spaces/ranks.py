@@ -149,6 +149,7 @@ def a_replicated_pool_is_one_for_all_processes(case: Case) -> None:
         held.update(own)
         with note(f"set by a process of rank {rank} in a replicated pool"):
             case.must_hold(store, space, own)
+        child.send("close")
 
 
 def _rank_actor(
@@ -158,15 +159,19 @@ def _rank_actor(
     hashes: Sequence[str],
     own: dict[str, bytes],
 ) -> None:
-    """Actor: set `own`, then send which of `hashes`, set by other ranks, this rank finds."""
+    """Actor: set `own`, then send which of `hashes`, set by other ranks, this rank finds.
+
+    It closes only when the parent has looked, because pages in memory that it lends go with it.
+    """
     os.environ.update(dict.fromkeys(_RANK_VARIABLES, str(rank)))
     store = link.open()
     space = KeySpace.from_manifest(manifest)
     store.open_space(space)
     found = dict(zip(hashes, store.get(space, hashes), strict=True))
     store.set(space, own)
-    store.close()
     link.send(found)
+    link.receive()
+    store.close()
 
 
 def _replicated(case: Case) -> KeySpace:
