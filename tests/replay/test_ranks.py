@@ -94,7 +94,8 @@ class TestRun:
         self, tmp_path: Path
     ) -> None:
         pools = ("--pool", "kv:mha,layers=4,heads=4,dim=512", "--hicache-mem-layout", "page_head")
-        flags = ("--scale-bytes", "1/256", "--head-group", "2", *pools)
+        patient = ("--hicache-storage-prefetch-policy", "wait_complete")
+        flags = ("--scale-bytes", "1/256", "--head-group", "2", *pools, *patient)
         assert reported_by(tmp_path, "--ranks", "2", "--keep", *flags)["pages"]["misses"] > 0
 
         report = reported_by(tmp_path, *flags)
