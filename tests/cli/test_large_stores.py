@@ -100,7 +100,7 @@ def _killed(
     directory: Path, argv: list[str], target: CliStore, key_space: KeySpace, pages: int
 ) -> int:
     """Kill a copy half way. Return the number of pages that the target has then."""
-    limit = ["--bandwidth-limit", "50KB"]
+    limit = ["--bandwidth-limit", "10KB"]
     with verb(directory, *argv, *limit) as process:
         wait_until(lambda: _count(target, key_space, pages) > pages // 100, 120)
         process.send_signal(signal.SIGKILL)

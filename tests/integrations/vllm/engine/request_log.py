@@ -26,7 +26,7 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def logged(file_config: dict[str, Any], log: Path) -> dict[str, Any]:
-    return {**file_config, "explain_log": str(log)}
+    return {**file_config, "explain_log": str(log), "lookup_timeout_s": 30}
 
 
 def records_of(log: Path, **selection: Any) -> list[RequestRecord]:
