@@ -6,6 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # SGLang's HiCache on a CPU.
 SGLANG := $(VENV)-sglang-engine
+# Triton, whose interpreter runs SGLang's speculative decoding on a CPU. Only the server that needs it imports it.
+TRITON := $(VENV)-sglang-triton
 # LMCache's MP server on a CPU.
 LMCACHE := $(VENV)-lmcache
 # vLLM's scheduler, connectors and offloading tiers on a CPU, of its Python files.
@@ -43,9 +45,8 @@ demo: $(VENV)/.base ## replay conversations over the file backend, every byte ch
 	$(BIN)/hicache replay --hicache-storage-backend file \
 	  --hicache-storage-backend-extra-config "{\"path\": \"$$scratch\"}"
 
-demo-sglang: $(SGLANG)/.done ## a prompt's KV from one SGLang to a cold one, through Redis
-	@$(SGLANG)/bin/python -W ignore tests/sglang_demo.py 2> $(SGLANG)/demo.log || \
-	  { cat $(SGLANG)/demo.log; exit 1; }
+demo-sglang: $(SGLANG)/.serving ## SGLang serves: time to first token cold, restarted, and over damaged pages
+	@PYTHONPATH=tests:tests/support $(SGLANG)/bin/python -W ignore -m serving.sglang.demo
 
 demo-vllm: $(VLLM_SERVING)/.done ## vLLM serves: time to first token cold, restarted, and over damaged pages
 	@PYTHONPATH=tests:tests/support $(VLLM_SERVING)/bin/python -W ignore -m serving.vllm.demo
@@ -69,9 +70,10 @@ $(SGLANG)/.done: tests/requirements-sglang.txt pyproject.toml constraints.txt | 
 	@$(INSTALL) $(SGLANG) --no-deps -r tests/requirements-sglang.txt
 	@touch $@
 
-$(SGLANG)/.serving: $(SGLANG)/.done tests/requirements-sglang-serving.txt
+$(SGLANG)/.serving: $(SGLANG)/.done tests/requirements-sglang-serving.txt tests/requirements-sglang-triton.txt tests/requirements-mooncake.txt
 	@echo "adding SGLang's server to $(SGLANG)"
-	@$(INSTALL) $(SGLANG) --no-deps -r tests/requirements-sglang-serving.txt
+	@$(INSTALL) $(SGLANG) --no-deps -r tests/requirements-sglang-serving.txt -r tests/requirements-mooncake.txt
+	@$(INSTALL) $(SGLANG) --no-deps --target $(TRITON) -r tests/requirements-sglang-triton.txt
 	@touch $@
 
 $(VLLM)/.done: tests/requirements-vllm.txt tests/install_vllm.py pyproject.toml constraints.txt | .servers/.done
@@ -143,7 +145,7 @@ selftest: $(VENV)/.all ## the conformance kit on wrong and right stores
 	@$(BIN)/hicache-conformance selftest
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) $(VENV)-uv $(VENV)-docs $(VENV)-sglang $(VENV)-s3fs $(LMCACHE) $(SGLANG) $(VLLM) $(VLLM_SERVING) .servers .pytest_cache .mypy_cache \
+	rm -rf $(VENV) $(VENV)-uv $(VENV)-docs $(VENV)-sglang $(VENV)-s3fs $(LMCACHE) $(SGLANG) $(TRITON) $(VLLM) $(VLLM_SERVING) .servers .pytest_cache .mypy_cache \
 	  .ruff_cache .hypothesis dist artifacts/sanitized artifacts/site
 
 ifneq ($(firstword $(MAKEFILE_LIST)),maintain.mk)

@@ -11,17 +11,22 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import subprocess
 import sys
+import tempfile
 import warnings
 from importlib import metadata
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
-from engine_demos import FROM_REDIS, demo
+from servers import RedisServer
 
 CHUNKS = 32
 CHUNK_TOKENS = 256
+_FROM_REDIS = "out of Redis"
+"""What a process prints if it did not compute the KV itself."""
 
 
 def serve(url: str) -> None:
@@ -34,7 +39,7 @@ def serve(url: str) -> None:
     with Engine(params, plan, l1_gb=0.1) as engine:
         read = engine.read(range(CHUNKS))
         if read.chunks:
-            source, held = FROM_REDIS, read.held
+            source, held = _FROM_REDIS, read.held
         else:
             source, held = "computed, and stored by LMCache", engine.write(range(CHUNKS))
         pages = engine.status["pages"]
@@ -42,8 +47,32 @@ def serve(url: str) -> None:
     loaded, stored = pages.get("load_ok", 0), pages.get("save_ok", 0)
     version = metadata.version("lmcache")
     print(f"LMCache {version}, process {os.getpid()}: {CHUNKS * CHUNK_TOKENS} tokens {source}")
-    print(f"  pages read {loaded}, written {stored}; KV in L1: sha256 {digest}")
+    print(f"  pages read {loaded}, written {stored}; KV in L1: sha256 {digest}", flush=True)
+
+
+def main() -> int:
+    """Serve with the Redis of the command line, or start a Redis and run this script twice with it.
+
+    Return 0 if the second process got from Redis what the first one had computed.
+    """
+    if len(sys.argv) > 1:
+        serve(sys.argv[1])
+        return 0
+    outputs: list[str] = []
+    with tempfile.TemporaryDirectory() as scratch, RedisServer(Path(scratch)) as redis:
+        for _ in range(2):
+            command = [sys.executable, "-W", "ignore", __file__, redis.url]
+            print(f"$ python tests/{Path(__file__).name} {redis.url}", flush=True)
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            print(done.stdout, end="", flush=True)
+            outputs.append(done.stdout)
+    first, second = (re.findall(r"sha256 (\w+)", output) for output in outputs)
+    if not first or first != second or _FROM_REDIS not in outputs[1]:
+        print("the second process did not get what the first one had computed")
+        return 1
+    print("the same bytes in both memories")
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(demo(__file__, serve, "in both memories"))
+    sys.exit(main())

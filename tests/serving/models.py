@@ -67,7 +67,9 @@ TARGET = replace(TINY, name="target", seed=2, layers=6, quiet_from=2)
 DRAFT = replace(TARGET, name="draft", layers=2)
 """The first layers of TARGET."""
 LARGE = Model("large", seed=4, layers=16, hidden=1024, heads=16, kv_heads=4, inner=2816)
-"""About 150 million parameters: two cores need seconds for a prompt of some thousand tokens."""
+"""About 190 million parameters: two cores need seconds for a prompt of some thousand tokens."""
+MEDIUM = replace(LARGE, name="medium", layers=8)
+"""Half of LARGE."""
 
 
 def prompt(number: int, length: int) -> list[int]:

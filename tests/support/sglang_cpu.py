@@ -3,12 +3,13 @@
 1. Two operator schemas of torchvision are defined, because its kernels link CUDA.
 2. SGLang's own stub (`_platform_stubs.py`) replaces triton, which is not installed.
 3. Host pools are not pinned.
-4. Torch index copies replace three CUDA kernels of `sgl_kernel` that copy between device and host.
+4. Torch index copies replace five CUDA kernels of `sgl_kernel` that copy between device and host.
    So these tests run SGLang's own code only between L2 and L3.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.metadata
 import importlib.util
@@ -116,12 +117,51 @@ def _copy_in(  # noqa: PLR0917 - the kernel's signature
         target[dst_indices] = source[pages, layer_id, offsets]
 
 
-REPLACED: dict[str, dict[str, Any]] = {
-    name: {
-        "transfer_kv_direct": _copy,
-        "transfer_kv_all_layer_direct_lf_pf": _copy_out,
-        "transfer_kv_per_layer_direct_pf_lf": _copy_in,
-    }
-    for name in ("mha", "mla")
+def _copy_out_of_pointers(
+    *,
+    src_k_layers: Any,
+    dst_k: Any,
+    src_v_layers: Any,
+    dst_v: Any,
+    src_indices: Any,
+    dst_indices: Any,
+    item_size: int,
+    dst_layout_dim: int,
+    num_layers: int,
+) -> None:
+    tokens = int(src_indices.max()) + 1
+    for addresses, target in ((src_k_layers, dst_k), (src_v_layers, dst_v)):
+        rows = target.view(len(target), num_layers, -1).view(torch.uint8)
+        for layer, address in enumerate(addresses.tolist()):
+            memory = (ctypes.c_uint8 * (tokens * item_size)).from_address(address)
+            source = torch.frombuffer(memory, dtype=torch.uint8).view(tokens, item_size)
+            rows[dst_indices, layer] = source[src_indices]
+
+
+def _copy_in_by_tokens(
+    *,
+    src_k: Any,
+    dst_k: Any,
+    src_v: Any,
+    dst_v: Any,
+    src_indices: Any,
+    dst_indices: Any,
+    layer_id: int,
+    item_size: int,
+    src_layout_dim: int,
+) -> None:
+    for source, target in ((src_k, dst_k), (src_v, dst_v)):
+        target[dst_indices] = source[src_indices, layer_id].view(-1, *target.shape[1:])
+
+
+_DIRECT: dict[str, Any] = {
+    "transfer_kv_direct": _copy,
+    "transfer_kv_all_layer_direct_lf_pf": _copy_out,
+    "transfer_kv_per_layer_direct_pf_lf": _copy_in,
 }
+_KERNEL: dict[str, Any] = {
+    "transfer_kv_all_layer_lf_pf": _copy_out_of_pointers,
+    "transfer_kv_per_layer_pf_lf": _copy_in_by_tokens,
+}
+REPLACED: dict[str, dict[str, Any]] = {"mha": _DIRECT | _KERNEL, "mla": _DIRECT}
 """What replaces which operator, by the module of HOST_POOLS that calls it."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from serving.answers import Asked, Comparison
@@ -11,6 +13,9 @@ from serving.sglang.server import SGLangServer
 
 _PROMPTS = 8
 _LENGTH = 600
+_SMALL_TOKENS = 2560
+_SHORT = 300
+_running: list[SGLangServer] = []
 
 
 def ask_cold(server: SGLangServer, asked: Asked) -> Comparison:
@@ -20,11 +25,26 @@ def ask_cold(server: SGLangServer, asked: Asked) -> Comparison:
     return asked.again(server.ask)
 
 
+@contextmanager
+def alone() -> Generator[None]:
+    """Stop the processes of the shared server meanwhile: SGLang's scheduler spins if it is idle."""
+    stopped = list(_running)
+    for server in stopped:
+        server.pause()
+    try:
+        yield
+    finally:
+        for server in stopped:
+            server.resume()
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[SGLangServer]:
     """Yield a server for all scenarios. Each of them attaches its own store."""
     with SGLangServer(tmp_path_factory.mktemp("server")) as server:
+        _running.append(server)
         yield server
+        _running.remove(server)
 
 
 @pytest.fixture(scope="session")
@@ -33,3 +53,18 @@ def asked(server: SGLangServer) -> Asked:
     server.detach()
     server.flush()
     return Asked.of(server.ask, [prompt(number, _LENGTH) for number in range(_PROMPTS)])
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Generator[SGLangServer]:
+    """Yield a server whose device pool holds eight prompts of `many`, and its host pool eight more."""
+    directory: Path = tmp_path_factory.mktemp("small")
+    with alone(), SGLangServer(directory, tokens=_SMALL_TOKENS) as server:
+        yield server
+
+
+def many(server: SGLangServer, count: int) -> Asked:
+    """Return prompts that are more than `small` holds, with its answers without a store."""
+    server.detach()
+    server.flush()
+    return Asked.of(server.ask, [prompt(number, _SHORT) for number in range(count)])

@@ -1,8 +1,8 @@
 """The platform on which SGLang serves without a GPU, as a plug-in of SGLang.
 
 SGLang's platform for CPUs needs Intel's kernels. An out-of-tree platform, which this is, runs each
-operator's `forward_native` in torch. `sglang_cpu` also replaces the three CUDA operators that copy KV
-between the device pool and the host pool (I/O backend `direct`), and leaves host pools unpinned.
+operator's `forward_native` in torch. `sglang_cpu` also replaces the five CUDA operators that copy KV
+between the device pool and the host pool, and leaves host pools unpinned.
 
 Everything that the tests are about is SGLang's own: the HTTP server, the tokenizer's, scheduler's and
 detokenizer's processes, the radix tree, the cache controller and its threads, the pools, attention, and

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,8 @@ from serving.models import TINY, Model, checkpoint
 VERSION = "SGLang 0.5.23"
 PAGE = 16
 """The tokens of a page."""
+LAYOUTS = {"page_first_direct": "direct", "page_first": "kernel", "layer_first": "direct"}
+"""The layouts of host memory, each with the I/O backend that SGLang wants for it."""
 LAYOUT = "page_first_direct"
 _PLATFORM = "native_cpu"
 _ADMIN = "admin"
@@ -62,9 +65,11 @@ class SGLangServer(EngineServer):
         ratio: float = 2.0,
         chunk: int = 4096,
         prefetch: str = "wait_complete",
+        layout: str = LAYOUT,
         hierarchical: bool = True,
         own_directory: Path | None = None,
         variables: Mapping[str, str] | None = None,
+        more_path: Sequence[Path] = (),
     ) -> None:
         """Set what the server will be started with.
 
@@ -77,9 +82,11 @@ class SGLangServer(EngineServer):
             ratio: The size of the host pool, in device pools.
             chunk: How many tokens of prompts one step computes at most.
             prefetch: SGLang's prefetch policy for the storage.
+            layout: The layout of the host pool, of LAYOUTS.
             hierarchical: Whether there is a host pool. Without it there is no prefix cache either.
             own_directory: Where SGLang's own `file` backend has its pages.
             variables: Further variables of the environment.
+            more_path: Directories of further modules.
         """
         super().__init__(directory)
         self.attached = attached
@@ -89,9 +96,13 @@ class SGLangServer(EngineServer):
         self.ratio = ratio
         self.chunk = chunk
         self.prefetch = prefetch
+        self.layout = layout
         self.hierarchical = hierarchical
         self.own_directory = own_directory or directory / "own"
         self.variables = dict(variables or {})
+        self.more_path = more_path
+        self.accept_lengths: list[float] = []
+        """With speculative decoding: how many tokens a step of each answer so far gave."""
 
     def command(self) -> list[str]:
         where = f"--host 127.0.0.1 --port {self.port} --device cpu --dtype float32"
@@ -104,7 +115,9 @@ class SGLangServer(EngineServer):
         cache = ["--disable-radix-cache"]
         if self.hierarchical:
             host = f"--enable-hierarchical-cache --hicache-ratio {self.ratio:g}"
-            layout = f"--hicache-mem-layout {LAYOUT} --hicache-io-backend direct"
+            layout = (
+                f"--hicache-mem-layout {self.layout} --hicache-io-backend {LAYOUTS[self.layout]}"
+            )
             cache = f"{host} {layout} --hicache-storage-prefetch-policy {self.prefetch}".split()
         if self.attached:
             backend, extra = self.attached
@@ -114,8 +127,9 @@ class SGLangServer(EngineServer):
 
     def environment(self) -> Mapping[str, str]:
         """Return offline settings, and a path with this process's modules and the platform."""
+        path = [self._distribution(), *self.more_path, *filter(None, sys.path)]
         return {
-            "PYTHONPATH": ":".join([str(self._distribution()), *(p for p in sys.path if p)]),
+            "PYTHONPATH": ":".join(map(str, path)),
             "PYTHONDONTWRITEBYTECODE": "",
             "SGLANG_PLATFORM": _PLATFORM,
             "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(self.own_directory),
@@ -155,6 +169,8 @@ class SGLangServer(EngineServer):
         answer.tokens = part["output_ids"]
         answer.logprobs = [row[0] for row in rows]
         answer.cached_tokens = information["cached_tokens"]
+        if reason and "spec_accept_length" in information:
+            self.accept_lengths.append(information["spec_accept_length"])
 
     def call(self, method: str, path: str, body: object = None) -> tuple[int, str]:
         """Call the server as its administrator. Return the status and the text of the answer."""
@@ -201,6 +217,16 @@ class SGLangServer(EngineServer):
             for sample, value in self.metrics().items()
             if sample.partition("{")[0] == f"sglang:{name}"
         )
+
+    def pages(self) -> dict[str, int]:
+        """Return how many pages had each verdict, such as {"load:ok": 31, "save:ok": 62}."""
+        found: dict[str, int] = {}
+        for sample, value in self.metrics().items():
+            if sample.startswith("hicache_pages_total{") and value:
+                labels = dict(re.findall(r'(\w+)="([^"]*)"', sample))
+                key = f"{labels['direction']}:{labels['verdict']}"
+                found[key] = found.get(key, 0) + int(value)
+        return found
 
     def settle(self) -> None:
         """Wait until the same number of tokens has been written to the storage in two looks."""

@@ -1,0 +1,65 @@
+"""The demo of SGLang: `make demo-sglang`.
+
+SGLang's server answers long prompts with a model of random weights. It is ended and started again over
+our `file` store and over SGLang's own `file` backend, and then once more after one bit of every page was
+flipped.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from serving.demo import OURS, OWN, Demo, Store, run
+from serving.models import MEDIUM, checkpoint, prompt
+from serving.sglang.server import VERSION, SGLangServer, ours, own_file
+from serving.stores import flip_in_files
+
+PROMPTS = 3
+LENGTH = 2100
+_LEAST_PAGE_NBYTES = 1 << 16
+"""Smaller files describe the pages."""
+
+
+def pages(directory: Path) -> list[Path]:
+    """Return the files of the pages that a store keeps in a directory."""
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return [path for path in files if path.stat().st_size >= _LEAST_PAGE_NBYTES]
+
+
+def main() -> int:
+    """Run the demo in a temporary directory."""
+    checkpoint(MEDIUM)
+    with tempfile.TemporaryDirectory() as scratch:
+        directories: dict[Store, Path] = {store: Path(scratch, store) for store in (OURS, OWN)}
+        attachments = {OURS: ours("file", {"path": str(directories[OURS])}), OWN: own_file()}
+
+        @contextmanager
+        def serve(store: Store) -> Generator[SGLangServer]:
+            with SGLangServer(
+                Path(tempfile.mkdtemp(dir=scratch, prefix="server-")),
+                attachments[store],
+                model=MEDIUM,
+                tokens=8192,
+                own_directory=directories[OWN],
+            ) as server:
+                yield server
+                server.end()
+
+        return run(
+            Demo(
+                engine=VERSION,
+                stores={OURS: "file (ours)", OWN: "file (SGLang's)"},
+                prompts=[prompt(number, LENGTH) for number in range(PROMPTS)],
+                warm_up=prompt(1000, 100),
+                serve=serve,
+                damage=lambda store: flip_in_files(pages(directories[store])),
+            )
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
