@@ -207,7 +207,7 @@ class Topology:
 
 
 def _check_sizes(owner: object, *names: str) -> None:
-    """Refuse sizes that are neither None nor whole numbers from 1 on."""
+    """Refuse sizes that are neither None nor whole numbers of at least 1."""
     for name in names:
         size = getattr(owner, name)
         if size is not None:

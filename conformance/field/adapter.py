@@ -1,4 +1,4 @@
-"""The base of all adapters, which wrap stores that were written for another interface than ours."""
+"""The base of all adapters, which wrap stores with an interface that is not ours."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ RULES: dict[str, Rule] = {
             "After a `batch_delete` that returned True, exists and get are False, and the page"
             " can be set again. Deleting an absent page returns True. False means that the store"
             " could not remove the page, which may still be there.",
-            "A corrupt page can't be healed, and is fetched for ever.",
+            "A corrupt page can't be healed, and is fetched forever.",
         ),
         Rule(
             "KV-008",
@@ -354,7 +354,7 @@ RULES: dict[str, Rule] = {
             "A truncated, extended or emptied object is a miss and heals",
             "An object truncated, extended or emptied behind the store's back is a miss, and the next"
             " set heals it.",
-            "A damaged object is served as a hit, or poisons its prefix for ever.",
+            "A damaged object is served as a hit, or poisons its prefix forever.",
             _EXTENDED,
         ),
         Rule(

@@ -21,7 +21,7 @@ def encode_manifest(space: KeySpace) -> bytes:
 def decode_manifest(data: bytes | str | None, *, space_id: str | None = None) -> KeySpace | None:
     """Return the key space that a manifest describes.
 
-    Return None if the data is missing or damaged, or describes a key space with another id than
+    Return None if the data is missing or damaged, or describes a key space whose id is not
     `space_id`.
     """
     try:

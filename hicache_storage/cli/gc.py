@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what is removed. Return 1 if something stays that you may have meant, otherwise 0."""
+    """Print what is removed. Return 1 if a key space that you may have meant was kept, otherwise 0."""
     choice = store_choice(arguments)
     _check_selection(arguments)
     from hicache_storage.cli.operations.collection import (  # noqa: PLC0415 - wrong flags fail fast
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         unreadable = selected.unreadable if arguments.unreadable else []
         if unreadable and arguments.yes and not (selected.spaces or arguments.space):
             raise ConfigError(
-                f"gc: no key space of {len(unreadable):,} can be read, which may come from a wrong"
+                f"gc: none of {len(unreadable):,} key spaces can be read, perhaps because of a wrong"
                 " key: name the ones to remove with --space"
             )
         goes: list[Candidate | UnreadableSpace] = [*found, *unreadable]

@@ -35,7 +35,7 @@ def share(text: str) -> float:
 
 
 def parse_share(text: str) -> float | None:
-    """Parse a share such as `30%` or `0.3`, from 0 on. Return None for any other text."""
+    """Parse a share of 0 or more, such as `30%` or `0.3`. Return None for any other text."""
     try:
         value = parse_float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:

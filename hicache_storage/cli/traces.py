@@ -129,7 +129,7 @@ def positive_number(text: str) -> float:
 
 
 def number_from_zero(text: str) -> float:
-    """Parse a number from 0 on. Usable as an argparse type."""
+    """Parse a number that is 0 or more. Usable as an argparse type."""
     value = parse_number(text)
     if value is None:
         raise argparse.ArgumentTypeError(f"must be a number, 0 or more, not {shown(text)!r}")

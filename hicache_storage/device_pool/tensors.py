@@ -70,7 +70,10 @@ def _as_words(*tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         except RuntimeError:  # a dim or a stride is not a multiple of the width
             continue
         return on_device, in_host
-    raise ValueError(f"tensors of strides {[tensor.stride() for tensor in tensors]} have no pages")
+    strides = [tensor.stride() for tensor in tensors]
+    raise ValueError(
+        f"tensors with strides {strides} cannot be copied: make their last dim contiguous"
+    )
 
 
 def _by_layer(host: HostPool, plane: int) -> list[torch.Tensor]:

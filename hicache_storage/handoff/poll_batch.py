@@ -60,7 +60,7 @@ class PollBatch:
         self._answers.pop(awaited, None)
 
     def progress(self, awaited: Awaited) -> Progress:
-        """Return a request's progress on all ranks. If a rank is lost, the request has no time left."""
+        """Return a request's progress on all ranks. If a rank is lost, report that the time is up."""
         if self._consensus.single_rank:
             return awaited.progress()
         if awaited not in self._answers:

@@ -22,9 +22,9 @@ _FALSE = ("0", "false", "no", "n")
 
 @dataclass(frozen=True)
 class VariableTable:
-    """All variables of an engine's registry, and variables outside it that KV depends on.
+    """The environment variables that an engine registers, and others that its KV depends on.
 
-    A test compares the table with the engine's own registry, in the environment of that engine.
+    A test compares the table with the registry of the installed engine.
     """
 
     engine: str

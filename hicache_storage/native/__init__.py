@@ -56,7 +56,7 @@ def _compiled() -> tuple[Any, str]:
     if expected in ("", getattr(module, "SOURCES", None)):
         return module, ""
     why_not = (
-        "the compiled module does not match the C sources beside it. Rebuild it:"
+        "the compiled module does not match the C sources next to it. Rebuild it:"
         f" python {folder / '_build.py'}"
     )
     logger.warning("the data plane runs in Python: %s", why_not)

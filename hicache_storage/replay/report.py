@@ -52,7 +52,7 @@ class RequestCounts:
     paired_pages: int = 0
     """The found pages whose bytes were right in every pool, target and draft."""
     corrupt_pages: int = 0
-    """Pages with other bytes than those written, counted separately in each pool."""
+    """Pages whose bytes are not those written, counted separately in each pool."""
     verified_nbytes: int = 0
     unreserved_pages: int = 0
     """Computed pages for which L2 had no slot."""

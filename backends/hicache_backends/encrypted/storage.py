@@ -534,7 +534,7 @@ def _inner(settings: EncryptedSettings) -> tuple[type[HiCacheStorage], dict[str,
     inner_class, fields = resolve(settings.backend, settings.config)
     if "timeout_s" in fields:
         raise ConfigError(
-            "encrypted: config: timeout_s: set it beside config, not in it: the backend below"
+            "encrypted: config: timeout_s: set it next to config, not in it: the backend below"
             " gets half of it"
         )
     return inner_class, {**fields, "timeout_s": settings.timeout_s / 2}

@@ -141,7 +141,7 @@ class Usrbio:
                 return self._idle.pop()
             if len(self._late) >= _MOST_LATE:
                 raise OSError(
-                    errno.EMFILE, f"transfers of 3FS that have not ended: {len(self._late)}"
+                    errno.EMFILE, f"{len(self._late)} overdue transfers of 3FS have not ended yet"
                 )
         with _translate_errors():
             return _Channel(self._client, self._mount)

@@ -130,7 +130,7 @@ class Cluster:
         slots = own[0][_EPOCH_FIELD:]
         if any(slot.startswith(b"[") for slot in slots):
             raise ConnectionError(
-                f"slots are on their way from or to {server.address}: list again when they have moved"
+                f"slots are moving from or to {server.address}: list again when they have moved"
             )
         return slots
 

@@ -140,7 +140,7 @@ class Connection:
         except (exceptions.InvalidResponse, exceptions.ConnectionError) as error:
             if self._access.context is None and _may_be_tls(error):
                 raise ConnectionError(
-                    f"{self._address} does not answer like a Redis server: {error} If it speaks"
+                    f"{self._address} does not answer like a Redis server: {error} If it uses"
                     " TLS, the scheme must be rediss://"
                 ) from None
             raise
@@ -231,19 +231,19 @@ def _encrypt(
     except TimeoutError:
         raise StorageTimeout(
             f"the TLS handshake with {address} did not end within {deadline.timeout_s:g} s. Does the"
-            " server speak TLS at this port? Without it the scheme is redis://"
+            " server use TLS on this port? If not, the scheme must be redis://"
         ) from None
     except ssl.SSLError as error:
         hint = ""
         if error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"):
-            hint = ". The server does not speak TLS at this port: without it the scheme is redis://"
+            hint = ". The server does not use TLS on this port: the scheme must be redis://"
         raise ConnectionError(
             f"the TLS handshake with {address} failed: {error.reason or error}{hint}"
         ) from None
     except OSError as error:
         raise ConnectionError(
             f"the TLS handshake with {address} failed: {error.strerror or error}. Does the server"
-            " speak TLS at this port? Without it the scheme is redis://"
+            " use TLS on this port? If not, the scheme must be redis://"
         ) from None
     except ValueError:
         raise ConnectionError(

@@ -261,7 +261,7 @@ class Index:
         for server in deployment.all_servers(Deadline(self._timeout_s)):
             yield from self._walk(server, pattern)
         if before != deployment.placement(Deadline(self._timeout_s)):
-            raise ConnectionError("slots moved while the database was walked: list again")
+            raise ConnectionError("slots moved during the scan of the database: list again")
 
     def _walk(self, server: ServerPool, pattern: str) -> Iterator[list[bytes]]:
         cursor = b"0"
@@ -368,7 +368,7 @@ def _parse_length(reply: Reply) -> int | None:
             return None
         raise Refused(reply)
     if not isinstance(reply, int):
-        raise ConnectionError("a part of a listing was not answered")
+        raise ConnectionError("the server did not answer a part of a listing")
     return reply
 
 
@@ -389,7 +389,7 @@ def _parse_scan(reply: Reply) -> tuple[bytes, list[bytes]]:
     if isinstance(reply, ErrorReply):
         raise Refused(reply)
     if reply is UNANSWERED:
-        raise ConnectionError("a part of a listing was not answered")
+        raise ConnectionError("the server did not answer a part of a listing")
     parts = items_of(reply)
     if parts is None or len(parts) != _SCAN_PARTS or not isinstance(parts[0], bytes):
         raise WrongReply("a listing has an unexpected form")

@@ -95,7 +95,7 @@ def get_pages(
     """Read each page. Settle it as True, as False (missing, or not a page), or as an error.
 
     Raises:
-        WrongReply: A reply has another length or kind. If the length is wrong, its page has settled as
+        WrongReply: A reply has the wrong length or kind. If the length is wrong, its page has settled as
             False. Later pages have not settled.
         OSError: The connection failed. Some pages may have settled.
     """
@@ -156,7 +156,7 @@ class _PageReader:
             raise sock.error_of(-last)
         if last == native.WRONG:
             settle(position, False)
-            raise WrongReply("a page has the wrong length, or its reply an unexpected form")
+            raise WrongReply("a page has the wrong length, or its reply has an unexpected form")
         self._head[: len(arrived)] = arrived
         self._missing = [self._head[len(arrived) :]] if len(arrived) < _HEAD_NBYTES else []
         if last == native.NO_BULK:
@@ -187,7 +187,7 @@ class _PageReader:
                     return True
         if head[:1] == b"$":
             settle(position, False)
-        raise WrongReply("a page has the wrong length, or its reply an unexpected form")
+        raise WrongReply("a page has the wrong length, or its reply has an unexpected form")
 
     def _ends_as_miss(self, *, more: bool) -> bool:
         """Receive the end of a reply that began as a miss. Return False if it ends differently."""
@@ -228,7 +228,7 @@ def set_pages(
     """Store each page. Settle it as the list of its replies: True (set), None (the key exists)...
 
     Raises:
-        WrongReply: A reply has another kind.
+        WrongReply: A reply has the wrong kind.
         OSError: The connection failed. Requests that have not settled may or may not be carried out.
     """
     if sock.is_compiled:

@@ -78,7 +78,7 @@ class ErrorReply:
         return self.code in _KEY_ONLY
 
     def target(self, host: str) -> Address:
-        """Return the server that ASK names. ASK without a host means a port of `host`.
+        """Return the server that ASK names. If it names only a port, the server is on `host`.
 
         Raises:
             ValueError: The reply names no server.

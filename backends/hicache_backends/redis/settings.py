@@ -82,7 +82,7 @@ class RedisSettings(Settings):
             options = _parse_url(url.get_secret_value())
         except ValueError:
             raise ValueError(
-                "must be redis://, rediss:// or unix://, with a number as port"
+                "must begin with redis://, rediss:// or unix://, and a port must be a number"
             ) from None
         known = {"host", "port", "path", "username", "password", "connection_class", *_URL_OPTIONS}
         if url.get_secret_value().startswith("rediss://"):

@@ -49,7 +49,7 @@ class ReplyLost(Exception):
 
 
 class CallFailed(Exception):
-    """A call failed for another reason than an absent page."""
+    """A call failed for a reason other than an absent page."""
 
     def __init__(self, error: HiCacheError, *, in_doubt: bool = False) -> None:
         super().__init__(str(error))

@@ -43,7 +43,7 @@ class Assertions(abc.ABC):
 
     @abc.abstractmethod
     def refuses(self, nbytes: int) -> bool:
-        """Return True if the store refuses pages of this size, or so many pages, for no reason."""
+        """Return True if the store refuses pages of this size, or this many pages, for no reason."""
 
     @abc.abstractmethod
     def forgets(self, probe: Probe) -> bool:

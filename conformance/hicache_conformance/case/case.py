@@ -145,7 +145,7 @@ class Case(Assertions):
         """Open a storage without a probe, for checks of calls that the contract allows to fail.
 
         Raises:
-            NotVerified: A store that claims not to be shared can't be opened beside an open handle.
+            NotVerified: A store that claims not to be shared can't be opened twice.
         """
         fields = self.config if config is None else dict(config)
         try:

@@ -326,7 +326,7 @@ def _footer(record: Record) -> list[Element]:
         element(
             "p",
             f"Made by hicache-conformance {record.run.kit} with version {record.run.spec} of the"
-            " rules. It shows what was seen in this run. Beside it lie result.json, which holds"
+            " rules. It shows what was seen in this run. Next to it are result.json, which holds"
             " everything that is shown here, junit.xml and badge.json.",
         )
     ]

@@ -30,6 +30,6 @@ def sentence(text: str) -> list[Child]:
 
 
 def icon(name: str) -> ET.Element:
-    """Return a symbol. The text beside it says what it means."""
+    """Return a symbol. The text next to it says what it means."""
     use = element("use", href=f"#icon-{name}")
     return element("svg", use, class_="icon", aria_hidden="true", focusable="false")

@@ -77,7 +77,7 @@ def is_on_trial(rule: RuleRecord, record: Record) -> bool:
 
 
 def weighed(check: CheckRecord, rule: RuleRecord) -> Outcome:
-    """Return the outcome of a check as it counts. A valid waiver turns a failure into `waived`."""
+    """Return the outcome that counts for a check: `waived` if a valid waiver covers its failure."""
     waived = rule.outcome is Outcome.WAIVED and check.outcome is Outcome.FAILED
     return Outcome.WAIVED if waived else check.outcome
 

@@ -70,7 +70,7 @@ class Subject:
         raise _missing("peek", space, page_hash)
 
     def tamper(self, space: KeySpace, page_hash: str, data: bytes | None) -> None:
-        """Replace a page by `data` of any length, without the store; None removes it (a back door)."""
+        """Replace a page with `data` of any length, without the store; None removes it (a back door)."""
         raise _missing("tamper", space, page_hash, data)
 
     def server(self) -> AbstractContextManager[Server]:

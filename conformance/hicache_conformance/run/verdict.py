@@ -157,7 +157,7 @@ def _verdict(
     if not any(
         one.outcome in ran for one in core or records
     ):  # the selection may have no core rule
-        kind = "core rule" if core or not records else "rule that was asked for"
+        kind = "core rule" if core or not records else "selected rule"
         return Verdict.INCONCLUSIVE, [f"no {kind} ran, so nothing is known of this store"]
     reasons = _reasons(counted, {Outcome.WAIVED, Outcome.UNKNOWN})
     if strict:

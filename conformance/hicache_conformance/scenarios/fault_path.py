@@ -87,7 +87,7 @@ class FaultPath:
         return Caller(probe, self.space, self.limit_s + _HANGS_AFTER_S)
 
     def stored_pages(self, caller: Caller, count: int) -> dict[str, bytes]:
-        """Store pages and return them. If possible, another handle than that of `caller` sets them."""
+        """Store pages and return them. If possible, set them on another handle than `caller` uses."""
         pages = self.case.contents(self.space, self.case.hashes(count))
         writer = self.caller("writer") if self.case.claims.shared else caller
         for page_hash, data in pages.items():

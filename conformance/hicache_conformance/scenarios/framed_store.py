@@ -29,7 +29,7 @@ logging.getLogger("hicache_storage.page_store").addHandler(logging.NullHandler()
 
 
 def framed_space(case: Case, nbytes: int) -> KeySpace:
-    """Return a key space whose pages have `nbytes`, or as many as fit beside the header.
+    """Return a key space whose pages have `nbytes`, or as many as fit next to the header.
 
     Raises:
         NotDeclared: The store takes no page with room for a header and a few bytes.

@@ -42,7 +42,7 @@ _BATCH = st.lists(_PAGE, min_size=1, max_size=4, unique=True)
 class SequenceSearch:
     """A search for a sequence of calls after which the store and the dict disagree.
 
-    The search stops `limit_s` after the first sequence began. To shorten the sequence that it found
+    The search stops `limit_s` after the first sequence began. Shortening the sequence that it found
     may take as long again.
     """
 
@@ -95,7 +95,7 @@ class SequenceSearch:
         self._found = violation, list(steps)
 
     def give_up(self, reason: NotVerified) -> None:
-        """Record a call that the store does not implement. Hypothesis would take it for a failure."""
+        """Record that the store does not implement a call, so that the search ends without a verdict."""
         self._undecided = reason
 
     def _is_over(self) -> bool:

@@ -141,7 +141,7 @@ class TimeBudget:
 
     @contextmanager
     def measured(self, count: int) -> Generator[None, None, None]:
-        """Measure the block, which uses `count` pages."""
+        """Time the `with` block, which uses `count` pages."""
         began_s = time.monotonic()
         yield
         self._cost_s = (time.monotonic() - began_s) / count

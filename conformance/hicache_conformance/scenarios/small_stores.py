@@ -136,8 +136,8 @@ def _small_fields(case: Case, capacity_nbytes: int) -> dict[str, Any]:
     if not _is_own(case):
         raise NotVerified(
             "the store was not made small, because its config names one that is not the test's alone,"
-            " and what is in it might be evicted: use {scratch}, or {prefix} with a store that `stats()`"
-            " or `spaces()` show to be empty, or give the back door `small_config`"
+            " and the pages of others might be evicted: use {scratch}, or {prefix} with a store that"
+            " `stats()` or `spaces()` show to be empty, or give the back door `small_config`"
         )
     name = next((one for one in _FIELDS if case.config.get(one) is not None), _FIELDS[0])
     try:

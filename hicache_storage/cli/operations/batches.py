@@ -48,7 +48,7 @@ def pages_per_batch(space: KeySpace, *storages: HiCacheStorage) -> int:
 
 
 def threads_for(*storages: HiCacheStorage) -> int:
-    """Return the most threads that still make every storage faster."""
+    """Return how many threads to use: as many as every storage serves in parallel, within a limit."""
     return min(_MOST_THREADS, *(one.capabilities.parallelism for one in storages))
 
 

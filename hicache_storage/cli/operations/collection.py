@@ -42,13 +42,13 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A key space that stays although its removal was asked for."""
+    """A key space that was selected for removal, but was not removed."""
 
     space_id: str
     reason: str
-    """The reason, for people, for example "it was used meanwhile"."""
+    """The reason in words, for example "it was used meanwhile"."""
     is_doubt: bool = False
-    """True if the times of the key space are impossible, or its removal failed. Somebody must look."""
+    """True if the times of the key space are impossible, or its removal failed. Check it by hand."""
 
 
 @dataclass(slots=True)

@@ -68,9 +68,9 @@ class AdapterSettings(JobSettings, MetricsSettings, ExplainLogSettings):
         """
         if "revision" not in params:
             raise ConfigError(
-                f"{NAME}: revision: this field is required: LMCache's keys do not say of which weights"
-                ' KV is. Name their revision, for example "main-2026-11", and another one after each'
-                ' change; "" if the weights behind this model\'s name never change'
+                f"{NAME}: revision: this field is required: LMCache's keys do not identify the"
+                ' weights. Name their revision, for example "main-2026-11", and change the name whenever'
+                ' they change; use "" if the weights behind this model\'s name never change'
             )
         settings = cls.parse(NAME, params)
         settings.backend_fields()

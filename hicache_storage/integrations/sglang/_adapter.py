@@ -253,7 +253,7 @@ class Adapter:
         """Return a verdict for each key.
 
         The pages are transferred in batches, each with its own deadline. The first batch without an
-        answer ends the call, so the call waits at most one deadline in vain.
+        answer ends the call, so the call waits for a hung store at most once.
         """
         hashes = keys or []
         verdicts: list[bool] = []
@@ -391,7 +391,7 @@ class Adapter:
             if changed := WATCHED.intersection(fields):
                 self._outdated = True
                 logger.error(
-                    "SGLang has changed %s, but the pages in the storage are of the former state,"
+                    "SGLang has changed %s, but the pages in the storage belong to the former state,"
                     " so this storage is no longer read or written. Detach the storage, and"
                     " attach it again",
                     ", ".join(sorted(changed)),

@@ -94,7 +94,7 @@ class PoolTable:
         if not hasattr(config, "is_storage_writer"):
             logger.warning(
                 "pool %r gets no hits, because in this version of SGLang only rank 0 writes it"
-                " beside MLA: use SGLang 0.5.23",
+                " of an MLA model: use SGLang 0.5.23",
                 pool.name,
             )
             return

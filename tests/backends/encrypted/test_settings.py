@@ -98,5 +98,5 @@ def test_the_time_limit_of_the_backend_is_half_of_that_of_a_call() -> None:
 
 
 def test_the_time_limit_belongs_beside_the_config_of_the_backend() -> None:
-    with pytest.raises(ConfigError, match="config: timeout_s: set it beside config, not in it"):
+    with pytest.raises(ConfigError, match="config: timeout_s: set it next to config, not in it"):
         EncryptedStorage.from_config({**VALID, "config": {"timeout_s": 1}})

@@ -152,7 +152,7 @@ class TestSchemes:
     def test_tls_to_a_plain_server_is_named_in_the_error(self, tmp_path: Path) -> None:
         with RedisServer(tmp_path) as plain:
             url = plain.url.replace("redis://", "rediss://")
-            with pytest.raises((StorageTimeout, StorageUnavailable), match="TLS at this port"):
+            with pytest.raises((StorageTimeout, StorageUnavailable), match="TLS on this port"):
                 RedisStorage.from_config({"url": url, "timeout_s": 0.5})
 
     def test_plain_text_to_a_tls_server_is_named_in_the_error(self, server: TlsRedisServer) -> None:

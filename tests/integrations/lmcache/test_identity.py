@@ -396,7 +396,7 @@ def test_an_empty_revision_may_be_stated() -> None:
 
 
 def test_a_missing_revision_is_explained() -> None:
-    with pytest.raises(ConfigError, match="LMCache's keys do not say of which weights"):
+    with pytest.raises(ConfigError, match="LMCache's keys do not identify the weights"):
         AdapterSettings.of({"backend": "redis"})
 
 

@@ -159,8 +159,8 @@ def require_same(now: object, before: object) -> None:
 
 
 def replaced() -> StorageUnavailable:
-    """Return the error of a call whose index was lost meanwhile."""
-    return StorageUnavailable("hf3fs: the index was lost and rebuilt meanwhile: try again")
+    """Return the error for a call during which the index was lost and rebuilt."""
+    return StorageUnavailable("hf3fs: the index was lost and rebuilt during the call: try again")
 
 
 def place_of(value: bytes) -> Place:

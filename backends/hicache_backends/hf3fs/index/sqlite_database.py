@@ -282,7 +282,7 @@ class Database:
 
     def _replaced(self) -> StorageUnavailable:
         return StorageUnavailable(
-            f"hf3fs: {self._layout.index} was removed or replaced meanwhile: try again"
+            f"hf3fs: {self._layout.index} was removed or replaced during the call: try again"
         )
 
     def _unavailable(self, error: Exception) -> StorageUnavailable:

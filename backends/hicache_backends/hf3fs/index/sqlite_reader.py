@@ -131,7 +131,9 @@ class LookedAtDatabase:
                     raise self._unavailable(f"it is not an index of version {tables.VERSION}")
                 yield session
                 if not session.is_current():
-                    raise self._unavailable("an engine opened or replaced it meanwhile: try again")
+                    raise self._unavailable(
+                        "an engine opened or replaced it during the call: try again"
+                    )
             finally:
                 session.close()
         except HiCacheError:

@@ -11,7 +11,7 @@ from page_files import FileSubject
 
 
 class TestLMCacheFs(FileSubject, StorageConformance):
-    """`FSL2Adapter` with its defaults: no O_DIRECT, temporary files beside the others."""
+    """`FSL2Adapter` with its defaults: no O_DIRECT, temporary files next to the others."""
 
     storage_class = files = LMCacheFs
     absent = LMCacheFs.absent

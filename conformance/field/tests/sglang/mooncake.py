@@ -84,7 +84,7 @@ class TestSGLangMooncake(StorageConformance):
         return b"".join(there) if all(there) else None
 
     def tamper(self, space: KeySpace, page_hash: str, data: bytes | None) -> None:
-        """Replace each object by its part of `data`, and the last one by the rest.
+        """Replace each object with its part of `data`, and the last one with the rest.
 
         An object can't be empty.
         """

@@ -34,7 +34,7 @@ class TestSGLangNixl(StorageConformance):
         return b"".join(there) if there else None
 
     def tamper(self, space: KeySpace, page_hash: str, data: bytes | None) -> None:
-        """Replace each file by its part of `data`, and the last one by the rest."""
+        """Replace each file with its part of `data`, and the last one with the rest."""
         with SGLangNixl.from_config(self.fields) as store:
             files = store.paths_of(space, page_hash)
         for path, nbytes in files:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TestVllmFsUnlinking(PaddedFileSubject, StorageConformance):
-    """`FileSystemTierManager` with its defaults, beside an operator's clean-up."""
+    """`FileSystemTierManager` with its defaults, while an operator's clean-up runs."""
 
     storage_class = files = VllmFs
     absent = {name: text for name, text in VllmFs.absent.items() if name != "batch_delete"}  # noqa: RUF012 - of the base

@@ -42,8 +42,8 @@ def an_empty_store_refuses_no_page(case: Case) -> None:
         if refused and case.claims.retention is not Retention.BEST_EFFORT:
             first = list(pages)[answers.index(False)][:8]
             raise store.violation(
-                f"batch_set refused page {offered} that an idle, empty store was offered,"
-                f" of {space.stored_nbytes} bytes",
+                f"an idle, empty store refused page {offered}, which has"
+                f" {space.stored_nbytes} bytes",
                 expected=f"True: there were {len(taken)} pages in the store, and nothing was wrong",
                 got=f"False for {first}",
                 sequence=case.trace.sequence(first),

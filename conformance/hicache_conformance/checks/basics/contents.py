@@ -82,7 +82,7 @@ def a_page_of_another_size_is_no_hit(case: Case) -> None:
         case.must_set(store, space, pages)
         for other in spaces:
             if other is not space:
-                why = f"was set with {_size(space)}, and is asked for with {_size(other)}"
+                why = f"was set with {_size(space)}, and is read with {_size(other)}"
                 case.must_miss(store, other, list(pages), why)
         case.must_hold(store, space, pages)
 

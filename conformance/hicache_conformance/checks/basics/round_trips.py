@@ -297,7 +297,7 @@ def a_miss_is_false_for_every_reason(case: Case) -> None:
 
 @check("KV-004")
 def a_batch_writes_into_its_own_pages_only(case: Case) -> None:
-    """A get writes only into the pages of its batch, not into the memory between and beside them."""
+    """A get writes only into the pages of its batch, not into the memory between or around them."""
     store, space = open_store(case, 1000)
     pages = case.stored(store, space, 6)
     there, absent = list(pages), case.hashes(6)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 _ALWAYS_TAKEN_NBYTES = 4096
-"""A store that accepts a larger page must not refuse pages up to this size for want of room."""
+"""A store that accepts a larger page must not refuse pages up to this size for lack of room."""
 _LARGE_PAGE_SIZES = (
     (1 << 18) + 1,
     1 << 20,

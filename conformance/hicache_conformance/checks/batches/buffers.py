@@ -222,7 +222,7 @@ def _must_stay_unwritten(store: Probe, watched: Sequence[PageMemory], when: str)
         for memory in watched:
             if any(not is_overwritten(page) for page in memory.pages):
                 raise store.violation(
-                    f"memory was written into after {when}",
+                    f"memory was written to after {when}",
                     expected="pages are borrowed for the call: no byte of them changes after it",
                     got="bytes of the next user of the memory were overwritten",
                 )

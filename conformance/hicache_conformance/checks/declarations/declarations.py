@@ -248,7 +248,7 @@ def a_store_that_does_not_list_says_so(case: Case) -> None:
         answer: object = store.attempt(operation, space, [], call)
         if not isinstance(answer, UnsupportedOperation):
             raise store.violation(
-                f"{operation} answers,although enumerable is not declared",
+                f"{operation} answers, although enumerable is not declared",
                 expected="UnsupportedOperation, when it is called or iterated",
                 got=repr(answer)[:200],
             )
@@ -265,7 +265,7 @@ def a_store_that_does_not_list_clears_all_or_nothing(case: Case) -> None:
         return
     if answer != len(pages) and (case.keeps or answer not in range(1, len(pages) + 1)):
         raise store.violation(
-            "clear answers,although enumerable is not declared, but its answer is wrong",
+            "clear answers, although enumerable is not declared, but its answer is wrong",
             expected=f"UnsupportedOperation, or {len(pages)}: the number of pages that were there",
             got=repr(answer),
         )

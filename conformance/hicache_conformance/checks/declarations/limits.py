@@ -44,7 +44,7 @@ def a_page_of_the_largest_size_is_taken(case: Case) -> None:
 
 @check("KV-903")
 def a_page_one_byte_too_large_is_refused(case: Case) -> None:
-    """`open_space` refuses pages of `max_page_nbytes` + 1, frame included, and the store works on."""
+    """`open_space` refuses pages of `max_page_nbytes` + 1, frame included, and nothing else fails."""
     limit = _page_limit(case)
     store = case.open()
     space = case.space(min(limit, 64))

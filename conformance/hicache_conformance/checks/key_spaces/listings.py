@@ -192,7 +192,7 @@ def a_paused_listing_pins_no_room(case: Case) -> None:
             new = case.contents(space, case.hashes(1))
             if not all(store.set_once(space, new)):
                 raise store.violation(
-                    "a set was refused for want of room while the reader of a scan paused",
+                    "a set was refused for lack of room while the reader of a scan paused",
                     expected=f"True: {len(pages)} pages are there, and {small.pages} have room",
                     got=f"False after {turn} pages were set and deleted",
                 )
@@ -260,7 +260,7 @@ def _must_agree(
     for info in infos:
         if info.nbytes != space.stored_nbytes:
             raise store.violation(
-                "scan lists a page with another size than it has",
+                "scan lists a page with the wrong size",
                 expected=f"{space.stored_nbytes} bytes: {space.frame_nbytes} of the frame and"
                 f" {space.page_nbytes} of the page",
                 got=f"{info.page_hash[:8]}: {info.nbytes} bytes",

@@ -84,9 +84,7 @@ def ranks_of_a_sharded_draft_share_nothing(case: Case) -> None:
             )
             open_and_set(case, store, rank, *hashes)
         for rank in ranks:
-            with note(
-                f"pool {pool!r} of the rank with {_rectangle(rank)}, beside a replicated pool"
-            ):
+            with note(f"pool {pool!r} of the rank with {_rectangle(rank)}, with a replicated pool"):
                 case.must_hold(store, rank, case.contents(rank, hashes))
     case.must_hold(store, target, case.contents(target, hashes))
 

@@ -166,7 +166,7 @@ def _outcome(call: Callable[..., Any], space: KeySpace, page_hash: str, page: An
 def _must_be_allowed(case: Case, probe: Probe, operation: str, outcome: Any) -> None:
     if isinstance(outcome, Exception) and not isinstance(outcome, StorageClosed):
         raise probe.violation(
-            f"{operation} raised {type(outcome).__name__} when the storage was closed meanwhile",
+            f"{operation} raised {type(outcome).__name__} when the storage was closed during the call",
             expected="the right answer, a miss or StorageClosed: nothing is wrong with the store",
             got=error_text(outcome),
             sequence=case.trace.sequence("close"),

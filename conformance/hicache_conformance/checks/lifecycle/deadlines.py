@@ -85,7 +85,7 @@ def a_signal_does_not_prolong_a_call(case: Case) -> None:
     for operation, elapsed_s, result in outcomes:
         if elapsed_s > path.limit_s:
             raise Violation(
-                f"{operation} took too long with a silent server, when signals arrive meanwhile",
+                f"{operation} took too long with a silent server, while signals arrived",
                 f"an end within timeout_s + 1 = {path.timeout_s + 1:g} s: after a signal, a call"
                 " waits only for the rest of its time",
                 f"{result} after {elapsed_s:.1f} s",

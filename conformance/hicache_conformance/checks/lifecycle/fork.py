@@ -1,4 +1,4 @@
-"""KV-306: after a fork with an open store, the child works or is refused, and the parent works on."""
+"""KV-306: after a fork with an open store, the child works or is refused, and the parent still works."""
 
 from __future__ import annotations
 

@@ -184,7 +184,8 @@ def _look(case: Case, looker: Probe, space: KeySpace, pages: Mapping[str, bytes]
         missing = set(hashes) - {info.page_hash for info in looker.scan(space)}
         if space not in looker.spaces() or missing:
             raise looker.violation(
-                "a read-only handle does not list what is there", got=f"{len(missing)} pages less"
+                "a read-only handle does not list what is there",
+                got=f"{len(missing)} pages are missing",
             )
     for _ in range(2):
         case.must_hold(looker, space, pages)

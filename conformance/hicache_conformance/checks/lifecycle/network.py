@@ -243,7 +243,7 @@ def close_does_not_wait_for_a_silent_server(case: Case) -> None:
                 got=f"{closed.text} after {closed.duration_text}",
             )
         if not isinstance(found.error, StorageClosed):
-            must_end_in_time(path, found, "the storage is closed meanwhile")
+            must_end_in_time(path, found, "the storage is closed during the call")
 
 
 @check("KV-304", Need.SERVER)

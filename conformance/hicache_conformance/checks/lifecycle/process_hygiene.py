@@ -90,7 +90,7 @@ def _in_three_threads(link: Link, space: KeySpace) -> None:
 
     steps = {
         "opening it off the main thread": open_it,
-        "using it in another thread than it was opened in": use_it,
+        "using it in a thread that did not open it": use_it,
         "closing it in a third thread": close_it,
     }
     with ExitStack() as stack:
@@ -105,7 +105,7 @@ def _in_three_threads(link: Link, space: KeySpace) -> None:
 
 @check("KV-306", quick=False)
 def it_works_after_spawn_and_lets_the_process_end(case: Case) -> None:
-    """A spawned process can use the store beside its parent, and ends by itself after close."""
+    """A spawned process can use the store while its parent does, and ends by itself after close."""
     space = small_space(case)
     parent = case.open() if case.claims.shared else None
     pages = {}

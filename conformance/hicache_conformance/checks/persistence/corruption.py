@@ -208,7 +208,7 @@ def _own_object(
     found = _page_at_rest(case, space, pages, page_hash)
     if not isinstance(found, OwnObject):
         raise NotVerified(
-            "a page lies in files together with others: give the back door `tamper` to cut its object"
+            "a page shares its files with other pages: give the back door `tamper` to cut its object"
         )
     return found
 

@@ -75,7 +75,7 @@ class _Churn:
             new = self.case.contents(self.space, self.case.hashes(1))
             if not all(store.set(self.space, new)):
                 raise store.violation(
-                    "a page is refused for want of room after others were set and deleted",
+                    "a page is refused for lack of room after others were set and deleted",
                     expected=f"True: {_PAGES} pages are there, as when the first pages were set",
                     got=f"False after {turn} pages of {self.space.stored_nbytes} bytes",
                 )

@@ -239,7 +239,7 @@ class LeavesOthersPagesAlone(Shelf):
         return super()._write_whole(space, page_hash, data)
 
 
-# --- hits with other bytes than those that were set ----------------------------------------------
+# --- hits with bytes that were never set ----------------------------------------------
 
 
 @caught_by("KV-003:any_bytes_are_read_back", says="the page holds zeros only")
@@ -293,7 +293,7 @@ class _SizeBlind(DictStore):
 
 @caught_by(
     "KV-003:a_page_of_another_size_is_no_hit",
-    says="is asked for with 999",
+    says="is read with 999",
     seen_in="SGLang 0.5.23, file; LMCache 0.5.6, fs",
 )
 class LongerPagesServe(_SizeBlind):

@@ -88,7 +88,7 @@ class OneTempName(StreamingShelf):
 
 @caught_by("KV-501:threads_with_pages_of_their_own_keep_them")
 class LosesUpdates(DictStore):
-    """The dict is copied, changed and put back without a lock, so one of two changes at once is lost."""
+    """The dict is copied, changed and put back without a lock, so simultaneous changes get lost."""
 
     def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
         pages = dict(self._pages)

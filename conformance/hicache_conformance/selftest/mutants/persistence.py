@@ -296,7 +296,7 @@ class StoreLockOfTheDead(Shelf):
     says="can't be opened after a process",
 )
 class HalfAFormatFile(Shelf):
-    """The format file is written in place when the store is made, and half of it prevents opening."""
+    """The format file is written in place, and a half-written one keeps the store from opening."""
 
     def __init__(self, settings: ShelfSettings) -> None:
         super().__init__(settings)

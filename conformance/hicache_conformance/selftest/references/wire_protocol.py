@@ -105,7 +105,7 @@ class Connection:
         """Wait for a complete message and return it."""
         mark, number, operation, count = _HEADER.unpack(self._exactly(_HEADER.size, deadline))
         if mark != _MARK:
-            raise ConnectionAbortedError("the other side speaks another protocol")
+            raise ConnectionAbortedError("the other side uses a different protocol")
         lengths = struct.unpack(f"!{count}Q", self._exactly(8 * count, deadline))
         parts = [self._exactly(length, deadline) for length in lengths]
         return Message(number, operation, parts)

@@ -82,7 +82,7 @@ class PageRegistry:
             ValueError: `expected` is empty.
         """
         if not expected:
-            raise ValueError("name the page that was asked for: `expected` is empty")
+            raise ValueError("name the page of the call: `expected` is empty")
         size = memoryview(received).nbytes if nbytes is None else nbytes
         space_id, page_hash, _ = expected[0]
         allowed = [content(space, page, size, version) for space, page, version in expected]

@@ -1,4 +1,4 @@
-"""Finds the TCP endpoints in a backend's config, and replaces them by others."""
+"""Finds the TCP endpoints in a backend's config, and replaces them with others."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def endpoints_in(config: Mapping[str, Any]) -> list[Endpoint]:
 
     An endpoint may stand in a URL with a port (URLs of redis and http have one by default), in a
     text that is only `host:port` (or several of these), or in a field `host` (or `hostname`,
-    `server`, `address`) beside a field `port`. The search goes into nested mappings and lists.
+    `server`, `address`) next to a field `port`. The search goes into nested mappings and lists.
     """
     found: dict[Endpoint, None] = {}
 

@@ -1,8 +1,8 @@
 """Relays in a process of their own, so that a client that stops this interpreter does not stop them.
 
 Native clients of stores hold the interpreter's lock while they wait for their server, some for
-seconds. A proxy in a thread beside them could not run meanwhile. One relay process serves all proxies
-of this process, and ends with it.
+seconds. A proxy in a thread of this process could not run during that time. One relay process serves
+all proxies of this process, and ends with it.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def _flip_in_place(path: Path, offset: int, bit: int) -> None:
 
 
 def _replace(path: Path, data: bytes | None) -> None:
-    """Replace this file by another, so that a process that maps the old one is not killed by SIGBUS."""
+    """Replace this file with a new one, so that no process that maps the old one is killed by SIGBUS."""
     if data is None:
         path.unlink()
         return

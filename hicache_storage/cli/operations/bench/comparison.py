@@ -132,7 +132,7 @@ def compare(
 
 
 def worse_problems(cells: Sequence[Cell]) -> list[str]:
-    """Return a list with one sentence about the figures that are worse, or no sentence."""
+    """Return a sentence that counts the figures that are worse, or an empty list if none is."""
     worse = sum(cell.worse for cell in cells)
     return [f"worse than tolerated: {worse} of {counted(len(cells), 'figure')}"] if worse else []
 

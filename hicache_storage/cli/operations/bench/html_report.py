@@ -27,7 +27,7 @@ _LEAST_POINTS = 2
 
 
 def html_page(report: Mapping[str, Any], cells: Sequence[Cell]) -> str:
-    """Return the whole page. It loads nothing."""
+    """Return the whole page. It loads nothing from a file or the network."""
     return report_page(
         title=f"Load on {report['backend']}",
         hero=hero(
