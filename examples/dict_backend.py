@@ -22,7 +22,9 @@ class DictStorage(HiCacheStorage):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        Settings.parse("dict", config)  # the config has no fields, so any field is an error
+        Settings.parse(
+            "dict", config
+        )  # the config has no fields, so any field is an error
         return cls()
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:

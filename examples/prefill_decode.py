@@ -1,4 +1,4 @@
-"""Hand a prompt over, through a directory, from a process that computes it to one that decodes."""
+"""Hand a prompt over from a process that computes it to one that decodes it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHAPES = {
 
 @contextmanager
 def engine(directory: str) -> Generator[tuple[CacheController, PageStore], None, None]:
-    """Open one engine's cache: host memory for 256 pages of target and draft, over the directory."""
+    """Open one engine's cache: 256 pages of target and draft, over the directory."""
     with ExitStack() as stack:
         storage = stack.enter_context(open_storage("file", {"path": directory}))
         store = stack.enter_context(PageStore(storage))
@@ -43,7 +43,9 @@ def engine(directory: str) -> Generator[tuple[CacheController, PageStore], None,
                 layout="page_first",
                 page_tokens=PAGE_TOKENS,
                 page_nbytes=shape.nbytes,
-                shard=Shard(layers=(0, shape.layers), heads=(0, 2) if name == "draft" else None),
+                shard=Shard(
+                    layers=(0, shape.layers), heads=(0, 2) if name == "draft" else None
+                ),
                 pool=name,
             )
             host = HostPool(shape, slots=256, frame_nbytes=store.frame_nbytes)
@@ -55,14 +57,17 @@ def engine(directory: str) -> Generator[tuple[CacheController, PageStore], None,
 
 
 def computed(pool: str, page_hash: str, nbytes: int) -> bytes:
-    """Return a page's content. It stands for a model's output, and depends only on pool and hash."""
+    """Return a page's content, which stands for a model's output."""
     return hashlib.shake_128(f"{pool} {page_hash}".encode()).digest(nbytes)
 
 
 def prefill(directory: str) -> None:
-    """Compute every page of the prompt. Publish the prompt once all pages are in storage."""
+    """Compute every page of the prompt, and publish it once all are in storage."""
     hashes = page_hashes(PROMPT, PAGE_TOKENS)
-    with engine(directory) as (controller, store), HandoffSender(controller, store) as sender:
+    with (
+        engine(directory) as (controller, store),
+        HandoffSender(controller, store) as sender,
+    ):
         reservation = controller.reserve(hashes)
         for pool, slots in zip(controller.cache.pools, reservation.slots, strict=True):
             for page_hash, slot in zip(reservation.hashes, slots, strict=True):
@@ -74,21 +79,27 @@ def prefill(directory: str) -> None:
 
 
 def decode(directory: str) -> None:
-    """Wait for the prompt's pages and check them. A real engine would compute missing ones."""
+    """Wait for the prompt's pages and check them.
+
+    A real engine would compute missing ones.
+    """
     hashes = page_hashes(PROMPT, PAGE_TOKENS)
     with (
         engine(directory) as (controller, store),
         HandoffReceiver(controller, store) as receiver,
         receiver.expect(REQUEST_ID, hashes).result() as prefix,
     ):
-        # Here an engine copies prefix.slots to its device. Meanwhile the pages keep their slots.
+        # Here an engine copies prefix.slots to its device. The pages keep their slots.
         wrong = 0
         for pool, slots in zip(controller.cache.pools, prefix.slots, strict=True):
             for page_hash, slot in zip(hashes, slots, strict=False):
                 page = pool.host.page(slot)
-                wrong += page.tobytes() != computed(pool.space.pool, page_hash, page.nbytes)
+                wrong += page.tobytes() != computed(
+                    pool.space.pool, page_hash, page.nbytes
+                )
         print(
-            f"decode, process {os.getpid()}: {prefix.pages} of {len(hashes)} pages received,"
+            f"decode, process {os.getpid()}:"
+            f" {prefix.pages} of {len(hashes)} pages received,"
             f" {len(hashes) - prefix.pages} to compute, {wrong} wrong",
             flush=True,
         )
@@ -99,7 +110,9 @@ def decode(directory: str) -> None:
 if __name__ == "__main__":
     spawn = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as directory:
-        sides = [spawn.Process(target=side, args=(directory,)) for side in (decode, prefill)]
+        sides = [
+            spawn.Process(target=side, args=(directory,)) for side in (decode, prefill)
+        ]
         for process in sides:
             process.start()
         for process in sides:

@@ -1,14 +1,15 @@
 """Show what speculative decoding loses when the draft model's KV cache is gone.
 
-A target and a draft model answer a question about a document that they have read before. The document's
-KV cache is in one of these states:
+A target and a draft model answer a question about a document that they have read.
+The document's KV cache is in one of these states:
 
 1. It was never evicted.
 2. Target and draft were restored from storage.
 3. Storage lost the draft's pages, so only the target was restored.
 4. Storage lost them, too, but the draft model computed its part again.
 
-Each time the answer is the target's own. What changes is how many tokens a step of the target yields.
+Each time the answer is the target's own. What changes is how many tokens a step of the
+target yields.
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 import torch
-from torch.nn.functional import gelu
-
 from hicache_storage import KeySpace, Shard, open_storage, page_hashes
 from hicache_storage.controller import (
     CacheController,
@@ -33,6 +32,7 @@ from hicache_storage.controller import (
 from hicache_storage.device_pool import DevicePool, LayeredPool
 from hicache_storage.host_pool import HostPool, PageShape
 from hicache_storage.page_store import PageStore
+from torch.nn.functional import gelu
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,10 +49,11 @@ SHARPNESS = 20.0
 
 
 class Transformer:
-    """A causal transformer. Its input is each token with the `context` tokens before it.
+    """A causal transformer. Its input is each token and the `context` tokens before it.
 
-    The weights are seeded, not trained. A head attends to an earlier occurrence of the last
-    `context` tokens and copies the token after it, so the model repeats passages of its prompt.
+    The weights are seeded, not trained. A head attends to an earlier occurrence of the
+    last `context` tokens and copies the token after it, so the model repeats passages
+    of its prompt.
     """
 
     def __init__(self, *, layers: int, context: int, seed: int) -> None:
@@ -77,7 +78,9 @@ class Transformer:
             self._values[layer, :WIDTH] = read[:WIDTH]
             self._outputs[layer, :, -WIDTH:] = read[:WIDTH].T
         self._up = torch.randn(layers, wide, wide, generator=generator) / wide**0.5
-        self._down = torch.randn(layers, wide, wide, generator=generator) / wide**0.5 * 0.05
+        self._down = (
+            torch.randn(layers, wide, wide, generator=generator) / wide**0.5 * 0.05
+        )
 
     def shape(self) -> PageShape:
         """Return the shape of a page of the KV cache."""
@@ -101,7 +104,9 @@ class Transformer:
             cache.wait(layer)
             keys, values = cache.planes[0][layer], cache.planes[1][layer]
             keys[rows[start:]] = (x @ self._keys[layer]).view(-1, HEADS, self.head_dim)
-            values[rows[start:]] = (x @ self._values[layer]).view(-1, HEADS, self.head_dim)
+            values[rows[start:]] = (x @ self._values[layer]).view(
+                -1, HEADS, self.head_dim
+            )
             queries = (x @ self._queries[layer]).view(-1, HEADS, self.head_dim)
             scores = torch.einsum("qhd,khd->hqk", queries, keys[rows])
             weights = scores.masked_fill(later, -torch.inf).softmax(-1)
@@ -113,7 +118,10 @@ class Transformer:
 
     def _embed(self, text: torch.Tensor, start: int) -> torch.Tensor:
         padded = torch.cat([torch.zeros(self.context, dtype=torch.int64), text])
-        seen = [padded[self.context + start - n : len(padded) - n] for n in range(self.context + 1)]
+        seen = [
+            padded[self.context + start - n : len(padded) - n]
+            for n in range(self.context + 1)
+        ]
         blocks = [self._embedding[tokens] for tokens in seen]
         return torch.cat([*blocks, torch.zeros_like(blocks[0])], dim=1)
 
@@ -125,7 +133,7 @@ MODELS = {"kv": TARGET, "draft": DRAFT}
 
 @dataclass(slots=True)
 class Cache:
-    """A model's KV cache for one text: the engine's tensors, and the rows of the tokens."""
+    """A model's KV cache for one text: the engine's tensors, and the tokens' rows."""
 
     planes: Sequence[Sequence[torch.Tensor]]
     rows: torch.Tensor
@@ -150,20 +158,24 @@ class Answer:
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens per step: 1 without a draft, at most 1 more than the drafted tokens."""
+        """Tokens per step: 1 without a draft, at most 1 more than are drafted."""
         return sum(self.steps) / len(self.steps)
 
 
 class Engine:
-    """Two models with their KV caches in L1, L2 and L3. A new engine's L1 and L2 are empty."""
+    """Two models with their KV caches in L1, L2 and L3. L1 and L2 begin empty."""
 
     def __init__(self, directory: str) -> None:
         with ExitStack() as opened:
-            self._storage = opened.enter_context(open_storage("file", {"path": directory}))
+            self._storage = opened.enter_context(
+                open_storage("file", {"path": directory})
+            )
             store = opened.enter_context(PageStore(self._storage))
             hosts = [
                 opened.enter_context(
-                    HostPool(model.shape(), slots=L1_PAGES, frame_nbytes=store.frame_nbytes)
+                    HostPool(
+                        model.shape(), slots=L1_PAGES, frame_nbytes=store.frame_nbytes
+                    )
                 )
                 for model in MODELS.values()
             ]
@@ -175,9 +187,12 @@ class Engine:
                 for name, host in zip(MODELS, hosts, strict=True)
             ]
             settings = ControllerSettings(
-                prefetch_policy=PrefetchPolicy.WAIT_COMPLETE, partial_hits=PartialHits.TAKE_TARGET
+                prefetch_policy=PrefetchPolicy.WAIT_COMPLETE,
+                partial_hits=PartialHits.TAKE_TARGET,
             )
-            self._controller = opened.enter_context(CacheController(store, pools, settings))
+            self._controller = opened.enter_context(
+                CacheController(store, pools, settings)
+            )
             self._opened = opened.pop_all()
 
     def read(self, document: Sequence[int]) -> list[int]:
@@ -198,10 +213,10 @@ class Engine:
     def restore(
         self, document: Sequence[int], *, recompute_draft: bool = False
     ) -> tuple[list[int], LayerTransfer]:
-        """Load the document from L3 to L2, and start its transfer to L1, layer by layer.
+        """Load the document from L3 to L2, and start its transfer to L1 by layers.
 
-        With `recompute_draft` the draft model computes its missing pages, and the controller writes
-        them to L3.
+        With `recompute_draft` the draft model computes its missing pages, and the
+        controller writes them to L3.
         """
         hashes = page_hashes(document, PAGE_TOKENS)
         lease = self._controller.prefetch("question", hashes).result()
@@ -210,7 +225,9 @@ class Engine:
         if recompute_draft and (claimed := lease.claim("draft")):
             DRAFT.extend(document, self._caches(slots, loading)[1])
             host_slots, pages = list(claimed.values()), list(claimed)
-            self._l1.store(slots, [[], host_slots], indices=[[], pages]).settled.result()
+            self._l1.store(
+                slots, [[], host_slots], indices=[[], pages]
+            ).settled.result()
             lease.fill("draft", pages)
         loading.settled.add_done_callback(lambda _: lease.release())
         return slots, loading
@@ -229,7 +246,7 @@ class Engine:
         *,
         drafted_tokens: int = DRAFTED_TOKENS,
     ) -> Answer:
-        """Continue `prompt` after the pages in `slots`. Each step drafts tokens and verifies them."""
+        """Continue `prompt` after the pages in `slots`, with drafted tokens."""
         pages = -(-(len(prompt) + ANSWER_TOKENS + 2 * drafted_tokens) // PAGE_TOKENS)
         own = self._l1.allocate(pages - len(slots)) or []
         target, draft = self._caches(slots + own, loading)
@@ -241,7 +258,10 @@ class Engine:
                 text.append(DRAFT.extend(text, draft)[-1])
             verified = TARGET.extend(text, target)[known - len(text) - 1 :]
             accepted = 0
-            while known + accepted < len(text) and text[known + accepted] == verified[accepted]:
+            while (
+                known + accepted < len(text)
+                and text[known + accepted] == verified[accepted]
+            ):
                 accepted += 1
             text[known:] = verified[: accepted + 1]
             for cache in (target, draft):  # drop the rejected tokens
@@ -257,9 +277,15 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self._opened.close()
 
-    def _caches(self, slots: list[int], loading: LayerTransfer | None = None) -> list[Cache]:
-        rows = (torch.tensor(slots)[:, None] * PAGE_TOKENS + torch.arange(PAGE_TOKENS)).flatten()
-        return [Cache(planes, rows, n, loading) for n, planes in enumerate(self._planes)]
+    def _caches(
+        self, slots: list[int], loading: LayerTransfer | None = None
+    ) -> list[Cache]:
+        rows = (
+            torch.tensor(slots)[:, None] * PAGE_TOKENS + torch.arange(PAGE_TOKENS)
+        ).flatten()
+        return [
+            Cache(planes, rows, n, loading) for n, planes in enumerate(self._planes)
+        ]
 
 
 def _device_tensors(model: Transformer) -> list[list[torch.Tensor]]:
@@ -283,14 +309,20 @@ def _space(name: str) -> KeySpace:
 
 def compare() -> dict[str, Answer]:
     """Answer the same question in every state of the cache."""
-    document = random.Random(3).choices(range(VOCABULARY), k=DOCUMENT_PAGES * PAGE_TOKENS)
-    prompt = document + document[100:104]  # the question is how a passage of the document continues
+    document = random.Random(3).choices(
+        range(VOCABULARY), k=DOCUMENT_PAGES * PAGE_TOKENS
+    )
+    prompt = (
+        document + document[100:104]
+    )  # the question is how a passage of the document continues
     answers: dict[str, Answer] = {}
     with tempfile.TemporaryDirectory() as directory:
 
         def restored(*, recompute_draft: bool = False) -> Answer:
             with Engine(directory) as engine:
-                slots, loading = engine.restore(document, recompute_draft=recompute_draft)
+                slots, loading = engine.restore(
+                    document, recompute_draft=recompute_draft
+                )
                 return engine.answer(prompt, slots, loading)
 
         with Engine(directory) as engine:
@@ -313,4 +345,7 @@ if __name__ == "__main__":
     alone = answers["target alone"].tokens
     for name, answer in answers.items():
         same = "the target's own" if answer.tokens[:ANSWER_TOKENS] == alone else "WRONG"
-        print(f"{name:<26}  acceptance length {answer.acceptance_length:.2f}, answer: {same}")
+        print(
+            f"{name:<26}  acceptance length {answer.acceptance_length:.2f},"
+            f" answer: {same}"
+        )

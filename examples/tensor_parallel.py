@@ -1,6 +1,7 @@
-"""Store a prompt from two tensor-parallel ranks, and find it from an engine of one rank.
+"""Store a prompt from two tensor-parallel ranks, and find it from one rank.
 
-Both engines cut their pages into groups of two KV heads, so one rank can read what two ranks wrote.
+Both engines cut their pages into groups of two KV heads, so one rank can read what two
+ranks wrote.
 The draft's latent (MLA) is the same on both ranks, so only one of them writes it.
 """
 
@@ -13,7 +14,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
-
 from hicache_storage import KeySpace, open_storage, page_hashes
 from hicache_storage.controller import (
     CacheController,
@@ -37,20 +37,26 @@ PROMPT = list(range(1000, 1000 + 20 * PAGE_TOKENS))
 
 
 def shape_of(part: Part) -> PageShape:
-    """Return the page shape of a rank: its heads, or the latent that all ranks share."""
+    """Return a rank's page shape: its heads, or the latent that all ranks share."""
     if part.heads is None:
         return PageShape.mla(
             page_tokens=PAGE_TOKENS, layers=part.layers, kv_dim=32, dtype="float16"
         )
     return PageShape.mha(
-        page_tokens=PAGE_TOKENS, layers=part.layers, heads=part.heads, head_dim=16, dtype="float16"
+        page_tokens=PAGE_TOKENS,
+        layers=part.layers,
+        heads=part.heads,
+        head_dim=16,
+        dtype="float16",
     )
 
 
 def cache_pool(name: str, topology: Topology, rank: int, store: PageStore) -> CachePool:
     """Return a rank's part of a pool, cut into tiles for the storage."""
     part = topology.part(MODEL[name], rank)
-    assert part is not None  # without pipeline stages every rank has a part of every pool
+    assert (
+        part is not None
+    )  # without pipeline stages every rank has a part of every pool
     shape = shape_of(part)
     host = HostPool(
         shape,
@@ -72,7 +78,7 @@ def cache_pool(name: str, topology: Topology, rank: int, store: PageStore) -> Ca
 
 
 def compute(pool: CachePool, slot: int, page: int) -> None:
-    """Fill a slot instead of computing it: each head of each page gets its own number."""
+    """Fill a slot instead of computing it: each head gets its own number."""
     for plane, array in enumerate(pool.host.arrays()):
         array[slot] = expected(pool, plane, page, array[slot])
 
@@ -85,7 +91,7 @@ def expected(pool: CachePool, plane: int, page: int, like: np.ndarray) -> np.nda
 
 
 def serve(name: str, topology: Topology, rank: int, directory: str) -> None:
-    """Run a rank: agree with the others on the prefix that all of them have, and compute the rest."""
+    """Run a rank: agree with the others on a common prefix, and compute the rest."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # all ranks are on this host
     hashes = page_hashes(PROMPT, PAGE_TOKENS)
     with ExitStack() as stack:
@@ -98,14 +104,18 @@ def serve(name: str, topology: Topology, rank: int, directory: str) -> None:
         store = stack.enter_context(PageStore(storage))
         pools = [cache_pool(pool, topology, rank, store) for pool in MODEL]
         settings = ControllerSettings(prefetch_policy=PrefetchPolicy.WAIT_COMPLETE)
-        controller = stack.enter_context(CacheController(store, pools, settings, ranks=ranks))
+        controller = stack.enter_context(
+            CacheController(store, pools, settings, ranks=ranks)
+        )
 
         with controller.prefetch("request-1", hashes).result() as prefix:
             print(f"{name}, rank {rank}: {prefix.pages} of {len(hashes)} pages found")
             for pool, slots in zip(pools, prefix.slots, strict=True):
                 for page, slot in enumerate(slots):
                     for plane, array in enumerate(pool.host.arrays()):
-                        assert (array[slot] == expected(pool, plane, page, array[slot])).all()
+                        assert (
+                            array[slot] == expected(pool, plane, page, array[slot])
+                        ).all()
 
         missing = hashes[prefix.pages :]
         reservation = controller.reserve(missing)
@@ -114,7 +124,10 @@ def serve(name: str, topology: Topology, rank: int, directory: str) -> None:
                 compute(pool, slot, page)
         controller.commit(reservation)
         controller.drain()
-        print(f"{name}, rank {rank}: {store.stats().get('save_ok', 0)} pages written, in all pools")
+        print(
+            f"{name}, rank {rank}:"
+            f" {store.stats().get('save_ok', 0)} pages written, in all pools"
+        )
 
 
 def run(name: str, topology: Topology, directory: str) -> None:

@@ -1,4 +1,4 @@
-"""Let two engines share a directory: one computes pages of target and draft, the other loads them."""
+"""Let two engines share a directory: one computes pages, the other loads them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from hicache_storage.page_store import PageStore
 
 PAGE_TOKENS = 64
 SHAPES = {
-    "kv": PageShape.mha(page_tokens=PAGE_TOKENS, layers=4, heads=2, head_dim=32, dtype="bfloat16"),
+    "kv": PageShape.mha(
+        page_tokens=PAGE_TOKENS, layers=4, heads=2, head_dim=32, dtype="bfloat16"
+    ),
     "draft": PageShape.mha(
         page_tokens=PAGE_TOKENS, layers=1, heads=2, head_dim=32, dtype="bfloat16"
     ),
@@ -25,7 +27,7 @@ SHAPES = {
 
 
 def cache_pool(name: str, shape: PageShape, store: PageStore) -> CachePool:
-    """Return a pool: host memory for 256 pages, and the key space that says what their bytes are."""
+    """Return a pool: host memory for 256 pages, and their key space."""
     space = KeySpace(
         model="example/tiny-llama",
         dtype=shape.dtype,
@@ -35,11 +37,13 @@ def cache_pool(name: str, shape: PageShape, store: PageStore) -> CachePool:
         shard=Shard(layers=(0, shape.layers), heads=(0, 2)),
         pool=name,
     )
-    return CachePool(space=space, host=HostPool(shape, slots=256, frame_nbytes=store.frame_nbytes))
+    return CachePool(
+        space=space, host=HostPool(shape, slots=256, frame_nbytes=store.frame_nbytes)
+    )
 
 
 def serve(name: str, directory: str, prompt: list[int]) -> None:
-    """Run an engine: find the longest prefix of a prompt, compute the rest, and commit it."""
+    """Run an engine: find the longest prefix of a prompt, and compute the rest."""
     hashes = page_hashes(prompt, PAGE_TOKENS)
     with ExitStack() as stack:
         storage = stack.enter_context(open_storage("file", {"path": directory}))
@@ -49,12 +53,9 @@ def serve(name: str, directory: str, prompt: list[int]) -> None:
         controller = stack.enter_context(CacheController(store, pools, settings))
 
         with controller.prefetch("request-1", hashes).result() as prefix:
-            # Here an engine copies prefix.slots to its device. Meanwhile the pages keep their
-            # slots.
-            found = (
-                f"{prefix.pages} of {len(hashes)} pages found, {prefix.l3_pages} of them in storage"
-            )
-            print(f"{name}: {found}")
+            # An engine copies prefix.slots to its device. The pages keep their slots.
+            found = f"{prefix.pages} of {len(hashes)} pages found"
+            print(f"{name}: {found}, {prefix.l3_pages} of them in storage")
             missing = hashes[prefix.pages :]
 
         reservation = controller.reserve(missing)

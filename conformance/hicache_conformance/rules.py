@@ -180,7 +180,7 @@ RULES: dict[str, Rule] = {
             "Key spaces that differ in any field are apart",
             "Two key spaces that differ in any one field never see each other's pages. Tried field by"
             " field.",
-            "Another dtype's, layout's, rank's or tenant's KV cache is served as one's own.",
+            "KV of another dtype, layout, rank or tenant is a hit.",
         ),
         Rule(
             "KV-102",
