@@ -126,12 +126,15 @@ class ServerProcess:
                 start_new_session=self.own_session,
             )
         deadline_s = time.monotonic() + self.ready_limit_s
-        while not self._is_ready():
-            if self._process.poll() is not None or time.monotonic() > deadline_s:
-                self.stop()
-                output = self.log.read_text(errors="replace")[-2000:]
-                raise RuntimeError(f"{type(self).__name__} did not start; its output: {output}")
-            time.sleep(_POLL_S)
+        try:
+            while not self._is_ready():
+                if self._process.poll() is not None or time.monotonic() > deadline_s:
+                    output = self.log.read_text(errors="replace")[-2000:]
+                    raise RuntimeError(f"{type(self).__name__} did not start; its output: {output}")
+                time.sleep(_POLL_S)
+        except BaseException:  # the time limit of a test, too
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """Kill the server, as a crash would."""

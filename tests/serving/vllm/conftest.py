@@ -1,23 +1,26 @@
-"""What the scenarios of vLLM share: prompts, their reference answers, and a server for each phase."""
+"""What the scenarios of vLLM share: prompts with their answers, and how they are asked."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from serving.answers import Asked
+from serving.answers import Asked, Comparison
 from serving.models import prompt
 from serving.vllm.server import VLLMServer
+
+_PROMPTS = 8
+_LENGTH = 600
+ENDING = ("--shutdown-timeout", "10")
+"""With it, vLLM's engine process ends by itself. Without, SIGTERM kills it."""
+
+
+def ask_cold(server: VLLMServer, asked: Asked) -> Comparison:
+    """Ask all prompts when neither the KV cache nor the CPU tier has them."""
+    server.flush()
+    return asked.again(server.ask)
 
 
 @pytest.fixture(scope="session")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Asked:
     """Return prompts with the answers of a server that has no store and no prefix cache."""
     with VLLMServer(tmp_path_factory.mktemp("reference")) as server:
-        return Asked.of(server.ask, [prompt(number, 1000) for number in range(8)])
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    """Return where a scenario's pages are."""
-    return tmp_path / "pages"
+        return Asked.of(server.ask, [prompt(number, _LENGTH) for number in range(_PROMPTS)])

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import time
+import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from servers import wait_until
 from serving.answers import Answer
 from serving.engine import ANSWER_TOKENS, EngineServer
-from serving.models import TINY, Model, checkpoint
+from serving.models import TINY, Model, checkpoint, prompt
 
 VERSION = "vLLM 0.32.0"
 BLOCK = 32
@@ -21,12 +22,15 @@ CHUNK_BLOCKS = 2
 CHUNK = BLOCK * CHUNK_BLOCKS
 """The tokens of a page."""
 MODULE = "hicache_storage.integrations.vllm"
+CPU_NBYTES = 16 << 20
+"""The CPU tier: 8,192 tokens of `TINY`."""
+_FILLERS, _FILLER_TOKENS = 3, 3000
 _REGION = re.compile(r"/dev/shm/(vllm_offload_[0-9a-f-]+\.mmap)")
 _LOOK_S = 1.2
 """The engine publishes its metrics once a second or so."""
 
 
-def tiers(cpu_nbytes: int = 1 << 28, **fields: Any) -> dict[str, Any]:
+def tiers(cpu_nbytes: int = CPU_NBYTES, **fields: Any) -> dict[str, Any]:
     """Return a config of vLLM's own connector: its CPU tier, and what `fields` say."""
     extra = {"cpu_bytes_to_use": cpu_nbytes, "blocks_per_chunk": CHUNK_BLOCKS}
     return {
@@ -36,18 +40,24 @@ def tiers(cpu_nbytes: int = 1 << 28, **fields: Any) -> dict[str, Any]:
     }
 
 
-def fs(directory: Path, cpu_nbytes: int = 1 << 28) -> dict[str, Any]:
+def fs(directory: Path, cpu_nbytes: int = CPU_NBYTES) -> dict[str, Any]:
     """Return a config with vLLM's own `fs` tier."""
     tier = {"type": "fs", "root_dir": str(directory)}
     return tiers(cpu_nbytes, spec_name="TieringOffloadingSpec", secondary_tiers=[tier])
 
 
 def ours(
-    backend: str, config: Mapping[str, Any], cpu_nbytes: int = 1 << 28, **fields: Any
+    backend: str, config: Mapping[str, Any], cpu_nbytes: int = CPU_NBYTES, **fields: Any
 ) -> dict[str, Any]:
     """Return a config with HiCacheConnector over a backend."""
     connector = {"kv_connector": "HiCacheConnector", "kv_connector_module_path": MODULE}
     return {**tiers(cpu_nbytes, backend=backend, config=dict(config), **fields), **connector}
+
+
+def tier(backend: str, config: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
+    """Return one more tier over a backend. vLLM asks it before that of `ours`, and writes to both."""
+    kind = {"type": "HiCacheTier", "module_path": MODULE}
+    return {**kind, "backend": backend, "config": dict(config), **fields}
 
 
 class VLLMServer(EngineServer):
@@ -91,6 +101,7 @@ class VLLMServer(EngineServer):
             "PYTHONDONTWRITEBYTECODE": "",
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_SERVER_DEV_MODE": "1",  # /reset_prefix_cache
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_WAIT_POLICY": "PASSIVE",
             **self.variables,
@@ -176,6 +187,23 @@ class VLLMServer(EngineServer):
             return not active and seen[-1] == seen[-2]
 
         wait_until(is_settled, 60)
+
+    def flush(self) -> None:
+        """Empty the KV cache, and fill the CPU tier with other prompts. The store has all pages then.
+
+        The prompts have more tokens than `CPU_NBYTES` holds of `TINY`.
+        """
+        self.settle()
+        wait_until(self._reset_prefix_cache, 60)
+        for number in range(_FILLERS):
+            answer = self.ask(prompt(-1 - number, _FILLER_TOKENS), 1)
+            assert not answer.failed, answer.error
+
+    def _reset_prefix_cache(self) -> bool:
+        """Empty the KV cache. Return False if vLLM still holds blocks of it."""
+        request = urllib.request.Request(f"{self.url}/reset_prefix_cache", method="POST")  # noqa: S310  # http only
+        with urllib.request.urlopen(request, timeout=30) as reply:  # noqa: S310
+            return bool(json.load(reply)["success"])
 
     def regions(self) -> list[Path]:
         """Return the shared memory in /dev/shm that this server has made and not removed."""
