@@ -5,13 +5,14 @@
 
 A fault strikes under eight clients and is mended while they go on. Each answer, before, meanwhile and
 after, must be that of the engine without a store, none may fail, and none may take longer than the
-deadlines allow.
+deadlines allow. Pages must come from the store before the fault, and again after it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from servers import wait_until
 from serving.answers import CLIENTS, Asked, Traffic
@@ -67,21 +68,36 @@ def strike(
         asked: More prompts than the engine's own pools hold, so that their KV comes from the store.
         stall_limit_s: How much longer than the slowest answer in calm an answer may take.
     """
+    loaded = [server.loaded_tokens()]
     with Traffic(server.ask, asked) as traffic:
         _wait(traffic, 0, 2 * len(asked.prompts))
         calm = traffic.comparison()
+        loaded.append(server.loaded_tokens())
         struck = traffic.answered()
         fault.strike(store)
         _wait(traffic, struck, len(asked.prompts))
         mended = traffic.answered()
+        loaded.append(server.loaded_tokens())
         fault.mend(store)
         _wait(traffic, mended, 2 * len(asked.prompts))
-    seen, after = traffic.comparison(), traffic.comparison(mended)
-    facts = {"calm_slowest_s": round(calm.slowest_s, 2), "cached_after_it": after.cached_tokens}
-    note(server.version, store.backend, fault.name, seen, **facts)
+    server.settle()
+    loaded.append(server.loaded_tokens())
+    before, meanwhile, after = (int(end - start) for start, end in pairwise(loaded))
+    seen = traffic.comparison()
+    note(
+        server.version,
+        store.backend,
+        fault.name,
+        seen,
+        calm_slowest_s=round(calm.slowest_s, 2),
+        loaded_before=before,
+        meanwhile=meanwhile,
+        and_after=after,
+    )
     assert seen.is_equal, seen
     assert seen.slowest_s <= calm.slowest_s + stall_limit_s, (seen, calm)
-    assert after.cached_tokens, after
+    assert before, "nothing came from the store before the fault"
+    assert after, "nothing came from the store after the fault"
 
 
 def _wait(traffic: Traffic, since: int, answers: int) -> None:

@@ -171,21 +171,21 @@ def small_disk(directory: Path, size: str) -> Generator[Path]:
         wait_until(lambda: not subprocess.run([unmount, directory], check=False).returncode)
 
 
-def flip_in_files(paths: Iterable[Path], generator: random.Random | None = None) -> int:
-    """Flip one bit in each file, of pages that another store keeps. Return the number of files.
+def flip_in_files(paths: Iterable[Path], share: float = 1.0, seed: int | None = None) -> int:
+    """Flip one bit in each file, or in a share of them, of pages that come from another store.
 
-    The bit is one of an exponent in the middle of the file. With a generator it is a random one.
+    The bit is chosen as by `Store.damage`. Return the number of damaged files.
     """
-    count = 0
-    for path in paths:
+    generator = random.Random(seed)
+    chosen = [path for path in sorted(paths) if generator.random() < share]
+    for path in chosen:
         with path.open("r+b") as file:
-            place, bit = _chosen(path.stat().st_size, generator)
+            place, bit = _chosen(path.stat().st_size, None if seed is None else generator)
             file.seek(place)
             byte = file.read(1)[0]
             file.seek(place)
             file.write(bytes([byte ^ bit]))
-            count += 1
-    return count
+    return len(chosen)
 
 
 def _chosen(nbytes: int, generator: random.Random | None) -> tuple[int, int]:

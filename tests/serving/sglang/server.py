@@ -202,6 +202,9 @@ class SGLangServer(EngineServer):
             if sample.partition("{")[0] == f"sglang:{name}"
         )
 
+    def loaded_tokens(self) -> float:
+        return self.total("prefetched_tokens_total")
+
     def settle(self) -> None:
         """Wait until the same number of tokens has been written to the storage in two looks."""
         seen = [-1.0]

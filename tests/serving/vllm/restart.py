@@ -30,12 +30,19 @@ def restarted(server: VLLMServer, store: Store, asked: Asked) -> None:
     assert seen.cached_tokens == asked.page_tokens(CHUNK), seen
 
 
-def test_a_restarted_server_takes_the_tokens_from_the_store(asked: Asked, tmp_path: Path) -> None:
-    """One server fills a store, and one without checksums, which is the control of the comparison."""
+@pytest.mark.usefixtures("launched")
+def test_a_restarted_server_takes_the_tokens_from_the_store(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """One server fills a store, and one without checksums, which is the control of the comparison.
+
+    It starts beside the server that gives the reference answers.
+    """
     with opened("file", tmp_path) as store, opened("file", tmp_path / "unchecked") as unchecked:
         more = tier(unchecked.backend, unchecked.config, checksum="none")
         kv = ours(store.backend, store.config, secondary_tiers=[more])
         with VLLMServer(tmp_path / "filling", kv, *ENDING) as server:
+            asked: Asked = request.getfixturevalue("asked")
             fill(server, asked)
             server.flush()
             assert unchecked.damage()
@@ -45,7 +52,7 @@ def test_a_restarted_server_takes_the_tokens_from_the_store(asked: Asked, tmp_pa
             assert seen.different == seen.answers, seen
             server.settle()
             server.end()
-            assert not server.regions()
+            assert not server.left
 
         kv = ours(store.backend, store.config)
         with VLLMServer(tmp_path / "restarted", kv, *ENDING) as server:
@@ -79,7 +86,7 @@ def filled(asked: Asked, tmp_path_factory: pytest.TempPathFactory) -> Generator[
         with VLLMServer(directory / "server", kv, *ENDING) as server:
             fill(server, asked)
             server.end()
-            assert not server.regions()
+            assert not server.left
         yield stores
 
 

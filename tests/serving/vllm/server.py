@@ -24,7 +24,7 @@ CHUNK = BLOCK * CHUNK_BLOCKS
 MODULE = "hicache_storage.integrations.vllm"
 CPU_NBYTES = 16 << 20
 """The CPU tier: 8,192 tokens of `TINY`."""
-_FILLERS, _FILLER_TOKENS = 3, 3000
+_FILLERS, _FILLER_TOKENS = 10, 900
 _REGION = re.compile(r"/dev/shm/(vllm_offload_[0-9a-f-]+\.mmap)")
 _LOOK_S = 1.2
 """The engine publishes its metrics once a second or so."""
@@ -82,6 +82,8 @@ class VLLMServer(EngineServer):
         self.prefix_cache = kv is not None if prefix_cache is None else prefix_cache
         self.kv_cache_nbytes = int(kv_cache_gib * (1 << 30))
         self.variables = dict(variables or {})
+        self.left: list[Path] = []
+        """The shared memory that was still in /dev/shm when the server had ended."""
 
     def command(self) -> list[str]:
         fixed = f"--host 127.0.0.1 --port {self.port} --dtype float32 --block-size {BLOCK}"
@@ -103,6 +105,7 @@ class VLLMServer(EngineServer):
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_SERVER_DEV_MODE": "1",  # /reset_prefix_cache
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker in the engine's process, as with one GPU
             "OMP_WAIT_POLICY": "PASSIVE",
             **self.variables,
         }
@@ -171,6 +174,9 @@ class VLLMServer(EngineServer):
                 found[key] = found.get(key, 0) + int(value)
         return found
 
+    def loaded_tokens(self) -> float:
+        return self.pages().get("load:ok", 0) * CHUNK
+
     def settle(self) -> None:
         """Wait until what was written is the same in two looks, and no job of a tier is left."""
         seen: list[object] = [None]
@@ -205,16 +211,12 @@ class VLLMServer(EngineServer):
         with urllib.request.urlopen(request, timeout=30) as reply:  # noqa: S310
             return bool(json.load(reply)["success"])
 
-    def regions(self) -> list[Path]:
-        """Return the shared memory in /dev/shm that this server has made and not removed."""
-        names = set(_REGION.findall(self.log.read_text(errors="replace")))
-        return [
-            path for path in (Path("/dev/shm", name) for name in sorted(names)) if path.exists()
-        ]
-
     def stop(self) -> None:
         """Kill the server and what it has started, and remove its shared memory."""
         super().stop()
         if self.log.exists():
-            for path in self.regions():
-                path.unlink()
+            names = set(_REGION.findall(self.log.read_text(errors="replace")))
+            regions = (Path("/dev/shm", name) for name in sorted(names))
+            self.left += [region for region in regions if region.exists()]
+            for region in self.left:
+                region.unlink(missing_ok=True)
