@@ -41,7 +41,12 @@ FAULTS = (
     Fault("its server is stopped, and goes on", WITH_SERVER, Store.pause, Store.resume),
     Fault("its server is killed, and comes back empty", WITH_SERVER, Store.kill, Store.start_empty),
     Fault("it is full, and has room again", ("file", "redis"), Store.fill, Store.make_room),
-    Fault("its directory is removed", IN_DIRECTORY, Store.remove_directory),
+    Fault(
+        "its directory is removed, and is there again",
+        IN_DIRECTORY,
+        Store.remove_directory,
+        Store.make_directory,
+    ),
     Fault("a bit of every page is flipped", (*IN_DIRECTORY, "redis", "s3"), Store.damage),
 )
 

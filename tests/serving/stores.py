@@ -73,6 +73,11 @@ class Store:
         while self.directory.exists():
             shutil.rmtree(self.directory, ignore_errors=True)
 
+    def make_directory(self) -> None:
+        """Make the removed directory again, empty."""
+        assert self.directory is not None, f"{self.backend} has no directory"
+        self.directory.mkdir(exist_ok=True)
+
     def fill(self) -> None:
         """Remove the pages, and leave no room for others.
 

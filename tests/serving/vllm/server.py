@@ -82,6 +82,7 @@ class VLLMServer(EngineServer):
         self.prefix_cache = kv is not None if prefix_cache is None else prefix_cache
         self.kv_cache_nbytes = int(kv_cache_gib * (1 << 30))
         self.variables = dict(variables or {})
+        self._fillers = 0
         self.left: list[Path] = []
         """The shared memory that was still in /dev/shm when the server had ended."""
 
@@ -197,13 +198,24 @@ class VLLMServer(EngineServer):
     def flush(self) -> None:
         """Empty the KV cache, and fill the CPU tier with other prompts. The store has all pages then.
 
-        The prompts have more tokens than `CPU_NBYTES` holds of `TINY`.
+        vLLM leaves a prompt out of the CPU tier while too many rows are being stored, so the prompts
+        that it took are counted, not those that were asked.
         """
+        assert self.kv is not None
         self.settle()
         wait_until(self._reset_prefix_cache, 60)
-        for number in range(_FILLERS):
-            answer = self.ask(prompt(-1 - number, _FILLER_TOKENS), 1)
-            assert not answer.failed, answer.error
+        cpu_nbytes = self.kv["kv_connector_extra_config"]["cpu_bytes_to_use"]
+        full = self._offloaded_nbytes() + cpu_nbytes
+        while self._offloaded_nbytes() < full:
+            for _ in range(_FILLERS):
+                self._fillers += 1
+                answer = self.ask(prompt(-self._fillers, _FILLER_TOKENS), 1)
+                assert not answer.failed, answer.error
+            self.settle()
+
+    def _offloaded_nbytes(self) -> float:
+        """Return how much was copied from the KV cache to the CPU tier."""
+        return self.total("vllm:kv_offload_store_bytes_total")
 
     def _reset_prefix_cache(self) -> bool:
         """Empty the KV cache. Return False if vLLM still holds blocks of it."""
