@@ -64,6 +64,8 @@ class Store:
         """Start a killed server again, on the same port and without its pages."""
         shutil.rmtree(self._server.directory / "data", ignore_errors=True)
         self._server.start()
+        if isinstance(self.server, Rclone):
+            _create_bucket(self.server)
         if self.node is not None:
             self.node.__enter__()
 
@@ -216,6 +218,12 @@ def _flip(
     return storage.batch_set(space, [page_hash], [Page(data)])[0]
 
 
+def _create_bucket(server: Rclone) -> None:
+    import s3_kit
+
+    s3_kit.make_ready(server)
+
+
 def _opened(name: str, directory: Path, stack: ExitStack, fields: dict[str, Any]) -> Store:
     place = directory / "pages"
     if name == "redis":
@@ -225,7 +233,7 @@ def _opened(name: str, directory: Path, stack: ExitStack, fields: dict[str, Any]
         import s3_kit
 
         rclone = stack.enter_context(Rclone(directory / "s3"))
-        s3_kit.make_ready(rclone)
+        _create_bucket(rclone)
         return Store(name, s3_kit.config_of(rclone, **fields), rclone)
     if name == "mooncake":
         from servers import load_mooncake
