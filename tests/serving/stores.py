@@ -5,6 +5,7 @@
         store.pause()
 
 Pages are damaged through the SDK, so one way works for every store: read a page, flip a bit, write it.
+`flip_in_files` damages the pages of stores that come with an engine.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ class Store:
         """Start a killed server again, on the same port and without its pages."""
         shutil.rmtree(self._server.directory / "data", ignore_errors=True)
         self._server.start()
+        if isinstance(self.server, Rclone):
+            _create_bucket(self.server)
         if self.node is not None:
             self.node.__enter__()
 
@@ -72,13 +75,27 @@ class Store:
         while self.directory.exists():
             shutil.rmtree(self.directory, ignore_errors=True)
 
+    def make_directory(self) -> None:
+        """Make the removed directory again, empty."""
+        assert self.directory is not None, f"{self.backend} has no directory"
+        self.directory.mkdir(exist_ok=True)
+
     def fill(self) -> None:
-        """Leave no room. The directory must be on `small_disk`, unless the store is Redis."""
+        """Remove the pages, and leave no room for others.
+
+        The directory must be on `small_disk`, unless the store is Redis.
+        """
         if isinstance(self.server, RedisServer):
             self._configure_redis("maxmemory", "1")
+            self.clear()
             return
         assert self.directory is not None, f"{self.backend} cannot be filled"
-        with suppress(OSError), (self.directory.parent / _FILLER).open("wb", buffering=0) as file:
+        filler = self.directory.parent / _FILLER
+        with suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(_BLOCK_NBYTES))
+        self.clear()
+        with suppress(OSError), filler.open("ab", buffering=0) as file:
             while True:
                 file.write(bytes(_BLOCK_NBYTES))
 
@@ -89,6 +106,12 @@ class Store:
         else:
             assert self.directory is not None
             (self.directory.parent / _FILLER).unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Remove all pages."""
+        with self.open() as storage:
+            for space in list(storage.spaces()):
+                storage.clear(space)
 
     def pages(self) -> int:
         """Return how many pages the store has."""
@@ -155,26 +178,32 @@ def small_disk(directory: Path, size: str) -> Generator[Path]:
         wait_until(lambda: not subprocess.run([unmount, directory], check=False).returncode)
 
 
-def flip_in_files(paths: Iterable[Path]) -> int:
-    """Flip one bit in the middle of each file, of pages that another store keeps. Return the count."""
-    count = 0
-    for path in paths:
+def flip_in_files(paths: Iterable[Path], share: float = 1.0, seed: int | None = None) -> int:
+    """Flip one bit in each file, or in a share of them, of pages that come from another store.
+
+    The bit is chosen as by `Store.damage`. Return the number of damaged files.
+    """
+    generator = random.Random(seed)
+    chosen = [path for path in sorted(paths) if generator.random() < share]
+    for path in chosen:
         with path.open("r+b") as file:
-            place = _middle(path.stat().st_size)
+            place, bit = _chosen(path.stat().st_size, None if seed is None else generator)
             file.seek(place)
             byte = file.read(1)[0]
             file.seek(place)
-            file.write(bytes([byte ^ _EXPONENT_BIT]))
-            count += 1
-    return count
+            file.write(bytes([byte ^ bit]))
+    return len(chosen)
+
+
+def _chosen(nbytes: int, generator: random.Random | None) -> tuple[int, int]:
+    """Return which byte of a page is damaged, and in which bit."""
+    if generator is not None:
+        return generator.randrange(nbytes), 1 << generator.randrange(8)
+    return nbytes // 2 // 4 * 4 + 3, _EXPONENT_BIT
 
 
 _EXPONENT_BIT = 0x40
-
-
-def _middle(nbytes: int) -> int:
-    """Return the last byte of a float32, in which its sign and most of its exponent are."""
-    return nbytes // 2 // 4 * 4 + 3
+"""In the last byte of a float32, in which its sign and most of its exponent are."""
 
 
 def _flip(
@@ -183,12 +212,16 @@ def _flip(
     data = bytearray(space.stored_nbytes)
     if not storage.batch_get(space, [page_hash], [Page(data)])[0]:
         return False
-    if generator is None:
-        data[_middle(len(data))] ^= _EXPONENT_BIT
-    else:
-        data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
+    place, bit = _chosen(len(data), generator)
+    data[place] ^= bit
     storage.batch_delete(space, [page_hash])
     return storage.batch_set(space, [page_hash], [Page(data)])[0]
+
+
+def _create_bucket(server: Rclone) -> None:
+    import s3_kit
+
+    s3_kit.make_ready(server)
 
 
 def _opened(name: str, directory: Path, stack: ExitStack, fields: dict[str, Any]) -> Store:
@@ -200,7 +233,7 @@ def _opened(name: str, directory: Path, stack: ExitStack, fields: dict[str, Any]
         import s3_kit
 
         rclone = stack.enter_context(Rclone(directory / "s3"))
-        s3_kit.make_ready(rclone)
+        _create_bucket(rclone)
         return Store(name, s3_kit.config_of(rclone, **fields), rclone)
     if name == "mooncake":
         from servers import load_mooncake

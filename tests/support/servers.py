@@ -25,7 +25,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -112,6 +112,11 @@ class ServerProcess:
 
     def start(self) -> None:
         """Start the server. Return when it answers."""
+        self.launch()
+        self.wait_until_ready()
+
+    def launch(self) -> None:
+        """Start the server, and do not wait for it."""
         assert self._process is None, "it is running"
         environment = {**os.environ, **self.environment()}
         environment.pop("LD_PRELOAD", None)  # `make test-sanitized` sets it for Python only
@@ -125,13 +130,19 @@ class ServerProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=self.own_session,
             )
+
+    def wait_until_ready(self) -> None:
+        """Return when a launched server answers. If it does not, kill it and raise RuntimeError."""
+        assert self._process is not None, "it is not launched"
         deadline_s = time.monotonic() + self.ready_limit_s
-        while not self._is_ready():
-            if self._process.poll() is not None or time.monotonic() > deadline_s:
-                self.stop()
-                output = self.log.read_text(errors="replace")[-2000:]
-                raise RuntimeError(f"{type(self).__name__} did not start; its output: {output}")
-            time.sleep(_POLL_S)
+        with ExitStack() as on_failure:  # that of a test's time limit, too
+            on_failure.callback(self.stop)
+            while not self._is_ready():
+                if self._process.poll() is not None or time.monotonic() > deadline_s:
+                    output = self.log.read_text(errors="replace")[-2000:]
+                    raise RuntimeError(f"{type(self).__name__} did not start; its output: {output}")
+                time.sleep(_POLL_S)
+            on_failure.pop_all()
 
     def stop(self) -> None:
         """Kill the server, as a crash would."""

@@ -228,6 +228,9 @@ class SGLangServer(EngineServer):
                 found[key] = found.get(key, 0) + int(value)
         return found
 
+    def loaded_tokens(self) -> float:
+        return self.total("prefetched_tokens_total")
+
     def settle(self) -> None:
         """Wait until the same number of tokens has been written to the storage in two looks."""
         seen = [-1.0]

@@ -6,15 +6,17 @@
 
 from __future__ import annotations
 
-import random
 import sys
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from serving.demo import OURS, OWN, Demo, Store, run
 from serving.models import LARGE, checkpoint, prompt
+from serving.stores import Store as PageStore
+from serving.stores import flip_in_files
 from serving.vllm.server import VERSION, VLLMServer, fs, ours
 
 PROMPTS = 3
@@ -22,32 +24,20 @@ LENGTH = 2100
 _CPU_NBYTES = 512 << 20
 
 
-def flip_bits(directory: Path, seed: int = 0) -> int:
-    """Flip one bit in the middle half of every page. Return the number of pages."""
-    chosen = random.Random(seed)
-    pages = sorted(
-        path for path in directory.rglob("*") if path.is_file() and path.stat().st_size > 65536
-    )
-    for path in pages:
-        size = path.stat().st_size
-        with path.open("r+b") as page:
-            place = chosen.randrange(size // 4, size * 3 // 4)
-            page.seek(place)
-            byte = page.read(1)[0] ^ 1 << chosen.randrange(8)
-            page.seek(place)
-            page.write(bytes([byte]))
-    return len(pages)
-
-
 def main() -> int:
     """Run the demo in a temporary directory."""
     checkpoint(LARGE)
     with tempfile.TemporaryDirectory() as scratch:
-        pages: dict[Store, Path] = {store: Path(scratch, store) for store in (OURS, OWN)}
-        configs = {
-            OURS: ours("file", {"path": str(pages[OURS])}, _CPU_NBYTES),
-            OWN: fs(pages[OWN], _CPU_NBYTES),
+        ours_config, own_pages = {"path": str(Path(scratch, OURS))}, Path(scratch, OWN)
+        configs: dict[Store, dict[str, Any]] = {
+            OURS: ours("file", ours_config, _CPU_NBYTES),
+            OWN: fs(own_pages, _CPU_NBYTES),
         }
+
+        def damage(store: Store) -> int:
+            if store == OURS:
+                return PageStore("file", ours_config).damage()
+            return flip_in_files(own_pages.rglob("*.bin"))
 
         @contextmanager
         def serve(store: Store) -> Generator[VLLMServer]:
@@ -66,7 +56,7 @@ def main() -> int:
                 prompts=[prompt(number, LENGTH) for number in range(PROMPTS)],
                 warm_up=prompt(1000, 100),
                 serve=serve,
-                damage=lambda store: flip_bits(pages[store]),
+                damage=damage,
             )
         )
 

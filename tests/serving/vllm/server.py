@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import time
+import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from servers import wait_until
 from serving.answers import Answer
 from serving.engine import ANSWER_TOKENS, EngineServer
-from serving.models import TINY, Model, checkpoint
+from serving.models import TINY, Model, checkpoint, prompt
 
 VERSION = "vLLM 0.32.0"
 BLOCK = 32
@@ -21,12 +22,15 @@ CHUNK_BLOCKS = 2
 CHUNK = BLOCK * CHUNK_BLOCKS
 """The tokens of a page."""
 MODULE = "hicache_storage.integrations.vllm"
+CPU_NBYTES = 16 << 20
+"""The CPU tier: 8,192 tokens of `TINY`."""
+_FILLERS, _FILLER_TOKENS = 10, 900
 _REGION = re.compile(r"/dev/shm/(vllm_offload_[0-9a-f-]+\.mmap)")
 _LOOK_S = 1.2
 """The engine publishes its metrics once a second or so."""
 
 
-def tiers(cpu_nbytes: int = 1 << 28, **fields: Any) -> dict[str, Any]:
+def tiers(cpu_nbytes: int = CPU_NBYTES, **fields: Any) -> dict[str, Any]:
     """Return a config of vLLM's own connector: its CPU tier, and what `fields` say."""
     extra = {"cpu_bytes_to_use": cpu_nbytes, "blocks_per_chunk": CHUNK_BLOCKS}
     return {
@@ -36,18 +40,24 @@ def tiers(cpu_nbytes: int = 1 << 28, **fields: Any) -> dict[str, Any]:
     }
 
 
-def fs(directory: Path, cpu_nbytes: int = 1 << 28) -> dict[str, Any]:
+def fs(directory: Path, cpu_nbytes: int = CPU_NBYTES) -> dict[str, Any]:
     """Return a config with vLLM's own `fs` tier."""
     tier = {"type": "fs", "root_dir": str(directory)}
     return tiers(cpu_nbytes, spec_name="TieringOffloadingSpec", secondary_tiers=[tier])
 
 
 def ours(
-    backend: str, config: Mapping[str, Any], cpu_nbytes: int = 1 << 28, **fields: Any
+    backend: str, config: Mapping[str, Any], cpu_nbytes: int = CPU_NBYTES, **fields: Any
 ) -> dict[str, Any]:
     """Return a config with HiCacheConnector over a backend."""
     connector = {"kv_connector": "HiCacheConnector", "kv_connector_module_path": MODULE}
     return {**tiers(cpu_nbytes, backend=backend, config=dict(config), **fields), **connector}
+
+
+def tier(backend: str, config: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
+    """Return one more tier over a backend. vLLM asks it before that of `ours`, and writes to both."""
+    kind = {"type": "HiCacheTier", "module_path": MODULE}
+    return {**kind, "backend": backend, "config": dict(config), **fields}
 
 
 class VLLMServer(EngineServer):
@@ -72,6 +82,9 @@ class VLLMServer(EngineServer):
         self.prefix_cache = kv is not None if prefix_cache is None else prefix_cache
         self.kv_cache_nbytes = int(kv_cache_gib * (1 << 30))
         self.variables = dict(variables or {})
+        self._fillers = 0
+        self.left: list[Path] = []
+        """The shared memory that was still in /dev/shm when the server had ended."""
 
     def command(self) -> list[str]:
         fixed = f"--host 127.0.0.1 --port {self.port} --dtype float32 --block-size {BLOCK}"
@@ -91,7 +104,9 @@ class VLLMServer(EngineServer):
             "PYTHONDONTWRITEBYTECODE": "",
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_SERVER_DEV_MODE": "1",  # /reset_prefix_cache
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker in the engine's process, as with one GPU
             "OMP_WAIT_POLICY": "PASSIVE",
             **self.variables,
         }
@@ -160,6 +175,9 @@ class VLLMServer(EngineServer):
                 found[key] = found.get(key, 0) + int(value)
         return found
 
+    def loaded_tokens(self) -> float:
+        return self.pages().get("load:ok", 0) * CHUNK
+
     def settle(self) -> None:
         """Wait until what was written is the same in two looks, and no job of a tier is left."""
         seen: list[object] = [None]
@@ -177,16 +195,40 @@ class VLLMServer(EngineServer):
 
         wait_until(is_settled, 60)
 
-    def regions(self) -> list[Path]:
-        """Return the shared memory in /dev/shm that this server has made and not removed."""
-        names = set(_REGION.findall(self.log.read_text(errors="replace")))
-        return [
-            path for path in (Path("/dev/shm", name) for name in sorted(names)) if path.exists()
-        ]
+    def flush(self) -> None:
+        """Empty the KV cache, and fill the CPU tier with other prompts. The store has all pages then.
+
+        vLLM leaves a prompt out of the CPU tier while too many rows are being stored, so the prompts
+        that it took are counted, not those that were asked.
+        """
+        assert self.kv is not None
+        self.settle()
+        wait_until(self._reset_prefix_cache, 60)
+        cpu_nbytes = self.kv["kv_connector_extra_config"]["cpu_bytes_to_use"]
+        full = self._offloaded_nbytes() + cpu_nbytes
+        while self._offloaded_nbytes() < full:
+            for _ in range(_FILLERS):
+                self._fillers += 1
+                answer = self.ask(prompt(-self._fillers, _FILLER_TOKENS), 1)
+                assert not answer.failed, answer.error
+            self.settle()
+
+    def _offloaded_nbytes(self) -> float:
+        """Return how much was copied from the KV cache to the CPU tier."""
+        return self.total("vllm:kv_offload_store_bytes_total")
+
+    def _reset_prefix_cache(self) -> bool:
+        """Empty the KV cache. Return False if vLLM still holds blocks of it."""
+        request = urllib.request.Request(f"{self.url}/reset_prefix_cache", method="POST")  # noqa: S310  # http only
+        with urllib.request.urlopen(request, timeout=30) as reply:  # noqa: S310
+            return bool(json.load(reply)["success"])
 
     def stop(self) -> None:
         """Kill the server and what it has started, and remove its shared memory."""
         super().stop()
         if self.log.exists():
-            for path in self.regions():
-                path.unlink()
+            names = set(_REGION.findall(self.log.read_text(errors="replace")))
+            regions = (Path("/dev/shm", name) for name in sorted(names))
+            self.left += [region for region in regions if region.exists()]
+            for region in self.left:
+                region.unlink(missing_ok=True)

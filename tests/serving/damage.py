@@ -1,0 +1,43 @@
+"""A thousand answers, while random bits of the pages below them flip.
+
+seen, pages = ask_in_rounds(server, asked, store.damage)
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from serving.answers import Answer, Asked, Comparison, ask_all, compare
+from serving.engine import EngineServer
+
+PROMPTS = 125
+ROUNDS = 8
+_SHARES = (0.02, 0.3)
+"""From which to which share of the pages gets a flipped bit between two rounds."""
+
+
+def ask_in_rounds(
+    server: EngineServer, asked: Asked, damage: Callable[[float, int], int], rounds: int = ROUNDS
+) -> tuple[Comparison, int]:
+    """Ask all prompts in each round, by eight clients, and damage pages between two rounds.
+
+    The prompts must be more than the engine's own pools hold, so that their KV comes from the store.
+
+    Args:
+        server: The server that is asked, over the store that is damaged.
+        asked: The prompts.
+        damage: Flips a random bit in a share of the pages, by a seed. Returns the number of these pages.
+        rounds: How often all prompts are asked.
+
+    Returns:
+        How the answers of all rounds compare, and how many pages were damaged.
+    """
+    answers: list[Answer] = []
+    pages = 0
+    for number in range(rounds):
+        if number:
+            server.settle()
+            pages += damage(random.Random(f"share {number}").uniform(*_SHARES), number)
+        answers += ask_all(server.ask, asked.prompts)
+    return compare(answers, [*asked.references] * rounds), pages
