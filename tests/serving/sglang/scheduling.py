@@ -87,11 +87,16 @@ def test_two_servers_share_a_store(server: SGLangServer, asked: Asked, tmp_path:
 def test_a_tiny_pool(tmp_path: Path) -> None:
     """Prompts are computed in chunks, and running requests lose their place in the pool."""
     answer_tokens = 120
-    options = ("--schedule-conservativeness", "0.1")
     with (
         alone(),
         SGLangServer(
-            tmp_path / "server", None, *options, tokens=1536, ratio=4, chunk=128
+            tmp_path / "server",
+            None,
+            *("--schedule-conservativeness", "0.1"),
+            tokens=1536,
+            ratio=4,
+            chunk=128,
+            variables={"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "16"},
         ) as server,
     ):
 
