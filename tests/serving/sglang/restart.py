@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from serving.answers import Asked
+from serving.answers import Asked, ask_all, compare
 from serving.record import note
 from serving.sglang.conftest import ask_cold
 from serving.sglang.server import PAGE, VERSION, SGLangServer, ours, own_file
@@ -44,6 +44,37 @@ def test_a_restarted_server_takes_the_tokens_from_the_store(
         note(VERSION, "file", "and asked again: healed", seen)
         assert seen.is_equal
         assert seen.cached_tokens == asked.page_tokens(PAGE)
+
+
+@pytest.mark.long
+def test_logprobs_are_those_of_the_own_cache(
+    server: SGLangServer, asked: Asked, tmp_path: Path
+) -> None:
+    """A prompt rounds otherwise in a batch: the reference is a prefix that SGLang had kept itself."""
+    with opened("file", tmp_path) as store:
+        server.attach(ours(store.backend, store.config))
+        ask_cold(server, asked)
+        kept = ask_all(server.ask, asked.prompts, clients=1)
+        server.settle()
+        server.flush()
+        loaded = ask_all(server.ask, asked.prompts, clients=1)
+        seen = compare(loaded, kept)
+        note(VERSION, "file", "logprobs, beside those of SGLang's own prefix cache", seen)
+        assert seen.is_equal
+        assert seen.cached_tokens == asked.page_tokens(PAGE)
+        assert [answer.logprobs for answer in loaded] == [answer.logprobs for answer in kept]
+        server.detach()
+
+
+@pytest.mark.long
+def test_memory_outlives_a_flush(server: SGLangServer, asked: Asked) -> None:
+    server.attach(ours("memory", {}))
+    assert not ask_cold(server, asked).cached_tokens
+    seen = ask_cold(server, asked)
+    note(VERSION, "memory", "both pools emptied", seen, of=asked.page_tokens(PAGE))
+    assert seen.is_equal
+    assert seen.cached_tokens == asked.page_tokens(PAGE)
+    server.detach()
 
 
 @pytest.mark.long

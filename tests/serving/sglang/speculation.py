@@ -1,0 +1,110 @@
+"""Speculative decoding over a store: the draft's pages come back with the target's, or neither does.
+
+The draft is the first layers of the target, so it guesses well if its KV is right. The number of
+tokens that the target accepts in a step then shows whether the draft found what it had stored. Triton's
+interpreter runs the kernels of speculative decoding; nothing else of this project's tests needs Triton.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from serving.answers import Asked, Comparison
+from serving.models import DRAFT, TARGET, checkpoint, prompt
+from serving.record import note
+from serving.sglang.conftest import alone
+from serving.sglang.server import PAGE, VERSION, SGLangServer, ours, own_file
+from serving.stores import Store, opened
+
+ROOT = Path(__file__).parents[3]
+TRITON = ROOT / ".venv-sglang-triton"
+_LENGTHS = (81, 97, 113)
+_THRESHOLD = PAGE
+"""SGLang looks for prompts from this length on: the interpreter is too slow for long ones."""
+
+
+class SpeculatingServer(SGLangServer):
+    """A server whose draft model proposes three tokens in each step."""
+
+    def __init__(self, directory: Path) -> None:
+        draft = f"--speculative-draft-model-path {checkpoint(DRAFT)} --attention-backend triton"
+        steps = (
+            "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"
+        )
+        super().__init__(
+            directory,
+            None,
+            *f"--speculative-algorithm STANDALONE {draft} {steps}".split(),
+            model=TARGET,
+            tokens=2048,
+            variables={"TRITON_INTERPRET": "1"},
+            more_path=[TRITON],
+        )
+
+    def ask_all(self, asked: Asked) -> tuple[Comparison, list[float]]:
+        """Ask one prompt after the other, with cold pools. Return the accept length of each, too."""
+        self.settle()
+        self.flush()
+        self.accept_lengths.clear()
+        return asked.again(self.ask, clients=1), list(self.accept_lengths)
+
+
+def lose_draft_of_ours(store: Store) -> int:
+    """Remove the draft's pages. Return their number."""
+    with store.open() as storage:
+        drafts = [space for space in storage.spaces() if "draft" in space.pool]
+        return sum(storage.remove_space(space.id) for space in drafts)
+
+
+def lose_draft_of_sglang(server: SGLangServer) -> int:
+    """Remove the files of the draft's pages. Return their number."""
+    files = [path for path in server.own_directory.rglob("*.bin") if "draft" in path.name]
+    for path in files:
+        path.unlink()
+    return len(files)
+
+
+@pytest.mark.long
+def test_a_draft_finds_its_pages(tmp_path: Path) -> None:
+    if not TRITON.exists():
+        pytest.skip(f"there is no {TRITON}: `make test-serving` makes it")
+    with alone(), SpeculatingServer(tmp_path / "server") as server:
+        asked = Asked.of(server.ask, [prompt(number, each) for number, each in enumerate(_LENGTHS)])
+        alone_accepts = list(server.accept_lengths)
+        assert min(alone_accepts) > 1, "the draft guesses nothing: its pages would not matter"
+        with opened("file", tmp_path / "store") as store:
+            attachment = ours(store.backend, store.config, prefetch_threshold=_THRESHOLD)
+            server.attach(attachment)
+
+            def check(event: str, cached_tokens: int) -> None:
+                seen, accepts = server.ask_all(asked)
+                length = round(sum(accepts) / len(accepts), 3)
+                note(VERSION, "file", f"a draft model: {event}", seen, accept_length=length)
+                assert seen.is_equal
+                assert seen.cached_tokens == cached_tokens
+                assert accepts == alone_accepts
+
+            check("computed", 0)
+            check("both pools emptied", asked.page_tokens(PAGE))
+            server.settle()
+            server.end()
+            server.attached = attachment
+            server.start()
+            check("restarted", asked.page_tokens(PAGE))
+            server.settle()
+            assert lose_draft_of_ours(store)
+            check("the draft's pages are lost", 0)
+            server.settle()
+            server.detach()
+
+        # The control: SGLang's own store gives the target's pages back without the draft's.
+        server.attach(own_file(prefetch_threshold=_THRESHOLD))
+        server.ask_all(asked)
+        server.settle()
+        assert lose_draft_of_sglang(server)
+        seen, accepts = server.ask_all(asked)
+        length = round(sum(accepts) / len(accepts), 3)
+        note(VERSION, "SGLang's file", "the draft's pages are lost", seen, accept_length=length)
+        assert seen.cached_tokens == asked.page_tokens(PAGE)
+        assert sum(accepts) < sum(alone_accepts)
