@@ -30,7 +30,8 @@ def test_the_platform_answers_what_sglang_asks() -> None:
         warnings.simplefilter("ignore")  # those of SGLang's imports
         from serving.sglang.device import Device, NativeCpu
 
-    known = {name for base in NativeCpu.__mro__ if base is not Device for name in vars(base)}
+    bases: tuple[type, ...] = NativeCpu.__mro__
+    known = {name for base in bases if base is not Device for name in vars(base)}
     overridden = {name for name in vars(Device) if not name.startswith("__")}
     assert overridden <= known
     assert len(overridden) == _OVERRIDDEN
