@@ -103,7 +103,8 @@ def main() -> None:
     for each in notes():
         by_engine.setdefault(each.engine, []).append(each)
     for engine, seen in by_engine.items():
-        table = markdown(TITLES, (each.row() for each in seen))
+        by_store = sorted(seen, key=lambda each: each.store)
+        table = markdown(TITLES, (each.row() for each in by_store))
         text = replace_part(text, f"events {engine.split()[0]}", f"{engine}:\n\n{table}")
     PAGE.write_text(text, encoding="utf-8")
 
