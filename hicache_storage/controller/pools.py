@@ -213,7 +213,7 @@ def _check(pools: Sequence[CachePool]) -> None:
     if len({pool.space.page_tokens for pool in pools}) != 1:
         raise ValueError("all pools of a cache must have the same page_tokens")
     if not any(pool.required and pool.hit_policy is HitPolicy.ALL_PAGES for pool in pools):
-        raise ValueError("a cache needs a required pool with ALL_PAGES, which is the target's")
+        raise ValueError("a cache needs a required pool with ALL_PAGES: that of the target")
 
 
 def _extent(host: HostPool) -> tuple[int, int]:

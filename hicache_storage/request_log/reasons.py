@@ -14,7 +14,7 @@ class Reason(enum.Enum):
     VANISHED = "was gone when it was read, though storage had said that it was there"
     CORRUPT = "was corrupt in storage, and was deleted there"
     WRONG_KEY = "had the header of another page in storage, and was deleted there"
-    WRONG_SIZE = "had the header of a page of another size in storage, and was deleted there"
+    WRONG_SIZE = "had the wrong size in storage, and was deleted there"
     TIMEOUT = "did not come before the store's timeout"
     UNAVAILABLE = "could not be asked for: the store is unavailable"
     STORE_ERROR = "could not be read: the store raised an error"

@@ -263,7 +263,7 @@ def test_a_store_of_which_nothing_can_be_read_goes_by_name_only(
     argv = ["gc", "--unreadable", "--yes", *file_store.flags]
 
     assert main(argv) == 2
-    assert "which may come from a wrong key" in capsys.readouterr().err
+    assert "perhaps because of a wrong key" in capsys.readouterr().err
     assert main([*argv, "--space", lost.id[:8]]) == 0
     assert not manifest.parent.exists()
 

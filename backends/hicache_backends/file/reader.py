@@ -187,7 +187,7 @@ class FileReader(Reader):
     ) -> list[int]:
         """Read pages.
 
-        Return the verdict of the data plane on each, MISS for a page of another size.
+        Return the verdict of the data plane on each, MISS for a page of a wrong size.
         """
         files = self._files_of(space)
         fitting = [index for index, page in enumerate(pages) if page.nbytes == files.nbytes]

@@ -34,7 +34,7 @@ class KeyStates(NamedTuple):
     present: set[str]
     """Keys that contain a page."""
     wrong_size: set[str]
-    """Keys that contain an object of another size."""
+    """Keys whose object has a wrong size."""
     unfinished: set[str]
     """Keys whose writer has not finished, or has died."""
 

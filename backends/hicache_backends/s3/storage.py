@@ -291,7 +291,7 @@ class S3Storage(HiCacheStorage):
                     yield PageFault(page_hash, *fault)
 
     def _sizes_of(self, space: KeySpace) -> Iterator[PageFault]:
-        """Yield the objects that are named like a page but have another size."""
+        """Yield the objects that are named like a page but have a wrong size."""
         nbytes = space.stored_nbytes
         for object_ in self._list_all(self._layout.root(space.id)):
             if object_.nbytes != nbytes and self._layout.is_page(space.id, object_.name):

@@ -119,7 +119,7 @@ class Trace:
 
     @property
     def pages_named(self) -> int:
-        """How many pages all calls together name. A page counts once for each call."""
+        """The number of pages that all calls name. A page counts once for each call that names it."""
         with self._lock:
             return sum(len(call.pages) for call in self._calls)
 

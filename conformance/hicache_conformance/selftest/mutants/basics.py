@@ -119,7 +119,7 @@ class RemembersMisses(_RemembersMisses):
 
 @caught_by("KV-002:opening_a_key_space_again_keeps_its_pages", says="open_space was called")
 class OpeningEmpties(DictStore):
-    """`open_space` creates the key space anew, so the pages that it had are lost."""
+    """`open_space` creates the key space again, so the pages that it had are lost."""
 
     def open_space(self, space: KeySpace) -> None:
         super().open_space(space)
@@ -309,7 +309,7 @@ class LongerPagesServe(_SizeBlind):
 
 @caught_by("KV-003:sizes_under_one_hash_are_apart", says="other page sizes have this hash")
 class OneSizeAtATime(_SizeBlind):
-    """A page of another size under the same hash replaces the one that was there."""
+    """A page with a different size under the same hash replaces the one that was there."""
 
 
 @caught_by("KV-003:a_page_reads_the_same_every_time", says="never set")

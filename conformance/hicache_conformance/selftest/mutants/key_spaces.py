@@ -157,7 +157,7 @@ class SpacesNumbered(Shelf):
 
 @caught_by("KV-102:pools_of_one_hash_coexist", "KV-102:what_is_done_to_the_draft_leaves_the_target")
 class OneSizeAHash(DictStore):
-    """A set of a page drops pages under the same hash that have another size."""
+    """A set of a page drops pages under the same hash that have a different size."""
 
     def _put(self, key: Hashable, stored: Stored) -> None:
         for other, one in list(self._pages.items()):

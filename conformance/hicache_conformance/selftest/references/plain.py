@@ -1,4 +1,4 @@
-"""The base of all reference stores: it implements the interface by a few small methods.
+"""The base of all reference stores: it implements the interface with a few small methods.
 
 A wrong store overrides one of these methods, listed from the outside in:
 

@@ -76,7 +76,7 @@ class PageRegistry:
         """Describe `received`, given that one of `expected` (space id, page hash, version) was expected.
 
         The first of `expected` names the page of the call. `nbytes` is the length of that page, in
-        case `received` has another length.
+        case the length of `received` is wrong.
 
         Raises:
             ValueError: `expected` is empty.
