@@ -79,7 +79,7 @@ def test_words_are_escaped() -> None:
 
 
 def test_the_pages_of_measurements_have_figures() -> None:
-    assert {"scale.md", "sglang.md", "speed.md"} == set(PAGES)
+    assert {"scale.md", "serving.md", "sglang.md", "speed.md"} == set(PAGES)
 
 
 @pytest.mark.parametrize("text", PAGES.values(), ids=PAGES)
