@@ -190,8 +190,10 @@ class VLLMServer(EngineServer):
             }
             active = self.total("vllm:kv_offload_tiering_active_cascade_jobs")
             seen.append((metrics, self.pages()))
-            time.sleep(_LOOK_S)
-            return not active and seen[-1] == seen[-2]
+            if active or seen[-1] != seen[-2]:
+                time.sleep(_LOOK_S)
+                return False
+            return True
 
         wait_until(is_settled, 60)
 
