@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from serving.answers import Asked, ask_all, compare
 from serving.record import note
 from serving.sglang.conftest import ask_cold
-from serving.sglang.server import PAGE, VERSION, SGLangServer, ours, own_file
+from serving.sglang.server import PAGE, VERSION, Attachment, SGLangServer, ours, own_file
 from serving.stores import KEEPING, Store, flip_in_files, opened
 
 
-def restarted(server: SGLangServer, asked: Asked, store: Store) -> None:
-    """Fill a store, start the server again over it, and look for all prompts in it."""
+def fill(server: SGLangServer, asked: Asked, store: Store) -> Attachment:
+    """Attach an empty store and let the server write the KV of all prompts into it."""
     attachment = ours(store.backend, store.config)
     server.attach(attachment)
     seen = ask_cold(server, asked)
     assert seen.is_equal
     assert not seen.cached_tokens
     server.settle()
-    server.end()
-    server.attached = attachment
-    server.start()
+    return attachment
+
+
+def look(server: SGLangServer, asked: Asked, store: Store, event: str) -> None:
+    """Look for the KV of all prompts in the store that is attached."""
     seen = asked.again(server.ask)
-    note(VERSION, store.backend, "restart", seen, of=asked.page_tokens(PAGE))
+    note(VERSION, store.backend, event, seen, of=asked.page_tokens(PAGE))
     assert seen.is_equal
     assert seen.cached_tokens == asked.page_tokens(PAGE)
 
@@ -33,7 +36,11 @@ def test_a_restarted_server_takes_the_tokens_from_the_store(
     server: SGLangServer, asked: Asked, tmp_path: Path
 ) -> None:
     with opened("file", tmp_path) as store:
-        restarted(server, asked, store)
+        attachment = fill(server, asked, store)
+        server.end()
+        server.attached = attachment
+        server.start()
+        look(server, asked, store, "restart")
         pages = store.damage()
         seen = ask_cold(server, asked)
         note(VERSION, "file", "a bit of every page is flipped", seen, pages=pages)
@@ -68,20 +75,28 @@ def test_logprobs_are_those_of_the_own_cache(
 
 @pytest.mark.long
 def test_memory_outlives_a_flush(server: SGLangServer, asked: Asked) -> None:
-    server.attach(ours("memory", {}))
-    assert not ask_cold(server, asked).cached_tokens
-    seen = ask_cold(server, asked)
-    note(VERSION, "memory", "both pools emptied", seen, of=asked.page_tokens(PAGE))
-    assert seen.is_equal
-    assert seen.cached_tokens == asked.page_tokens(PAGE)
+    store = Store("memory", {})
+    fill(server, asked, store)
+    server.flush()
+    look(server, asked, store, "both pools emptied")
     server.detach()
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", sorted({*KEEPING} - {"file"}))
-def test_the_other_stores(name: str, server: SGLangServer, asked: Asked, tmp_path: Path) -> None:
-    with opened(name, tmp_path) as store:
-        restarted(server, asked, store)
+def test_the_other_stores(server: SGLangServer, asked: Asked, tmp_path: Path) -> None:
+    """One restart for all: each store is filled before it, and attached after it."""
+    with ExitStack() as stack:
+        others = [name for name in KEEPING if name != "file"]
+        stores = [stack.enter_context(opened(name, tmp_path / name)) for name in others]
+        attachments = [fill(server, asked, store) for store in stores]
+        server.end()
+        server.attached = None
+        server.start()
+        for store, attachment in zip(stores, attachments, strict=True):
+            server.attach(attachment)
+            server.flush()
+            look(server, asked, store, "restart")
+            server.settle()
         server.detach()
 
 
