@@ -182,7 +182,7 @@ class Consensus:
         try:
             *common, least, negated = self._ranks.all_reduce_min(channel, [*values, code, -code])
             if (least, negated) != (code, -code):
-                raise RanksLost(f"this rank asked for {question} of {topic.label}, another did not")  # noqa: TRY301
+                raise RanksLost(f"another rank did not ask for {question} of {topic.label}")  # noqa: TRY301
         except BaseException as error:
             self._lose_ranks(error)  # after any error, this rank's calls do not match the others'
             if not isinstance(error, Exception):
