@@ -92,7 +92,7 @@ def _check(host: HostPool, planes: Sequence[Sequence[torch.Tensor]]) -> None:
     if counts != [shape.layers] * len(shape.planes):
         raise ValueError(
             f"the host pool has {len(shape.planes)} planes of {shape.layers} layers, but the"
-            f" tensors given are {counts} a plane"
+            f" tensors given are {counts} per plane"
         )
     first = planes[0][0]
     if len(first) < shape.page_tokens:

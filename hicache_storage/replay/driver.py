@@ -450,7 +450,7 @@ def _cache_pool(
     extent, topology, rank = extent_of(pool.shape), settings.topology, settings.rank
     part = topology.part(extent, rank)
     if part is None:
-        raise ValueError(f"rank {rank} holds none of its layers")
+        raise ValueError(f"rank {rank} holds none of the pool's layers")
     shape = rank_shape(pool.shape, topology, rank).page(settings.page_tokens)
     grid = settings.grid if extent.heads is not None else Grid()
     host = HostPool(

@@ -106,7 +106,7 @@ class LineWriter:
                 self._file.append("".join([*texts, told]).encode("utf-8", "backslashreplace"))
             if dropped > self._told == 0:
                 logger.warning(
-                    "%s lacks lines, because they were dropped: %d so far", self._file.path, dropped
+                    "lines were dropped, so %s lacks them: %d so far", self._file.path, dropped
                 )
             self._told = dropped
             self._fails = False

@@ -63,7 +63,7 @@ def test_tensors_of_another_shape_are_refused() -> None:
 
     for planes, message in (
         ([keys], "2 planes of 3 layers, but the tensors given are \\[3\\]"),
-        ([keys, values[:2]], "are \\[3, 2\\] a plane"),
+        ([keys, values[:2]], "are \\[3, 2\\] per plane"),
         ([[key[:3] for key in keys], values], "3 tokens are less than a page, which has 4"),
         ([keys, short], "layer 0 is \\(19, 2, 8\\) on cpu, but .* needs \\(20, 2, 8\\)"),
         ([keys, [value[:, :1] for value in values]], "layer 0 is \\(20, 1, 8\\)"),

@@ -96,7 +96,9 @@ class SegmentPages:
         ]
         sizes = {sum(segments[n][2] for n in order) for order in self._order}
         if len(sizes) != 1:
-            raise ConfigError(f"sglang: pool {name!r} splits its heads into parts of sizes {sizes}")
+            raise ConfigError(
+                f"sglang: pool {name!r} has parts of {sizes} bytes, but all must be equal"
+            )
         self.part_nbytes = sizes.pop()
 
     def sources(self, indices: Indices, count: int) -> list[list[Page]]:

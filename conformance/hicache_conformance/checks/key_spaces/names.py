@@ -86,7 +86,7 @@ def a_model_name_leads_to_no_other_directory(case: Case) -> None:
         if outside:
             raise store.violation(
                 f"model {_name_text(name)} made the store write outside its directory",
-                expected=f"nothing new but under {inner.path}",
+                expected=f"no new file outside {inner.path}",
                 got=", ".join(outside[:3]),
             )
     if not any(inner.path.iterdir()):

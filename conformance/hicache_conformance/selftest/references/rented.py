@@ -35,7 +35,7 @@ class RentedSettings(WireSettings):
 
 
 class Rented(WireStore):
-    """A store that shares its server, which refuses pages beyond the limit of a name."""
+    """A store on a shared server, which refuses pages beyond the limit of the store's name."""
 
     _settings_class: ClassVar[type[WireSettings]] = RentedSettings
     _settings: RentedSettings

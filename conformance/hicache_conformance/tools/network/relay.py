@@ -54,7 +54,7 @@ class Relay:
         self._thread.start()
 
     def call_in_loop(self, action: Callable[[], T]) -> T:
-        """Run `action` between two steps of the loop, or now if the loop ended. Return the result."""
+        """Run `action` between two steps of the loop, or now if it has ended. Return the result."""
         future: Future[T] = Future()
         with self._gate:
             running = not self._stopping
