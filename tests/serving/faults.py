@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from servers import wait_until
@@ -101,9 +101,8 @@ def strike(
         server.version,
         store.backend,
         fault.name,
-        seen,
+        replace(seen, slowest_s=since.slowest_s),
         slowest_in_calm_s=round(calm.slowest_s, 2),
-        slowest_since_s=round(since.slowest_s, 2),
         loaded_in_calm=before,
         loaded_meanwhile=meanwhile,
         loads_again_after_s=round(recovery_s, 1),

@@ -48,13 +48,20 @@ class Note:
 
     def row(self) -> Sequence[str]:
         """Return the cells of the note's row in the table of its engine."""
-        what_else = ", ".join(
-            f"{name.replace('_', ' ')} {value:,}" if not isinstance(value, str) else value
-            for name, value in self.facts.items()
-        )
+        what_else = ", ".join(_fact(name, value) for name, value in self.facts.items())
         counts = (f"{count:,}" for count in (self.answers, self.failed, self.different))
         cached = f"{self.cached_tokens:,}"
         return (self.store, self.event, *counts, f"{self.slowest_s:.2f} s", cached, what_else)
+
+
+def _fact(name: str, value: float | str) -> str:
+    """Return a fact as a table shows it, such as "loads again after 1.2 s"."""
+    if isinstance(value, str):
+        return value
+    words = name.replace("_", " ")
+    return (
+        f"{words.removesuffix(' s')} {value:,} s" if name.endswith("_s") else f"{words} {value:,}"
+    )
 
 
 def note(engine: str, store: str, event: str, seen: Comparison, **facts: float | str) -> None:

@@ -691,6 +691,20 @@ class TestDamage:
         assert page().tobytes() == got(storage, HASHES[0])
         stored(storage, range(1, 2))
 
+    def test_a_removed_root_works_again_when_it_is_back_and_empty(
+        self, storage: Hf3fsStorage, root: Path
+    ) -> None:
+        stored(storage, range(2))
+        shutil.rmtree(root)
+        with pytest.raises(StorageUnavailable):
+            storage.batch_set(SPACE, HASHES[:1], [page()])
+        root.mkdir()
+
+        assert [False, False] == storage.batch_exists(SPACE, HASHES[:2])
+        stored(storage, range(3))
+        assert page(seed=2).tobytes() == got(storage, HASHES[2])
+        assert [SPACE] == list(storage.spaces())
+
 
 class TestScope:
     def test_clear_removes_its_pages_and_nothing_else(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import ExitStack
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 from serving.answers import Asked
@@ -20,38 +21,54 @@ STALL_LIMIT_S = 4.0
 
 @pytest.fixture(scope="module")
 def asked(reference: VLLMServer) -> Asked:
-    """Return more prompts than a server of `over` holds."""
+    """Return more prompts than these servers hold."""
     return many(reference, _PROMPTS)
 
 
-@pytest.fixture(scope="module")
-def over(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Generator[tuple[VLLMServer, Store]]:
-    """Yield a server with small pools over a store of this name, for all faults of the store."""
-    directory = tmp_path_factory.mktemp(request.param)
+@contextmanager
+def serving(name: str, directory: Path) -> Generator[tuple[VLLMServer, Store]]:
+    """Yield a server with small pools over a store of this name."""
     with ExitStack() as stack:
         place = directory / "store"
-        if request.param == "file":
+        if name == "file":
             stack.enter_context(small_disk(place, _DISK))
-        store = stack.enter_context(opened(request.param, place))
+        store = stack.enter_context(opened(name, place))
         kv = ours(store.backend, store.config, SMALL_NBYTES)
-        server = VLLMServer(directory / "server", kv, *SMALL)
-        yield stack.enter_context(server), store
+        server = stack.enter_context(VLLMServer(directory / "server", kv, *SMALL))
+        yield server, store
         server.end()
         assert not server.left
 
 
+@pytest.fixture(scope="module")
+def over(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Generator[Callable[[str], tuple[VLLMServer, Store]]]:
+    """Yield a function that returns a server and its store, the same for all faults of a store."""
+    running: dict[str, tuple[VLLMServer, Store]] = {}
+    with ExitStack() as stack:
+
+        def get(name: str) -> tuple[VLLMServer, Store]:
+            if name not in running:
+                stack.close()
+                running.clear()
+                running[name] = stack.enter_context(serving(name, tmp_path_factory.mktemp(name)))
+            return running[name]
+
+        yield get
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("over", "fault"),
+    ("name", "fault"),
     [
         pytest.param(name, fault, id=f"{name}: {fault.name}")
         for name in KEEPING
         for fault in of(name)
     ],
-    indirect=["over"],
 )
-def test_a_fault(over: tuple[VLLMServer, Store], fault: Fault, asked: Asked) -> None:
-    server, store = over
+def test_a_fault(
+    name: str, fault: Fault, over: Callable[[str], tuple[VLLMServer, Store]], asked: Asked
+) -> None:
+    server, store = over(name)
     strike(fault, store, server, asked, stall_limit_s=STALL_LIMIT_S)

@@ -189,6 +189,7 @@ class Database:
             if self._identity() is not None:
                 return
             try:
+                self._layout.restore()  # the root may be back, and empty
                 self._layout.remove_indexes()
                 name = self._layout.new_index()
                 self._fill_file(name, Deadline(self._timeout_s))
