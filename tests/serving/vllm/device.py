@@ -53,26 +53,27 @@ class Stream:
         """Do nothing: the model computes synchronously, so what it was given before is done."""
 
     def wait_event(self, event: Event) -> None:
-        self.submit(event.synchronize)
+        """Wait for the event as it is recorded now. vLLM records it again for a later copy."""
+        self.submit(event.reached.result)
 
 
 class Event:
     """The time at which a stream got as far as this."""
 
     def __init__(self, *, enable_timing: bool) -> None:
-        self._reached: Future[float] = Future()
+        self.reached: Future[float] = Future()
 
     def record(self, stream: Stream) -> None:
-        self._reached = stream.submit(time.perf_counter)
+        self.reached = stream.submit(time.perf_counter)
 
     def query(self) -> bool:
-        return self._reached.done()
+        return self.reached.done()
 
     def synchronize(self) -> None:
-        self._reached.result()
+        self.reached.result()
 
     def elapsed_time(self, end: Event) -> float:
-        return (end._reached.result() - self._reached.result()) * 1e3
+        return (end.reached.result() - self.reached.result()) * 1e3
 
 
 class _With:
