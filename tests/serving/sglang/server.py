@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from servers import wait_until
+from servers import library_path, wait_until
 from serving.answers import Answer
 from serving.engine import ANSWER_LIMIT_S, ANSWER_TOKENS, EngineServer
 from serving.models import TINY, Model, checkpoint
@@ -126,7 +126,7 @@ class SGLangServer(EngineServer):
         return [*served, *f"{where} {how} {what} {more} {shown}".split(), *cache, *self.options]
 
     def environment(self) -> Mapping[str, str]:
-        """Return offline settings, and a path with this process's modules and the platform."""
+        """Return offline settings, and where modules, the platform and Mooncake's libraries are."""
         path = [self._distribution(), *self.more_path, *filter(None, sys.path)]
         return {
             "PYTHONPATH": ":".join(map(str, path)),
@@ -135,6 +135,7 @@ class SGLangServer(EngineServer):
             "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(self.own_directory),
             "HF_HUB_OFFLINE": "1",
             "OMP_WAIT_POLICY": "PASSIVE",
+            **library_path(),
             **self.variables,
         }
 
