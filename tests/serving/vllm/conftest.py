@@ -13,7 +13,7 @@ _PROMPTS = 8
 _LENGTH = 600
 _SHORT = 300
 ENDING = ("--shutdown-timeout", "10")
-"""With it, vLLM's engine process ends by itself. Without, SIGTERM kills it."""
+"""At SIGTERM vLLM waits so long for its engine to end. Without it, the engine may be killed at once."""
 SMALL = (*ENDING, "--max-model-len", "1024", "--num-gpu-blocks-override", "100")
 SMALL_NBYTES = 8 << 20
 """With these options and this CPU tier, a server holds 13 prompts of `many`."""

@@ -228,7 +228,7 @@ def test_sigterm_with_a_timeout(asked: Asked, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_sigterm_without_a_timeout(asked: Asked, tmp_path: Path) -> None:
-    """vLLM kills its engine at once. The pages that are there by then are right."""
+    """vLLM does not wait for its engine. The pages that are there by then are right."""
     with opened("file", tmp_path) as store:
         kv = ours(store.backend, store.config)
         with VLLMServer(tmp_path / "server", kv) as killed:
