@@ -61,7 +61,13 @@ def test_a_restarted_server_takes_the_tokens_from_the_store(
             damaged = store.damage()
             seen = asked.again(server.ask)
             corrupt = server.pages()["load:corrupt"]
-            note(VERSION, "file", "a bit of every page is flipped", seen, pages=damaged)
+            note(
+                VERSION,
+                "file",
+                "a bit of every page is flipped while nobody asks",
+                seen,
+                pages=damaged,
+            )
             assert seen.is_equal, seen
             assert not seen.cached_tokens, seen
             assert corrupt
