@@ -168,9 +168,9 @@ RULES: dict[str, Rule] = {
             "KV-010",
             "The times of a page are its own",
             "`page_times` returns one item per hash, in order: without times for an absent page,"
-            " and with seconds since 1970 or None for a present one. A page that was just set was"
-            " just written and used. A get advances `used_at_s`, once `used_within_s` has passed;"
-            " asking for times does not count as a use.",
+            " and with seconds since 1970 or None for a present one. A page that was just set"
+            " counts as just written and used. A get advances `used_at_s`, once `used_within_s` has"
+            " passed; asking for times does not count as a use.",
             "`hicache gc --unused-for` removes pages that are in use.",
             _EXTENDED,
             since="1.2",

@@ -154,5 +154,5 @@ def test_a_pool_is_found_by_its_name() -> None:
 
 
 def test_a_cache_has_a_required_pool_of_all_pages() -> None:
-    with pytest.raises(ValueError, match="the target's"):
+    with pytest.raises(ValueError, match="that of the target"):
         PoolSet([cache_pool("draft", required=False)])

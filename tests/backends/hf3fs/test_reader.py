@@ -118,7 +118,7 @@ class TestBesideAnEngine:
                 return real(*args)
 
             monkeypatch.setattr(transfers, "read", read)
-            with pytest.raises(StorageUnavailable, match="meanwhile"):
+            with pytest.raises(StorageUnavailable, match="during the call"):
                 storage.batch_get(SPACE, HASHES[:1], [blank(NBYTES)])
 
     def test_a_page_that_is_evicted_during_a_read_is_no_hit(
