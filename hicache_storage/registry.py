@@ -73,6 +73,8 @@ _BUILT_INS = {
             "mooncake",
             ', or if there is no CUDA: pip install "hicache-storage[mooncake-non-cuda]"',
         ),
+        Backend("tiered", "hicache_backends.tiered:TieredStorage", "hicache-storage"),
+        Backend("striped", "hicache_backends.striped:StripedStorage", "hicache-storage"),
         Backend(
             "encrypted",
             "hicache_backends.encrypted:EncryptedStorage",

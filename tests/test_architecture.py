@@ -24,6 +24,9 @@ SUPPORT = "hicache_storage.backend_support"
 NATIVE = "hicache_storage.native"
 WRAPPERS = {"encrypted"}
 """Backends that keep their pages in another backend, which they open by its name."""
+COMPOSITIONS = {"striped", "tiered"}
+"""Backends that keep their pages in several others, and check pages on their way between them."""
+FOR_COMPOSITIONS = ("hicache_storage.composition", "hicache_storage.page_store")
 REGISTRY = "hicache_storage.registry"
 BACKENDS = sorted(path.parent.name for path in ROOT.glob("backends/hicache_backends/*/storage.py"))
 CACHE = ("host_pool", "device_pool", "moving", "controller", "handoff")
@@ -36,8 +39,9 @@ FORBIDDEN = [
         (f"hicache_storage.{package}", tuple(f"hicache_storage.{upper}" for upper in upper_ones))
         for package, upper_ones in {
             "native": ("backend_support", "registry", "page_store", *CACHE, *ENTRANCES),
-            "backend_support": ("registry", "page_store", *CACHE, *ENTRANCES),
-            "page_store": ("registry", "request_log", *CACHE, *ENTRANCES),
+            "backend_support": ("registry", "page_store", "composition", *CACHE, *ENTRANCES),
+            "page_store": ("registry", "request_log", "composition", *CACHE, *ENTRANCES),
+            "composition": ("request_log", *CACHE, *ENTRANCES),
             "moving": ("registry", "request_log", "controller", "handoff", *ENTRANCES),
             "request_log": ("registry", *CACHE, *ENTRANCES),
             "host_pool": ("registry", "moving", "controller", "handoff", *ENTRANCES),
@@ -194,6 +198,10 @@ def test_a_backend_imports_only_the_contract_and_what_backends_share(backend: st
         and not within(each.imported, NATIVE)
         and not within(each.imported, own)
         and not (backend in WRAPPERS and each.imported == REGISTRY)
+        and not (
+            backend in COMPOSITIONS
+            and any(within(each.imported, package) for package in FOR_COMPOSITIONS)
+        )
     ]
 
 

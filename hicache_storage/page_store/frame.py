@@ -36,6 +36,7 @@ __all__ = [
     "FRAME_NBYTES",
     "FramedPage",
     "Framing",
+    "are_right",
     "completed_checksums",
     "frame_nbytes",
     "payload_checksums",
@@ -144,6 +145,56 @@ class Framing:
         if not flags & _CHECKSUMMED:
             return CorruptPage("corrupt", f"page {page_hash} was written without a checksum")
         return CorruptPage("corrupt", f"the payload of page {page_hash} is damaged")
+
+
+def are_right(space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]) -> list[bool | None]:
+    """Check stored pages, header included, that a storage has filled. None: the page was revoked.
+
+    Each page keeps its digest, or gets it if its reader asked for one (`digest_skip`), so nobody has to
+    hash it again. If no reader asked, only headers are checked, as with `checksum: none`.
+
+    Args:
+        space: A key space with frames.
+        hashes: The hash of each page.
+        pages: Pages of `space.stored_nbytes`. All readers ask for digests, or none.
+    """
+    if not pages:
+        return []
+    frame = space.frame_nbytes
+    split = [_split(page, frame) for page in pages]
+    checksums: list[int | None] | None = None
+    if pages[0].digest_skip is not None:
+        checksums = [page.digest if page.digest_skip == frame else None for page in pages]
+        unknown = [index for index, checksum in enumerate(checksums) if checksum is None]
+        if unknown:
+            states = states_of([pages[index] for index in unknown])
+            values = native.digests([split[index][1] for index in unknown], states)
+            for index, value in zip(unknown, values, strict=True):
+                checksums[index] = value
+                if pages[index].digest_skip == frame:
+                    pages[index].digest = value
+    verdicts = native.check_frames(
+        [header for header, _ in split],
+        hashes,
+        bytes.fromhex(space.id),
+        space.page_nbytes,
+        None if checksums is None else [checksum or 0 for checksum in checksums],
+    )
+    right: list[bool | None] = [verdict == native.HIT for verdict in verdicts]
+    if checksums is not None and None in checksums:
+        right = [None if sum_ is None else one for sum_, one in zip(checksums, right, strict=True)]
+    return right
+
+
+def _split(page: Page, frame_nbytes: int) -> tuple[memoryview, tuple[memoryview, ...]]:
+    """Return the header and the payload of a stored page."""
+    first = page.segments[0]
+    if first.nbytes == frame_nbytes:
+        return first, page.segments[1:]
+    if first.nbytes > frame_nbytes:
+        return first[:frame_nbytes], (first[frame_nbytes:], *page.segments[1:])
+    stored = memoryview(page.tobytes())  # a header in several pieces: no engine has that
+    return stored[:frame_nbytes], (stored[frame_nbytes:],)
 
 
 def _payload_nbytes(pages: Sequence[FramedPage]) -> int:

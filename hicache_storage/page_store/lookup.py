@@ -263,7 +263,7 @@ class PrefixLookup:
         self, calls: Sequence[tuple[ExistsQuery, Sequence[int]]]
     ) -> Sequence[list[bool] | Verdict]:
         if self._failure is None and self._permit is None:
-            self._permit = self._reads.admit()
+            self._permit = self._reads.guard.admit()
             if self._permit is None:
                 self._failure = Verdict.BREAKER_OPEN
             elif self._permit.is_probe and self._hang_s is not None:

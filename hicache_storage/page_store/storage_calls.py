@@ -6,7 +6,6 @@ Open this module to see what happens to a call that is late or fails.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import Counter
 from concurrent.futures import CancelledError, wait
@@ -21,8 +20,9 @@ from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.executor import DaemonExecutor, when_all_done
 from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
 from hicache_storage.page import Page
-from hicache_storage.page_store.breaker import Breakers, CircuitBreaker
+from hicache_storage.page_store.breaker import Breakers
 from hicache_storage.page_store.call_durations import CallDurations
+from hicache_storage.page_store.call_guard import CallGuard
 from hicache_storage.page_store.counters import nbytes_counter, pages_counter
 from hicache_storage.page_store.frame import Framing, completed_checksums
 from hicache_storage.page_store.results import Outcome, Verdict
@@ -104,26 +104,26 @@ class Lane:
     ) -> None:
         loads = direction == "load"
         self.threads: int = settings.parallelism or storage.capabilities.parallelism
-        self.breaker: CircuitBreaker = CircuitBreaker(
-            failures=settings.breaker_failures, cooldown_s=settings.breaker_cooldown_s
+        self._timeout_s = settings.timeout_s if loads else settings.writes_s
+        self.guard: CallGuard = CallGuard(
+            timeout_s=self._timeout_s,
+            failures=settings.breaker_failures,
+            cooldown_s=settings.breaker_cooldown_s,
         )
         label = "reads from" if loads else "writes to"
         self.state: StateLog = StateLog(f"{label} {type(storage).__name__}", logger)
         self._direction: Direction = direction
         self._storage = storage
-        self._timeout_s = settings.timeout_s if loads else settings.writes_s
         self._checksum = settings.checksum == "xxh3"
         self._counters = counters
         self._durations = durations
         self._latency = LatencyEstimator()
         self._executor = DaemonExecutor(f"hicache-{'read' if loads else 'write'}", self.threads)
-        self._lock = threading.Lock()
-        self._running: set[_RunningCall] = set()
 
     @property
     def idle_threads(self) -> int:
         """The number of threads that are idle, or 1 if none is."""
-        return max(1, self.threads - len(self._running) - self._executor.waiting_count)
+        return max(1, self.threads - self.guard.running_count - self._executor.waiting_count)
 
     def max_pages(self, most: int) -> int:
         """Return the most pages of one storage call: `most`, or fewer if the storage needs that."""
@@ -140,7 +140,7 @@ class Lane:
         began_s = time.monotonic()
         if not any(len(transfer.hashes) for _, transfer in transfers):
             return Outcome([[] for _ in transfers], when_all_done([]))
-        permit = self.admit()
+        permit = self.guard.admit()
         if permit is None:
             verdicts = [[Verdict.BREAKER_OPEN] * len(transfer.hashes) for _, transfer in transfers]
             self._count(transfers, verdicts, began_s)
@@ -175,7 +175,7 @@ class Lane:
         ]
         if not parts:
             return []
-        permit = self.admit()
+        permit = self.guard.admit()
         if permit is None:
             pages = sum(len(hashes) for _, hashes in parts)
             self.state.note({Verdict.BREAKER_OPEN: pages}, began_s)
@@ -288,7 +288,7 @@ class Lane:
         Raises:
             NotTriedError: The store did not answer another part, or nobody waits for the call any more.
         """
-        call = self._begin(part.permit)
+        call = self.guard.begin(part.permit)
         try:
             if part.failure:
                 raise NotTriedError(part.failure[0])
@@ -300,16 +300,9 @@ class Lane:
             part.failure.append(verdict_for(error))
             raise
         finally:
-            self._end(call)
+            self.guard.end(call)
 
     # --- calls ---------------------------------------------------------------------------------------
-
-    def admit(self) -> Permit | None:
-        """Return a permit for one call of the page store, or None if the breaker refuses it."""
-        for call in self._overdue():
-            if call.permit is not None:
-                call.permit.fail()
-        return self.breaker.admit()
 
     def submit(self, task: Callable[[], T], permit: Permit | None = None) -> Future[T]:
         """Run one storage call on a thread. `permit` is that of the page store's call, if it has one."""
@@ -348,30 +341,18 @@ class Lane:
             permit.fail()
         elif None not in successes:
             permit.succeed()
-        elif deadline.timeout_s >= self._timeout_s or self._overdue():
+        elif deadline.timeout_s >= self._timeout_s or self.guard.overdue():
             permit.fail()
         else:
             settled = when_all_done(futures)
             settled.add_done_callback(lambda _: _conclude_late(permit, futures))
 
     def _run_counted(self, task: Callable[[], T], permit: Permit | None) -> T:
-        call = self._begin(permit)
+        call = self.guard.begin(permit)
         try:
             return task()
         finally:
-            self._end(call)
-
-    def _begin(self, permit: Permit | None) -> _RunningCall:
-        call = _RunningCall(time.monotonic(), permit)
-        with self._lock:
-            self._running.add(call)
-        return call
-
-    def _end(self, call: _RunningCall) -> None:
-        with self._lock:
-            self._running.discard(call)
-        if call.permit is not None and self._is_overdue(call):
-            call.permit.fail()
+            self.guard.end(call)
 
     def _hangs(self, permit: Permit, futures: Sequence[Future[Any]], hang_s: float) -> bool:
         """Return whether the store answered with a timeout, or has not answered for `hang_s`.
@@ -384,18 +365,8 @@ class Lane:
         if all(_success(future) is not None for future in futures):
             return False
         since_s = time.monotonic() - _MOST * hang_s
-        with self._lock:
-            own = [call for call in self._running if call.permit is permit]
-        return any(call.began_s <= since_s for call in own) or bool(self._overdue())
-
-    def _overdue(self) -> list[_RunningCall]:
-        if not self._running:
-            return []
-        with self._lock:
-            return [call for call in self._running if self._is_overdue(call)]
-
-    def _is_overdue(self, call: _RunningCall) -> bool:
-        return time.monotonic() - call.began_s > self._timeout_s
+        own = self.guard.of(permit)
+        return any(call.began_s <= since_s for call in own) or bool(self.guard.overdue())
 
     def _count(
         self,
@@ -424,7 +395,7 @@ class Lanes:
         self.durations: CallDurations = CallDurations()
         self.reads: Lane = Lane("load", storage, settings, self.counters, self.durations)
         self.writes: Lane = Lane("save", storage, settings, self.counters, self.durations)
-        self.breakers: Breakers = Breakers(self.reads.breaker, self.writes.breaker)
+        self.breakers: Breakers = Breakers(self.reads.guard.breaker, self.writes.guard.breaker)
         self.exists_latency: LatencyEstimator = LatencyEstimator(first_estimate_s=_FIRST_EXISTS_S)
 
     def close(self, timeout_s: float) -> None:
@@ -436,14 +407,6 @@ class Lanes:
                     "a storage call has not ended after %.0f s, and nobody waits for it any more",
                     timeout_s,
                 )
-
-
-class _RunningCall:
-    __slots__ = ("began_s", "permit")
-
-    def __init__(self, began_s: float, permit: Permit | None) -> None:
-        self.began_s = began_s
-        self.permit = permit
 
 
 def result_of(future: Future[T]) -> T | Verdict:

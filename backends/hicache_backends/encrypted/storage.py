@@ -9,7 +9,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from hicache_backends.encrypted.buffers import SealedBuffers
 from hicache_backends.encrypted.cipher import (
     MessageKey,
     PageKey,
@@ -31,6 +30,7 @@ from hicache_backends.encrypted.other_keys import OtherKeys
 from hicache_backends.encrypted.settings import EncryptedSettings
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.backend_support.page_buffers import PageBuffers
 from hicache_storage.backend_support.wrapper import WrapperStorage
 from hicache_storage.errors import ConfigError, HiCacheError, StorageTimeout
 from hicache_storage.page import Page
@@ -118,7 +118,7 @@ class EncryptedStorage(WrapperStorage):
         self._read_only = read_only
         self._unknown: set[str] = set()
         """Names of pages whose keys are not listed. Gets add the names that they come across."""
-        self._buffers = SealedBuffers(
+        self._buffers = PageBuffers(
             inner, most_kept=_BUFFERS_PER_CALL * inner.capabilities.parallelism
         )
 

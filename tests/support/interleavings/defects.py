@@ -22,9 +22,10 @@ from hicache_storage.controller.eviction import Entry
 from hicache_storage.handoff import HandoffReceiver, HandoffSender
 from hicache_storage.handoff.request import HandoffRequest
 from hicache_storage.page_store.breaker import Breakers, Permit
+from hicache_storage.page_store.call_guard import CallGuard, RunningCall
 from hicache_storage.page_store.results import Outcome
 from hicache_storage.page_store.settings import PageStoreSettings
-from hicache_storage.page_store.storage_calls import Lane, Lanes, _RunningCall
+from hicache_storage.page_store.storage_calls import Lane, Lanes
 from hicache_storage.storage import HiCacheStorage
 
 
@@ -116,12 +117,12 @@ def _init_with_one_breaker(
     _init_lanes(lanes, storage, settings)
     breaker = lanes.breakers.reads
     lanes.breakers = Breakers(breaker, breaker)
-    lanes.writes.breaker = breaker
+    lanes.writes.guard.breaker = breaker
 
 
 def _move_no_pages(lane: Lane, transfers: Sequence[Any], deadline: Deadline) -> Outcome:
     if not any(len(transfer.hashes) for _, transfer in transfers):
-        permit = lane.admit()
+        permit = lane.guard.admit()
         if permit is not None:
             permit.succeed()
     return _move_pages(lane, transfers, deadline)
@@ -130,11 +131,11 @@ def _move_no_pages(lane: Lane, transfers: Sequence[Any], deadline: Deadline) -> 
 # --- a request that stops waiting early is no evidence about the store -----------------------------
 
 
-def _begin_uncounted(_: Lane, permit: Permit | None) -> _RunningCall:
-    return _RunningCall(time.monotonic(), permit)
+def _begin_uncounted(_: CallGuard, permit: Permit | None) -> RunningCall:
+    return RunningCall(time.monotonic(), permit)
 
 
-def _end_uncounted(_: Lane, __: _RunningCall) -> None:
+def _end_uncounted(_: CallGuard, __: RunningCall) -> None:
     pass
 
 
@@ -208,8 +209,8 @@ DEFECTS = {
         "impatience",
         "the breaker never opened",
         {
-            (Lane, "_begin"): _begin_uncounted,
-            (Lane, "_end"): _end_uncounted,
+            (CallGuard, "begin"): _begin_uncounted,
+            (CallGuard, "end"): _end_uncounted,
             (Lane, "conclude"): _conclude,
         },
     ),

@@ -4,9 +4,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
-from hicache_backends.encrypted.buffers import SealedBuffers
 from hicache_backends.memory import MemoryStorage
 
+from hicache_storage.backend_support.page_buffers import PageBuffers
 from hicache_storage.errors import StorageUnavailable
 from hicache_storage.page import Page
 
@@ -41,11 +41,11 @@ def storage() -> Registering:
 
 
 @pytest.fixture
-def buffers(storage: Registering) -> SealedBuffers:
-    return SealedBuffers(storage, most_kept=1)
+def buffers(storage: Registering) -> PageBuffers:
+    return PageBuffers(storage, most_kept=1)
 
 
-def lent(buffers: SealedBuffers, count: int = 1, nbytes: int = 5000) -> list[int]:
+def lent(buffers: PageBuffers, count: int = 1, nbytes: int = 5000) -> list[int]:
     """Return the addresses of lent pages."""
     with buffers.lend(count, nbytes) as pages:
         assert [nbytes] * count == [page.nbytes for page in pages]
@@ -57,32 +57,30 @@ def test_lent_pages_are_aligned_and_do_not_overlap(alignment: int) -> None:
     storage = Registering()
     storage.narrow(alignment=alignment)
 
-    places = lent(SealedBuffers(storage, most_kept=1), count=7)
+    places = lent(PageBuffers(storage, most_kept=1), count=7)
 
     assert [0] * 7 == [place % max(64, alignment) for place in places]
     assert all(b - a >= 5000 for a, b in pairwise(places))
 
 
-def test_a_buffer_serves_the_next_call(buffers: SealedBuffers, storage: Registering) -> None:
+def test_a_buffer_serves_the_next_call(buffers: PageBuffers, storage: Registering) -> None:
     assert lent(buffers) == lent(buffers)
     assert len(storage.registered) == 1
 
 
-def test_two_calls_at_once_have_different_buffers(buffers: SealedBuffers) -> None:
+def test_two_calls_at_once_have_different_buffers(buffers: PageBuffers) -> None:
     with buffers.lend(1, 5000) as first, buffers.lend(1, 5000) as second:
         assert first[0].addresses != second[0].addresses
 
 
-def test_no_more_buffers_are_kept_than_allowed(
-    buffers: SealedBuffers, storage: Registering
-) -> None:
+def test_no_more_buffers_are_kept_than_allowed(buffers: PageBuffers, storage: Registering) -> None:
     with buffers.lend(1, 5000), buffers.lend(1, 5000):
         assert len(storage.registered) == 2
 
     assert len(storage.registered) == 1
 
 
-def test_a_larger_call_gets_a_larger_buffer(buffers: SealedBuffers, storage: Registering) -> None:
+def test_a_larger_call_gets_a_larger_buffer(buffers: PageBuffers, storage: Registering) -> None:
     lent(buffers)
     lent(buffers, nbytes=3 * MIB)
 
@@ -90,13 +88,13 @@ def test_a_larger_call_gets_a_larger_buffer(buffers: SealedBuffers, storage: Reg
 
 
 def test_a_buffer_beyond_the_limit_is_neither_kept_nor_registered(
-    buffers: SealedBuffers, storage: Registering
+    buffers: PageBuffers, storage: Registering
 ) -> None:
     with buffers.lend(65, MIB):
         assert [] == storage.registered
 
 
-def test_close_releases_the_buffers(buffers: SealedBuffers, storage: Registering) -> None:
+def test_close_releases_the_buffers(buffers: PageBuffers, storage: Registering) -> None:
     lent(buffers)
     buffers.close()
 
@@ -104,7 +102,7 @@ def test_close_releases_the_buffers(buffers: SealedBuffers, storage: Registering
 
 
 def test_a_call_that_ends_after_close_releases_its_own(
-    buffers: SealedBuffers, storage: Registering
+    buffers: PageBuffers, storage: Registering
 ) -> None:
     with buffers.lend(1, 5000):
         buffers.close()
@@ -112,7 +110,7 @@ def test_a_call_that_ends_after_close_releases_its_own(
     assert [] == storage.registered
 
 
-def test_a_closed_storage_is_no_error(buffers: SealedBuffers, storage: Registering) -> None:
+def test_a_closed_storage_is_no_error(buffers: PageBuffers, storage: Registering) -> None:
     with buffers.lend(1, 5000):
         storage.close()
         buffers.close()
@@ -121,7 +119,7 @@ def test_a_closed_storage_is_no_error(buffers: SealedBuffers, storage: Registeri
 
 
 def test_memory_that_cannot_be_registered_is_used_all_the_same(
-    buffers: SealedBuffers, storage: Registering
+    buffers: PageBuffers, storage: Registering
 ) -> None:
     storage.refuses = True
 

@@ -1,4 +1,4 @@
-"""Buffers that hold the sealed form of pages during a call and are reused by the next call."""
+"""Buffers for copies of pages. A call borrows one, and the next call reuses it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,22 @@ _LEAST_NBYTES = 1 << 20
 _LEAST_ALIGNMENT = 64
 
 
-class _Buffer(NamedTuple):
+class Buffer(NamedTuple):
+    """Aligned memory."""
+
     memory: memoryview
     is_registered: bool
 
+    def pages(self, count: int, nbytes: int, stride: int) -> list[Page]:
+        """Return `count` pages of `nbytes`, which begin every `stride` bytes."""
+        return [
+            Page.of_views((self.memory[start : start + nbytes],), nbytes)
+            for start in range(0, stride * count, stride)
+        ]
 
-class SealedBuffers:
-    """Reusable buffers for sealed pages, registered with the storage that stores them.
+
+class PageBuffers:
+    """Reusable buffers for copies of pages, registered with the storage that reads or stores them.
 
     Thread-safe, without a lock that a fork could leave held.
     """
@@ -39,7 +48,7 @@ class SealedBuffers:
     def __init__(self, storage: HiCacheStorage, *, most_kept: int) -> None:
         self._storage = storage
         self._alignment = max(_LEAST_ALIGNMENT, storage.capabilities.alignment)
-        self._idle: deque[_Buffer] = deque()
+        self._idle: deque[Buffer] = deque()
         self._most_kept = most_kept
         self._closed = False
 
@@ -49,15 +58,35 @@ class SealedBuffers:
 
         The pages still contain bytes of earlier calls.
         """
-        stride = -(-nbytes // self._alignment) * self._alignment
-        buffer = self._take(stride * count)
+        buffer = self.take(count, nbytes)
         try:
-            yield [
-                Page.of_views((buffer.memory[start : start + nbytes],), nbytes)
-                for start in range(0, stride * count, stride)
-            ]
+            yield buffer.pages(count, nbytes, self.stride_nbytes(nbytes))
         finally:
-            self._put_back(buffer)
+            self.put_back(buffer)
+
+    def stride_nbytes(self, nbytes: int) -> int:
+        """Return how many bytes a page of `nbytes` takes."""
+        return -(-nbytes // self._alignment) * self._alignment
+
+    def take(self, count: int, nbytes: int) -> Buffer:
+        """Return a buffer for `count` pages of `nbytes` bytes. Put it back when nothing uses it."""
+        needed = self.stride_nbytes(nbytes) * count
+        try:
+            buffer = self._idle.pop()
+        except IndexError:
+            return self._make(needed)
+        if buffer.memory.nbytes >= needed:
+            return buffer
+        self._release(buffer)
+        return self._make(needed)
+
+    def put_back(self, buffer: Buffer) -> None:
+        """Keep a buffer for another call, or release it."""
+        is_large = buffer.memory.nbytes > _LARGEST_KEPT_NBYTES
+        if self._closed or is_large or len(self._idle) >= self._most_kept:
+            self._release(buffer)
+        else:
+            self._idle.append(buffer)
 
     def close(self) -> None:
         """Release the idle buffers. Each running call releases its own buffer when it ends."""
@@ -65,24 +94,7 @@ class SealedBuffers:
         while self._idle:
             self._release(self._idle.pop())
 
-    def _take(self, nbytes: int) -> _Buffer:
-        try:
-            buffer = self._idle.pop()
-        except IndexError:
-            return self._make(nbytes)
-        if buffer.memory.nbytes >= nbytes:
-            return buffer
-        self._release(buffer)
-        return self._make(nbytes)
-
-    def _put_back(self, buffer: _Buffer) -> None:
-        is_large = buffer.memory.nbytes > _LARGEST_KEPT_NBYTES
-        if self._closed or is_large or len(self._idle) >= self._most_kept:
-            self._release(buffer)
-        else:
-            self._idle.append(buffer)
-
-    def _make(self, nbytes: int) -> _Buffer:
+    def _make(self, nbytes: int) -> Buffer:
         """Return a new buffer.
 
         Its size is a power of two, so that later calls seldom need a larger buffer.
@@ -91,17 +103,17 @@ class SealedBuffers:
         room = Page(np.empty(size + self._alignment, dtype=np.uint8)).segments[0]
         start = -address_of(room) % self._alignment
         memory = room[start : start + size]
-        return _Buffer(memory, size <= _LARGEST_KEPT_NBYTES and self._register(memory))
+        return Buffer(memory, size <= _LARGEST_KEPT_NBYTES and self._register(memory))
 
     def _register(self, memory: memoryview) -> bool:
         try:
             self._storage.register_buffer(memory)
         except HiCacheError:
-            logger.debug("sealed pages are in memory that is not registered", exc_info=True)
+            logger.debug("copies of pages are in memory that is not registered", exc_info=True)
             return False
         return True
 
-    def _release(self, buffer: _Buffer) -> None:
+    def _release(self, buffer: Buffer) -> None:
         if buffer.is_registered:
             try:
                 self._storage.unregister_buffer(buffer.memory)

@@ -1,0 +1,171 @@
+"""`striped` as a HiCacheStorage: each page is in one of several stores, which work at the same time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from hicache_backends.striped.placement import Placement
+from hicache_backends.striped.settings import StripedSettings
+from hicache_storage.composition.member import noting
+from hicache_storage.composition.storage import (
+    ComposedStorage,
+    open_members,
+    would_create_members,
+)
+from hicache_storage.storage import PageTimes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Future
+
+    from hicache_storage.composition.member import Member, PendingCall
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+    from hicache_storage.storage import HiCacheStorage
+
+
+class StripedStorage(ComposedStorage):
+    """A storage whose pages are spread over several stores, its stripes. Thread-safe.
+
+    The stripes get the caller's pages. A call waits at most `timeout_s` for a stripe that it can leave
+    behind, because stripe and pages are revocable. Otherwise it waits until the stripe's own limit.
+    """
+
+    kind = "stripe"
+
+    def __init__(self, stripes: Mapping[str, HiCacheStorage], settings: StripedSettings) -> None:
+        """Take over open storages by name."""
+        super().__init__(stripes, settings)
+        self._placement = Placement(settings.shares())
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        return cls._open(config, read_only=False)
+
+    @classmethod
+    def open_read_only(cls, config: Mapping[str, Any]) -> Self:
+        return cls._open(config, read_only=True)
+
+    @classmethod
+    def _open(cls, config: Mapping[str, Any], *, read_only: bool) -> Self:
+        settings = StripedSettings.parse("striped", config)
+        return cls(
+            open_members("striped: stripes", settings.stripes, read_only=read_only), settings
+        )
+
+    @classmethod
+    def would_create(cls, config: Mapping[str, Any]) -> str | None:
+        settings = StripedSettings.parse("striped", config)
+        return would_create_members("striped: stripes", settings.stripes)
+
+    # --- pages -----------------------------------------------------------------------------------
+
+    def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        def begin(member: Member, own: Sequence[int]) -> PendingCall[list[bool]]:
+            return member.begin_exists(space, [hashes[n] for n in own])
+
+        def ask(member: Member) -> list[bool]:
+            return member.exists(space, hashes)
+
+        return self._spread(hashes, begin, ask)
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        def begin(member: Member, own: Sequence[int]) -> PendingCall[list[bool]]:
+            return member.begin_get(space, [hashes[n] for n in own], [pages[n] for n in own])
+
+        def ask(member: Member) -> list[bool]:
+            return member.get(space, hashes, pages)
+
+        return self._spread(hashes, begin, ask, pages)
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        def begin(member: Member, own: Sequence[int]) -> PendingCall[list[bool]]:
+            return member.begin_set(space, [hashes[n] for n in own], [pages[n] for n in own])
+
+        def ask(member: Member) -> list[bool]:
+            return member.set(space, hashes, pages)
+
+        def doubt(member: Member, own: Sequence[int], write: Future[list[bool]] | None) -> None:
+            member.doubt(space, [hashes[n] for n in own], write)
+
+        return self._spread(hashes, begin, ask, pages, doubt)
+
+    def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        def begin(member: Member, own: Sequence[int]) -> PendingCall[list[bool]]:
+            return member.begin_delete(space, [hashes[n] for n in own])
+
+        def ask(member: Member) -> list[bool]:
+            return member.delete(space, hashes)
+
+        return self._spread(hashes, begin, ask)
+
+    # --- listings --------------------------------------------------------------------------------
+
+    def page_times(self, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
+        """Return the times that the stripe of each page recorded."""
+        self.ensure_open()
+        times = [PageTimes()] * len(hashes)
+        for index, own in self._placement.split(hashes).items():
+            member = self._members[index]
+            with self._named(member):
+                found = member.storage.page_times(space, [hashes[n] for n in own])
+            for n, one in zip(own, found, strict=True):
+                times[n] = one
+        return times
+
+    def clear(self, space: KeySpace) -> int:
+        self.ensure_open()
+        return sum(self._clear_members(lambda storage: storage.clear(space)))
+
+    def remove_space(self, space_id: str) -> int:
+        self.ensure_open()
+        removed = self._clear_members(lambda storage: storage.remove_space(space_id))
+        for member in self._members:
+            member.forget_space(space_id)
+        return sum(removed)
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    def _spread(
+        self,
+        hashes: Sequence[str],
+        begin: Callable[[Member, Sequence[int]], PendingCall[list[bool]]],
+        ask: Callable[[Member], list[bool]],
+        pages: Sequence[Page] = (),
+        doubt: Callable[[Member, Sequence[int], Future[list[bool]] | None], None] | None = None,
+    ) -> list[bool]:
+        """Ask the stripe of each page, all at the same time. Return the answers in order.
+
+        Raises:
+            Exception: No stripe answered. It is the first one's error.
+        """
+        self.ensure_open()
+        split = self._placement.split(hashes)
+        errors: list[Exception] = []
+        answers = [False] * len(hashes)
+        if len(split) == 1:
+            return ask(self._members[next(iter(split))])
+        may_leave = all(page.revocable is not None for page in pages)
+        calls: list[tuple[Member, list[int], PendingCall[list[bool]]]] = []
+        for index, own in split.items():
+            with noting(errors):
+                member = self._members[index]
+                calls.append((member, own, begin(member, own)))
+        for member, own, call in calls:
+            with noting(errors):
+                can_leave = not pages or (may_leave and member.storage.capabilities.revocable)
+                try:
+                    found = call.result(may_leave=can_leave)
+                except BaseException:
+                    if doubt is not None:
+                        doubt(member, own, call.future)
+                    raise
+                for n, answer in zip(own, found, strict=True):
+                    answers[n] = answer
+        if errors and len(errors) == len(split):
+            raise errors[0]
+        return answers

@@ -1,0 +1,101 @@
+"""The memory of copies between tiers: bounded, reused, and free when its last user has ended."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from hicache_storage.backend_support.byte_limit import ByteLimit
+from hicache_storage.backend_support.page_buffers import PageBuffers
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+    from typing import Any
+
+    from hicache_storage.backend_support.page_buffers import Buffer
+    from hicache_storage.page import Page
+    from hicache_storage.storage import HiCacheStorage
+
+_MOST_KEPT = 8
+_SHARES = 4
+"""One call takes at most this part of the memory at once, so that calls work side by side."""
+
+
+class CopyMemory:
+    """Memory for copies of pages, `limit_nbytes` at most. Thread-safe.
+
+    Half of it is for copies that nobody waits for. A page that is larger than the limit gets its
+    memory if no other copy has any.
+    """
+
+    def __init__(self, storage: HiCacheStorage, limit_nbytes: int) -> None:
+        self._used = ByteLimit(limit_nbytes)
+        self._unawaited = ByteLimit(limit_nbytes // 2)
+        self._share_nbytes = limit_nbytes // _SHARES
+        self._buffers = PageBuffers(storage, most_kept=_MOST_KEPT)
+
+    @property
+    def used_nbytes(self) -> int:
+        """The bytes of copies now."""
+        return self._used.nbytes
+
+    def most_pages(self, nbytes: int) -> int:
+        """Return how many pages of `nbytes` one `take` may have."""
+        return max(1, self._share_nbytes // self._buffers.stride_nbytes(nbytes))
+
+    def take(self, count: int, nbytes: int, timeout_s: float) -> Room | None:
+        """Return room for `count` pages, or None if there is none within `timeout_s`."""
+        taken_nbytes = count * self._buffers.stride_nbytes(nbytes)
+        if not self._used.acquire(taken_nbytes, timeout_s):
+            return None
+        try:
+            buffer = self._buffers.take(count, nbytes)
+        except BaseException:
+            self._used.release(taken_nbytes)
+            raise
+        pages = buffer.pages(count, nbytes, self._buffers.stride_nbytes(nbytes))
+        return Room(self, buffer, pages, taken_nbytes)
+
+    def let_go(self, room: Room) -> bool:
+        """Return True if the copies in `room` may stay although nobody waits for them."""
+        room.is_unawaited = room.is_unawaited or self._unawaited.acquire(room.nbytes, 0.0)
+        return room.is_unawaited
+
+    def free(self, room: Room, buffer: Buffer) -> None:
+        """Reuse the memory of `room`. Only the room itself calls this."""
+        self._buffers.put_back(buffer)
+        self._used.release(room.nbytes)
+        if room.is_unawaited:
+            self._unawaited.release(room.nbytes)
+
+    def close(self) -> None:
+        """Release the memory that no copy uses, and the rest when its copies have ended."""
+        self._used.close()
+        self._buffers.close()
+
+
+class Room:
+    """Memory for some pages, until each of its users has ended."""
+
+    def __init__(self, memory: CopyMemory, buffer: Buffer, pages: list[Page], nbytes: int) -> None:
+        self.pages: list[Page] = pages
+        self.nbytes: int = nbytes
+        self.is_unawaited: bool = False
+        self._memory = memory
+        self._buffer = buffer
+        self._users = 1
+        self._lock = threading.Lock()
+
+    def use_until(self, future: Future[Any]) -> None:
+        """Keep the memory until `future` is done."""
+        with self._lock:
+            self._users += 1
+        future.add_done_callback(lambda _: self.release())
+
+    def release(self) -> None:
+        """Note that a user has ended. The first one is who took the room."""
+        with self._lock:
+            self._users -= 1
+            is_last = not self._users
+        if is_last:
+            self._memory.free(self, self._buffer)

@@ -1,0 +1,172 @@
+"""One get of `tiered`: tier after tier, until every page is found whole."""
+
+from __future__ import annotations
+
+from itertools import compress
+from typing import TYPE_CHECKING, NamedTuple
+
+from hicache_backends.tiered.copier import Copies
+from hicache_storage.backend_support.copies import copy_revocable
+from hicache_storage.composition.member import noting
+from hicache_storage.errors import StorageTimeout
+from hicache_storage.page_store.frame import are_right
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hicache_backends.tiered.copier import Copier
+    from hicache_backends.tiered.memory import Room
+    from hicache_backends.tiered.moves import Move
+    from hicache_storage.composition.member import Member
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+
+
+class _Served(NamedTuple):
+    """Pages that a lower tier served, and their copies."""
+
+    level: int
+    positions: list[int]
+    room: Room
+    copies: list[Page]
+
+
+class TieredRead:
+    """The state of one get.
+
+    Attributes:
+        errors: One error of each tier that did not answer.
+    """
+
+    def __init__(
+        self,
+        copier: Copier,
+        members: Sequence[Member],
+        space: KeySpace,
+        hashes: Sequence[str],
+        pages: Sequence[Page],
+    ) -> None:
+        """Prepare a get. `members` are the tiers, the fastest first."""
+        self.errors: list[Exception] = []
+        self._copier = copier
+        self._members = members
+        self._space = space
+        self._hashes = hashes
+        self._pages = pages
+        self._missing = list(range(len(hashes)))
+        self._wrong: dict[int, list[Member]] = {}
+        """The tiers that have a wrong copy of a page, by its position."""
+
+    def ask_first(self) -> None:
+        """Read from the first tier into the caller's pages, in this thread."""
+        first = self._members[0]
+        with noting(self.errors):
+            hits = first.get(self._space, self._hashes, self._pages)
+            found = list(compress(self._missing, hits))
+            self._sort(first, found, self._check(found, [self._pages[n] for n in found]))
+
+    def ask_below(self) -> None:
+        """Read what is missing from the other tiers, and copy it to the tiers above."""
+        if not self._missing:
+            return
+        served: list[_Served] = []
+        asked = [self._hashes[n] for n in self._missing]
+        with self._copier.moving(self._space, asked) as move:
+            try:
+                for level in range(1, len(self._members)):
+                    with noting(self.errors):
+                        self._ask(level, served)
+                    if not self._missing:
+                        break
+                self._heal()
+                for one in served:
+                    self._promote(move, one)
+            finally:
+                for one in served:
+                    one.room.release()
+
+    def answers(self) -> list[bool]:
+        """Return the verdict on each page.
+
+        If every tier answered, a page that is wrong in some tier and right in none is returned as it is.
+        The page store counts it, and deletes it everywhere.
+        """
+        missing = set(self._missing)
+        if not self.errors:
+            missing -= self._wrong.keys()
+        return [n not in missing for n in range(len(self._hashes))]
+
+    def _ask(self, level: int, served: list[_Served]) -> None:
+        """Read from one lower tier, in parts that fit in the memory of copies."""
+        memory, nbytes = self._copier.memory, self._space.stored_nbytes
+        most, asked = memory.most_pages(nbytes), self._missing
+        for start in range(0, len(asked), most):
+            part = asked[start : start + most]
+            room = memory.take(len(part), nbytes, self._copier.timeout_s)
+            if room is None:
+                raise StorageTimeout("tiered: no memory for copies became free in time")
+            try:
+                served.append(self._ask_part(level, part, room))
+            except BaseException:
+                room.release()
+                raise
+
+    def _ask_part(self, level: int, part: list[int], room: Room) -> _Served:
+        member = self._members[level]
+        for n, copy in zip(part, room.pages, strict=True):
+            copy.digest, copy.digest_skip = None, self._pages[n].digest_skip
+        call = member.begin_get(self._space, [self._hashes[n] for n in part], room.pages)
+        room.use_until(call.future)
+        hits = call.result()
+        found, copies = list(compress(part, hits)), list(compress(room.pages, hits))
+        right = self._check(found, copies)
+        # The wrong ones, too: if no tier has such a page whole, the caller gets it as it is.
+        copied = copy_revocable([self._pages[n] for n in found], copies)
+        taken = self._sort(member, found, [a and b for a, b in zip(right, copied, strict=True)])
+        return _Served(level, list(compress(found, taken)), room, list(compress(copies, taken)))
+
+    def _check(self, found: Sequence[int], read: Sequence[Page]) -> Sequence[bool | None]:
+        if not self._space.frame_nbytes:
+            return [True] * len(found)
+        return are_right(self._space, [self._hashes[n] for n in found], read)
+
+    def _sort(self, member: Member, found: list[int], right: Sequence[bool | None]) -> list[bool]:
+        """Note which pages a tier has returned whole. Return the same."""
+        taken = [one is True for one in right]
+        member.counters.add("hits", taken.count(True))
+        if taken.count(True) == len(self._missing):  # the usual case
+            self._missing = []
+            return taken
+        for n, one in zip(found, right, strict=True):
+            if one is False:
+                self._wrong.setdefault(n, []).append(member)
+                member.counters.add("wrong_pages")
+        served = set(compress(found, taken))
+        self._missing = [n for n in self._missing if n not in served]
+        return taken
+
+    def _heal(self) -> None:
+        """Delete wrong copies of pages that another tier has, or may have because it did not answer."""
+        missing = set(self._missing)
+        by_member: dict[Member, list[str]] = {}
+        for n, members in self._wrong.items():
+            if n not in missing or self.errors:
+                for member in members:
+                    by_member.setdefault(member, []).append(self._hashes[n])
+        for member, hashes in by_member.items():
+            self._copier.heal(member, self._space, hashes)
+
+    def _promote(self, move: Move, one: _Served) -> None:
+        """Copy pages to the tiers above the one that served them, if a rule says so."""
+        hashes = [self._hashes[n] for n in one.positions]
+        wanted = [
+            admitted or n in self._wrong
+            for n, admitted in zip(
+                one.positions, self._copier.promotes(self._space, hashes), strict=True
+            )
+        ]
+        if any(wanted):
+            hashes = list(compress(hashes, wanted))
+            pages = list(compress(one.copies, wanted))
+            copies = Copies(move, self._space, hashes, pages, one.room)
+            self._copier.copy_unawaited(self._members[: one.level], copies, "promoted")

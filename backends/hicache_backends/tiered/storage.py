@@ -1,0 +1,205 @@
+"""`tiered` as a HiCacheStorage: reads from the fastest tier that has a page, writes to all tiers."""
+
+from __future__ import annotations
+
+from itertools import compress
+from typing import TYPE_CHECKING, Any, Self
+
+from hicache_backends.tiered.copier import Copier
+from hicache_backends.tiered.read import TieredRead
+from hicache_backends.tiered.settings import TieredSettings
+from hicache_backends.tiered.write import TieredWrite
+from hicache_storage.backend_support.fork_local import ForkLocal
+from hicache_storage.composition.member import noting
+from hicache_storage.composition.storage import (
+    ComposedStorage,
+    open_members,
+    would_create_members,
+)
+from hicache_storage.errors import StorageTimeout, UnsupportedOperation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hicache_storage.composition.member import PendingCall
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+    from hicache_storage.storage import HiCacheStorage
+
+
+class TieredStorage(ComposedStorage):
+    """A storage of several tiers, the fastest first. Thread-safe.
+
+    The first tier gets the caller's pages in the caller's thread, as if it were alone. The others are
+    called on threads and get copies, so a call can leave them behind at their deadline.
+    """
+
+    kind = "tier"
+
+    def __init__(
+        self,
+        tiers: Mapping[str, HiCacheStorage],
+        settings: TieredSettings,
+        *,
+        read_only: bool = False,
+    ) -> None:
+        """Take over open storages by name, the fastest first."""
+        super().__init__(tiers, settings)
+        self._settings = settings
+        self._read_only = read_only
+        self._first, *self._lower = self._members
+        self._copiers = ForkLocal(self._new_copier, close=Copier.close)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        return cls._open(config, read_only=False)
+
+    @classmethod
+    def open_read_only(cls, config: Mapping[str, Any]) -> Self:
+        return cls._open(config, read_only=True)
+
+    @classmethod
+    def _open(cls, config: Mapping[str, Any], *, read_only: bool) -> Self:
+        settings = TieredSettings.parse("tiered", config)
+        tiers = open_members("tiered: tiers", settings.tiers, read_only=read_only)
+        return cls(tiers, settings, read_only=read_only)
+
+    @classmethod
+    def would_create(cls, config: Mapping[str, Any]) -> str | None:
+        settings = TieredSettings.parse("tiered", config)
+        return would_create_members("tiered: tiers", settings.tiers)
+
+    def _is_revocable(self) -> bool:
+        return self._members[0].storage.capabilities.revocable
+
+    # --- pages -----------------------------------------------------------------------------------
+
+    def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        """Ask the tiers in order, each for the pages that are still missing."""
+        self.ensure_open()
+        found, errors = [False] * len(hashes), list[Exception]()
+        missing = list(range(len(hashes)))
+        for member in self._members:
+            if not missing:
+                break
+            asked = [hashes[n] for n in missing]
+            with noting(errors):
+                if member is self._first:
+                    hits = member.exists(space, asked)
+                else:
+                    hits = member.begin_exists(space, asked).result()
+                for n in compress(missing, hits):
+                    found[n] = True
+                missing = [n for n in missing if not found[n]]
+        self._require_an_answer(errors)
+        return found
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        """Read each page from the first tier that has it whole, and heal the tiers above.
+
+        If every tier answered, and a page is damaged wherever it is, its bytes are returned as they are,
+        as by any other store.
+        """
+        self.ensure_open()
+        if not hashes:
+            return []
+        read = TieredRead(self._copiers.get(), self._members, space, hashes, pages)
+        read.ask_first()
+        read.ask_below()
+        self._require_an_answer(read.errors)
+        return read.answers()
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        """Store each page in every tier, or with `write: back` in the first one that takes it."""
+        self.ensure_open()
+        copier = self._copiers.get()
+        most = copier.memory.most_pages(space.stored_nbytes)
+        stored: list[bool] = []
+        for start in range(0, len(hashes), most):
+            cut = slice(start, start + most)
+            with copier.moving(space, hashes[cut]) as move:
+                write = TieredWrite(copier, self._members, space, hashes[cut], pages[cut])
+                if self._settings.write == "through":
+                    write.set_through(move)
+                else:
+                    write.set_back(move)
+            self._require_an_answer(write.errors)
+            write.doubt_the_refused()
+            stored += write.stored
+        return stored
+
+    def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        """Delete each page from every tier, and from the copies under way."""
+        self.ensure_open()
+        if not hashes:
+            return []
+        errors: list[Exception] = []
+        with self._copiers.get().removal(space.id, hashes) as left:
+            calls: list[PendingCall[list[bool]]] = []
+            for member in self._lower:
+                with noting(errors):
+                    calls.append(member.begin_delete(space, hashes))
+            answers: list[list[bool]] = []
+            with noting(errors):
+                answers.append(self._first.delete(space, hashes))
+            for call in calls:
+                with noting(errors):
+                    answers.append(call.result())
+        self._require_an_answer(errors)
+        if errors:  # a tier that did not answer may still have any of the pages
+            return [False] * len(hashes)
+        return [
+            all(gone) and page_hash not in left
+            for page_hash, *gone in zip(hashes, *answers, strict=True)
+        ]
+
+    def clear(self, space: KeySpace) -> int:
+        """Remove every page of `space` from every tier, and from the copies under way.
+
+        A copy that another process makes at this moment may stay.
+        """
+        self.ensure_open()
+        if not self.capabilities.enumerable:
+            raise UnsupportedOperation("tiered: a tier cannot list its pages, so none is cleared")
+        with self._copiers.get().removal(space.id, None) as left:
+            _refuse_running(left)
+            pages = sum(1 for _ in self._scan(space))
+            self._clear_members(lambda storage: storage.clear(space))
+        return pages
+
+    def remove_space(self, space_id: str) -> int:
+        self.ensure_open()
+        with self._copiers.get().removal(space_id, None) as left:
+            _refuse_running(left)
+            known = next((space for space in self._spaces() if space.id == space_id), None)
+            pages = sum(1 for _ in self._scan(known)) if known else 0
+            removed = self._clear_members(lambda storage: storage.remove_space(space_id))
+        for member in self._members:
+            member.forget_space(space_id)
+        return pages if known else max(removed)
+
+    def close(self) -> None:
+        """Finish the copies under way, within `timeout_s`, and close the tiers."""
+        if not self._closed and not self.is_forked_copy:
+            self._copiers.close()
+        super().close()
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    def _require_an_answer(self, errors: Sequence[Exception]) -> None:
+        if len(errors) >= len(self._members):
+            raise errors[0]
+
+    def _new_copier(self) -> Copier:
+        return Copier(self, self._settings, read_only=self._read_only)
+
+
+def _refuse_running(left: set[str]) -> None:
+    if left:
+        raise StorageTimeout(
+            f"tiered: copies of {len(left)} pages are still under way, so nothing was removed: try again"
+        )

@@ -1,0 +1,356 @@
+"""Call one store of a composition, so that its failures and hangs stay its own.
+
+Each store has a breaker for reads and one for writes. If its call is made on a thread, the caller waits
+until a deadline and then leaves the call behind. A write that failed or was left behind may still
+arrive. Its pages are in doubt: they are misses until a set or a delete of them has succeeded.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from concurrent.futures import wait
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from hicache_storage.backend_support.counters import Counters
+from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.backend_support.executor import DaemonExecutor
+from hicache_storage.backend_support.fork_local import ForkLocal
+from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
+from hicache_storage.page_store.breaker import Breakers
+from hicache_storage.page_store.call_guard import CallGuard
+from hicache_storage.page_store.storage_calls import checked_answers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+    from concurrent.futures import Future
+
+    from hicache_storage.composition.settings import LimitSettings
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+    from hicache_storage.page_store.breaker import Permit
+    from hicache_storage.storage import HiCacheStorage
+
+logger: logging.Logger = logging.getLogger("hicache_storage.composition")
+
+T = TypeVar("T")
+
+_MOST_DOUBTS = 1 << 16
+_LOOKUP_PAGES = 256
+
+
+@contextmanager
+def noting(errors: list[Exception]) -> Generator[None]:
+    """Add the error of a call to a member to `errors`, and go on behind the block."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - whatever a member raises is its own failure
+        errors.append(error)
+
+
+class PendingCall(Generic[T]):
+    """A call to a store on one of its threads. Wait for it with `result`."""
+
+    def __init__(
+        self,
+        member: Member,
+        permit: Permit,
+        future: Future[T],
+        timeout_s: float,
+        settle: Callable[[T], T],
+    ) -> None:
+        self.future: Future[T] = future
+        """Done when the store does not use the call's memory any more."""
+        self._member = member
+        self._permit = permit
+        self._deadline = Deadline(timeout_s)
+        self._settle = settle
+
+    def result(self, *, may_leave: bool = True) -> T:
+        """Return the store's answer. Unless the caller `may_leave` the call behind, wait for its end.
+
+        Raises:
+            StorageTimeout: There is none at the deadline. The call is left behind, or never begins.
+            Exception: The store raised it.
+        """
+        wait([self.future], self._deadline.remaining_s())
+        if not self.future.done():
+            if self.future.cancel():
+                self._permit.dismiss()  # other calls occupy the threads: this one says nothing
+                raise self._late()
+            self._permit.fail(hung=True)
+            if may_leave:
+                self._member.counters.add("failed_calls")
+                raise self._late()
+        return self._settle(self.future.result())
+
+    def _late(self) -> StorageTimeout:
+        return StorageTimeout(
+            f"{self._member.label} did not answer within {self._deadline.timeout_s:g} s"
+        )
+
+
+class Member:
+    """One store of a composition. Thread-safe. In a forked child it has threads of its own."""
+
+    def __init__(
+        self, label: str, name: str, storage: HiCacheStorage, limits: LimitSettings
+    ) -> None:
+        """Take over `storage`. `label` names it in messages, such as "tier 'nvme'"."""
+        self.label = label
+        self.name = name
+        self.storage = storage
+        self.counters = Counters()
+        self._limits = limits
+        self._opened: set[KeySpace] = set()
+        self._local = ForkLocal(self._make_local, close=_Local.close)
+
+    def close(self) -> None:
+        """End the threads after their calls, within `timeout_s`, and close the store."""
+        self._local.close()
+        self.storage.close()
+
+    @property
+    def state(self) -> str:
+        """The worse state of the two breakers: `open`, then `half_open`, then `closed`."""
+        local = self._local.get()
+        return Breakers(local.reads.breaker, local.writes.breaker).state
+
+    def forget_space(self, space_id: str) -> None:
+        """Open a key space again before its next set, because it was removed."""
+        self._opened = {space for space in self._opened if space.id != space_id}
+
+    def open_space(self, space: KeySpace) -> None:
+        """Open a key space in the store, once."""
+        if space not in self._opened:
+            self.storage.open_space(space)
+            self._opened.add(space)
+
+    # --- calls in this thread --------------------------------------------------------------------
+
+    def exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        """Ask which pages the store has.
+
+        Raises:
+            StorageUnavailable: The store has failed before and is not asked now.
+            Exception: The store raised it, or its answer is malformed.
+        """
+        local = self._local.get()
+        return self._certain(
+            space,
+            hashes,
+            self._run(local.reads, self._admit(local.reads), self._exists, space, hashes),
+        )
+
+    def get(self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]) -> list[bool]:
+        """Read pages. Raises what `exists` raises."""
+        local = self._local.get()
+        hits = self._run(local.reads, self._admit(local.reads), self._get, space, hashes, pages)
+        return self._certain(space, hashes, hits)
+
+    def set(self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]) -> list[bool]:
+        """Store pages. Raises what `exists` raises."""
+        local = self._local.get()
+        stored = self._run(local.writes, self._admit(local.writes), self._set, space, hashes, pages)
+        return self._resolved(space, hashes, stored)
+
+    def delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        """Delete pages. One whose doubtful write still runs is not gone. Raises what `exists` raises."""
+        local = self._local.get()
+        gone = self._run(local.writes, self._admit(local.writes), self._delete, space, hashes)
+        return self._resolved(space, hashes, gone)
+
+    # --- calls on the store's threads ------------------------------------------------------------
+
+    def begin_exists(self, space: KeySpace, hashes: Sequence[str]) -> PendingCall[list[bool]]:
+        """Begin `exists`. It has `lookup_timeout_s`, or more for many pages."""
+        limits = self._limits
+        scaled_s = limits.lookup_timeout_s * max(1.0, len(hashes) / _LOOKUP_PAGES)
+        return self._begin(
+            self._local.get().reads,
+            partial(self._exists, space, hashes),
+            partial(self._certain, space, hashes),
+            min(limits.timeout_s, scaled_s),
+        )
+
+    def begin_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> PendingCall[list[bool]]:
+        """Begin `get`. The store uses `pages` until the call's `future` is done."""
+        return self._begin(
+            self._local.get().reads,
+            partial(self._get, space, hashes, pages),
+            partial(self._certain, space, hashes),
+        )
+
+    def begin_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> PendingCall[list[bool]]:
+        """Begin `set`. The store uses `pages` until the call's `future` is done."""
+        return self._begin(
+            self._local.get().writes,
+            partial(self._set, space, hashes, pages),
+            partial(self._resolved, space, hashes),
+        )
+
+    def begin_delete(self, space: KeySpace, hashes: Sequence[str]) -> PendingCall[list[bool]]:
+        """Begin `delete`."""
+        return self._begin(
+            self._local.get().writes,
+            partial(self._delete, space, hashes),
+            partial(self._resolved, space, hashes),
+        )
+
+    # --- doubts ----------------------------------------------------------------------------------
+
+    def doubt(
+        self, space: KeySpace, hashes: Sequence[str], write: Future[list[bool]] | None = None
+    ) -> None:
+        """Treat pages as misses, because a write that was reported as refused may still store them.
+
+        `write` is that write if it still runs. The oldest doubts are forgotten beyond 65,536 pages.
+        """
+        self._local.get().doubts.add(space, hashes, write)
+
+    def _certain(self, space: KeySpace, hashes: Sequence[str], hits: list[bool]) -> list[bool]:
+        return self._local.get().doubts.without(space, hashes, hits)
+
+    def _resolved(self, space: KeySpace, hashes: Sequence[str], done: list[bool]) -> list[bool]:
+        return self._local.get().doubts.resolve(space, hashes, done)
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    def _exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        return checked_answers(self.storage.batch_exists(space, hashes), len(hashes))
+
+    def _get(self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]) -> list[bool]:
+        return checked_answers(self.storage.batch_get(space, hashes, pages), len(hashes))
+
+    def _set(self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]) -> list[bool]:
+        self.open_space(space)
+        return checked_answers(self.storage.batch_set(space, hashes, pages), len(hashes))
+
+    def _delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        return checked_answers(self.storage.batch_delete(space, hashes), len(hashes))
+
+    def _begin(
+        self,
+        guard: CallGuard,
+        call: Callable[[], T],
+        settle: Callable[[T], T],
+        timeout_s: float | None = None,
+    ) -> PendingCall[T]:
+        permit = self._admit(guard)
+        future = self._local.get().executor(guard).submit(partial(self._run, guard, permit, call))
+        return PendingCall(self, permit, future, timeout_s or self._limits.timeout_s, settle)
+
+    def _admit(self, guard: CallGuard) -> Permit:
+        permit = guard.admit()
+        if permit is None:
+            self.counters.add("refused_calls")
+            raise StorageUnavailable(
+                f"{self.label} failed, and is not asked for {self._limits.breaker_cooldown_s:g} s"
+            )
+        return permit
+
+    def _run(
+        self, guard: CallGuard, permit: Permit, call: Callable[..., T], *arguments: object
+    ) -> T:
+        running = guard.begin(permit)
+        with permit:
+            try:
+                result = call(*arguments)
+            except Exception as error:
+                permit.fail()
+                self.counters.add("failed_calls")
+                if not isinstance(error, HiCacheError):
+                    logger.warning("a call to %s failed", self.label, exc_info=True)
+                raise
+            finally:
+                guard.end(running)
+            permit.succeed()
+        return result
+
+    def _make_local(self) -> _Local:
+        return _Local(self.label, self.storage.capabilities.parallelism, self._limits)
+
+
+class _Local:
+    """What belongs to one process: breakers, threads, doubts."""
+
+    def __init__(self, label: str, threads: int, limits: LimitSettings) -> None:
+        self.reads, self.writes = (
+            CallGuard(
+                timeout_s=limits.timeout_s,
+                failures=limits.breaker_failures,
+                cooldown_s=limits.breaker_cooldown_s,
+            )
+            for _ in range(2)
+        )
+        self.doubts = _Doubts()
+        self._label, self._threads = label, threads
+        self._close_s = limits.timeout_s
+        self._lock = threading.Lock()
+        self._executors: dict[CallGuard, DaemonExecutor] = {}
+
+    def executor(self, guard: CallGuard) -> DaemonExecutor:
+        """Return the threads for the calls of `guard`, so that hung writes occupy no reads' threads."""
+        found = self._executors.get(guard)
+        if found is None:
+            with self._lock:
+                found = self._executors.get(guard)
+                if found is None:
+                    found = DaemonExecutor(f"hicache {self._label}", self._threads)
+                    self._executors[guard] = found
+        return found
+
+    def close(self) -> None:
+        """End the threads."""
+        deadline = Deadline(self._close_s)
+        for executor in self._executors.values():
+            if not executor.close(deadline.remaining_s()):
+                logger.warning("a call to %s has not ended, and is left behind", self._label)
+
+
+class _Doubts:
+    """The pages that a write may still store although it was reported as refused. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._writes: OrderedDict[tuple[KeySpace, str], Future[list[bool]] | None] = OrderedDict()
+
+    def add(self, space: KeySpace, hashes: Sequence[str], write: Future[list[bool]] | None) -> None:
+        with self._lock:
+            self._writes.update(((space, page_hash), write) for page_hash in hashes)
+            while len(self._writes) > _MOST_DOUBTS:
+                self._writes.popitem(last=False)
+
+    def without(self, space: KeySpace, hashes: Sequence[str], hits: list[bool]) -> list[bool]:
+        """Return `hits` without the pages in doubt."""
+        if not self._writes:
+            return hits
+        with self._lock:
+            return [
+                hit and (space, page_hash) not in self._writes
+                for page_hash, hit in zip(hashes, hits, strict=True)
+            ]
+
+    def resolve(self, space: KeySpace, hashes: Sequence[str], done: list[bool]) -> list[bool]:
+        """Forget doubts about pages that were set or deleted. False: the doubtful write still runs."""
+        if not self._writes:
+            return done
+        with self._lock:
+            return [
+                is_done and self._end((space, page_hash))
+                for page_hash, is_done in zip(hashes, done, strict=True)
+            ]
+
+    def _end(self, key: tuple[KeySpace, str]) -> bool:
+        write = self._writes.get(key)
+        if write is not None and not write.done():
+            return False
+        self._writes.pop(key, None)
+        return True

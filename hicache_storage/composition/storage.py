@@ -1,0 +1,304 @@
+"""The part of a composed storage that does not depend on which of its stores holds a page.
+
+A subclass implements the calls of engines, `clear` and `remove_space`. The calls of operators (listings,
+removals) go to each store without its breaker, and an error names the store: "nothing is there" and "I
+could not look" are different answers.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from hicache_storage.composition.claims import weakest
+from hicache_storage.composition.member import Member
+from hicache_storage.errors import ConfigError, HiCacheError, StorageTimeout, StorageUnavailable
+from hicache_storage.registry import resolve
+from hicache_storage.storage import (
+    Capabilities,
+    Diagnosis,
+    Durability,
+    HiCacheStorage,
+    PageTimes,
+    Retention,
+    StorageStats,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+
+    from hicache_storage.composition.settings import LimitSettings, MemberSettings
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import HostBuffer
+    from hicache_storage.storage import PageFault, PageInfo, UnreadableSpace
+
+
+class ComposedStorage(HiCacheStorage):
+    """A storage that consists of other storages, its members. Thread-safe."""
+
+    # These are the widest claims. An instance claims what its members allow.
+    capabilities = Capabilities(
+        retention=Retention.UNTIL_DELETED,
+        durability=Durability.POWER,
+        shared=True,
+        enumerable=True,
+        bounded=True,
+        revocable=True,
+    )
+    kind: ClassVar[str]
+    """What a member is called in messages: `tier`, `stripe`."""
+
+    def __init__(self, members: Mapping[str, HiCacheStorage], limits: LimitSettings) -> None:
+        """Take over open storages by name, in order."""
+        self._members = [
+            Member(f"{self.kind} {name!r}", name, storage, limits)
+            for name, storage in members.items()
+        ]
+        claims = weakest([member.storage.capabilities for member in self._members])
+        vars(self)["capabilities"] = replace(
+            claims,
+            bounded=self._is_bounded(),
+            revocable=claims.scatter_gather and self._is_revocable(),
+        )
+        vars(self)["usable_after_fork"] = all(
+            member.storage.usable_after_fork for member in self._members
+        )
+
+    def _is_bounded(self) -> bool:
+        return all(member.storage.capabilities.bounded for member in self._members)
+
+    def _is_revocable(self) -> bool:
+        return all(member.storage.capabilities.revocable for member in self._members)
+
+    def parts(self) -> Mapping[str, HiCacheStorage]:
+        """Return the members by name."""
+        return {member.name: member.storage for member in self._members}
+
+    def open_space(self, space: KeySpace) -> None:
+        """Open `space` in each member. A member that fails opens it before its first set.
+
+        Raises:
+            StorageUnavailable: No member could open it.
+        """
+        super().open_space(space)
+        errors: list[HiCacheError] = []
+        for member in self._members:
+            try:
+                member.open_space(space)
+            except (StorageUnavailable, StorageTimeout) as error:
+                errors.append(error)
+        if len(errors) == len(self._members):
+            raise errors[0]
+
+    # --- listings ----------------------------------------------------------------------------------
+
+    def spaces(self) -> Iterator[KeySpace]:
+        """Yield each key space that a member holds, once."""
+        self.ensure_open()
+        return self._spaces()
+
+    def _spaces(self) -> Iterator[KeySpace]:
+        seen: set[KeySpace] = set()
+        for member in self._members:
+            with self._named(member):
+                for space in member.storage.spaces():
+                    if space not in seen:
+                        seen.add(space)
+                        yield space
+
+    def scan(self, space: KeySpace) -> Iterator[PageInfo]:
+        """Yield each page that a member holds, once. The names of those seen take memory meanwhile."""
+        self.ensure_open()
+        return self._scan(space)
+
+    def _scan(self, space: KeySpace) -> Iterator[PageInfo]:
+        seen: set[bytes] = set()
+        for member in self._members:
+            with self._named(member):
+                for info in member.storage.scan(space):
+                    name = info.page_hash.encode()
+                    if name not in seen:
+                        seen.add(name)
+                        yield info
+
+    def faults(self, space: KeySpace, hashes: Sequence[str] | None = None) -> Iterator[PageFault]:
+        """Yield the damaged objects of each member, with the member's name in `detail`."""
+        self.ensure_open()
+        return self._faults(space, hashes)
+
+    def _faults(self, space: KeySpace, hashes: Sequence[str] | None) -> Iterator[PageFault]:
+        for member in self._members:
+            with self._named(member):
+                for fault in member.storage.faults(space, hashes):
+                    yield replace(fault, detail=f"{member.label}: {fault.detail}".rstrip(": "))
+
+    def unreadable_spaces(self) -> Iterator[UnreadableSpace]:
+        self.ensure_open()
+        return self._unreadable_spaces()
+
+    def _unreadable_spaces(self) -> Iterator[UnreadableSpace]:
+        for member in self._members:
+            with self._named(member):
+                for one in member.storage.unreadable_spaces():
+                    yield replace(one, reason=f"{member.label}: {one.reason}")
+
+    def page_times(self, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
+        """Return the latest times that a member recorded for each page."""
+        self.ensure_open()
+        found: list[list[PageTimes]] = []
+        for member in self._members:
+            with self._named(member):
+                found.append(member.storage.page_times(space, hashes))
+        return [_latest(times) for times in zip(*found, strict=True)]
+
+    # --- the rest ------------------------------------------------------------------------------------
+
+    def diagnose(self) -> list[Diagnosis]:
+        """Return the diagnoses of each member, with its name, and the members that are not asked now."""
+        self.ensure_open()
+        found: list[Diagnosis] = []
+        for member in self._members:
+            if member.state != "closed":
+                found.append(
+                    Diagnosis(
+                        member.name,
+                        "its last calls failed, so it is not asked for a while",
+                        "look for the reason in the log",
+                    )
+                )
+            try:
+                diagnoses = member.storage.diagnose()
+            except HiCacheError as error:
+                diagnoses = [
+                    Diagnosis("state", f"it does not answer: {error}", "repair this store")
+                ]
+            found += [
+                replace(each, topic=f"{member.name}: {each.topic}", is_full=False)
+                for each in diagnoses
+            ]
+        return found
+
+    def stats(self) -> StorageStats:
+        """Return the sums of the members' figures, and their counters as `NAME.COUNTER`."""
+        self.ensure_open()
+        found = [(member, member.storage.stats()) for member in self._members]
+        return StorageStats(
+            nbytes=_sum([stats.nbytes for _, stats in found]),
+            capacity_nbytes=_sum([stats.capacity_nbytes for _, stats in found]),
+            counters={
+                f"{member.name}.{name}": count
+                for member, stats in found
+                for name, count in {**stats.counters, **member.counters.snapshot()}.items()
+            },
+        )
+
+    def register_buffer(self, buffer: HostBuffer) -> None:
+        self.ensure_open()
+        for member in self._members:
+            member.storage.register_buffer(buffer)
+
+    def unregister_buffer(self, buffer: HostBuffer) -> None:
+        self.ensure_open()
+        for member in self._members:
+            member.storage.unregister_buffer(buffer)
+
+    def close(self) -> None:
+        with ExitStack() as stack:
+            stack.callback(super().close)
+            for member in self._members:
+                stack.callback(member.close)
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    @property
+    def _widest_capabilities(self) -> Capabilities:
+        return self.capabilities
+
+    def _clear_members(self, call: Callable[[HiCacheStorage], int]) -> list[int]:
+        """Remove pages from each member, whatever happens to the others.
+
+        Raises:
+            StorageUnavailable, StorageTimeout: The first error of a member, with its name.
+        """
+        removed: list[int] = []
+        errors: list[HiCacheError] = []
+        for member in self._members:
+            try:
+                with self._named(member):
+                    removed.append(call(member.storage))
+            except HiCacheError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return removed
+
+    @contextmanager
+    def _named(self, member: Member) -> Generator[None]:
+        """Name the member in errors about its availability."""
+        try:
+            yield
+        except (StorageUnavailable, StorageTimeout) as error:
+            raise type(error)(f"{member.label}: {error}") from error
+
+
+def open_members(
+    where: str, members: Sequence[MemberSettings], *, read_only: bool
+) -> dict[str, HiCacheStorage]:
+    """Open the storages of `members` in order. If one fails, close the others.
+
+    Args:
+        where: The backend and field of the members, for messages: `tiered: tiers`.
+        members: The names, backends and configs.
+        read_only: Open them as `open_read_only` does.
+
+    Raises:
+        ConfigError, StorageUnavailable: As in `from_config`. The message names the member.
+    """
+    opened: dict[str, HiCacheStorage] = {}
+    with ExitStack() as stack:
+        for each in members:
+            with _naming(f"{where}.{each.name}"):
+                storage_class, fields = resolve(each.backend, each.config)
+                opening = storage_class.open_read_only if read_only else storage_class.from_config
+                opened[each.name] = opening(fields)
+                stack.callback(opened[each.name].close)
+        stack.pop_all()
+    return opened
+
+
+def would_create_members(where: str, members: Sequence[MemberSettings]) -> str | None:
+    """Return the first place where a member would create a new, empty store, or None."""
+    for each in members:
+        with _naming(f"{where}.{each.name}"):
+            storage_class, fields = resolve(each.backend, each.config)
+            place = storage_class.would_create(fields)
+        if place is not None:
+            return place
+    return None
+
+
+@contextmanager
+def _naming(where: str) -> Generator[None]:
+    """Begin the message of an error with the member that it is about."""
+    try:
+        yield
+    except ConfigError as error:
+        raise type(error)(f"{where}: {error}") from None
+    except (StorageUnavailable, StorageTimeout) as error:
+        raise type(error)(f"{where}: {error}") from error
+
+
+def _latest(times: Sequence[PageTimes]) -> PageTimes:
+    used = [each for each in times if each.used_at_s is not None]
+    return replace(
+        max(used, key=lambda each: each.used_at_s or 0.0, default=PageTimes()),
+        written_at_s=max(
+            (each.written_at_s for each in times if each.written_at_s is not None), default=None
+        ),
+    )
+
+
+def _sum(figures: Sequence[int | None]) -> int | None:
+    known = [figure for figure in figures if figure is not None]
+    return sum(known) if len(known) == len(figures) else None
