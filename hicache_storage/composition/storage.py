@@ -41,6 +41,12 @@ if TYPE_CHECKING:
     from hicache_storage.storage import PageFault, PageInfo, UnreadableSpace
 
 
+NO_ANSWER = "state"
+"""The topic of the diagnosis of a member that does not answer, behind its name."""
+NO_STORE = "there is no store at"
+"""How the error about a member begins that is missing where others exist."""
+
+
 class ComposedStorage(HiCacheStorage):
     """A storage that consists of other storages, its members. Thread-safe."""
 
@@ -179,7 +185,7 @@ class ComposedStorage(HiCacheStorage):
                 diagnoses = member.storage.diagnose()
             except HiCacheError as error:
                 diagnoses = [
-                    Diagnosis("state", f"it does not answer: {error}", "repair this store")
+                    Diagnosis(NO_ANSWER, f"it does not answer: {error}", "repair this store")
                 ]
             found += [
                 replace(each, topic=f"{member.name}{_joint(member, each.topic)}{each.topic}")
@@ -307,7 +313,7 @@ def _open(storage_class: type[HiCacheStorage], fields: Mapping[str, Any]) -> HiC
 def _look_at(storage_class: type[HiCacheStorage], fields: Mapping[str, Any]) -> HiCacheStorage:
     place = storage_class.would_create(fields)
     if place is not None:
-        return UnopenedStorage(StorageUnavailable(f"there is no store at {shown(place)}"))
+        return UnopenedStorage(StorageUnavailable(f"{NO_STORE} {shown(place)}"))
     try:
         return storage_class.open_read_only(fields)
     except (StorageUnavailable, StorageTimeout) as error:
