@@ -7,6 +7,7 @@ could not look" are different answers.
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,10 +16,12 @@ from hicache_storage.composition.claims import weakest
 from hicache_storage.composition.member import Member
 from hicache_storage.composition.unopened import UnopenedStorage
 from hicache_storage.errors import (
+    BackendNotInstalled,
     ConfigError,
     HiCacheError,
     StorageTimeout,
     StorageUnavailable,
+    UnknownBackend,
     shown,
 )
 from hicache_storage.registry import resolve
@@ -282,6 +285,7 @@ def open_members(
         ConfigError, StorageUnavailable: As in `from_config`. The message names the member.
     """
     opened: dict[str, HiCacheStorage] = {}
+    places: dict[tuple[str, str], str] = {}
     with ExitStack() as stack:
         for each in members:
             with _naming(f"{where}.{each.name}"):
@@ -289,6 +293,9 @@ def open_members(
                 opening = _look_at if read_only else _open
                 opened[each.name] = opening(storage_class, fields)
                 stack.callback(opened[each.name].close)
+                same = places.setdefault((each.backend, _place(fields)), each.name)
+                if same != each.name and opened[each.name].capabilities.shared:
+                    raise ConfigError(f"this is the same store as {same!r}: name another one")
         stack.pop_all()
     return opened
 
@@ -304,6 +311,12 @@ def would_create_members(where: str, members: Sequence[MemberSettings]) -> str |
             return None
         places.append(place)
     return " and ".join(places)
+
+
+def _place(fields: Mapping[str, Any]) -> str:
+    """Return what names the place of a store: the path, or the whole config."""
+    path = fields.get("path")
+    return os.path.realpath(path) if isinstance(path, str) else repr(sorted(fields.items()))
 
 
 def _open(storage_class: type[HiCacheStorage], fields: Mapping[str, Any]) -> HiCacheStorage:
@@ -325,8 +338,11 @@ def _naming(where: str) -> Generator[None]:
     """Begin the message of an error with the member that it is about."""
     try:
         yield
-    except ConfigError as error:
-        raise type(error)(f"{where}: {error}") from None
+    except UnknownBackend as error:
+        place = f"{where}: {error.where}" if error.where else where
+        raise UnknownBackend(error.name, error.choices, place) from None
+    except (ConfigError, BackendNotInstalled) as error:
+        raise type(error)(f"{where}: {error}") from error.__cause__
     except (StorageUnavailable, StorageTimeout) as error:
         raise type(error)(f"{where}: {error}") from error
 
