@@ -33,7 +33,6 @@ from hicache_storage.errors import (
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
 
     from hicache_storage.storage import HiCacheStorage
 
@@ -204,32 +203,6 @@ def _tier_of(storage: HiCacheStorage, name: str | None, flag: str) -> HiCacheSto
         part = _Tier(storage, find_part(storage, name, flag))
         stack.pop_all()
     return part
-
-
-def undivided_configs(choice: config.StorageChoice) -> dict[str, Mapping[str, Any]]:
-    """Return the config of each store that holds pages, by the name of its part, or "" without parts.
-
-    A part in a config is an object with `name`, `backend` and `config`, and a backend below another one
-    has no name.
-    """
-    return dict(_configs_in(choice.config, ""))
-
-
-def _configs_in(fields: Mapping[str, Any], name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    lists: list[list[Any]] = [value for value in fields.values() if isinstance(value, list)]
-    members: list[Mapping[str, Any]] = [
-        item
-        for value in lists
-        for item in value
-        if isinstance(item, Mapping) and {"name", "backend"} <= item.keys()
-    ]
-    below = fields.get("config")
-    for member in members:
-        yield from _configs_in(member.get("config", {}), f"{name}/{member['name']}".lstrip("/"))
-    if isinstance(below, Mapping) and "backend" in fields:
-        yield from _configs_in(cast("Mapping[str, Any]", below), name)
-    elif not members:
-        yield name, fields
 
 
 def is_same_store(one: config.StorageChoice, other: config.StorageChoice) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from hicache_storage.errors import ConfigError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from hicache_storage.storage import HiCacheStorage
 
@@ -41,6 +42,41 @@ def find_part(storage: HiCacheStorage, name: str, flag: str) -> HiCacheStorage:
     raise ConfigError(
         f"{flag}: there is no tier or stripe {shown(name)!r}: choose one of {', '.join(parts)}"
     )
+
+
+def undivided_configs(
+    backend: str, config: Mapping[str, Any]
+) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """Return the backend and config of each store that holds pages, by the name of its part.
+
+    A part in a config is an object with `name`, `backend` and `config`. A backend below another one, as
+    that of `encrypted`, has no name of its own. A plain store is its own, as "".
+
+    Examples:
+        >>> tiers = [{"name": "ram", "backend": "memory"}, {"name": "far", "backend": "s3"}]
+        >>> undivided_configs("tiered", {"tiers": tiers})
+        {'ram': ('memory', {}), 'far': ('s3', {})}
+    """
+    return dict(_configs_in(backend, config, ""))
+
+
+def _configs_in(
+    backend: str, fields: Mapping[str, Any], name: str
+) -> Iterator[tuple[str, tuple[str, Mapping[str, Any]]]]:
+    lists: list[list[Any]] = [value for value in fields.values() if isinstance(value, list)]
+    members: list[Mapping[str, Any]] = [
+        item
+        for value in lists
+        for item in value
+        if isinstance(item, Mapping) and {"name", "backend"} <= item.keys()
+    ]
+    for member in members:
+        below = f"{name}/{member['name']}".lstrip("/")
+        yield from _configs_in(member["backend"], member.get("config", {}), below)
+    if "backend" in fields and isinstance(fields.get("config"), Mapping):
+        yield from _configs_in(fields["backend"], fields["config"], name)
+    elif not members:
+        yield name, (backend, fields)
 
 
 def split_counter(counter: str, parts: Iterable[str]) -> tuple[str, str]:

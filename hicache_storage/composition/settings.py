@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator
 
+from hicache_storage.scalars import parse_float
 from hicache_storage.settings import Field, PositiveSeconds, Settings
 
 _LEAST = 2
@@ -36,6 +37,10 @@ def _checked(members: list[MemberSettings]) -> list[MemberSettings]:
 
 Members = Annotated[list[MemberSettings], AfterValidator(_checked)]
 """The stores of a composition: at least two, each with a name of its own."""
+
+
+Weight = Annotated[float, BeforeValidator(parse_float)]
+"""The share of a store in a composition: a finite number."""
 
 
 class LimitSettings(Settings):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Self
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import model_validator
 
-from hicache_storage.composition.settings import LimitSettings, Members
+from hicache_storage.composition.settings import LimitSettings, Members, Weight
 from hicache_storage.errors import did_you_mean, shown
-from hicache_storage.scalars import parse_float
 from hicache_storage.settings import Field, parse_nbytes
 
 
@@ -17,7 +16,7 @@ class StripedSettings(LimitSettings):
 
     stripes: Members
     """The stores, in any order. A page's place depends on their names and weights only."""
-    weights: dict[str, Annotated[float, BeforeValidator(parse_float)]] = Field(default_factory=dict)
+    weights: dict[str, Weight] = Field(default_factory=dict)
     """The share of pages that each stripe gets, by name. Without weights, each stripe's share is its
     `capacity_nbytes` if every stripe has one, and all shares are equal otherwise."""
 

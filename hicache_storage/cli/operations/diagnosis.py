@@ -18,8 +18,8 @@ from hicache_storage.cli.ages import format_age
 from hicache_storage.cli.operations.batches import listed
 from hicache_storage.cli.operations.probe import PROBE_MODEL
 from hicache_storage.cli.sizes import counted, format_nbytes
-from hicache_storage.cli.stores import excesses_of, undivided_configs
-from hicache_storage.composition.parts import all_parts, undivided
+from hicache_storage.cli.stores import excesses_of
+from hicache_storage.composition.parts import all_parts, undivided, undivided_configs
 from hicache_storage.composition.storage import NO_ANSWER, NO_STORE
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
 from hicache_storage.page_store import Verdict
@@ -117,7 +117,7 @@ def part_checks(asked: Answering) -> Iterator[Check]:
 def path_checks(choice: StorageChoice, storage: HiCacheStorage) -> Iterator[Check]:
     """Yield the checks of the file system, for each store that has a path."""
     parts = undivided(storage)
-    for name, fields in undivided_configs(choice).items():
+    for name, (_, fields) in undivided_configs(choice.backend, choice.config).items():
         path = fields.get("path")
         if isinstance(path, str) and name in parts:
             root = Path(os.path.expanduser(path)).resolve()  # noqa: PTH111 - as the backends do
