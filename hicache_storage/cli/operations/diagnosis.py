@@ -21,7 +21,7 @@ from hicache_storage.cli.sizes import counted, format_nbytes
 from hicache_storage.cli.stores import excesses_of
 from hicache_storage.composition.parts import all_parts, undivided, undivided_configs
 from hicache_storage.composition.storage import NO_ANSWER, NO_STORE
-from hicache_storage.errors import StorageTimeout, StorageUnavailable
+from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
 from hicache_storage.page_store import Verdict
 from hicache_storage.prefetch_policy import PrefetchPolicy
 from hicache_storage.storage import Retention
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from hicache_storage.cli.operations.answering import Answering
     from hicache_storage.cli.operations.probe import Measured
     from hicache_storage.config import StorageChoice
-    from hicache_storage.errors import HiCacheError
     from hicache_storage.keys import KeySpace
     from hicache_storage.storage import Diagnosis, HiCacheStorage, UnreadableSpace
 
@@ -282,6 +281,8 @@ def opening_problem(error: HiCacheError) -> Check:
     """Return the check for a store that does not open."""
     advice = "start the store, or correct its address; until then engines run without L3"
     cause = error.__cause__
+    while isinstance(cause, HiCacheError):  # a composition names the store that failed
+        cause = cause.__cause__
     if isinstance(cause, OSError) and cause.errno == errno.EROFS:
         advice = _READ_ONLY_ADVICE
     elif isinstance(cause, OSError) and cause.errno in {errno.EACCES, errno.EPERM}:
@@ -291,7 +292,7 @@ def opening_problem(error: HiCacheError) -> Check:
     ):
         advice = "make room"
     elif NO_STORE in str(error):
-        advice = "mount it, or correct its path, because an engine makes a new, empty store there"
+        advice = "mount it, or correct its path; if it is new, the next engine makes a store there"
     elif isinstance(error, StorageTimeout):
         advice = "check the store's load, or raise timeout_s"
     elif (left := _LEFT.search(str(error))) is not None:
