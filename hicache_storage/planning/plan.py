@@ -187,18 +187,18 @@ class _Planner:
         found = {(one["host_nbytes"], one["storage_nbytes"]): one for one in options}
         rows: list[dict[str, Any]] = []
         for host_size in self.settings.host_sizes:
-            so_far: float | None = None
+            so_far: list[float] = []
             for name, nbytes in self.settings.tiers:
                 option = found[host_size, nbytes]
-                before = option["l2_hit_rate"] if so_far is None else so_far
-                so_far = option["hit_rate"]
+                so_far = so_far or [option["l2_hit_rate"]]
+                so_far.append(option["hit_rate"])
                 rows.append(
                     {
                         "host_nbytes": host_size,
                         "name": name,
                         "nbytes": nbytes,
-                        "hit_rate": so_far - before,
-                        "hit_rate_so_far": so_far,
+                        "hit_rate": so_far[-1] - so_far[-2],
+                        "hit_rate_so_far": so_far[-1],
                     }
                 )
         return rows

@@ -301,8 +301,9 @@ class TestDoctor:
         self, tmp_path: Path, checked: Any
     ) -> None:
         redis = {"name": "rack", "backend": "redis", "config": {"url": "redis://127.0.0.1:1"}}
-        tiers = [file_member("nvme", tmp_path / "nvme"), redis]
-        CliStore("file", tiers[0]["config"]).fill(range(1))
+        nvme = file_member("nvme", tmp_path / "nvme")
+        tiers = [nvme, redis]
+        CliStore("file", nvme["config"]).fill(range(1))
 
         code, found = checked(CliStore("tiered", {"tiers": tiers}))
 

@@ -56,8 +56,9 @@ def test_the_other_stores_can_be_looked_at(config: dict[str, Any], tmp_path: Pat
 
 def test_a_store_that_cannot_be_reached_gives_its_reason(tmp_path: Path) -> None:
     redis = {"name": "rack", "backend": "redis", "config": {"url": "redis://127.0.0.1:1/0"}}
-    config = {"tiers": [file_member("nvme", tmp_path / "nvme"), redis]}
-    with open_storage("file", config["tiers"][0]["config"]) as storage:
+    nvme = file_member("nvme", tmp_path / "nvme")
+    config = {"tiers": [nvme, redis]}
+    with open_storage("file", nvme["config"]) as storage:
         save(storage, range(1))
 
     with (

@@ -30,7 +30,7 @@ def test_fields_beside_sglangs_are_the_backends() -> None:
 
 
 def test_the_tiers_of_a_composition_are_the_backends() -> None:
-    tiers = [{"name": "ram", "backend": "memory", "config": {}}]
+    tiers = [{"name": "ram", "backend": "memory"}]
 
     name, _, fields = split_config({**FACTORY, "backend_name": "tiered", "tiers": tiers})
 
