@@ -2,9 +2,9 @@
 
 python benchmarks/composed.py [--sizes KIB,KIB] [--rounds N] [--json FILE]
 
-The tier below does nothing, so a row of `tiered` shows what the composition costs a page of its first tier:
-the check of its frame, and in a set the copy for the tier below. The stripes are two directories of one disk.
-The last table has gets of pages that the first tier has, while the tier below hangs.
+The tier below does nothing, so a row of `tiered` shows what the composition costs a page of its first
+tier: the check of its frame, and in a set the copy for the tier below. The stripes are two directories of
+one disk. The last table has gets of pages that the first tier has, while the tier below hangs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import statistics
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from _disk import default_parent
@@ -25,15 +24,16 @@ from hicache_backends.memory import MemoryStorage
 from hicache_backends.striped import StripedSettings, StripedStorage
 from hicache_backends.tiered import TieredSettings, TieredStorage
 
+from hicache_storage.page import Page
 from hicache_storage.testing import Fault, FaultyStorage, Odds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from _store import Direction, Memory
 
     from hicache_storage.keys import KeySpace
-    from hicache_storage.page import Page
     from hicache_storage.storage import HiCacheStorage
 
 BATCH_PAGES = 128
@@ -139,7 +139,7 @@ def bench_hang(root: Path) -> None:
         store.prepare_get(hashes)
     began_s = time.perf_counter()
     missing = key_space(nbytes)
-    above.batch_get(missing, page_hashes_of("absent", 0, 1), [stores[1]._targets[0].payload])
+    above.batch_get(missing, page_hashes_of("absent", 0, 1), [Page(destination.views[0])])
     first_s = time.perf_counter() - began_s
     times: dict[str, list[float]] = {store.name: [] for store in stores}
     for _ in range(LOOKS):

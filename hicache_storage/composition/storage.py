@@ -55,21 +55,17 @@ class ComposedStorage(HiCacheStorage):
             Member(f"{self.kind} {name!r}", name, storage, limits)
             for name, storage in members.items()
         ]
-        claims = weakest([member.storage.capabilities for member in self._members])
-        vars(self)["capabilities"] = replace(
-            claims,
-            bounded=self._is_bounded(),
-            revocable=claims.scatter_gather and self._is_revocable(),
+        vars(self)["capabilities"] = self._claims(
+            [member.storage.capabilities for member in self._members]
         )
         vars(self)["usable_after_fork"] = all(
             member.storage.usable_after_fork for member in self._members
         )
 
-    def _is_bounded(self) -> bool:
-        return all(member.storage.capabilities.bounded for member in self._members)
-
-    def _is_revocable(self) -> bool:
-        return all(member.storage.capabilities.revocable for member in self._members)
+    @staticmethod
+    def _claims(members: Sequence[Capabilities]) -> Capabilities:
+        """Return what the composition claims, given what its members claim."""
+        return weakest(members)
 
     def parts(self) -> Mapping[str, HiCacheStorage]:
         """Return the members by name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import compress
 from typing import TYPE_CHECKING, Any, Self
@@ -11,6 +12,7 @@ from hicache_backends.tiered.read import TieredRead
 from hicache_backends.tiered.settings import TieredSettings
 from hicache_backends.tiered.write import TieredWrite
 from hicache_storage.backend_support.fork_local import ForkLocal
+from hicache_storage.composition.claims import weakest
 from hicache_storage.composition.member import noting
 from hicache_storage.composition.storage import (
     ComposedStorage,
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
-    from hicache_storage.storage import HiCacheStorage
+    from hicache_storage.storage import Capabilities, HiCacheStorage
 
 
 class TieredStorage(ComposedStorage):
@@ -69,8 +71,13 @@ class TieredStorage(ComposedStorage):
         settings = TieredSettings.parse("tiered", config)
         return would_create_members("tiered: tiers", settings.tiers)
 
-    def _is_revocable(self) -> bool:
-        return self._members[0].storage.capabilities.revocable
+    @staticmethod
+    def _claims(members: Sequence[Capabilities]) -> Capabilities:
+        """Return the weakest claims. Only the first tier accesses the caller's pages."""
+        first = members[0]
+        return replace(
+            weakest(members), scatter_gather=first.scatter_gather, revocable=first.revocable
+        )
 
     # --- pages -----------------------------------------------------------------------------------
 
