@@ -3,8 +3,8 @@
 python benchmarks/composed.py [--sizes KIB,KIB] [--rounds N] [--json FILE]
 
 The tier below does nothing, so a row of `tiered` shows what the composition costs a page of its first
-tier: the check of its frame, and in a set the copy for the tier below. The stripes are two directories of
-one disk. The last table has gets of pages that the first tier has, while the tier below hangs.
+tier: the check of its frame, and in a set the copy for the tier below. The stripes are two directories
+of one disk. The last table has gets of pages that the first tier has, while the tier below hangs.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class TestBreakers:
     def test_one_hang_opens_the_breaker(self, member: Member, store: Controlled) -> None:
         store.hang("get")
 
-        with pytest.raises(StorageTimeout, match="tier 'a' did not answer within 0.1 s"):
+        with pytest.raises(StorageTimeout, match="tier 'a' did not answer within"):
             member.begin_get(SPACE, [A], [blank()]).result()
         with pytest.raises(StorageUnavailable):
             member.begin_get(SPACE, [A], [blank()])
