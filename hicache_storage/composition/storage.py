@@ -211,8 +211,8 @@ class ComposedStorage(HiCacheStorage):
         """Raise the first of the errors if none of the `asked` members answered."""
         if errors:
             self.ensure_open()
-        if len(errors) >= asked:
-            raise errors[0]
+            if len(errors) >= asked:
+                raise errors[0]
 
     @property
     def _widest_capabilities(self) -> Capabilities:

@@ -433,3 +433,12 @@ def test_a_read_only_storage_promotes_and_heals_nothing(build: Build) -> None:
 
     assert [True] == looking.batch_get(SPACE, [A], [blank()])
     assert not {"set", "delete"} & {*tiers.first.calls}
+
+
+def test_an_empty_batch_has_no_answers(build: Build) -> None:
+    storage = build().storage
+
+    assert [] == storage.batch_exists(SPACE, [])
+    assert [] == storage.batch_get(SPACE, [], [])
+    assert [] == storage.batch_set(SPACE, [], [])
+    assert [] == storage.batch_delete(SPACE, [])
