@@ -258,7 +258,7 @@ def _opened(name: str, directory: Path, stack: ExitStack, fields: dict[str, Any]
             {"name": "rack", "backend": "redis", "config": {"url": redis.url}},
         ]
         return Store(name, {"tiers": tiers, **fields}, redis, place, first)
-    if name == "memory":
-        return Store(name, fields)
+    in_memory = name == "memory"
+    path = {} if in_memory else {"path": str(place)}
     more = {"capacity_nbytes": "1GiB"} if name == "hf3fs" else {}
-    return Store(name, {"path": str(place), **more, **fields}, directory=place)
+    return Store(name, {**path, **more, **fields}, directory=None if in_memory else place)
