@@ -417,10 +417,10 @@ RULES: dict[str, Rule] = {
         Rule(
             "KV-602",
             "A member that hangs costs time once, and nothing grows",
-            "A member that does not answer delays a call by at most its own time limit, or"
-            " that of the composition if the composition can leave the call behind, plus a"
-            " second. From the fourth call on, no page of another member is lost. However many"
-            " calls come, their threads and buffers do not grow.",
+            "If a member does not answer, each call ends within the time limits of the member"
+            " and of the composition, plus a second. A member without a limit is left behind,"
+            " unless it is the first or the pages cannot be revoked. From the fourth call on, no"
+            " page of another member is lost. Threads and buffers do not grow with the calls.",
             "A hung bucket stalls every request that the local disk could answer, or fills"
             " the memory of the host.",
             _EXTENDED,
@@ -477,8 +477,8 @@ RULES: dict[str, Rule] = {
         Rule(
             "KV-607",
             "A listing has each page once, or is an error",
-            "`spaces()` and `scan()` list what any member has, each once. If a member cannot"
-            " be listed, they raise and do not end early.",
+            "`spaces()` and `scan()` list what any member has, each once. If a member cannot be"
+            " listed, they raise, and leave nothing out.",
             "Clean-up counts pages twice, or takes a member that is down for an empty one.",
             _EXTENDED,
             _COMPOSES,

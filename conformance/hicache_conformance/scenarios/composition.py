@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from hicache_conformance.run.outcomes import Violation
 from hicache_conformance.scenarios.attempts import Caller, make_attempt
 from hicache_conformance.scenarios.fault_path import GRACE_S, RECOVERY_LIMIT_S
 from hicache_conformance.scenarios.setup import fitting
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
 
     from hicache_conformance.case.case import Case
+    from hicache_conformance.run.outcomes import Violation
     from hicache_conformance.scenarios.attempts import Attempt
     from hicache_storage.page import Page
 
@@ -28,7 +28,7 @@ PAGES = 24
 _NAMES = ("a", "b", "c")
 _NBYTES = 1024
 _SINGLES = 4
-_WATCHED_CALLS = 16
+_WATCHED_CALLS = 4
 _QUIET_S = 0.02
 _SETTLED_WITHIN_S = 5.0
 
@@ -96,7 +96,7 @@ class Composition:
     def get(self, hashes: Sequence[str]) -> Attempt:
         return self._judged(lambda: self.caller.get(hashes))
 
-    def set(self, pages: Mapping[str, bytes]) -> Attempt:
+    def put(self, pages: Mapping[str, bytes]) -> Attempt:
         self.settle()  # so that no member answers an earlier call meanwhile
         return self._judged(lambda: self.caller.set(pages))
 
@@ -107,7 +107,7 @@ class Composition:
     def lent(self, operation: str, pages: Mapping[str, bytes]) -> Attempt:
         """Make a `batch_get` or `batch_set` whose pages are revoked and used again once it returns.
 
-        The answer is a list of bool. A byte that is written afterwards is a violation in `must_keep_off`.
+        The answer is a list of bool. `must_keep_off` finds bytes that are written afterwards.
         """
         revocable = AtomicRevocable()
         memory = self.probe.memory(self.space, len(pages)).filled_with(list(pages.values()))
@@ -207,7 +207,7 @@ class Composition:
         def is_back() -> bool:
             read = self.get(list(pages)).answer or ()
             hits = {one for one, data in zip(pages, read, strict=False) if data is not None}
-            return there <= hits and all(self.set(self.new_pages()).answer or [False])
+            return there <= hits and all(self.put(self.new_pages()).answer or [False])
 
         if not wait_until(is_back, RECOVERY_LIMIT_S):
             raise self.violation(

@@ -73,7 +73,7 @@ def damage_in_each_member_counts_and_heals(case: Case) -> None:
 
 @check("KV-605")
 def damage_costs_no_copy_that_is_out_of_reach(case: Case) -> None:
-    """If the members that have a page whole are down, damage in another is a miss until they are back."""
+    """If the members that have a page whole are down, damage in another is a miss only until then."""
     tried = 0
     for position in _POSITIONS:
         with composed(case) as one:

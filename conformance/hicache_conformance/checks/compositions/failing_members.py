@@ -48,7 +48,7 @@ def sets_go_on_while_a_member_is_down(case: Case) -> None:
                 with note(f"member {member.name!r} is down {phase.value}"):
                     for _ in range(_CALLS):
                         fresh = one.new_pages()
-                        answers = one.set(fresh).answer or [False] * len(fresh)
+                        answers = one.put(fresh).answer or [False] * len(fresh)
                         if not any(answers):
                             raise one.violation(
                                 "no page can be stored because one member is down",
@@ -73,7 +73,7 @@ def without_any_member_calls_raise(case: Case) -> None:
             for attempt in (
                 one.exists(list(pages)),
                 one.get(list(pages)),
-                one.set(one.new_pages()),
+                one.put(one.new_pages()),
                 one.delete(list(pages)),
             ):
                 if attempt.error is None:

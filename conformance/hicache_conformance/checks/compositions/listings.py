@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hicache_conformance.checks import check
 from hicache_conformance.rules import Need
@@ -13,7 +13,7 @@ from hicache_conformance.scenarios.setup import note
 from hicache_conformance.tools.composition.members import Trouble
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Callable, Collection, Hashable, Iterable
 
     from hicache_conformance.case.case import Case
     from hicache_conformance.scenarios.composition import Composition
@@ -56,11 +56,11 @@ def a_listing_without_a_member_is_an_error(case: Case) -> None:
 
 
 def _must_list_once(
-    one: Composition, operation: str, listed: Iterable[Hashable], expected: set[Hashable] | set[str]
+    one: Composition, operation: str, listed: Iterable[Hashable], expected: Collection[Hashable]
 ) -> None:
     counts = Counter(listed)
     twice = sum(count > 1 for count in counts.values())
-    if twice or counts.keys() != expected:
+    if twice or counts.keys() != set(expected):
         raise one.violation(
             f"{operation} does not list what the members have, each once",
             f"{len(expected)}, each once",
@@ -70,7 +70,7 @@ def _must_list_once(
 
 def _must_raise_or_list(one: Composition, there: set[str]) -> None:
     storage, space = one.probe.storage, one.space
-    calls = {
+    calls: dict[str, tuple[Callable[[], set[Any]], set[Any]]] = {
         "scan": (lambda: {info.page_hash for info in storage.scan(space)}, there),
         "spaces": (lambda: set(storage.spaces()), {space} if there else set()),
     }

@@ -38,7 +38,7 @@ def a_set_is_true_only_if_a_member_stored_the_page(case: Case) -> None:
                 member.fail(trouble)
                 with note(f"member {member.name!r} {trouble.value}"):
                     fresh = one.new_pages()
-                    refused = _judge(one, fresh, one.set(fresh))
+                    refused = _judge(one, fresh, one.put(fresh))
                     one.must_serve(pages)
                 one.mend()
                 one.must_recover(pages)
@@ -55,7 +55,7 @@ def full_members_take_nothing(case: Case) -> None:
                 member.fail(trouble)
             with note(f"each member {trouble.value}"):
                 fresh = one.new_pages()
-                refused = _judge(one, fresh, one.set(fresh))
+                refused = _judge(one, fresh, one.put(fresh))
                 one.must_serve(pages)
             one.mend()
             one.must_recover(pages)
@@ -75,13 +75,13 @@ def a_refused_page_never_arrives_late(case: Case) -> None:
                 member.fail(trouble, phase=phase, operations=_SET)
                 with note(f"member {member.name!r} {trouble.value} {phase.value}"):
                     fresh = one.new_pages()
-                    refused = _judge(one, fresh, one.set(fresh))
+                    refused = _judge(one, fresh, one.put(fresh))
                     _stay_away(one, pages, fresh, refused, late=position)
 
 
 @check("KV-603")
 def a_refused_page_never_arrives_after_it_was_left_behind(case: Case) -> None:
-    """If a set leaves a hung member behind, and says False, its page stays away when the member wakes."""
+    """If a set leaves a hung member behind and is False, its page stays away when the member wakes."""
     for position in _POSITIONS[1:]:
         with composed(case, have_limits=False) as one:
             pages = one.stored()
@@ -127,9 +127,10 @@ def _stay_away(
     one.settle()
     one.must_recover(pages)
     one.must_hide(refused, f"{_WHY}, because a late write has arrived")
-    again = {h: fresh[h] for h in refused}
-    if again:
-        one.must_serve(again) if all(one.set(again).answer or [False]) else None
+    if refused:
+        again = {h: fresh[h] for h in refused}
+        if all(one.put(again).answer or [False]):
+            one.must_serve(again)
         gone = one.delete(refused).answer or ()
         one.must_be_gone(
             [h for h, ok in zip(refused, gone, strict=False) if ok], "that was deleted"

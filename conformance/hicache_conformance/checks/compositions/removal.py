@@ -8,6 +8,7 @@ from hicache_conformance.checks import check
 from hicache_conformance.run.outcomes import NotDeclared
 from hicache_conformance.scenarios.attempts import make_attempt
 from hicache_conformance.scenarios.composition import composed
+from hicache_conformance.scenarios.fault_path import GRACE_S
 from hicache_conformance.scenarios.setup import note
 from hicache_conformance.tools.composition.members import Phase, Trouble
 from hicache_conformance.tools.processes.resources import wait_until
@@ -15,8 +16,6 @@ from hicache_conformance.tools.processes.threads import Threads
 from hicache_storage.errors import UnsupportedOperation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hicache_conformance.case.case import Case
     from hicache_conformance.scenarios.attempts import Attempt
     from hicache_conformance.scenarios.composition import Composition
@@ -59,7 +58,7 @@ def a_delete_that_does_not_reach_a_member_is_false(case: Case) -> None:
 
 @check("KV-606")
 def a_removed_key_space_is_gone_from_every_member(case: Case) -> None:
-    """After `clear` and `remove_space`, no member has a page. If a member does not answer, they raise."""
+    """After `clear` and `remove_space`, no member has a page. If one does not answer, they raise."""
     for operation in _REMOVALS:
         with composed(case) as one:
             pages = one.stored()
@@ -84,9 +83,7 @@ def a_delete_reaches_copies_under_way(case: Case) -> None:
     for phase in Phase:
         for position in _POSITIONS:
             for source in ("batch_get", "batch_set"):
-                with composed(case, have_limits=False) as one:
-                    with note(f"a copy is held in a member, {phase.value}"):
-                        copies += _removed_during_copy(one, position, phase, source, "batch_delete")
+                copies += _removed_during_copy(case, position, phase, source, "batch_delete")
     case.evidence["copies that were held"] = f"{copies}"
 
 
@@ -97,11 +94,7 @@ def a_cleared_key_space_gets_no_copy_that_was_under_way(case: Case) -> None:
     for operation in _REMOVALS:
         for position in _POSITIONS:
             for source in ("batch_get", "batch_set"):
-                with composed(case, have_limits=False) as one:
-                    with note("a copy is held in a member"):
-                        copies += _removed_during_copy(
-                            one, position, Phase.BEFORE, source, operation
-                        )
+                copies += _removed_during_copy(case, position, Phase.BEFORE, source, operation)
     case.evidence["copies that were held"] = f"{copies}"
 
 
@@ -129,38 +122,36 @@ def a_copy_that_begins_during_a_delete_does_not_stay(case: Case) -> None:
                     one.must_be_gone(_gone(list(pages), attempt), _DELETED)
 
 
-def _removed_during_copy(
-    one: Composition, position: int, phase: Phase, source: str, removal: str
-) -> int:
+def _removed_during_copy(case: Case, position: int, phase: Phase, source: str, removal: str) -> int:
     """Hold a copy to one member, remove its pages, and let the copy go on. Return 1 if there was one.
 
     With `batch_get` the member has lost the pages, and gets them again when they are read. With
-    `batch_set` it gets them after, or while, a set returns.
+    `batch_set` it gets them after a set has returned.
     """
-    member = one.members[position]
-    pages = one.stored(_FEW_PAGES) if source == "batch_get" else one.new_pages(_FEW_PAGES)
-    hashes = list(pages)
-    begin: Callable[[], Attempt] = lambda: one.caller.set(pages)  # noqa: E731 - one of two
-    if source == "batch_get":
-        member.wipe()
-        begin = lambda: one.caller.get(hashes)  # noqa: E731 - as above
-    with Threads() as threads:
+    with composed(case, have_limits=False) as one, Threads() as threads:
+        member = one.members[position]
+        pages = one.stored(_FEW_PAGES) if source == "batch_get" else one.new_pages(_FEW_PAGES)
+        hashes = list(pages)
         with member.holding("batch_set", phase) as gate:
-            beginning = threads.start(begin)
+            if source == "batch_get":
+                member.wipe()
+                beginning = threads.start(one.caller.get, hashes)
+            else:
+                beginning = threads.start(one.caller.set, pages)
             wait_until(lambda: gate.reached.is_set() or beginning.done, one.caller.limit_s)
-            beginning.wait(one.caller.limit_s if gate.reached.is_set() else None)
+            beginning.wait(one.caller.limit_s - GRACE_S)
             wait_until(gate.reached.is_set, _COPIED_WITHIN_S)
-            is_copy = gate.reached.is_set() and beginning.done
-            if is_copy:
-                removing = threads.start(_remove, one, removal, hashes)
-                removing.wait(_BLOCKED_AFTER_S)
-        beginning.result()
-        attempt = removing.result() if is_copy else None
-    if attempt is None:
-        return 0
-    gone = _gone(hashes, attempt) if removal == "batch_delete" else hashes
-    if attempt.error is None:
-        one.must_be_gone(gone, _DELETED if removal == "batch_delete" else f"after {removal}")
+            if not (gate.reached.is_set() and beginning.done):
+                return 0
+            removing = threads.start(_remove, one, removal, hashes)
+            removing.wait(_BLOCKED_AFTER_S)
+        attempt = removing.result()
+        with note(f"{removal} while member {member.name!r} stores a copy, {phase.value}"):
+            if attempt.error is None:
+                gone = _gone(hashes, attempt) if removal == "batch_delete" else hashes
+                one.must_be_gone(
+                    gone, _DELETED if removal == "batch_delete" else f"after {removal}"
+                )
     return 1
 
 

@@ -52,7 +52,7 @@ class RaisesIfOneIsDown(Tiered):
 
 
 @caught_by("KV-601:reads_go_on_while_a_member_is_down", says="is not used again")
-class NeverAsksAgain(Tiered):
+class NeverAsksAgain(Striped):
     """A member that has failed once is never asked again."""
 
     _lost: set[str] = own(set)
@@ -61,18 +61,14 @@ class NeverAsksAgain(Tiered):
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         hits = super().batch_get(space, hashes, pages)
-        kept = [False] * len(hashes)
         for name, part in self.parts().items():
             try:
                 there = part.batch_exists(space, hashes)
             except HiCacheError:
                 self._lost.add(name)
                 continue
-            if not self._lost or name not in self._lost:
-                kept = [a or b for a, b in zip(kept, there, strict=True)]
-        if len(self._lost) < len(self.parts()) and self._lost:
-            first = next(iter(self.parts()))
-            return [a and b and first not in self._lost for a, b in zip(hits, kept, strict=True)]
+            if name in self._lost:
+                hits = [hit and not one for hit, one in zip(hits, there, strict=True)]
         return hits
 
 
@@ -218,17 +214,6 @@ class ForgetsItsDoubts(Tiered):
 # --- KV-604: members that lost their pages -------------------------------------------------------
 
 
-class _Remembers(Tiered):
-    _known: set[str] = own(set)
-
-    def batch_set(
-        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
-    ) -> list[bool]:
-        stored = super().batch_set(space, hashes, pages)
-        self._known.update(h for h, ok in zip(hashes, stored, strict=True) if ok)
-        return stored
-
-
 @caught_by("KV-604:pages_of_a_wiped_member_come_from_another_or_are_misses", says="shows a page")
 class TrustsItsIndex(Striped):
     """What was once set is there, because an index in memory says so."""
@@ -290,12 +275,34 @@ class _ReadsUnchecked(Tiered):
         """Do nothing."""
 
 
-@caught_by(
-    "KV-605:damage_in_one_member_stays_there_and_heals",
-    "KV-605:damage_costs_no_copy_that_is_out_of_reach",
-)
+@caught_by("KV-605:damage_in_one_member_stays_there_and_heals")
 class ServesTheFirstCopy(_ReadsUnchecked):
     """The first member that has a page serves it, so its damage hides whole copies, and costs them."""
+
+
+@caught_by("KV-605:damage_costs_no_copy_that_is_out_of_reach", says="has cost the whole copies")
+class DeletesLater(_ReadsUnchecked):
+    """A delete that a member did not answer is made up for when it is back, also if damage caused it."""
+
+    _due: list[tuple[HiCacheStorage, KeySpace, Sequence[str]]] = own(list)
+
+    def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        self._due += [(part, space, list(hashes)) for part in self.parts().values()]
+        return super().batch_delete(space, hashes)
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        left = [one for one in self._due if not _is_deleted(*one)]
+        self._due[:] = left
+        return super().batch_get(space, hashes, pages)
+
+
+def _is_deleted(storage: HiCacheStorage, space: KeySpace, hashes: Sequence[str]) -> bool:
+    try:
+        return all(storage.batch_delete(space, hashes))
+    except HiCacheError:
+        return False
 
 
 @caught_by("KV-605:damage_in_one_member_stays_there_and_heals")

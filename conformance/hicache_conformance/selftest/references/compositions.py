@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
         def parts(self) -> Mapping[str, HiCacheStorage]: ...
 
-    Tiered = Striped = Composed
+    Tiered = Composed
+    Striped = Composed
 else:
     Tiered, Striped = resolve("tiered")[0], resolve("striped")[0]
 

@@ -80,7 +80,8 @@ class Member:
         self._fault: _Fault | None = None
         self._gates: dict[tuple[str, Phase], Gate] = {}
         self._running = Counter[str]()
-        self._hanging = 0
+        self.hanging = 0
+        """How many calls hang now."""
         self._moved_s = time.monotonic()
         self._changed = threading.Condition()
         _MEMBERS[place] = self
@@ -155,7 +156,7 @@ class Member:
         """Return True if no call has begun or ended for this time, and none runs that does not hang."""
         with self._changed:
             return (
-                self._running.total() == self._hanging and time.monotonic() - self._moved_s >= for_s
+                self._running.total() == self.hanging and time.monotonic() - self._moved_s >= for_s
             )
 
     def is_running(self, operation: str) -> bool:
@@ -256,9 +257,9 @@ class Member:
     def _hang(self, fault: _Fault) -> None:
         limit_s = LIMIT_S if self.has_limit else _ENDLESS_S
         with self._changed:
-            self._hanging += 1
+            self.hanging += 1
             mended = self._changed.wait_for(lambda: self._fault is not fault, limit_s)
-            self._hanging -= 1
+            self.hanging -= 1
             self._moved_s = time.monotonic()
         if self.has_limit or not mended:
             raise StorageTimeout(f"{self.name}: no answer within {limit_s:g} s")
