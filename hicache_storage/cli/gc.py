@@ -15,6 +15,7 @@ from hicache_storage.cli.selection_flags import add_selection_arguments, selecti
 from hicache_storage.cli.sizes import counted, format_nbytes
 from hicache_storage.cli.stores import (
     add_store_arguments,
+    add_tier_argument,
     open_listed_store,
     open_to_change,
     store_choice,
@@ -37,6 +38,7 @@ _FIELDS = ("model", "revision", "tenant", "pool", "unused_for")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     add_store_arguments(parser)
+    add_tier_argument(parser)
     add_selection_arguments(
         parser, default="give at least one of these, or --unused-for, --empty or --unreadable"
     )
@@ -77,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     unused_s: float | None = arguments.unused_for
     used_before_s = None if unused_s is None else time.time() - unused_s
     wanted = Wanted(used_before_s=used_before_s, is_empty=arguments.empty)
-    with open_listed_store(choice, "gc") as look:
+    with open_listed_store(choice, "gc", arguments.tier) as look:
         selected = selection_of(arguments).of(look)
         spaces = [] if arguments.unreadable else selected.spaces
         with meter("looking") as shown:
@@ -95,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
             _print(goes, selected.unreadable)
         try:
             if arguments.yes and goes:
-                with open_to_change(choice) as storage, meter("removing") as shown:
+                with open_to_change(choice, arguments.tier) as storage, meter("removing") as shown:
                     remove(look, storage, goes, wanted, removal, meter=shown, tell=_tell)
         finally:
             stays = bool(goes) and not arguments.yes

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator
 
+from hicache_storage.scalars import parse_float
 from hicache_storage.settings import Field, PositiveSeconds, Settings
 
+_LEAST = 2
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
@@ -23,16 +25,22 @@ class MemberSettings(Settings):
     """The config of its backend. It may contain secrets."""
 
 
-def _unique(members: list[MemberSettings]) -> list[MemberSettings]:
+def _checked(members: list[MemberSettings]) -> list[MemberSettings]:
+    if len(members) < _LEAST:
+        raise ValueError("give at least two stores, because one needs no composition")
     names = [member.name for member in members]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ValueError(f"two of them have the name {twice!r}")
+        raise ValueError(f"two stores have the name {twice!r}: give each one of its own")
     return members
 
 
-Members = Annotated[list[MemberSettings], Field(min_length=2), AfterValidator(_unique)]
+Members = Annotated[list[MemberSettings], AfterValidator(_checked)]
 """The stores of a composition: at least two, each with a name of its own."""
+
+
+Weight = Annotated[float, BeforeValidator(parse_float)]
+"""The share of a store in a composition: a finite number."""
 
 
 class LimitSettings(Settings):
