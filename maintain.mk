@@ -262,6 +262,9 @@ fleet: $(VENV)/.all ## 64 engines over one store, simulated: hits, duplicate wri
 bench-encrypted: $(VENV)/.all ## the encrypted backend against bare AES-256-GCM over the same pages
 	@$(BIN)/python benchmarks/encrypted.py
 
+bench-composed: $(VENV)/.all ## tiered and striped against the bare stores that they are built from
+	@$(BIN)/python benchmarks/composed.py
+
 bench-controller: $(VENV)/.base ## the controller between L2 and L3 against a plain memcpy
 	@$(BIN)/python benchmarks/controller.py
 

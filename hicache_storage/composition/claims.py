@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 def weakest(stores: Sequence[Capabilities]) -> Capabilities:
     """Return what holds for a page that any of `stores` may hold.
 
-    Each promise is the weakest one, each limit the smallest, and `parallelism` the largest. The
-    composition decides whether it is `bounded` and `revocable`.
+    Each promise is the weakest one, each limit the smallest, and `parallelism` the largest.
     """
     return Capabilities(
         retention=min(each.retention for each in stores),
@@ -27,6 +26,8 @@ def weakest(stores: Sequence[Capabilities]) -> Capabilities:
         parallelism=max(each.parallelism for each in stores),
         max_batch=_smallest(each.max_batch for each in stores),
         max_page_nbytes=_smallest(each.max_page_nbytes for each in stores),
+        bounded=all(each.bounded for each in stores),
+        revocable=all(each.revocable for each in stores),
     )
 
 

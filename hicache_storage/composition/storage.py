@@ -71,21 +71,17 @@ class ComposedStorage(HiCacheStorage):
             Member(f"{self.kind} {name!r}", name, storage, limits)
             for name, storage in members.items()
         ]
-        claims = weakest([member.storage.capabilities for member in self._members])
-        vars(self)["capabilities"] = replace(
-            claims,
-            bounded=self._is_bounded(),
-            revocable=claims.scatter_gather and self._is_revocable(),
+        vars(self)["capabilities"] = self._claims(
+            [member.storage.capabilities for member in self._members]
         )
         vars(self)["usable_after_fork"] = all(
             member.storage.usable_after_fork for member in self._members
         )
 
-    def _is_bounded(self) -> bool:
-        return all(member.storage.capabilities.bounded for member in self._members)
-
-    def _is_revocable(self) -> bool:
-        return all(member.storage.capabilities.revocable for member in self._members)
+    @staticmethod
+    def _claims(members: Sequence[Capabilities]) -> Capabilities:
+        """Return what the composition claims, given what its members claim."""
+        return weakest(members)
 
     def parts(self) -> Mapping[str, HiCacheStorage]:
         """Return the members by name."""
@@ -232,26 +228,33 @@ class ComposedStorage(HiCacheStorage):
             member.storage.unregister_buffer(buffer)
 
     def close(self) -> None:
+        super().close()  # first, so that calls under way say that the storage was closed
         with ExitStack() as stack:
-            stack.callback(super().close)
             for member in self._members:
                 stack.callback(member.close)
 
     # --- parts -----------------------------------------------------------------------------------
+
+    def _require_an_answer(self, errors: Sequence[Exception], asked: int) -> None:
+        """Raise the first of the errors if none of the `asked` members answered."""
+        if errors:
+            self.ensure_open()
+            if len(errors) >= asked:
+                raise errors[0]
 
     @property
     def _widest_capabilities(self) -> Capabilities:
         return self.capabilities
 
     def _clear_members(self, call: Callable[[HiCacheStorage], int]) -> list[int]:
-        """Remove pages from each member, whatever happens to the others.
+        """Remove pages from each member, the last one first, whatever happens to the others.
 
         Raises:
             StorageUnavailable, StorageTimeout: The first error of a member, with its name.
         """
         removed: list[int] = []
         errors: list[HiCacheError] = []
-        for member in self._members:
+        for member in reversed(self._members):
             try:
                 with self._named(member):
                     removed.append(call(member.storage))

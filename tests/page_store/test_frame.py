@@ -7,6 +7,7 @@ import pytest
 import xxhash
 from pages import hash_of, page, space
 
+from hicache_storage.backend_support.revocable import AtomicRevocable
 from hicache_storage.errors import CorruptPage
 from hicache_storage.keys import KeySpace
 from hicache_storage.page import Page
@@ -14,6 +15,7 @@ from hicache_storage.page_store.frame import (
     FRAME_NBYTES,
     FramedPage,
     Framing,
+    are_right,
     frame_nbytes,
     payload_checksums,
 )
@@ -201,3 +203,49 @@ def test_a_stored_page_borrows_header_and_payload() -> None:
     assert [128, 3, 5] == [segment.nbytes for segment in made.stored.segments]
     address, nbytes = made.stored.addresses[0]
     assert bytes(range(128)) == ctypes.string_at(address, nbytes)
+
+
+class TestAreRight:
+    """The check of stored pages on their way out of a store."""
+
+    def stored(self, *, digest_skip: int | None = FRAME_NBYTES) -> Page:
+        page = framed().stored
+        page.digest_skip = digest_skip
+        return page
+
+    def test_a_right_page_gets_its_digest(self) -> None:
+        page = self.stored()
+
+        assert [True] == are_right(SPACE, [PAGE_HASH], [page])
+        assert framed().payload.nbytes == page.nbytes - FRAME_NBYTES
+        assert page.digest is not None
+
+    def test_a_page_in_one_segment_is_checked(self) -> None:
+        page = Page(bytearray(self.stored().tobytes()))
+        page.digest_skip = FRAME_NBYTES
+        damaged = Page(bytearray(page.tobytes()[:-1] + b"\xff"))
+        damaged.digest_skip = FRAME_NBYTES
+
+        assert [True, False] == are_right(SPACE, [PAGE_HASH, PAGE_HASH], [page, damaged])
+
+    def test_another_hash_is_wrong(self) -> None:
+        assert [False] == are_right(SPACE, [hash_of(8)], [self.stored()])
+
+    def test_a_digest_that_is_there_is_trusted(self) -> None:
+        page = self.stored()
+        page.digest = 1
+
+        assert [False] == are_right(SPACE, [PAGE_HASH], [page])
+
+    def test_without_digests_only_headers_are_checked(self) -> None:
+        page = self.stored(digest_skip=None)
+        page.segments[-1][-1] ^= 1
+
+        assert [True] == are_right(SPACE, [PAGE_HASH], [page])
+
+    def test_a_revoked_page_is_neither(self) -> None:
+        page = self.stored()
+        page.revocable = AtomicRevocable()
+        page.revocable.revoke()
+
+        assert [None] == are_right(SPACE, [PAGE_HASH], [page])

@@ -877,7 +877,7 @@ class TestFork:
         store.breaker.record(succeeded=False)
         assert [[Verdict.BREAKER_OPEN]] == store.load([transfer(empty(1))]).verdicts
         reads = store._lanes.get().reads
-        with reads._executor._changed, reads._lock:  # as a thread of the parent may hold them
+        with reads._executor._changed, reads.guard._lock:  # as a thread of the parent may hold them
             child = os.fork()
             if child == 0:
                 os._exit(0 if self.works(store) else 1)

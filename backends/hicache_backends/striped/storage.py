@@ -166,6 +166,5 @@ class StripedStorage(ComposedStorage):
                     raise
                 for n, answer in zip(own, found, strict=True):
                     answers[n] = answer
-        if errors and len(errors) == len(split):
-            raise errors[0]
+        self._require_an_answer(errors, len(split))
         return answers

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 from hicache_storage.backend_support.byte_limit import ByteLimit
 from hicache_storage.backend_support.page_buffers import PageBuffers
+from hicache_storage.errors import StorageClosed, StorageTimeout
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
     from typing import Any
 
     from hicache_storage.backend_support.page_buffers import Buffer
+    from hicache_storage.errors import HiCacheError
     from hicache_storage.page import Page
     from hicache_storage.storage import HiCacheStorage
 
@@ -31,6 +33,7 @@ class CopyMemory:
     def __init__(self, storage: HiCacheStorage, limit_nbytes: int) -> None:
         self._used = ByteLimit(limit_nbytes)
         self._unawaited = ByteLimit(limit_nbytes // 2)
+        self._closed = False
         self._share_nbytes = limit_nbytes // _SHARES
         self._buffers = PageBuffers(storage, most_kept=_MOST_KEPT)
 
@@ -56,6 +59,12 @@ class CopyMemory:
         pages = buffer.pages(count, nbytes, self._buffers.stride_nbytes(nbytes))
         return Room(self, buffer, pages, taken_nbytes)
 
+    def refusal(self) -> HiCacheError:
+        """Return the error of a call that got no room."""
+        if self._closed:
+            return StorageClosed("this TieredStorage was closed: open a new one")
+        return StorageTimeout("tiered: no memory for copies became free in time")
+
     def let_go(self, room: Room) -> bool:
         """Return True if the copies in `room` may stay although nobody waits for them."""
         room.is_unawaited = room.is_unawaited or self._unawaited.acquire(room.nbytes, 0.0)
@@ -70,6 +79,7 @@ class CopyMemory:
 
     def close(self) -> None:
         """Release the memory that no copy uses, and the rest when its copies have ended."""
+        self._closed = True
         self._used.close()
         self._buffers.close()
 

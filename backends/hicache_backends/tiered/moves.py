@@ -1,9 +1,9 @@
 """Know which pages are being copied between tiers, so that a delete also reaches these copies.
 
 A set begins a move before it stores a page in any tier, and a get before it reads from a tier below
-the first. The move ends with the last copy of its pages. A removal cancels the pages in every move, waits
-for copies that a tier is storing, and only then deletes the pages from the tiers. A move that begins
-during a removal begins canceled, so no page returns.
+the first. The move ends with the last copy of its pages. A removal cancels the pages in every move,
+waits for copies that a tier is storing, and only then deletes the pages from the tiers. A move that
+begins during a removal begins canceled, so no page returns.
 """
 
 from __future__ import annotations

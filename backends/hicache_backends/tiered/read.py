@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from itertools import compress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from hicache_backends.tiered.copier import Copies
 from hicache_storage.backend_support.copies import copy_revocable
 from hicache_storage.composition.member import noting
-from hicache_storage.errors import StorageTimeout
-from hicache_storage.page_store.frame import are_right
+from hicache_storage.page_store.frame import FRAME_NBYTES, are_right
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,15 +19,6 @@ if TYPE_CHECKING:
     from hicache_storage.composition.member import Member
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
-
-
-class _Served(NamedTuple):
-    """Pages that a lower tier served, and their copies."""
-
-    level: int
-    positions: list[int]
-    room: Room
-    copies: list[Page]
 
 
 class TieredRead:
@@ -69,21 +59,14 @@ class TieredRead:
         """Read what is missing from the other tiers, and copy it to the tiers above."""
         if not self._missing:
             return
-        served: list[_Served] = []
-        asked = [self._hashes[n] for n in self._missing]
-        with self._copier.moving(self._space, asked) as move:
-            try:
-                for level in range(1, len(self._members)):
-                    with noting(self.errors):
-                        self._ask(level, served)
-                    if not self._missing:
-                        break
-                self._heal()
-                for one in served:
-                    self._promote(move, one)
-            finally:
-                for one in served:
-                    one.room.release()
+        with self._copier.moving(self._space, [self._hashes[n] for n in self._missing]) as move:
+            for level in range(1, len(self._members)):
+                with noting(self.errors):
+                    self._ask(level, move)
+                if not self._missing:
+                    break
+        if self.errors:  # a tier that did not answer may have these pages whole
+            self._heal(self._missing)
 
     def answers(self) -> list[bool]:
         """Return the verdict on each page.
@@ -96,7 +79,7 @@ class TieredRead:
             missing -= self._wrong.keys()
         return [n not in missing for n in range(len(self._hashes))]
 
-    def _ask(self, level: int, served: list[_Served]) -> None:
+    def _ask(self, level: int, move: Move) -> None:
         """Read from one lower tier, in parts that fit in the memory of copies."""
         memory, nbytes = self._copier.memory, self._space.stored_nbytes
         most, asked = memory.most_pages(nbytes), self._missing
@@ -104,14 +87,13 @@ class TieredRead:
             part = asked[start : start + most]
             room = memory.take(len(part), nbytes, self._copier.timeout_s)
             if room is None:
-                raise StorageTimeout("tiered: no memory for copies became free in time")
+                raise memory.refusal()
             try:
-                served.append(self._ask_part(level, part, room))
-            except BaseException:
+                self._ask_part(level, move, part, room)
+            finally:
                 room.release()
-                raise
 
-    def _ask_part(self, level: int, part: list[int], room: Room) -> _Served:
+    def _ask_part(self, level: int, move: Move, part: list[int], room: Room) -> None:
         member = self._members[level]
         for n, copy in zip(part, room.pages, strict=True):
             copy.digest, copy.digest_skip = None, self._pages[n].digest_skip
@@ -122,11 +104,15 @@ class TieredRead:
         right = self._check(found, copies)
         # The wrong ones, too: if no tier has such a page whole, the caller gets it as it is.
         copied = copy_revocable([self._pages[n] for n in found], copies)
-        taken = self._sort(member, found, [a and b for a, b in zip(right, copied, strict=True)])
-        return _Served(level, list(compress(found, taken)), room, list(compress(copies, taken)))
+        taken = self._sort(
+            member, found, [a if b else None for a, b in zip(right, copied, strict=True)]
+        )
+        found, copies = list(compress(found, taken)), list(compress(copies, taken))
+        self._heal(found)
+        self._promote(level, move, found, copies, room)
 
     def _check(self, found: Sequence[int], read: Sequence[Page]) -> Sequence[bool | None]:
-        if not self._space.frame_nbytes:
+        if self._space.frame_nbytes < FRAME_NBYTES:
             return [True] * len(found)
         return are_right(self._space, [self._hashes[n] for n in found], read)
 
@@ -145,28 +131,24 @@ class TieredRead:
         self._missing = [n for n in self._missing if n not in served]
         return taken
 
-    def _heal(self) -> None:
-        """Delete wrong copies of pages that another tier has, or may have because it did not answer."""
-        missing = set(self._missing)
+    def _heal(self, positions: Sequence[int]) -> None:
+        """Delete the wrong copies of pages that another tier has, or may have."""
         by_member: dict[Member, list[str]] = {}
-        for n, members in self._wrong.items():
-            if n not in missing or self.errors:
-                for member in members:
-                    by_member.setdefault(member, []).append(self._hashes[n])
+        for n in positions if self._wrong else ():
+            for member in self._wrong.get(n, ()):
+                by_member.setdefault(member, []).append(self._hashes[n])
         for member, hashes in by_member.items():
             self._copier.heal(member, self._space, hashes)
 
-    def _promote(self, move: Move, one: _Served) -> None:
+    def _promote(
+        self, level: int, move: Move, positions: list[int], copies: list[Page], room: Room
+    ) -> None:
         """Copy pages to the tiers above the one that served them, if a rule says so."""
-        hashes = [self._hashes[n] for n in one.positions]
-        wanted = [
-            admitted or n in self._wrong
-            for n, admitted in zip(
-                one.positions, self._copier.promotes(self._space, hashes), strict=True
-            )
-        ]
+        hashes = [self._hashes[n] for n in positions]
+        admitted = self._copier.promotes(self._space, hashes)
+        wanted = [a or n in self._wrong for n, a in zip(positions, admitted, strict=True)]
         if any(wanted):
-            hashes = list(compress(hashes, wanted))
-            pages = list(compress(one.copies, wanted))
-            copies = Copies(move, self._space, hashes, pages, one.room)
-            self._copier.copy_unawaited(self._members[: one.level], copies, "promoted")
+            chosen = list(compress(hashes, wanted)), list(compress(copies, wanted))
+            self._copier.copy_unawaited(
+                self._members[:level], Copies(move, self._space, *chosen, room), "promoted"
+            )

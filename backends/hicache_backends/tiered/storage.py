@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from itertools import compress
 from typing import TYPE_CHECKING, Any, Self
 
@@ -10,6 +12,7 @@ from hicache_backends.tiered.read import TieredRead
 from hicache_backends.tiered.settings import TieredSettings
 from hicache_backends.tiered.write import TieredWrite
 from hicache_storage.backend_support.fork_local import ForkLocal
+from hicache_storage.composition.claims import weakest
 from hicache_storage.composition.member import noting
 from hicache_storage.composition.storage import (
     ComposedStorage,
@@ -19,12 +22,11 @@ from hicache_storage.composition.storage import (
 from hicache_storage.errors import StorageTimeout, UnsupportedOperation
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from hicache_storage.composition.member import PendingCall
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
-    from hicache_storage.storage import HiCacheStorage
+    from hicache_storage.storage import Capabilities, HiCacheStorage
 
 
 class TieredStorage(ComposedStorage):
@@ -69,8 +71,13 @@ class TieredStorage(ComposedStorage):
         settings = TieredSettings.parse("tiered", config)
         return would_create_members("tiered: tiers", settings.tiers)
 
-    def _is_revocable(self) -> bool:
-        return self._members[0].storage.capabilities.revocable
+    @staticmethod
+    def _claims(members: Sequence[Capabilities]) -> Capabilities:
+        """Return the weakest claims. Only the first tier accesses the caller's pages."""
+        first = members[0]
+        return replace(
+            weakest(members), scatter_gather=first.scatter_gather, revocable=first.revocable
+        )
 
     # --- pages -----------------------------------------------------------------------------------
 
@@ -91,7 +98,7 @@ class TieredStorage(ComposedStorage):
                 for n in compress(missing, hits):
                     found[n] = True
                 missing = [n for n in missing if not found[n]]
-        self._require_an_answer(errors)
+        self._require_an_answer(errors, len(self._members))
         return found
 
     def batch_get(
@@ -103,12 +110,15 @@ class TieredStorage(ComposedStorage):
         as by any other store.
         """
         self.ensure_open()
+        fitting = _fitting(space, pages)
+        if fitting is not None:
+            return self._among(fitting, hashes, pages, partial(self.batch_get, space))
         if not hashes:
             return []
         read = TieredRead(self._copiers.get(), self._members, space, hashes, pages)
         read.ask_first()
         read.ask_below()
-        self._require_an_answer(read.errors)
+        self._require_an_answer(read.errors, len(self._members))
         return read.answers()
 
     def batch_set(
@@ -116,6 +126,9 @@ class TieredStorage(ComposedStorage):
     ) -> list[bool]:
         """Store each page in every tier, or with `write: back` in the first one that takes it."""
         self.ensure_open()
+        fitting = _fitting(space, pages)
+        if fitting is not None:
+            return self._among(fitting, hashes, pages, partial(self.batch_set, space))
         copier = self._copiers.get()
         most = copier.memory.most_pages(space.stored_nbytes)
         stored: list[bool] = []
@@ -127,29 +140,29 @@ class TieredStorage(ComposedStorage):
                     write.set_through(move)
                 else:
                     write.set_back(move)
-            self._require_an_answer(write.errors)
+            self._require_an_answer(write.errors, len(self._members))
             write.doubt_the_refused()
             stored += write.stored
         return stored
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        """Delete each page from every tier, and from the copies under way."""
+        """Delete each page from every tier, the lowest first, and from the copies under way.
+
+        In this order a reader beside the delete sees the bytes of the highest tier to the end. Those of
+        a lower tier may be other ones, if somebody has set other bytes under the same hash.
+        """
         self.ensure_open()
         if not hashes:
             return []
         errors: list[Exception] = []
         with self._copiers.get().removal(space.id, hashes) as left:
-            calls: list[PendingCall[list[bool]]] = []
-            for member in self._lower:
-                with noting(errors):
-                    calls.append(member.begin_delete(space, hashes))
             answers: list[list[bool]] = []
+            for member in reversed(self._lower):
+                with noting(errors):
+                    answers.append(member.begin_delete(space, hashes).result())
             with noting(errors):
                 answers.append(self._first.delete(space, hashes))
-            for call in calls:
-                with noting(errors):
-                    answers.append(call.result())
-        self._require_an_answer(errors)
+        self._require_an_answer(errors, len(self._members))
         if errors:  # a tier that did not answer may still have any of the pages
             return [False] * len(hashes)
         return [
@@ -184,18 +197,34 @@ class TieredStorage(ComposedStorage):
 
     def close(self) -> None:
         """Finish the copies under way, within `timeout_s`, and close the tiers."""
-        if not self._closed and not self.is_forked_copy:
-            self._copiers.close()
+        self._copiers.close()
         super().close()
 
     # --- parts -----------------------------------------------------------------------------------
 
-    def _require_an_answer(self, errors: Sequence[Exception]) -> None:
-        if len(errors) >= len(self._members):
-            raise errors[0]
+    @staticmethod
+    def _among(
+        fitting: Sequence[int],
+        hashes: Sequence[str],
+        pages: Sequence[Page],
+        call: Callable[[Sequence[str], Sequence[Page]], list[bool]],
+    ) -> list[bool]:
+        """Call for some of the pages. The others, which are of a wrong size, are misses and refused."""
+        answers = [False] * len(hashes)
+        some = call([hashes[n] for n in fitting], [pages[n] for n in fitting])
+        for n, answer in zip(fitting, some, strict=True):
+            answers[n] = answer
+        return answers
 
     def _new_copier(self) -> Copier:
         return Copier(self, self._settings, read_only=self._read_only)
+
+
+def _fitting(space: KeySpace, pages: Sequence[Page]) -> list[int] | None:
+    """Return the positions of pages that have the size of `space`, or None if all have."""
+    nbytes = space.stored_nbytes
+    fitting = [n for n, page in enumerate(pages) if page.nbytes == nbytes]
+    return None if len(fitting) == len(pages) else fitting
 
 
 def _refuse_running(left: set[str]) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from hicache_backends.tiered.copier import Copies
 from hicache_storage.backend_support.copies import copy_revocable
 from hicache_storage.composition.member import noting
-from hicache_storage.errors import StorageTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,8 +99,7 @@ class TieredWrite:
             return []
         room, copied = self._take_copies(wanted, self._copier.timeout_s)
         if room is None:
-            late = StorageTimeout("tiered: no memory for copies became free in time")
-            self.errors += [late] * len(self._lower)
+            self.errors += [self._copier.memory.refusal()] * len(self._lower)
             return []
         begun: list[_Begun] = []
         copies = self._copies_of(move, copied, room)

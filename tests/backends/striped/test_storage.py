@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from composed_stores import Controlled, memory_member
+from hicache_backends.striped import StripedSettings, StripedStorage
+from pages import blank, hash_of, page, space
+from servers import wait_until
+
+from hicache_storage.errors import StorageUnavailable
+
+SPACE = space()
+HASHES = [hash_of(number) for number in range(64)]
+
+
+class Stripes:
+    """Stores under a test's control, as one storage."""
+
+    def __init__(self, names: str = "abcd", **config: object) -> None:
+        self.stores = {name: Controlled() for name in names}
+        limits = {"timeout_s": 0.2, "lookup_timeout_s": 0.2, "breaker_cooldown_s": 60}
+        members = [memory_member(name) for name in names]
+        settings = StripedSettings.parse("striped", {"stripes": members, **limits, **config})
+        self.storage = StripedStorage(self.stores, settings)
+        self.storage.open_space(SPACE)
+
+    def set(self) -> list[bool]:
+        pages = [page(seed=number) for number in range(64)]
+        return self.storage.batch_set(SPACE, HASHES, pages)
+
+    def get(self) -> list[bool]:
+        """Read all pages. Check that each hit has its own bytes."""
+        targets = [blank() for _ in HASHES]
+        hits = self.storage.batch_get(SPACE, HASHES, targets)
+        for number, (hit, target) in enumerate(zip(hits, targets, strict=True)):
+            assert not hit or target.tobytes() == page(seed=number).tobytes()
+        return hits
+
+    def of(self, name: str) -> list[bool]:
+        """Return which pages a stripe has."""
+        return [self.stores[name].has(SPACE, one) for one in HASHES]
+
+
+Build = Callable[..., Stripes]
+
+
+@pytest.fixture
+def build() -> Iterator[Build]:
+    made: list[Stripes] = []
+
+    def build(names: str = "abcd", **config: object) -> Stripes:
+        made.append(Stripes(names, **config))
+        return made[-1]
+
+    yield build
+    for stripes in made:
+        for store in stripes.stores.values():
+            store.go_on()
+        stripes.storage.close()
+
+
+def test_each_page_is_in_one_stripe(build: Build) -> None:
+    stripes = build()
+
+    assert [True] * 64 == stripes.set()
+    assert [True] * 64 == stripes.get()
+    assert [1] * 64 == [sum(found) for found in zip(*map(stripes.of, "abcd"), strict=True)]
+
+
+def test_a_stripe_that_is_down_costs_its_share(build: Build) -> None:
+    stripes = build()
+    stripes.set()
+    stripes.stores["b"].is_down = True
+
+    assert [not lost for lost in stripes.of("b")] == stripes.get()
+    assert [not lost for lost in stripes.of("b")] == stripes.storage.batch_exists(SPACE, HASHES)
+    assert [not lost for lost in stripes.of("b")] == stripes.storage.batch_delete(SPACE, HASHES)
+
+
+def test_a_call_raises_if_no_stripe_answers(build: Build) -> None:
+    stripes = build()
+    for store in stripes.stores.values():
+        store.is_down = True
+
+    with pytest.raises(StorageUnavailable):
+        stripes.get()
+
+
+def test_a_refused_page_does_not_appear_when_its_stripe_is_back(build: Build) -> None:
+    stripes = build(breaker_cooldown_s=0.01)
+    stripes.stores["b"].is_down_after = True
+
+    stored = stripes.set()
+    stripes.stores["b"].is_down_after = False
+
+    assert [True] * 64 != stored
+    wait_until(lambda: True in stripes.get())
+    assert any(stripes.of("b")), "the failed set has stored pages"
+    assert stored == stripes.get()
+    assert stored == stripes.storage.batch_exists(SPACE, HASHES)
+
+
+def test_a_page_in_doubt_can_be_set_again(build: Build) -> None:
+    stripes = build(breaker_failures=10)
+    stripes.stores["b"].is_down_after = True
+    stripes.set()
+    stripes.stores["b"].is_down_after = False
+
+    assert [True] * 64 == stripes.set()
+    assert [True] * 64 == stripes.get()
+
+
+def test_stripes_work_at_the_same_time(build: Build) -> None:
+    stripes = build(timeout_s=10)
+    stripes.set()
+    for store in stripes.stores.values():
+        store.calls.clear()
+        store.hang("exists")
+
+    with ThreadPoolExecutor() as pool:
+        asking = pool.submit(stripes.storage.batch_exists, SPACE, HASHES)
+        wait_until(lambda: all("exists" in store.calls for store in stripes.stores.values()))
+        for store in stripes.stores.values():
+            store.go_on()
+
+    assert [True] * 64 == asking.result()
+
+
+def test_clear_and_remove_space_return_the_sum(build: Build) -> None:
+    stripes = build()
+    stripes.set()
+    assert 64 == stripes.storage.clear(SPACE)
+    stripes.set()
+    assert 64 == stripes.storage.remove_space(SPACE.id)
+    assert [True] * 64 == stripes.set()
+
+
+def test_an_empty_batch_has_no_answers(build: Build) -> None:
+    storage = build().storage
+
+    assert [] == storage.batch_exists(SPACE, [])
+    assert [] == storage.batch_get(SPACE, [], [])
+    assert [] == storage.batch_set(SPACE, [], [])
+    assert [] == storage.batch_delete(SPACE, [])

@@ -1,0 +1,444 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+from composed_stores import Controlled, memory_member
+from framed import HASHES, TARGET, empty, filled, transfer
+from hicache_backends.tiered import TieredSettings, TieredStorage
+from pages import blank, hash_of, page, space
+from servers import wait_until
+
+from hicache_storage.backend_support.revocable import AtomicRevocable
+from hicache_storage.errors import StorageUnavailable
+from hicache_storage.page_store import PageStore
+from hicache_storage.page_store.results import Verdict
+
+SPACE = space()
+A, B, C = (hash_of(number) for number in range(3))
+DEADLINE_S = 0.2
+
+
+class Tiers:
+    """Three stores under a test's control, and a tiered storage over the first ones of them."""
+
+    def __init__(self, count: int = 2, **config: object) -> None:
+        self.stores = [Controlled() for _ in range(count)]
+        members = [memory_member("abc"[n]) for n in range(count)]
+        limits = {"timeout_s": DEADLINE_S, "lookup_timeout_s": DEADLINE_S, "breaker_cooldown_s": 60}
+        settings = TieredSettings.parse("tiered", {"tiers": members, **limits, **config})
+        self.storage = TieredStorage(
+            dict(zip("abc", self.stores, strict=False)), settings, read_only=False
+        )
+        self.storage.open_space(SPACE)
+
+    @property
+    def first(self) -> Controlled:
+        return self.stores[0]
+
+    @property
+    def last(self) -> Controlled:
+        return self.stores[-1]
+
+    def set(self, *hashes: str) -> list[bool]:
+        return self.storage.batch_set(SPACE, hashes, [page(seed=int(one, 16)) for one in hashes])
+
+    def put(self, store: Controlled, *hashes: str) -> None:
+        """Store pages in one tier only."""
+        store.batch_set(SPACE, hashes, [page(seed=int(one, 16)) for one in hashes])
+
+    def get(self, *hashes: str) -> list[bool]:
+        """Read pages. Check that each hit has its own bytes."""
+        targets = [blank() for _ in hashes]
+        hits = self.storage.batch_get(SPACE, hashes, targets)
+        for one, hit, target in zip(hashes, hits, targets, strict=True):
+            assert not hit or target.tobytes() == page(seed=int(one, 16)).tobytes()
+        return hits
+
+    def counter(self, name: str) -> int:
+        return self.storage.stats().counters.get(name, 0)
+
+
+@pytest.fixture
+def build() -> Iterator[Callable[..., Tiers]]:
+    made: list[Tiers] = []
+
+    def build(count: int = 2, **config: object) -> Tiers:
+        made.append(Tiers(count, **config))
+        return made[-1]
+
+    yield build
+    for tiers in made:
+        for store in tiers.stores:
+            store.go_on()
+        tiers.storage.close()
+
+
+Build = Callable[..., Tiers]
+
+
+class TestReads:
+    def test_each_tier_is_asked_for_what_is_missing(self, build: Build) -> None:
+        tiers = build(3)
+        for store, one in zip(tiers.stores, (A, B, C), strict=True):
+            tiers.put(store, one)
+
+        assert [True, True, True, False] == tiers.get(A, B, C, hash_of(9))
+        assert [1, 1, 1] == [tiers.counter(f"{name}.hits") for name in "abc"]
+
+    def test_a_page_is_promoted_at_its_second_use(self, build: Build) -> None:
+        tiers = build(promote="second_use")
+        tiers.put(tiers.last, A)
+
+        tiers.get(A)
+        assert not tiers.first.has(SPACE, A)
+        tiers.get(A)
+        wait_until(lambda: tiers.first.has(SPACE, A))
+
+    def test_always_promotes_to_every_tier_above(self, build: Build) -> None:
+        tiers = build(3, promote="always")
+        tiers.put(tiers.last, A)
+
+        tiers.get(A)
+
+        wait_until(lambda: all(store.has(SPACE, A) for store in tiers.stores))
+
+    def test_never_promotes(self, build: Build) -> None:
+        tiers = build(promote="never")
+        tiers.put(tiers.last, A)
+
+        assert [[True]] * 3 == [tiers.get(A) for _ in range(3)]
+        tiers.storage.close()  # finishes copies under way
+        assert "set" not in tiers.first.calls
+
+    def test_a_revoked_page_from_a_lower_tier_is_a_miss(self, build: Build) -> None:
+        tiers = build()
+        tiers.put(tiers.last, A)
+        target = blank()
+        target.revocable = AtomicRevocable()
+        target.revocable.revoke()
+
+        assert [False] == tiers.storage.batch_get(SPACE, [A], [target])
+        assert blank().tobytes() == target.tobytes()
+
+    def test_a_page_of_another_size_is_a_miss(self, build: Build) -> None:
+        tiers = build()
+        tiers.put(tiers.last, A, B)
+
+        assert [False, True] == tiers.storage.batch_get(SPACE, [A, B], [blank(100), blank()])
+
+
+class TestDamage:
+    def test_a_lower_tier_serves_a_page_that_is_damaged_above(self, build: Build) -> None:
+        tiers = build(promote="never")
+        with closing(PageStore(tiers.storage)) as store:
+            store.open_space(TARGET)
+            framed_space = store.framed(TARGET)
+            store.save([transfer(filled())])
+            tiers.first.damage(framed_space, HASHES[0])
+
+            assert [Verdict.OK] * 8 == store.load([transfer(empty())]).verdicts[0]
+            wait_until(lambda: tiers.first.has(framed_space, HASHES[0]))
+            tiers.last.is_down = True
+            assert [Verdict.OK] * 8 == store.load([transfer(empty())]).verdicts[0]
+
+        assert 1 == tiers.counter("a.wrong_pages")
+
+    def test_a_page_that_is_damaged_everywhere_is_counted_by_the_page_store(
+        self, build: Build
+    ) -> None:
+        tiers = build()
+        with closing(PageStore(tiers.storage)) as store:
+            store.open_space(TARGET)
+            store.save([transfer(filled(2))])
+            for each in tiers.stores:
+                each.damage(store.framed(TARGET), HASHES[0])
+
+            assert [Verdict.CORRUPT, Verdict.OK] == store.load([transfer(empty(2))]).verdicts[0]
+            assert [False, True] == tiers.storage.batch_exists(store.framed(TARGET), HASHES[:2])
+
+    def test_a_damaged_page_is_a_miss_if_the_tier_below_did_not_answer(self, build: Build) -> None:
+        tiers = build()
+        with closing(PageStore(tiers.storage)) as store:
+            store.open_space(TARGET)
+            framed_space = store.framed(TARGET)
+            store.save([transfer(filled(1))])
+            tiers.first.damage(framed_space, HASHES[0])
+            tiers.last.is_down = True
+
+            assert [Verdict.MISS] == store.load([transfer(empty(1))]).verdicts[0]
+
+        assert not tiers.first.has(framed_space, HASHES[0])
+        assert tiers.last.has(framed_space, HASHES[0])
+
+    def test_a_damaged_page_is_not_promoted(self, build: Build) -> None:
+        tiers = build(3, promote="always")
+        with closing(PageStore(tiers.storage)) as store:
+            store.open_space(TARGET)
+            framed_space = store.framed(TARGET)
+            store.save([transfer(filled(1))])
+            tiers.first.batch_delete(framed_space, HASHES)
+            tiers.stores[1].damage(framed_space, HASHES[0])
+
+            assert [Verdict.OK] == store.load([transfer(empty(1))]).verdicts[0]
+            wait_until(lambda: all(store.has(framed_space, HASHES[0]) for store in tiers.stores))
+            tiers.last.is_down = True
+            assert [Verdict.OK] == store.load([transfer(empty(1))]).verdicts[0]
+
+
+class TestFailures:
+    def test_a_tier_that_is_down_costs_its_own_pages_only(self, build: Build) -> None:
+        tiers = build()
+        tiers.set(A)
+        tiers.put(tiers.last, B)
+        tiers.last.is_down = True
+
+        assert [True, False] == tiers.get(A, B)
+        assert [True, False] == tiers.storage.batch_exists(SPACE, [A, B])
+        assert [True] == tiers.set(C)
+
+    def test_the_tier_below_takes_over_for_a_first_tier_that_is_down(self, build: Build) -> None:
+        tiers = build()
+        tiers.first.is_down = True
+
+        assert [True] == tiers.set(A)
+        assert [True] == tiers.get(A)
+
+    def test_a_call_raises_if_no_tier_answers(self, build: Build) -> None:
+        tiers = build()
+        for store in tiers.stores:
+            store.is_down = True
+
+        with pytest.raises(StorageUnavailable, match="refused"):
+            tiers.get(A)
+        with pytest.raises(StorageUnavailable, match="refused"):
+            tiers.storage.batch_delete(SPACE, [A])
+
+    def test_a_hung_tier_costs_one_deadline_and_then_nothing(self, build: Build) -> None:
+        tiers = build()
+        tiers.put(tiers.first, A)
+        tiers.put(tiers.last, B)
+        tiers.last.hang("get")
+
+        began_s = time.monotonic()
+        assert [True, False] == tiers.get(A, B)
+        assert DEADLINE_S <= time.monotonic() - began_s < 10 * DEADLINE_S
+        tiers.last.calls.clear()
+        assert [True, False] == tiers.get(A, B)
+        assert [] == tiers.last.calls
+
+    def test_a_tier_is_asked_again_after_the_cooldown(self, build: Build) -> None:
+        tiers = build(breaker_cooldown_s=0.05)
+        tiers.put(tiers.last, B)
+        tiers.last.is_down = True
+        assert [[False]] * 4 == [tiers.get(B) for _ in range(4)]
+        tiers.last.is_down = False
+
+        wait_until(lambda: tiers.get(B) == [True])
+
+    def test_a_delete_is_not_done_while_a_tier_is_down(self, build: Build) -> None:
+        tiers = build()
+        tiers.set(A)
+        tiers.last.is_down = True
+
+        assert [False] == tiers.storage.batch_delete(SPACE, [A])
+
+    def test_what_nobody_stored_never_appears(self, build: Build) -> None:
+        tiers = build()
+        tiers.first.is_full = True
+        tiers.last.hang("set")
+
+        assert [False] == tiers.set(A)
+        tiers.last.go_on()
+        wait_until(lambda: tiers.last.has(SPACE, A))  # the hung write landed
+
+        assert [False] == tiers.storage.batch_exists(SPACE, [A])
+        assert [False] == tiers.get(A)
+
+    def test_a_listing_does_not_leave_out_a_tier_that_is_down(self, build: Build) -> None:
+        tiers = build()
+        tiers.last.is_down = True
+
+        with pytest.raises(StorageUnavailable, match="tier 'b': connection refused"):
+            list(tiers.storage.scan(SPACE))
+        with pytest.raises(StorageUnavailable, match="tier 'b'"):
+            tiers.storage.clear(SPACE)
+
+
+class TestWrites:
+    def test_through_stores_in_every_tier_before_it_returns(self, build: Build) -> None:
+        tiers = build(3)
+
+        assert [True, True] == tiers.set(A, B)
+        assert all(store.has(SPACE, A) and store.has(SPACE, B) for store in tiers.stores)
+
+    def test_back_returns_before_the_lower_tier_has_the_page(self, build: Build) -> None:
+        tiers = build(write="back")
+        tiers.last.hang("set")
+
+        assert [True] == tiers.set(A)
+        assert not tiers.last.has(SPACE, A)
+        tiers.last.go_on()
+        wait_until(lambda: tiers.last.has(SPACE, A))
+
+    def test_back_stores_below_what_the_first_tier_refuses(self, build: Build) -> None:
+        tiers = build(write="back")
+        tiers.first.is_full = True
+
+        assert [True] == tiers.set(A)
+        assert tiers.last.has(SPACE, A)
+
+    def test_copies_that_find_no_memory_are_counted(self, build: Build) -> None:
+        tiers = build(write="back", copy_nbytes=8 * 4096)
+        tiers.last.hang("set")
+
+        assert [True] * 20 == [tiers.set(hash_of(n))[0] for n in range(20)]
+
+        assert 4 == tiers.counter("b.writeback")
+        assert 16 == tiers.counter("b.writeback_skipped")
+
+    def test_close_finishes_the_copies(self, build: Build) -> None:
+        tiers = build(write="back", timeout_s=10)
+        tiers.last.hang("set")
+        tiers.set(A, B)
+
+        with ThreadPoolExecutor() as pool:
+            closing_ = pool.submit(tiers.storage.close)
+            tiers.last.go_on()
+            closing_.result()
+
+        assert ["set"] == [call for call in tiers.last.calls if call == "set"]
+
+    def test_pages_that_change_after_a_set_do_not_change_its_copies(self, build: Build) -> None:
+        tiers = build(write="back", promote="always")
+        tiers.last.hang("set")
+        source = page(seed=int(A, 16))
+
+        tiers.storage.batch_set(SPACE, [A], [source])
+        source.segments[0][:] = bytes(source.nbytes)
+        tiers.last.go_on()
+        wait_until(lambda: tiers.last.has(SPACE, A))
+        tiers.first.batch_delete(SPACE, [A])
+
+        assert [True] == tiers.get(A)  # compares the bytes
+
+
+class TestRemovals:
+    def test_a_deleted_page_is_not_written_back(self, build: Build) -> None:
+        tiers = build(write="back", timeout_s=10)
+        tiers.last.hang("set")
+        tiers.set(A)
+        wait_until(lambda: "set" in tiers.last.calls)
+
+        with ThreadPoolExecutor() as pool:
+            deleting = pool.submit(tiers.storage.batch_delete, SPACE, [A])
+            tiers.last.go_on()
+            assert [True] == deleting.result()
+
+        assert not tiers.last.has(SPACE, A)
+
+    def test_a_copy_that_outlasts_a_delete_is_undone(self, build: Build) -> None:
+        tiers = build(write="back")
+        tiers.last.hang("set")
+        tiers.set(A)
+        wait_until(lambda: "set" in tiers.last.calls)
+
+        assert [False] == tiers.storage.batch_delete(SPACE, [A])
+        tiers.last.go_on()
+
+        wait_until(lambda: "delete" in tiers.last.calls)
+        wait_until(lambda: not tiers.last.has(SPACE, A))
+
+    def test_a_page_that_is_deleted_while_it_is_read_is_not_promoted(self, build: Build) -> None:
+        tiers = build(promote="always", timeout_s=10, lookup_timeout_s=10)
+        tiers.put(tiers.last, A)
+        tiers.last.hang("get")
+
+        with ThreadPoolExecutor() as pool:
+            reading = pool.submit(tiers.get, A)
+            wait_until(lambda: "get" in tiers.last.calls)
+            deleted = tiers.storage.batch_delete(SPACE, [A])
+            tiers.last.go_on()
+            reading.result()
+
+        assert [True] == deleted
+        tiers.storage.close()
+        assert "set" not in tiers.first.calls
+
+    def test_clear_counts_each_page_once_and_reaches_copies(self, build: Build) -> None:
+        tiers = build(3, write="back", timeout_s=10)
+        tiers.set(A, B)
+        wait_until(lambda: all(store.has(SPACE, B) for store in tiers.stores))
+        tiers.put(tiers.last, C)
+
+        assert 3 == tiers.storage.clear(SPACE)
+        assert [False] * 3 == tiers.storage.batch_exists(SPACE, [A, B, C])
+        assert [True] == tiers.set(A)
+
+    def test_remove_space_counts_each_page_once(self, build: Build) -> None:
+        tiers = build()
+        tiers.set(A, B)
+
+        assert 2 == tiers.storage.remove_space(SPACE.id)
+        assert [] == list(tiers.storage.spaces())
+        assert [True] == tiers.set(A)
+
+    def test_scan_lists_each_page_once(self, build: Build) -> None:
+        tiers = build(3)
+        tiers.set(A)
+        tiers.put(tiers.last, B)
+
+        assert sorted([A, B]) == sorted(info.page_hash for info in tiers.storage.scan(SPACE))
+
+
+class TestMemory:
+    def test_a_hung_tier_holds_no_more_than_the_limit(self, build: Build) -> None:
+        tiers = build(write="back", copy_nbytes=8 * 4096)
+        tiers.last.hang("set", "get")
+        for n in range(20):
+            tiers.set(hash_of(n))
+            tiers.get(hash_of(100 + n))
+
+        assert tiers.storage._copiers.get().memory.used_nbytes <= 8 * 4096
+
+    def test_memory_is_free_when_the_copies_have_ended(self, build: Build) -> None:
+        tiers = build(write="back", promote="always")
+        tiers.put(tiers.last, A)
+        tiers.get(A)
+        tiers.set(B, C)
+
+        wait_until(lambda: tiers.storage._copiers.get().memory.used_nbytes == 0)
+
+    def test_a_batch_larger_than_the_memory_is_read_and_written_in_parts(
+        self, build: Build
+    ) -> None:
+        tiers = build(copy_nbytes=8 * 4096)
+        hashes = [hash_of(n) for n in range(50)]
+
+        assert [True] * 50 == tiers.set(*hashes)
+        tiers.first.batch_delete(SPACE, hashes)
+        assert [True] * 50 == tiers.get(*hashes)
+
+
+def test_a_read_only_storage_promotes_and_heals_nothing(build: Build) -> None:
+    tiers = build()
+    settings = TieredSettings.parse(
+        "tiered", {"tiers": [memory_member("a"), memory_member("b")], "promote": "always"}
+    )
+    tiers.put(tiers.last, A)
+    looking = TieredStorage(dict(zip("ab", tiers.stores, strict=True)), settings, read_only=True)
+
+    assert [True] == looking.batch_get(SPACE, [A], [blank()])
+    assert not {"set", "delete"} & {*tiers.first.calls}
+
+
+def test_an_empty_batch_has_no_answers(build: Build) -> None:
+    storage = build().storage
+
+    assert [] == storage.batch_exists(SPACE, [])
+    assert [] == storage.batch_get(SPACE, [], [])
+    assert [] == storage.batch_set(SPACE, [], [])
+    assert [] == storage.batch_delete(SPACE, [])

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from composed_stores import Controlled
+from pages import blank, hash_of, page, space
+from servers import wait_until
+
+from hicache_storage.composition.member import Member
+from hicache_storage.composition.settings import LimitSettings
+from hicache_storage.errors import StorageTimeout, StorageUnavailable
+
+SPACE = space()
+A, B = hash_of(1), hash_of(2)
+
+
+@pytest.fixture
+def store() -> Controlled:
+    return Controlled()
+
+
+@pytest.fixture
+def member(store: Controlled) -> Iterator[Member]:
+    limits = LimitSettings(timeout_s=0.1, lookup_timeout_s=0.1, breaker_cooldown_s=60)
+    member = Member("tier 'a'", "a", store, limits)
+    yield member
+    store.go_on()
+    member.close()
+
+
+class TestBreakers:
+    def test_a_store_that_keeps_failing_is_not_asked(
+        self, member: Member, store: Controlled
+    ) -> None:
+        store.is_down = True
+        for _ in range(3):
+            with pytest.raises(StorageUnavailable, match="refused"):
+                member.exists(SPACE, [A])
+        store.calls.clear()
+
+        with pytest.raises(StorageUnavailable, match="tier 'a' failed"):
+            member.exists(SPACE, [A])
+        assert [] == store.calls
+        assert "open" == member.state
+
+    def test_writes_have_a_breaker_of_their_own(self, member: Member, store: Controlled) -> None:
+        member.set(SPACE, [A], [page()])
+        store.is_down_after = True
+        for _ in range(3):
+            with pytest.raises(StorageTimeout):
+                member.set(SPACE, [A], [page()])
+
+        assert [True] == member.exists(SPACE, [A])
+
+    def test_one_hang_opens_the_breaker(self, member: Member, store: Controlled) -> None:
+        store.hang("get")
+
+        with pytest.raises(StorageTimeout, match="tier 'a' did not answer within"):
+            member.begin_get(SPACE, [A], [blank()]).result()
+        with pytest.raises(StorageUnavailable):
+            member.begin_get(SPACE, [A], [blank()])
+
+    def test_a_call_that_found_no_thread_says_nothing(
+        self, member: Member, store: Controlled
+    ) -> None:
+        store.hang("exists")
+        hung = member.begin_exists(SPACE, [A])
+        wait_until(lambda: store.calls == ["exists"])
+        queued = member.begin_exists(SPACE, [B])
+
+        with pytest.raises(StorageTimeout):
+            queued.result()
+        assert "closed" == member.state
+        store.go_on()
+        hung.future.result()
+
+    def test_a_probe_that_found_no_thread_keeps_the_breaker_open(self, store: Controlled) -> None:
+        limits = LimitSettings(timeout_s=0.1, lookup_timeout_s=0.1, breaker_cooldown_s=0.5)
+        member = Member("tier 'a'", "a", store, limits)
+        store.hang("exists")
+        with pytest.raises(StorageTimeout):
+            member.begin_exists(SPACE, [A]).result()
+        wait_until(lambda: member.state == "half_open")
+        with pytest.raises(StorageTimeout):
+            member.begin_exists(SPACE, [A]).result()
+
+        with pytest.raises(StorageUnavailable):
+            member.begin_exists(SPACE, [A])
+        store.go_on()
+        member.close()
+
+    def test_a_caller_may_wait_for_the_end(self, member: Member, store: Controlled) -> None:
+        store.hang("exists")
+        call = member.begin_exists(SPACE, [A])
+        wait_until(lambda: store.calls == ["exists"])
+        store.go_on()
+
+        assert [False] == call.result(may_leave=False)
+
+    def test_a_malformed_answer_is_a_failure(
+        self, member: Member, store: Controlled, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(store, "batch_exists", lambda *_: [])
+
+        with pytest.raises(ValueError, match="0 results for 1 pages"):
+            member.exists(SPACE, [A])
+        assert 1 == member.counters.snapshot()["failed_calls"]
+
+
+class TestDoubts:
+    def test_a_page_in_doubt_is_a_miss_until_it_is_set(
+        self, member: Member, store: Controlled
+    ) -> None:
+        store.batch_set(SPACE, [A, B], [page(), page()])
+        member.doubt(SPACE, [A])
+
+        assert [False, True] == member.exists(SPACE, [A, B])
+        assert [False, True] == member.get(SPACE, [A, B], [blank(), blank()])
+        assert [True] == member.set(SPACE, [A], [page()])
+        assert [True, True] == member.exists(SPACE, [A, B])
+
+    def test_a_delete_ends_the_doubt(self, member: Member, store: Controlled) -> None:
+        member.doubt(SPACE, [A])
+
+        assert [True] == member.delete(SPACE, [A])
+        store.batch_set(SPACE, [A], [page()])
+        assert [True] == member.exists(SPACE, [A])
+
+    def test_a_page_is_not_gone_while_its_doubtful_write_runs(
+        self, member: Member, store: Controlled
+    ) -> None:
+        store.hang("set")
+        call = member.begin_set(SPACE, [A], [page()])
+        member.doubt(SPACE, [A], call.future)
+
+        assert [False] == member.delete(SPACE, [A])
+        store.go_on()
+        call.future.result()
+        assert [True] == member.delete(SPACE, [A])
+
+
+def test_a_key_space_is_opened_once(
+    member: Member, store: Controlled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[object] = []
+    monkeypatch.setattr(store, "open_space", opened.append)
+
+    member.set(SPACE, [A], [page()])
+    member.set(SPACE, [B], [page()])
+    member.forget_space(SPACE.id)
+    member.set(SPACE, [A], [page()])
+
+    assert [SPACE, SPACE] == opened
