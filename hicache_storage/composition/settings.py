@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator
 
+from hicache_storage.durations import parse_seconds
 from hicache_storage.scalars import parse_float
 from hicache_storage.settings import Field, PositiveSeconds, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _LEAST = 2
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
@@ -57,3 +61,8 @@ class LimitSettings(Settings):
     """How many calls to one store must fail in a row before it is not asked for a while."""
     breaker_cooldown_s: PositiveSeconds = 5.0
     """How long a store that failed is not asked."""
+
+    def allows_longer_calls(self, members: Sequence[MemberSettings]) -> bool:
+        """Return True if a member's own `timeout_s` is above that of the composition."""
+        own = (member.config.get("timeout_s") for member in members)
+        return any(each is not None and parse_seconds(each) > self.timeout_s for each in own)

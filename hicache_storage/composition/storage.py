@@ -274,13 +274,14 @@ class ComposedStorage(HiCacheStorage):
 
 
 def open_members(
-    where: str, members: Sequence[MemberSettings], *, read_only: bool
+    where: str, members: Sequence[MemberSettings], limits: LimitSettings, *, read_only: bool
 ) -> dict[str, HiCacheStorage]:
     """Open the storages of `members` in order. If one fails, close the others.
 
     Args:
         where: The backend and field of the members, for messages: `tiered: tiers`.
         members: The names, backends and configs.
+        limits: A member that can end its calls in time gets `timeout_s`, unless it has its own.
         read_only: Open them as `open_read_only` does. A member that is missing or cannot be reached
             then raises the reason in each of its calls, so that a program can look at the others.
 
@@ -293,6 +294,8 @@ def open_members(
         for each in members:
             with _naming(f"{where}.{each.name}"):
                 storage_class, fields = resolve(each.backend, each.config)
+                if storage_class.capabilities.bounded:
+                    fields.setdefault("timeout_s", limits.timeout_s)
                 opening = _look_at if read_only else _open
                 opened[each.name] = opening(storage_class, fields)
                 stack.callback(opened[each.name].close)
