@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from hicache_storage.cli.operations.collection import Candidate, Removal
+    from hicache_storage.cli.operations.collection import Candidate, Kept, Removal
     from hicache_storage.storage import UnreadableSpace
 
 SUMMARY = "Remove key spaces by model, revision, tenant, pool, or time without use."
@@ -87,6 +87,10 @@ def run(arguments: argparse.Namespace) -> int:
         found = [one for one in looked if isinstance(one, Candidate)]
         removal = Removal(kept=[one for one in looked if not isinstance(one, Candidate)])
         unreadable = selected.unreadable if arguments.unreadable else []
+        if unreadable and look.parts():
+            readable = {space.id for space in look.spaces()}
+            removal.kept += [_elsewhere(one) for one in unreadable if one.space_id in readable]
+            unreadable = [one for one in unreadable if one.space_id not in readable]
         if unreadable and arguments.yes and not (selected.spaces or arguments.space):
             raise ConfigError(
                 f"gc: none of {len(unreadable):,} key spaces can be read, perhaps because of a wrong"
@@ -122,6 +126,14 @@ def _check_selection(arguments: argparse.Namespace) -> None:
             "gc: select key spaces with --space, --model, --revision, --tenant, --pool,"
             " --unused-for, --empty or --unreadable"
         )
+
+
+def _elsewhere(one: UnreadableSpace) -> Kept:
+    """Keep a key space that only some parts of a composition cannot read."""
+    from hicache_storage.cli.operations.collection import Kept  # noqa: PLC0415
+
+    reason = f"{one.reason}, but other tiers can read it: use --tier to remove it there alone"
+    return Kept(one.space_id, reason, is_doubt=True)
 
 
 def _tell(space_id: str, pages: int) -> None:

@@ -189,6 +189,32 @@ class TestGcAndInspect:
 
         assert (1, "corrupt") == (code, found["proof"])
 
+    def test_a_key_space_that_one_stripe_cannot_read_is_kept_in_the_others(
+        self, tiered: CliStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        space = tiered.fill(range(20))
+        (manifest,) = (tmp_path / "a").rglob("manifest.json")
+        manifest.write_text("damaged")
+
+        assert main(["gc", *tiered.flags, "--unreadable", "--yes"]) == 1
+
+        assert "other tiers can read it: use --tier" in capsys.readouterr().out
+        with tiered.open() as storage:
+            assert len([*storage.parts()["bucket"].scan(space)]) == 20
+
+    def test_a_key_space_is_removed_where_it_cannot_be_read(
+        self, tiered: CliStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        space = tiered.fill(range(20))
+        (manifest,) = (tmp_path / "a").rglob("manifest.json")
+        manifest.write_text("damaged")
+        chosen = ("--tier", "nvme/a", "--unreadable", "--space", space.id)
+
+        assert main(["gc", *tiered.flags, *chosen, "--yes"]) == 0
+
+        found = pages_in(capsys, tiered)
+        assert found["bucket"] == 20 > found["nvme"]
+
 
 class TestCopy:
     def test_a_tier_is_filled_from_another_one(
