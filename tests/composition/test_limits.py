@@ -30,7 +30,11 @@ class BoundedStorage(MemoryStorage):
 @pytest.fixture(autouse=True)
 def bounded_members(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every member of a composition be a `BoundedStorage`."""
-    monkeypatch.setattr(composition, "resolve", lambda _, config: (BoundedStorage, dict(config)))
+
+    def resolve(_: str, config: Mapping[str, Any]) -> tuple[type[BoundedStorage], dict[str, Any]]:
+        return BoundedStorage, dict(config)
+
+    monkeypatch.setattr(composition, "resolve", resolve)
 
 
 def limits(backend: str, **config: Any) -> tuple[list[float | None], bool]:
