@@ -223,7 +223,7 @@ class TieredStorage(ComposedStorage):
         return answers
 
     def _new_copier(self) -> Copier:
-        return Copier(self, self._settings, read_only=self._read_only)
+        return Copier(self, self._settings, self._lower, read_only=self._read_only)
 
 
 def _fitting(space: KeySpace, pages: Sequence[Page]) -> list[int] | None:

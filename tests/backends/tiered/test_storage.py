@@ -404,6 +404,15 @@ class TestMemory:
 
         assert tiers.storage._copiers.get().memory.used_nbytes <= 8 * 4096
 
+    def test_a_hung_tier_leaves_memory_to_the_others(self, build: Build) -> None:
+        tiers = build(3, copy_nbytes=2 * 4096)
+        tiers.put(tiers.stores[1], A)
+        tiers.last.hang("get", "set")
+        tiers.set(B)
+        tiers.get(C)
+
+        assert [True] == tiers.get(A)
+
     def test_memory_is_free_when_the_copies_have_ended(self, build: Build) -> None:
         tiers = build(write="back", promote="always")
         tiers.put(tiers.last, A)

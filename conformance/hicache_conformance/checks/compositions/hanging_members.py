@@ -110,13 +110,13 @@ def calls_that_hang_take_no_memory_from_others(case: Case) -> None:
     """However many large pages wait for a hung member, those of the other members are hits."""
     for wiped in (None, 0):
         with composed(case, have_limits=False, nbytes=_LARGE_NBYTES) as one:
-            pages = one.stored(_FEW_PAGES)
+            pages, absent = one.stored(_FEW_PAGES), one.new_pages()
             member = one.members[-1]
             member.fail(Trouble.HUNG)
             with note(f"member {member.name!r} never answers"):
                 for _ in range(_HUNG_CALLS):
                     one.lent("batch_set", pages)
-                    one.lent("batch_get", one.new_pages())
+                    one.lent("batch_get", absent)
                 if wiped is not None:
                     one.members[wiped].wipe()
                 one.must_serve(pages, but=member)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
     from hicache_storage.storage import HiCacheStorage, PageInfo
 
+_BUFFERS = 4
+_BUFFER_WITHIN_S = 0.05
+
 
 def _read(storage: HiCacheStorage, space: KeySpace, page_hash: str) -> bytes | None:
     """Return a page of one member, right or wrong, or None."""
@@ -138,6 +141,26 @@ class WaitsForEver(Tiered):
         for part in self.parts().values():
             part.batch_exists(space, hashes)
         return super().batch_exists(space, hashes)
+
+
+@caught_by("KV-602:calls_that_hang_take_no_memory_from_others", says="misses a page")
+class OneRoomForAll(Tiered):
+    """The calls of all members share a few buffers, and those of a hung member keep theirs."""
+
+    _buffers: threading.Semaphore = own(lambda: threading.Semaphore(_BUFFERS))
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        if not self._buffers.acquire(timeout=_BUFFER_WITHIN_S):
+            return [False] * len(hashes)
+        threading.Thread(target=self._read_ahead, args=(space, hashes), daemon=True).start()
+        return super().batch_get(space, hashes, pages)
+
+    def _read_ahead(self, space: KeySpace, hashes: Sequence[str]) -> None:
+        for part in self.parts().values():
+            _ask(part, space, hashes)
+        self._buffers.release()
 
 
 @caught_by("KV-602:calls_behind_a_hung_member_keep_nothing", says="keep threads or memory")
