@@ -106,8 +106,8 @@ class SGLangServer(EngineServer):
         self.more_path = more_path
         self.accept_lengths: list[float] = []
         """With speculative decoding: how many tokens a step of each answer so far gave."""
-        self.left: list[Path] = []
-        """The shared memory that was still in /dev/shm when SIGTERM had ended the server."""
+        self.left_nbytes = 0
+        """The bytes of shared memory that were still in /dev/shm when the server had ended last."""
 
     def command(self) -> list[str]:
         where = f"--host 127.0.0.1 --port {self.port} --device cpu --dtype float32"
@@ -220,14 +220,14 @@ class SGLangServer(EngineServer):
         """End the server by SIGTERM, and look which of its shared memory is left."""
         used = self._shared_memory()
         took_s = super().end()
-        self.left = _unlinked(used)
+        self.left_nbytes += _unlinked(used)
         return took_s
 
     def stop(self) -> None:
         """Kill the server and what it has started. Remove the shared memory that SGLang then leaves."""
         used = self._shared_memory()
         super().stop()
-        _unlinked(used)
+        self.left_nbytes = _unlinked(used)
 
     def total(self, name: str) -> float:
         """Return the sum of the samples of this name."""
@@ -285,12 +285,14 @@ class SGLangServer(EngineServer):
             raise TimeoutError(f"{method} {path}: {answers[-1]}") from None
 
 
-def _unlinked(paths: Sequence[Path]) -> list[Path]:
-    """Unlink the files that are still there, and return them."""
-    left = [path for path in paths if path.exists()]
-    for path in left:
-        path.unlink()
-    return left
+def _unlinked(paths: Sequence[Path]) -> int:
+    """Unlink the files that are still there, and return the bytes that they had."""
+    nbytes = 0
+    for path in paths:
+        with suppress(FileNotFoundError):
+            nbytes += path.stat().st_size
+            path.unlink()
+    return nbytes
 
 
 _shared: list[SGLangServer] = []
