@@ -77,7 +77,9 @@ def test_a_composition_keeps_the_whole_rule(subject: type[Subject], check: Check
 def test_removals_meet_copies_of_tiers(subject: type[Subject], name: str) -> None:
     (check,) = [one for one in RULES if one.name.endswith(name)]
 
-    assert run_check(subject, check, RunOptions()).evidence == {"copies that were held": "6"}
+    evidence = run_check(subject, check, RunOptions()).evidence
+
+    assert int(evidence["copies that were held"]) > 0
 
 
 @EACH_CHECK

@@ -227,7 +227,7 @@ class Composition:
     def _must_hit(
         self, attempt: Attempt, part: Sequence[str], pages: Mapping[str, bytes], there: set[str]
     ) -> None:
-        answers = attempt.answer if attempt.error is None else [None] * len(part)
+        answers: list[bytes | bool | None] = attempt.answer or [None] * len(part)
         for page_hash, answer in zip(part, answers, strict=True):
             if isinstance(answer, bytes) and answer != pages[page_hash]:
                 raise self.case.wrong_bytes(

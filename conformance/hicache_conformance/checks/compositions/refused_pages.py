@@ -97,7 +97,7 @@ def a_refused_page_never_arrives_after_it_was_left_behind(case: Case) -> None:
 
 def _judge(one: Composition, fresh: dict[str, bytes], attempt: Attempt) -> list[str]:
     """Judge the answers to a set. Return the pages for which it said False."""
-    answers = attempt.answer or [None] * len(fresh)
+    answers: list[bool | None] = attempt.answer or [None] * len(fresh)
     for page_hash, taken in zip(fresh, answers, strict=True):
         if taken and not one.whole_elsewhere({page_hash: fresh[page_hash]}, None):
             raise one.violation(

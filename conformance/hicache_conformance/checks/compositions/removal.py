@@ -47,6 +47,7 @@ def a_delete_that_does_not_reach_a_member_is_false(case: Case) -> None:
                 pages = one.stored()
                 member = one.members[position]
                 member.fail(trouble)
+                gone: list[str] = []
                 with note(f"member {member.name!r} {trouble.value}"):
                     for _ in range(4):
                         gone = _gone(list(pages), one.delete(list(pages)))
