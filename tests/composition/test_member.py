@@ -101,7 +101,10 @@ class TestBreakers:
     def test_a_malformed_answer_is_a_failure(
         self, member: Member, store: Controlled, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(store, "batch_exists", lambda *_: [])
+        def no_answers(*_: object) -> list[bool]:
+            return []
+
+        monkeypatch.setattr(store, "batch_exists", no_answers)
 
         with pytest.raises(ValueError, match="0 results for 1 pages"):
             member.exists(SPACE, [A])
