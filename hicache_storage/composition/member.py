@@ -248,7 +248,8 @@ class Member:
         return PendingCall(self, permit, future, timeout_s or self._limits.timeout_s, settle)
 
     def _admit(self, guard: CallGuard) -> Permit:
-        permit = guard.admit()
+        # A probe beside a call that hangs would hold one more of the caller's threads: soon all.
+        permit = None if guard.overdue() else guard.admit()
         if permit is None:
             self.counters.add("refused_calls")
             raise StorageUnavailable(
