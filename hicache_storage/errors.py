@@ -77,15 +77,17 @@ class UnknownBackend(HiCacheError, LookupError):
         True
     """
 
-    def __init__(self, name: str, known: Iterable[str]) -> None:
+    def __init__(self, name: str, known: Iterable[str], where: str = "") -> None:
+        """Describe the error. `where` is the place in a config that has the name."""
         self.name = name
         self.choices: list[str] = sorted(known)
-        super().__init__(name, self.choices)  # `args` are what pickle calls __init__ with
+        self.where = where
+        super().__init__(name, self.choices, where)  # `args` are what pickle calls __init__ with
 
     def __str__(self) -> str:
-        return (
-            f"unknown storage backend {shown(self.name)!r}{did_you_mean(self.name, self.choices)}"
-        )
+        place = f"{self.where}: " if self.where else ""
+        hint = did_you_mean(self.name, self.choices)
+        return f"{place}unknown storage backend {shown(self.name)!r}{hint}"
 
 
 class BackendNotInstalled(HiCacheError, ImportError):

@@ -13,6 +13,7 @@ from hicache_storage.errors import (
     BackendNotInstalled,
     ConfigError,
     NoSuchStore,
+    StorageUnavailable,
     UnknownBackend,
     shown,
 )
@@ -90,11 +91,16 @@ def backends() -> dict[str, Backend]:
 
     Raises:
         ConfigError: Two distributions use the same name, or one uses the name of a built-in.
+        StorageUnavailable: The system cannot list the installed packages.
     """
     from importlib import metadata  # noqa: PLC0415 - `hicache --help` stays fast
 
     found = dict(_BUILT_INS)
-    for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
+    try:
+        entries = metadata.entry_points(group=ENTRY_POINT_GROUP)
+    except OSError as error:
+        raise StorageUnavailable(f"the installed packages cannot be listed: {error}") from error
+    for entry in entries:
         owner = entry.dist.name if entry.dist else "an unknown distribution"
         target = entry.value.partition("[")[0].strip()
         taken = found.get(entry.name)

@@ -12,6 +12,8 @@ Subclass `Settings` to read your backend's config:
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from functools import cache
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, Union, cast, get_args, get_origin
@@ -41,7 +43,7 @@ from hicache_storage.scalars import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
@@ -77,6 +79,9 @@ def _no_url(path: str) -> str:
 
 DirectoryName = Annotated[str, Field(min_length=1), AfterValidator(_no_url)]
 """The path of a directory. A URL, which may contain a secret, is refused."""
+
+_ITEM_NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
+"""The pattern of a name that may stand for its object in messages. Other text may be a secret."""
 
 _PARSERS: dict[object, Callable[[object], object]] = {
     int: parse_integer,
@@ -119,22 +124,57 @@ class Settings(BaseModel):
         try:
             return cls.model_validate(dict(config))
         except pydantic.ValidationError as error:
-            problems = "; ".join(cls._describe(detail) for detail in error.errors())
+            problems = "; ".join(cls._describe(detail, config) for detail in error.errors())
             raise ConfigError(f"{backend}: {problems}") from None
 
     @classmethod
-    def _describe(cls, detail: ErrorDetails) -> str:
-        name = shown(".".join(str(part) for part in detail["loc"]))
+    def _describe(cls, detail: ErrorDetails, config: Mapping[str, Any]) -> str:
+        where = _place(detail["loc"], config)
+        name, owner = shown(".".join(where)), _owner(cls, detail["loc"])
         if detail["type"] == "extra_forbidden":
-            return f"unknown field {name!r}{did_you_mean(name, sorted(cls.model_fields))}"
+            hint = did_you_mean(where[-1], sorted(owner.model_fields))
+            return f"unknown field {name!r}{hint}"
         if detail["type"] == "missing":
             return f"{name}: this field is required"
         if detail["type"] == "string_pattern_mismatch":  # pydantic would show the pattern
-            return f"{name}: must be {_form(cls.model_fields.get(str(detail['loc'][0])))}"
+            return f"{name}: must be {_form(owner.model_fields.get(where[-1]))}"
+        if detail["type"] == "model_type":
+            return f"{name}: must be an object with {', '.join(owner.model_fields)}"
         value = detail["input"]
         suffix = f", not {format_number(value)}" if isinstance(value, (bool, int, float)) else ""
         prefix = f"{name}: " if name else ""
         return f"{prefix}{_redacted_message(detail)}{suffix}"
+
+
+def _place(loc: tuple[int | str, ...], config: object) -> list[str]:
+    """Return the names of the fields that lead to an error. An item of a list has the name in it."""
+    names: list[str] = []
+    for part in loc:
+        try:
+            config = cast("Any", config)[part]
+        except (LookupError, TypeError):
+            config = None
+        own: object = cast("Any", config).get("name") if isinstance(config, Mapping) else None
+        is_named = isinstance(part, int) and isinstance(own, str) and _ITEM_NAME.fullmatch(own)
+        names.append(str(own if is_named else part))
+    return names
+
+
+def _owner(settings: type[Settings], loc: tuple[int | str, ...]) -> type[Settings]:
+    """Return the settings, of these or nested in them, that have the field of an error."""
+    for part in loc:
+        field = settings.model_fields.get(str(part))
+        nested = None if field is None else _settings_in(field.annotation)
+        settings = nested or settings
+    return settings
+
+
+def _settings_in(annotation: Any) -> type[Settings] | None:
+    """Return the settings in a type such as `list[ServerSettings]`, or None."""
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        return annotation
+    found = (_settings_in(argument) for argument in get_args(annotation))
+    return next((one for one in found if one is not None), None)
 
 
 @cache

@@ -184,7 +184,12 @@ class StorageStats:
     nbytes: int | None = None
     capacity_nbytes: int | None = None
     counters: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Counts of events since the storage was opened: evictions, refusals, errors by reason."""
+    """Counts of events since the storage was opened: evictions, refusals, errors by reason.
+
+    Those of a part begin with its name and a dot: `nvme.evicted`, `nvme.a.evicted`."""
+    part_states: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Whether the storage calls each of its parts: `closed` if it does, `open` after failures, and
+    `half_open` for a trial, as of a circuit breaker. A part's part is called `nvme/a`."""
 
 
 class _Opener:
@@ -416,6 +421,16 @@ class HiCacheStorage(abc.ABC):
     def unregister_buffer(self, buffer: HostBuffer) -> None:
         """Undo `register_buffer`. By then no call uses a page in `buffer`."""
         self.ensure_open()
+
+    def parts(self) -> Mapping[str, HiCacheStorage]:
+        """Return the storages that this one consists of, by name and in its order.
+
+        `hicache` and metrics show each of them, and their parts as `nvme/a`. A part lists, reads and
+        removes its own copies of pages, under the same key spaces and hashes. It is closed with this
+        storage. Most storages have no parts.
+        """
+        self.ensure_open()
+        return {}
 
     def stats(self) -> StorageStats:
         """Return figures for reports and metrics, in O(1) and without I/O."""

@@ -23,9 +23,12 @@ BLOCKS = [
     for block in re.findall(r"^```sh\n(hicache .*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 ]
 (RECORDED,) = (command for command in BLOCKS if "--trace" in command)
-COMMANDS = [command for command in BLOCKS if command is not RECORDED]
+(TIERED,) = (command for command in BLOCKS if "--tier" in command)
+COMMANDS = [command for command in BLOCKS if command not in (RECORDED, TIERED)]
 (MERGE,) = re.findall(r"^```sh\n(sort .*?)\n```", PAGE, re.DOTALL | re.MULTILINE)
-OUTPUTS = re.findall(r"^```text\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+_TEXTS = re.findall(r"^```text\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+(TIERS,) = (text for text in _TEXTS if "serves" in text)
+OUTPUTS = [text for text in _TEXTS if text != TIERS]
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +49,12 @@ def test_a_plan_prints_what_the_page_quotes(number: int, capfd: pytest.CaptureFi
     assert main(COMMANDS[number]) == 0
 
     assert OUTPUTS[number].strip("\n") == capfd.readouterr().out.strip("\n")
+
+
+def test_the_page_quotes_the_table_of_tiers(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(TIERED) == 0
+
+    assert TIERS in capfd.readouterr().out
 
 
 def test_the_replay_finds_what_the_plan_says() -> None:

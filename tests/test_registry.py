@@ -1,17 +1,24 @@
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from hicache_backends.memory import MemoryStorage
 
-from hicache_storage.errors import BackendNotInstalled, ConfigError, UnknownBackend
+from hicache_storage.errors import (
+    BackendNotInstalled,
+    ConfigError,
+    StorageUnavailable,
+    UnknownBackend,
+)
 from hicache_storage.registry import backends, open_storage
 
 Install = Callable[..., None]
@@ -110,6 +117,17 @@ def test_listing_imports_nothing(install: Install) -> None:
 
     assert "acme" in backends()
     assert "acme_broken" not in sys.modules
+
+
+def test_a_list_of_packages_that_cannot_be_read_is_a_store_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_descriptor(**_: str) -> NoReturn:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(metadata, "entry_points", no_descriptor)
+    with pytest.raises(StorageUnavailable, match="Too many open files"):
+        open_storage("memory")
 
 
 def test_two_distributions_with_one_name_are_refused_by_both_names(install: Install) -> None:

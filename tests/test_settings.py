@@ -55,6 +55,33 @@ def test_a_pattern_is_told_in_words() -> None:
     assert "acme: other_name: must be text of another form" == refusal(other_name="ab")
 
 
+class Part(Settings):
+    name: str = Field(pattern="^[a-z]+$", description="small letters")
+    size: int = 1
+
+
+class Parted(Settings):
+    parts: list[Part]
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"name": "b", "size": "x"}, "parts.b.size: must be a whole number, such as 4"),
+        ({"name": "b", "siz": 1}, "unknown field 'parts.b.siz'; did you mean 'size'?"),
+        ({"size": 2}, "parts.1.name: this field is required"),
+        ({"name": "B"}, "parts.B.name: must be small letters"),
+        ({"name": f"a://{SECRET}"}, "parts.1.name: must be small letters"),
+        (SECRET, "parts.1: must be an object with name, size"),
+    ],
+)
+def test_an_error_in_a_list_has_the_name_of_its_item(part: object, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Parted.parse("acme", {"parts": [{"name": "a"}, part]})
+
+    assert f"acme: {message}" == str(caught.value)
+
+
 def test_settings_never_change() -> None:
     settings = Acme.parse("acme", {"url": "acme://host"})
 

@@ -241,6 +241,7 @@ CALLS: dict[str, Callable[[HiCacheStorage], object]] = {
     "diagnose": lambda storage: storage.diagnose(),
     "register_buffer": lambda storage: storage.register_buffer(b"x"),
     "unregister_buffer": lambda storage: storage.unregister_buffer(b"x"),
+    "parts": lambda storage: storage.parts(),
     "stats": lambda storage: storage.stats(),
     "ensure_open": lambda storage: storage.ensure_open(),
 }

@@ -16,7 +16,7 @@ from hicache_storage.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SPEC = "1.2"
+SPEC = "1.3"
 """The version of the rules in this kit."""
 
 FAMILIES = {
@@ -26,6 +26,7 @@ FAMILIES = {
     "3": "Lifecycle and errors",
     "4": "Persistence and crash",
     "5": "Concurrency",
+    "6": "Compositions",
     "9": "Declarations",
 }
 
@@ -50,6 +51,7 @@ class Need(enum.StrEnum):
     PARALLEL = "parallelism > 1"
     BOUNDED = "bounded"
     REVOCABLE = "revocable"
+    COMPOSES = "compose"
     PEEK = "peek"
     TAMPER = "tamper"
     SERVER = "server"
@@ -65,9 +67,13 @@ CLAIMS = frozenset(
         Need.PARALLEL,
         Need.BOUNDED,
         Need.REVOCABLE,
+        Need.COMPOSES,
     }
 )
-"""The needs that a store declares. Without them a rule is `not_declared`. All others are back doors."""
+"""The needs that a store declares. Without them a rule is `not_declared`. All others are back doors.
+
+A store declares `compose` by its test class: `Subject.compose`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,7 @@ class Rule:
 
 
 _CORE, _EXTENDED = Level.CORE, Level.EXTENDED
+_COMPOSES = (Need.COMPOSES,)
 
 RULES: dict[str, Rule] = {
     rule.id: rule
@@ -395,6 +402,87 @@ RULES: dict[str, Rule] = {
             "One slow object stalls every request on the node.",
             _EXTENDED,
             (Need.PARALLEL,),
+        ),
+        Rule(
+            "KV-601",
+            "A member that is down costs its own pages only",
+            "A member that is down costs the pages that only it has: the others are hits, and"
+            " sets go on. A call raises only if no member that it asked has answered, and then"
+            " it does raise. Once the member is back, its pages are hits again.",
+            "One dead disk or server turns off the whole cache, or hides that all of it is gone.",
+            _EXTENDED,
+            _COMPOSES,
+            since="1.3",
+        ),
+        Rule(
+            "KV-602",
+            "A member that hangs costs time once, and nothing grows",
+            "If a member does not answer, each call ends within the time limits of the member"
+            " and of the composition, plus a second. A member without a limit is left behind,"
+            " unless it is the first or the pages cannot be revoked. From the fourth call on, no"
+            " page of another member is lost. Threads and buffers do not grow with the calls.",
+            "A hung bucket stalls every request that the local disk could answer, or fills"
+            " the memory of the host.",
+            _EXTENDED,
+            _COMPOSES,
+            since="1.3",
+        ),
+        Rule(
+            "KV-603",
+            "A set is True only if a member has stored the page",
+            "`batch_set` True ⇒ some member has stored the page, also if others are full or"
+            " read-only. False ⇒ the page never appears, also if a member's failed write"
+            " arrives later.",
+            "Pages are counted as stored that nobody has, or refused pages come back apart"
+            " from their target.",
+            _EXTENDED,
+            _COMPOSES,
+            since="1.3",
+        ),
+        Rule(
+            "KV-604",
+            "A member that lost its pages is filled again",
+            "If a member loses all of its pages, each of them is served from another member"
+            " or is a miss, and can be set again.",
+            "A disk that was replaced stays empty, or the composition swears to pages that"
+            " are gone.",
+            _EXTENDED,
+            _COMPOSES,
+            since="1.3",
+        ),
+        Rule(
+            "KV-605",
+            "Damage in one member stays there, and heals",
+            "A page that is damaged in one member is a hit if another has it whole. It is"
+            " never copied to another member, and costs no other member its page; the member"
+            " that served it has it whole or not at all afterwards. If nobody has it whole, it"
+            " counts as corrupt, and the next set heals it.",
+            "One bad disk spreads its damage to the others, or deletes their whole copies.",
+            _EXTENDED,
+            _COMPOSES,
+            since="1.3",
+        ),
+        Rule(
+            "KV-606",
+            "Removed is gone from every member, now and later",
+            "After a `batch_delete` that returned True, and after `clear` and `remove_space`"
+            " returned, no member has the page, and no copy under way brings it back. If a"
+            " member did not answer, a delete of a page that it may have is False, and `clear`"
+            " and `remove_space` raise.",
+            "A tenant's pages come back after they were deleted.",
+            _EXTENDED,
+            _COMPOSES,
+            since="1.3",
+        ),
+        Rule(
+            "KV-607",
+            "A listing has each page once, or is an error",
+            "`spaces()` and `scan()` list what any member has, each once. If a member cannot be"
+            " listed, they raise, and leave nothing out.",
+            "Clean-up counts pages twice, or takes a member that is down for an empty one.",
+            _EXTENDED,
+            _COMPOSES,
+            since="1.3",
         ),
         Rule(
             "KV-901",

@@ -14,7 +14,7 @@ from hicache_storage.scalars import format_nbytes
 from hicache_storage.storage import Diagnosis, HiCacheStorage
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
@@ -73,6 +73,10 @@ class ReadOnlyStorage(WrapperStorage):
     def remove_space(self, space_id: str) -> int:
         del space_id
         self._refuse("remove_space")
+
+    def parts(self) -> Mapping[str, HiCacheStorage]:
+        """Return the parts, read-only."""
+        return {name: ReadOnlyStorage(part) for name, part in self.inner.parts().items()}
 
     def _refuse(self, call: str) -> NoReturn:
         self.ensure_open()

@@ -98,6 +98,10 @@ class WrapperStorage(HiCacheStorage):
     def unregister_buffer(self, buffer: HostBuffer) -> None:
         self.inner.unregister_buffer(buffer)
 
+    def parts(self) -> Mapping[str, HiCacheStorage]:
+        """Return the parts of `inner`. Override this if the wrapper changes pages, names or rights."""
+        return self.inner.parts()
+
     def stats(self) -> StorageStats:
         return self.inner.stats()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,8 +150,14 @@ def run(arguments: argparse.Namespace) -> int:
         report: dict[str, Any] = {
             "backend": choice.backend,
             **run_bench(storage, settings, stop.event, meter),
-            "interrupted": stop.signal is not None,
         }
+        for name, part in islice(storage.parts().items(), 1):
+            alone = run_bench(part, settings, stop.event, meter)
+            report["first_part"] = {"name": name, **alone}
+            report["problems"] += [f"{name} alone: {problem}" for problem in alone["problems"]]
+            ratios = comparison.ratios_to_first_part(report)
+            report["first_part"]["ratios"] = [cell.as_json() for cell in ratios]
+        report["interrupted"] = stop.signal is not None
     cells: Sequence[Cell] = ()
     if before is not None:
         cells = comparison.compare(before, report, _tolerances(arguments))

@@ -11,6 +11,7 @@ from hicache_storage.cli.selection_flags import add_selection_arguments, selecti
 from hicache_storage.cli.sizes import counted, format_nbytes, size
 from hicache_storage.cli.stores import (
     add_store_arguments,
+    add_tier_argument,
     config_file_choice,
     is_same_store,
     open_listed_store,
@@ -33,10 +34,13 @@ _FOUND = 1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     add_store_arguments(parser)
-    add = parser.add_argument_group("target").add_argument
+    add_tier_argument(parser)
+    group = parser.add_argument_group("target")
+    add = group.add_argument
     add("--to-backend", metavar="NAME", help="the backend of the target")
     add("--to-extra-config", metavar="JSON|@FILE", help="its config, in the form of the source's")
     add("--to-config", metavar="FILE", help="a file that holds both, instead of these flags")
+    add_tier_argument(group, flag="--to-tier")
     add_selection_arguments(parser)
     add = parser.add_argument
     add(
@@ -51,16 +55,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the figures. Return 0 if the target has every page of the source, otherwise 1."""
     choice, target_choice = store_choice(arguments), _target_choice(arguments)
-    if is_same_store(choice, target_choice):
+    if is_same_store(choice, target_choice) and arguments.tier == arguments.to_tier:
         raise ConfigError("copy: source and target are the same store: name another target")
     from hicache_storage.cli.operations.copying import Copied, copy  # noqa: PLC0415 - wrong flags fail fast
     from hicache_storage.cli.operations.rate_limit import RateLimit  # noqa: PLC0415
 
     limit, result = RateLimit(arguments.bandwidth_limit), Copied()
-    with open_listed_store(choice, "copy") as source:
+    with open_listed_store(choice, "copy", arguments.tier) as source:
         selected = selection_of(arguments).of(source)
         result.unreadable = selected.unreadable
-        with open_to_change(target_choice) as target:
+        with open_to_change(target_choice, arguments.to_tier, flag="--to-tier") as target:
             is_done = False
             try:
                 with meter("copying") as shown:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,6 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _checks(arguments: argparse.Namespace, choice: config.StorageChoice) -> Iterator[Check]:
     """Yield the checks of a store. Write to the store only if no earlier check forbids it."""
     from hicache_storage.cli.operations import diagnosis  # noqa: PLC0415
+    from hicache_storage.cli.operations.answering import Answering  # noqa: PLC0415
     from hicache_storage.cli.operations.probe import probe  # noqa: PLC0415
 
     page_tokens = choice.page_tokens or DEFAULT_PAGE_TOKENS
@@ -104,6 +106,7 @@ def _checks(arguments: argparse.Namespace, choice: config.StorageChoice) -> Iter
         if any(check.topic == "write" for check in looked):
             return
         with open_store(choice) as storage:
+            asked = Answering.of(storage)
             if not looked:
                 yield diagnosis.Check(
                     "open",
@@ -112,11 +115,13 @@ def _checks(arguments: argparse.Namespace, choice: config.StorageChoice) -> Iter
                     "if there should have been one, correct the config",
                 )
                 yield from diagnosis.path_checks(choice, storage)
-                yield from diagnosis.store_checks(storage, storage.diagnose())
-            measured = probe(
-                storage, pages=arguments.pages, page_nbytes=page_nbytes, page_tokens=page_tokens
+                yield from diagnosis.store_checks(asked, storage.diagnose())
+            try_pages = partial(
+                probe, pages=arguments.pages, page_nbytes=page_nbytes, page_tokens=page_tokens
             )
-            yield from diagnosis.probe_checks(measured, choice)
+            yield from diagnosis.probe_checks(try_pages(storage), choice)
+            for name, part in asked.parts.items():
+                yield from diagnosis.part_proof_checks(name, try_pages(part))
     except (StorageUnavailable, StorageTimeout) as error:
         yield diagnosis.opening_problem(error)
 
@@ -135,20 +140,24 @@ def _has_files(path: object) -> bool:
 def _looked(choice: config.StorageChoice, pages: int, page_nbytes: int) -> list[Check]:
     """Return the checks that need no write. One named "write" says why `doctor` must not write."""
     from hicache_storage.cli.operations import diagnosis  # noqa: PLC0415
+    from hicache_storage.cli.operations.answering import Answering  # noqa: PLC0415
     from hicache_storage.cli.operations.probe import prove  # noqa: PLC0415
 
     with open_existing_store(choice) as look:
-        said = look.diagnose()
+        said, asked = look.diagnose(), Answering.of(look)
         checks = [
             diagnosis.Check("open", diagnosis.Status.OK, f"{choice.backend} answers"),
+            *diagnosis.part_checks(asked),
             *diagnosis.path_checks(choice, look),
-            *diagnosis.store_checks(look, said),
+            *diagnosis.store_checks(asked, said),
         ]
         reason = diagnosis.why_not_to_write(checks, said, look, pages * page_nbytes)
         if reason:
             checks.append(diagnosis.Check("write", diagnosis.Status.NOTE, f"not tried: {reason}"))
-            spaces = look.spaces() if look.capabilities.enumerable else ()
-            checks += diagnosis.proof_checks(prove(look, spaces, pages), choice)
+            if not asked.failed:
+                checks += diagnosis.proof_checks(prove(look, pages), choice)
+            for name, part in asked.parts.items():
+                checks += diagnosis.part_proof_checks(name, prove(part, pages))
     return checks
 
 

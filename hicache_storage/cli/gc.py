@@ -15,6 +15,7 @@ from hicache_storage.cli.selection_flags import add_selection_arguments, selecti
 from hicache_storage.cli.sizes import counted, format_nbytes
 from hicache_storage.cli.stores import (
     add_store_arguments,
+    add_tier_argument,
     open_listed_store,
     open_to_change,
     store_choice,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from hicache_storage.cli.operations.collection import Candidate, Removal
+    from hicache_storage.cli.operations.collection import Candidate, Kept, Removal
     from hicache_storage.storage import UnreadableSpace
 
 SUMMARY = "Remove key spaces by model, revision, tenant, pool, or time without use."
@@ -37,6 +38,7 @@ _FIELDS = ("model", "revision", "tenant", "pool", "unused_for")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     add_store_arguments(parser)
+    add_tier_argument(parser)
     add_selection_arguments(
         parser, default="give at least one of these, or --unused-for, --empty or --unreadable"
     )
@@ -77,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     unused_s: float | None = arguments.unused_for
     used_before_s = None if unused_s is None else time.time() - unused_s
     wanted = Wanted(used_before_s=used_before_s, is_empty=arguments.empty)
-    with open_listed_store(choice, "gc") as look:
+    with open_listed_store(choice, "gc", arguments.tier) as look:
         selected = selection_of(arguments).of(look)
         spaces = [] if arguments.unreadable else selected.spaces
         with meter("looking") as shown:
@@ -85,6 +87,10 @@ def run(arguments: argparse.Namespace) -> int:
         found = [one for one in looked if isinstance(one, Candidate)]
         removal = Removal(kept=[one for one in looked if not isinstance(one, Candidate)])
         unreadable = selected.unreadable if arguments.unreadable else []
+        if unreadable and look.parts():
+            readable = {space.id for space in look.spaces()}
+            removal.kept += [_elsewhere(one) for one in unreadable if one.space_id in readable]
+            unreadable = [one for one in unreadable if one.space_id not in readable]
         if unreadable and arguments.yes and not (selected.spaces or arguments.space):
             raise ConfigError(
                 f"gc: none of {len(unreadable):,} key spaces can be read, perhaps because of a wrong"
@@ -95,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
             _print(goes, selected.unreadable)
         try:
             if arguments.yes and goes:
-                with open_to_change(choice) as storage, meter("removing") as shown:
+                with open_to_change(choice, arguments.tier) as storage, meter("removing") as shown:
                     remove(look, storage, goes, wanted, removal, meter=shown, tell=_tell)
         finally:
             stays = bool(goes) and not arguments.yes
@@ -120,6 +126,14 @@ def _check_selection(arguments: argparse.Namespace) -> None:
             "gc: select key spaces with --space, --model, --revision, --tenant, --pool,"
             " --unused-for, --empty or --unreadable"
         )
+
+
+def _elsewhere(one: UnreadableSpace) -> Kept:
+    """Keep a key space that only some parts of a composition cannot read."""
+    from hicache_storage.cli.operations.collection import Kept  # noqa: PLC0415
+
+    reason = f"{one.reason}, but other tiers can read it: use --tier to remove it there alone"
+    return Kept(one.space_id, reason, is_doubt=True)
 
 
 def _tell(space_id: str, pages: int) -> None:

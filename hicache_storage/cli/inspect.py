@@ -9,6 +9,7 @@ from hicache_storage.cli.printing import output_console, print_json, print_lines
 from hicache_storage.cli.sizes import format_nbytes
 from hicache_storage.cli.stores import (
     add_store_arguments,
+    add_tier_argument,
     open_listed_store,
     store_choice,
 )
@@ -26,6 +27,7 @@ _FOUND = 1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     add_store_arguments(parser)
+    add_tier_argument(parser)
     add = parser.add_argument
     add("space", metavar="SPACE", help="the first digits of a key space's id")
     add("hash", nargs="?", metavar="HASH", help="the first digits of a page's hash")
@@ -38,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hicache_storage.cli.operations.inspection import page_facts, space_facts  # noqa: PLC0415 - wrong flags fail fast
     from hicache_storage.cli.operations.selection import find_page, find_space  # noqa: PLC0415
 
-    with open_listed_store(choice, "inspect") as storage:
+    with open_listed_store(choice, "inspect", arguments.tier) as storage:
         space = find_space(storage, arguments.space)
         if arguments.hash is None:
             facts, is_right = space_facts(storage, space), True

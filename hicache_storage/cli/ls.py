@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from hicache_storage.cli.printing import output_console, print_json, print_lines, write_line
@@ -10,6 +10,7 @@ from hicache_storage.cli.progress import meter
 from hicache_storage.cli.sizes import counted, format_nbytes
 from hicache_storage.cli.stores import (
     add_store_arguments,
+    add_tier_argument,
     open_listed_store,
     store_choice,
 )
@@ -30,6 +31,7 @@ _FOUND = 1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     add_store_arguments(parser)
+    add_tier_argument(parser)
     add = parser.add_argument
     add(
         "space",
@@ -53,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         find_space,
     )
 
-    with open_listed_store(choice, "ls") as storage:
+    with open_listed_store(choice, "ls", arguments.tier) as storage:
         if arguments.space is not None:
             space = find_space(storage, arguments.space)
             _print_pages(storage, space, as_json=arguments.json)
@@ -82,7 +84,18 @@ def _usages(
         return [SpaceUsage(space, None, None) for space in spaces]
     with meter("counting") as shown:
         found = Wanted().found(storage, spaces, shown)
-        return [one.usage for one in found if isinstance(one, Candidate)]
+        usages = [one.usage for one in found if isinstance(one, Candidate)]
+        parts = storage.parts()
+        return [
+            replace(one, tiers={name: _count(part, one.space) for name, part in parts.items()})
+            for one in usages
+        ]
+
+
+def _count(part: HiCacheStorage, space: KeySpace) -> tuple[int, int]:
+    """Return how many pages a part has, and their bytes."""
+    sizes = [info.nbytes for info in part.scan(space)]
+    return len(sizes), sum(sizes)
 
 
 def _print_pages(storage: HiCacheStorage, space: KeySpace, *, as_json: bool) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import TYPE_CHECKING
 
 from hicache_storage import config
 from hicache_storage.cli.output_files import add_output_arguments, check_outputs, write_outputs
 from hicache_storage.cli.printing import output_console, print_lines
-from hicache_storage.cli.sizes import size_from_zero
+from hicache_storage.cli.sizes import size, size_from_zero
 from hicache_storage.cli.traces import (
     add_shape_arguments,
     add_trace_arguments,
@@ -18,10 +19,9 @@ from hicache_storage.cli.traces import (
     read_requests,
 )
 from hicache_storage.controller_settings import WritePolicy
-from hicache_storage.errors import ConfigError
+from hicache_storage.errors import ConfigError, shown
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Sequence
 
     from hicache_storage.planning.settings import PlanSettings
@@ -75,6 +75,14 @@ def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="BYTES",
         help="a size of L3 to compare, e.g. 4TiB, or 0 for no L3; may be given several times",
+    )
+    add(
+        "--tier",
+        type=_tier,
+        action="append",
+        metavar="NAME=BYTES",
+        help="a tier of L3 and its size, e.g. nvme=4TiB, the fastest first; give it for each tier to see"
+        " the share of hits that each serves",
     )
     add(
         "--hicache-write-policy",
@@ -146,6 +154,14 @@ def _requests(arguments: argparse.Namespace) -> Sequence[Request]:
     return requests
 
 
+def _tier(text: str) -> tuple[str, int]:
+    """Parse `nvme=4TiB`. Usable as an argparse type."""
+    name, equals, nbytes = text.partition("=")
+    if not (equals and name):
+        raise argparse.ArgumentTypeError(f"must be a tier such as nvme=4TiB, not {shown(text)!r}")
+    return name, size(nbytes)
+
+
 def _settings(arguments: argparse.Namespace) -> PlanSettings:
     from hicache_storage.planning.settings import (  # noqa: PLC0415 - keeps `hicache --help` fast
         MAX_PAGES,
@@ -153,12 +169,16 @@ def _settings(arguments: argparse.Namespace) -> PlanSettings:
         Prices,
     )
 
+    tiers: dict[str, int] = dict(arguments.tier or ())
+    if len(tiers) < len(arguments.tier or ()):
+        raise ConfigError("--tier: two tiers have the same name: give each one of its own")
     return PlanSettings(
         model=model_of(arguments),
         pools=pools_of(arguments),
         page_tokens=arguments.page_size,
         host_sizes=tuple(dict.fromkeys(arguments.host_size or ())),
-        storage_sizes=tuple(dict.fromkeys(arguments.storage_size or ())),
+        storage_sizes=tuple(dict.fromkeys([*(arguments.storage_size or ()), *tiers.values()])),
+        tiers=tuple(tiers.items()),
         write_policy=WritePolicy(arguments.hicache_write_policy),
         prices=Prices(
             prefill_tokens_per_s=arguments.prefill_rate,

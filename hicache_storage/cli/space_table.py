@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _GAP = 2
 _POOL = 1
+_FIGURES = 4
 _WRAPPED = (3, 2, 4, 5, _POOL)
 """The columns that wrap if the terminal is narrow, in this order: format, shard, the figures, pool."""
 _LEAST_WIDTH = 10
@@ -28,13 +29,16 @@ _LEAST_WIDTH = 10
 
 def space_parts(usages: Sequence[SpaceUsage], width: int) -> Iterator[Table | str]:
     """Yield each model with its revision and tenant, then a table of its key spaces."""
-    rows = [(_heading(usage.space), _cells(usage)) for usage in usages]
-    widths = _widths([cells for _, cells in rows], width)
+    lines = [[*_cells(usage), *_tier_cells(usage)] for usage in usages]
+    if sum(_natural_widths(lines)) + _GAP * max(map(len, lines), default=0) > width:
+        lines = [[*_cells(usage), "\n".join(_tier_cells(usage))] for usage in usages]
+    rows = [(_heading(usage.space), cells) for usage, cells in zip(usages, lines, strict=True)]
+    widths = _widths(lines, width)
     for heading, group in groupby(rows, key=lambda row: row[0]):
         yield heading
         table = Table(box=None, show_header=False, padding=(0, 0, 0, _GAP))
         for number, column in enumerate(widths):
-            is_figure = number >= len(widths) - 2
+            is_figure = number >= _FIGURES
             table.add_column(
                 width=column, justify="right" if is_figure else "left", overflow="fold"
             )
@@ -51,7 +55,7 @@ def unreadable_lines(spaces: Iterable[UnreadableSpace]) -> list[str]:
 def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
     """Return the widths of the columns. Columns that wrap are cut between words, if that is enough."""
     columns = [*zip(*rows, strict=True)]
-    widths = [max(map(cell_len, column)) for column in columns]
+    widths = _natural_widths(rows)
     for number in _WRAPPED if columns else ():
         if sum(widths) + _GAP * len(widths) > width:
             words = (word for cell in columns[number] for word in cell.split())
@@ -59,6 +63,19 @@ def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
             left = width - sum(widths) - _GAP * len(widths) + widths[number]
             widths[number] = longest if number != _POOL else min(longest, max(_LEAST_WIDTH, left))
     return widths
+
+
+def _natural_widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    """Return the width of the longest line in each column."""
+    columns = zip(*rows, strict=True)
+    return [
+        max(cell_len(line) for cell in column for line in cell.split("\n")) for column in columns
+    ]
+
+
+def _tier_cells(usage: SpaceUsage) -> list[str]:
+    """Return the pages in each tier of a composed store. They share a column if they must."""
+    return [f"{escaped(name)} {pages:,}" for name, (pages, _) in usage.tiers.items()]
 
 
 def _heading(space: KeySpace) -> str:

@@ -12,15 +12,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from hicache_storage import config
+from hicache_storage.backend_support.wrapper import WrapperStorage
 from hicache_storage.cli.program import Parser, add_cwd_to_path
 from hicache_storage.cli.sizes import format_nbytes
+from hicache_storage.composition.parts import find_part, undivided
 from hicache_storage.errors import (
     ConfigError,
     NoSuchStore,
+    StorageTimeout,
+    StorageUnavailable,
     UnsupportedOperation,
     did_you_mean,
     shown,
@@ -51,6 +56,15 @@ def add_store_arguments(
     config.add_arguments(parser, engine_flags_in_help=engine_flags_in_help)
     parser.add_argument(
         "--config", metavar="FILE", help="a .json, .toml or .yaml file that holds these flags"
+    )
+
+
+def add_tier_argument(group: Any, *, flag: str = "--tier") -> None:
+    """Add the flag that chooses one part of a composed store to a parser or a group."""
+    group.add_argument(
+        flag,
+        metavar="NAME",
+        help="only this tier or stripe of the store, such as nvme, or nvme/a for a stripe in a tier",
     )
 
 
@@ -107,13 +121,16 @@ def open_existing_store(choice: config.StorageChoice) -> HiCacheStorage:
     return choice.open(read_only=True)
 
 
-def open_listed_store(choice: config.StorageChoice, verb: str) -> HiCacheStorage:
-    """Open the chosen store for a verb that reads its list of pages.
+def open_listed_store(
+    choice: config.StorageChoice, verb: str, tier: str | None = None
+) -> HiCacheStorage:
+    """Open the chosen store, or one tier of it, for a verb that reads its list of pages.
 
     Raises:
+        ConfigError: The store has no such tier.
         UnsupportedOperation: The store cannot list its pages. The message says why the verb cannot work.
     """
-    storage = open_existing_store(choice)
+    storage = _tier_of(open_existing_store(choice), tier, "--tier")
     if not storage.capabilities.enumerable:
         storage.close()
         raise UnsupportedOperation(
@@ -123,34 +140,69 @@ def open_listed_store(choice: config.StorageChoice, verb: str) -> HiCacheStorage
     return storage
 
 
-def open_to_change(choice: config.StorageChoice) -> HiCacheStorage:
+def open_to_change(
+    choice: config.StorageChoice, tier: str | None = None, *, flag: str = "--tier"
+) -> HiCacheStorage:
     """Open the chosen store for writing, after checking that this would not evict anything.
 
+    With `tier`, which `flag` names, return this part of it. Opening it opens all of them.
+
     Raises:
-        ConfigError: The store holds more than the capacity in the choice.
+        ConfigError: The store, or one of its parts, holds more than its capacity in the choice. Or it
+            has no such tier.
     """
     with suppress(NoSuchStore), open_existing_store(choice) as storage:
-        if (excess := excess_of(storage)) is not None:
+        if tier is not None:
+            find_part(storage, tier, flag)
+        for excess in excesses_of(storage).values():
             raise ConfigError(
                 f"{choice.backend}: {excess}. Opening the store for writing with this config"
                 " would evict pages: use the capacity_nbytes of the engines"
             )
-    return open_store(choice)
+    return _tier_of(open_store(choice), tier, flag)
 
 
-def excess_of(storage: HiCacheStorage) -> str | None:
-    """Return a text about how far a store's pages exceed its capacity. None if they fit."""
-    stats = storage.stats()
-    if (
-        stats.nbytes is None
-        or stats.capacity_nbytes is None
-        or stats.nbytes <= stats.capacity_nbytes
-    ):
-        return None
-    return (
-        f"the store holds {format_nbytes(stats.nbytes)}, but capacity_nbytes"
-        f" is {format_nbytes(stats.capacity_nbytes)}"
-    )
+def excesses_of(storage: HiCacheStorage) -> dict[str, str]:
+    """Return a text about each part whose pages exceed its capacity, by its name, or by "" for all.
+
+    A part that does not answer is left out. It evicts nothing either.
+    """
+    found: dict[str, str] = {}
+    for name, part in undivided(storage).items():
+        with suppress(StorageUnavailable, StorageTimeout):
+            stats = part.stats()
+            held, capacity = stats.nbytes, stats.capacity_nbytes
+            if held is not None and capacity is not None and held > capacity:
+                found[name] = (
+                    f"{shown(name) or 'the store'} holds {format_nbytes(held)}, but"
+                    f" capacity_nbytes is {format_nbytes(capacity)}"
+                )
+    return found
+
+
+class _Tier(WrapperStorage):
+    """A part of a store. It closes the whole, whose alignment decides how pages are framed."""
+
+    def __init__(self, whole: HiCacheStorage, part: HiCacheStorage) -> None:
+        super().__init__(part)
+        alignment = whole.capabilities.alignment
+        vars(self)["capabilities"] = replace(part.capabilities, alignment=alignment)
+        self._whole = whole
+
+    def close(self) -> None:
+        self._whole.close()
+        super().close()
+
+
+def _tier_of(storage: HiCacheStorage, name: str | None, flag: str) -> HiCacheStorage:
+    """Return a part of an open store, or the store without a name. If there is none, close the store."""
+    if name is None:
+        return storage
+    with ExitStack() as stack:
+        stack.callback(storage.close)
+        part = _Tier(storage, find_part(storage, name, flag))
+        stack.pop_all()
+    return part
 
 
 def is_same_store(one: config.StorageChoice, other: config.StorageChoice) -> bool:

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
-from hicache_storage.cli.printing import output_console, print_json, print_lines
+from hicache_storage.cli.printing import output_console, print_json, print_lines, write_line
 from hicache_storage.cli.progress import meter
 from hicache_storage.cli.selection_flags import add_selection_arguments, selection_of
 from hicache_storage.cli.sizes import counted, format_nbytes, share
 from hicache_storage.cli.stores import (
     add_store_arguments,
+    add_tier_argument,
     open_listed_store,
     open_to_change,
     store_choice,
 )
+from hicache_storage.composition.parts import all_parts
 from hicache_storage.errors import ConfigError
 from hicache_storage.text_tables import text_table
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from rich.table import Table
 
     from hicache_storage.cli.operations.verification import Verification
-    from hicache_storage.config import StorageChoice
     from hicache_storage.storage import HiCacheStorage
 
 SUMMARY = "Read and check the pages of a store, and delete the wrong ones."
@@ -41,6 +43,7 @@ _WHOLE_HASH, _SHORT_HASH = 128, 40
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     add_store_arguments(parser)
+    add_tier_argument(parser)
     add_selection_arguments(parser)
     add = parser.add_argument
     add(
@@ -67,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--delete-wrong asks on a terminal: use --yes if there is none")
     from hicache_storage.cli.operations.verification import Verification, verify  # noqa: PLC0415 - wrong flags fail fast
 
-    with open_listed_store(choice, "verify") as storage:
+    with open_listed_store(choice, "verify", arguments.tier) as storage:
         selected = selection_of(arguments).of(storage)
         result = Verification(unreadable=selected.unreadable)
         try:
@@ -77,17 +80,28 @@ def run(arguments: argparse.Namespace) -> int:
             if not arguments.json:
                 console = output_console()
                 print_lines(console, _parts(result, console.width))
+                if tiers := all_parts(storage):
+                    write_line(
+                        "These are the pages that engines get. --tier NAME checks the copies in one of:"
+                        f" {', '.join(tiers)}"
+                    )
             elif not result.is_done:
                 print_json({"backend": choice.backend, **result.as_json()})
         if arguments.delete_wrong:
-            _delete_wrong(choice, storage, result, asks=asks, quiet=arguments.json)
+            reopen = partial(open_to_change, choice, arguments.tier)
+            _delete_wrong(reopen, storage, result, asks=asks, quiet=arguments.json)
     if arguments.json:
         print_json({"backend": choice.backend, **result.as_json()})
     return 0 if result.is_clean else _FOUND
 
 
 def _delete_wrong(
-    choice: StorageChoice, look: HiCacheStorage, result: Verification, *, asks: bool, quiet: bool
+    reopen: Callable[[], HiCacheStorage],
+    look: HiCacheStorage,
+    result: Verification,
+    *,
+    asks: bool,
+    quiet: bool,
 ) -> None:
     from hicache_storage.cli.operations.proofs import WRONG  # noqa: PLC0415
     from hicache_storage.cli.operations.verification import delete_wrong  # noqa: PLC0415
@@ -100,7 +114,7 @@ def _delete_wrong(
             sys.stdout.write("Nothing was deleted.\n")
             return
     if wrong:
-        with open_to_change(choice) as storage:
+        with reopen() as storage:
             result.deleted = delete_wrong(look, storage, wrong)
     if not quiet:
         sys.stdout.write(f"Deleted {result.deleted:,} of {counted(len(wrong), 'wrong page')}.\n")

@@ -79,7 +79,10 @@ class PendingCall(Generic[T]):
         wait([self.future], self._deadline.remaining_s())
         if not self.future.done():
             if self.future.cancel():
-                self._permit.dismiss()  # other calls occupy the threads: this one says nothing
+                if self._permit.is_probe:  # the calls that opened the breaker still hang
+                    self._permit.fail()
+                else:  # other calls occupy the threads: this one says nothing
+                    self._permit.dismiss()
                 raise self._late()
             self._permit.fail(hung=True)
             if may_leave:

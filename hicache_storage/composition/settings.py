@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator
 
+from hicache_storage.durations import parse_seconds
+from hicache_storage.scalars import parse_float
 from hicache_storage.settings import Field, PositiveSeconds, Settings
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_LEAST = 2
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
@@ -23,16 +29,22 @@ class MemberSettings(Settings):
     """The config of its backend. It may contain secrets."""
 
 
-def _unique(members: list[MemberSettings]) -> list[MemberSettings]:
+def _checked(members: list[MemberSettings]) -> list[MemberSettings]:
+    if len(members) < _LEAST:
+        raise ValueError("give at least two stores, because one needs no composition")
     names = [member.name for member in members]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ValueError(f"two of them have the name {twice!r}")
+        raise ValueError(f"two stores have the name {twice!r}: give each one of its own")
     return members
 
 
-Members = Annotated[list[MemberSettings], Field(min_length=2), AfterValidator(_unique)]
+Members = Annotated[list[MemberSettings], AfterValidator(_checked)]
 """The stores of a composition: at least two, each with a name of its own."""
+
+
+Weight = Annotated[float, BeforeValidator(parse_float)]
+"""The share of a store in a composition: a finite number."""
 
 
 class LimitSettings(Settings):
@@ -49,3 +61,8 @@ class LimitSettings(Settings):
     """How many calls to one store must fail in a row before it is not asked for a while."""
     breaker_cooldown_s: PositiveSeconds = 5.0
     """How long a store that failed is not asked."""
+
+    def allows_longer_calls(self, members: Sequence[MemberSettings]) -> bool:
+        """Return True if a member's own `timeout_s` is above that of the composition."""
+        own = (member.config.get("timeout_s") for member in members)
+        return any(each is not None and parse_seconds(each) > self.timeout_s for each in own)

@@ -7,13 +7,23 @@ could not look" are different answers.
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hicache_storage.composition.claims import weakest
 from hicache_storage.composition.member import Member
-from hicache_storage.errors import ConfigError, HiCacheError, StorageTimeout, StorageUnavailable
+from hicache_storage.composition.unopened import UnopenedStorage
+from hicache_storage.errors import (
+    BackendNotInstalled,
+    ConfigError,
+    HiCacheError,
+    StorageTimeout,
+    StorageUnavailable,
+    UnknownBackend,
+    shown,
+)
 from hicache_storage.registry import resolve
 from hicache_storage.storage import (
     Capabilities,
@@ -32,6 +42,12 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import HostBuffer
     from hicache_storage.storage import PageFault, PageInfo, UnreadableSpace
+
+
+NO_ANSWER = "state"
+"""The topic of the diagnosis of a member that does not answer, behind its name."""
+NO_STORE = "there is no store at"
+"""How the error about a member begins that is missing where others exist."""
 
 
 class ComposedStorage(HiCacheStorage):
@@ -69,6 +85,7 @@ class ComposedStorage(HiCacheStorage):
 
     def parts(self) -> Mapping[str, HiCacheStorage]:
         """Return the members by name."""
+        self.ensure_open()
         return {member.name: member.storage for member in self._members}
 
     def open_space(self, space: KeySpace) -> None:
@@ -167,18 +184,21 @@ class ComposedStorage(HiCacheStorage):
                 diagnoses = member.storage.diagnose()
             except HiCacheError as error:
                 diagnoses = [
-                    Diagnosis("state", f"it does not answer: {error}", "repair this store")
+                    Diagnosis(NO_ANSWER, f"it does not answer: {error}", "repair this store")
                 ]
             found += [
-                replace(each, topic=f"{member.name}: {each.topic}", is_full=False)
+                replace(each, topic=f"{member.name}{_joint(member, each.topic)}{each.topic}")
                 for each in diagnoses
             ]
         return found
 
     def stats(self) -> StorageStats:
-        """Return the sums of the members' figures, and their counters as `NAME.COUNTER`."""
+        """Return the sums of the members' figures, and their counters as `NAME.COUNTER`.
+
+        A member that fails reports no figures.
+        """
         self.ensure_open()
-        found = [(member, member.storage.stats()) for member in self._members]
+        found = [(member, _stats(member.storage)) for member in self._members]
         return StorageStats(
             nbytes=_sum([stats.nbytes for _, stats in found]),
             capacity_nbytes=_sum([stats.capacity_nbytes for _, stats in found]),
@@ -186,6 +206,14 @@ class ComposedStorage(HiCacheStorage):
                 f"{member.name}.{name}": count
                 for member, stats in found
                 for name, count in {**stats.counters, **member.counters.snapshot()}.items()
+            },
+            part_states={
+                f"{member.name}{below}": state
+                for member, stats in found
+                for below, state in {
+                    "": member.state,
+                    **{f"/{name}": state for name, state in stats.part_states.items()},
+                }.items()
             },
         )
 
@@ -211,8 +239,8 @@ class ComposedStorage(HiCacheStorage):
         """Raise the first of the errors if none of the `asked` members answered."""
         if errors:
             self.ensure_open()
-        if len(errors) >= asked:
-            raise errors[0]
+            if len(errors) >= asked:
+                raise errors[0]
 
     @property
     def _widest_capabilities(self) -> Capabilities:
@@ -246,39 +274,69 @@ class ComposedStorage(HiCacheStorage):
 
 
 def open_members(
-    where: str, members: Sequence[MemberSettings], *, read_only: bool
+    where: str, members: Sequence[MemberSettings], limits: LimitSettings, *, read_only: bool
 ) -> dict[str, HiCacheStorage]:
     """Open the storages of `members` in order. If one fails, close the others.
 
     Args:
         where: The backend and field of the members, for messages: `tiered: tiers`.
         members: The names, backends and configs.
-        read_only: Open them as `open_read_only` does.
+        limits: A member that can end its calls in time gets `timeout_s`, unless it has its own.
+        read_only: Open them as `open_read_only` does. A member that is missing or cannot be reached
+            then raises the reason in each of its calls, so that a program can look at the others.
 
     Raises:
         ConfigError, StorageUnavailable: As in `from_config`. The message names the member.
     """
     opened: dict[str, HiCacheStorage] = {}
+    places: dict[tuple[str, str], str] = {}
     with ExitStack() as stack:
         for each in members:
             with _naming(f"{where}.{each.name}"):
                 storage_class, fields = resolve(each.backend, each.config)
-                opening = storage_class.open_read_only if read_only else storage_class.from_config
-                opened[each.name] = opening(fields)
+                if storage_class.capabilities.bounded:
+                    fields.setdefault("timeout_s", limits.timeout_s)
+                opening = _look_at if read_only else _open
+                opened[each.name] = opening(storage_class, fields)
                 stack.callback(opened[each.name].close)
+                same = places.setdefault((each.backend, _place(fields)), each.name)
+                if same != each.name and opened[each.name].capabilities.shared:
+                    raise ConfigError(f"this is the same store as {same!r}: name another one")
         stack.pop_all()
     return opened
 
 
 def would_create_members(where: str, members: Sequence[MemberSettings]) -> str | None:
-    """Return the first place where a member would create a new, empty store, or None."""
+    """Return the places where the members would create new, empty stores, or None if one exists."""
+    places: list[str] = []
     for each in members:
         with _naming(f"{where}.{each.name}"):
             storage_class, fields = resolve(each.backend, each.config)
             place = storage_class.would_create(fields)
-        if place is not None:
-            return place
-    return None
+        if place is None:
+            return None
+        places.append(place)
+    return " and ".join(places)
+
+
+def _place(fields: Mapping[str, Any]) -> str:
+    """Return what names the place of a store: the path, or the whole config."""
+    path = fields.get("path")
+    return os.path.realpath(path) if isinstance(path, str) else repr(sorted(fields.items()))
+
+
+def _open(storage_class: type[HiCacheStorage], fields: Mapping[str, Any]) -> HiCacheStorage:
+    return storage_class.from_config(fields)
+
+
+def _look_at(storage_class: type[HiCacheStorage], fields: Mapping[str, Any]) -> HiCacheStorage:
+    place = storage_class.would_create(fields)
+    if place is not None:
+        return UnopenedStorage(StorageUnavailable(f"{NO_STORE} {shown(place)}"))
+    try:
+        return storage_class.open_read_only(fields)
+    except (StorageUnavailable, StorageTimeout) as error:
+        return UnopenedStorage(error)
 
 
 @contextmanager
@@ -286,10 +344,26 @@ def _naming(where: str) -> Generator[None]:
     """Begin the message of an error with the member that it is about."""
     try:
         yield
-    except ConfigError as error:
-        raise type(error)(f"{where}: {error}") from None
+    except UnknownBackend as error:
+        place = f"{where}: {error.where}" if error.where else where
+        raise UnknownBackend(error.name, error.choices, place) from None
+    except (ConfigError, BackendNotInstalled) as error:
+        raise type(error)(f"{where}: {error}") from error.__cause__
     except (StorageUnavailable, StorageTimeout) as error:
         raise type(error)(f"{where}: {error}") from error
+
+
+def _joint(member: Member, topic: str) -> str:
+    """Return what stands between a member's name and a topic of its diagnoses: `nvme/a: capacity`."""
+    part = topic.partition(": ")[0].partition("/")[0]
+    return "/" if part in member.storage.parts() else ": "
+
+
+def _stats(storage: HiCacheStorage) -> StorageStats:
+    try:
+        return storage.stats()
+    except HiCacheError:
+        return StorageStats()
 
 
 def _latest(times: Sequence[PageTimes]) -> PageTimes:

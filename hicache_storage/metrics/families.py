@@ -10,6 +10,7 @@ from prometheus_client.core import (
     HistogramMetricFamily,
 )
 
+from hicache_storage.composition.parts import all_parts, split_counter
 from hicache_storage.errors import HiCacheError
 from hicache_storage.page_store.breaker import STATES
 from hicache_storage.page_store.call_durations import BUCKETS_S, OPERATIONS
@@ -27,12 +28,13 @@ from hicache_storage.page_store.results import Verdict
 from hicache_storage.storage import StorageStats
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from prometheus_client.core import Metric
 
     from hicache_storage.page_store import PageStore
     from hicache_storage.page_store.call_durations import Histogram
+    from hicache_storage.storage import HiCacheStorage
 
 _VERDICTS = [verdict for verdict in Verdict if verdict is not Verdict.NOT_ADMITTED]
 """The verdicts that a page store returns."""
@@ -132,7 +134,19 @@ class Families:
             for name in ("pages", "bytes", "capacity_bytes")
         }
         self._storage = self._counter(
-            "hicache_storage_events", "The storage's own counters by name", "event"
+            "hicache_storage_events",
+            "The storage's own counters by name, and by the part of the storage that they are about",
+            "tier",
+            "event",
+        )
+        self._tier_gauges = {
+            name: self._gauge(
+                f"hicache_tier_{name}", "What a part of the storage holds or can hold", "tier"
+            )
+            for name in ("pages", "bytes", "capacity_bytes")
+        }
+        self._tier_state = self._gauge(
+            "hicache_tier_state", "1 for the state of a part's breaker", "tier", "state"
         )
 
     def _describe_engine(self) -> None:
@@ -199,14 +213,34 @@ class Families:
 
     def _add_storage(self, store: PageStore, labels: Sequence[str]) -> None:
         try:
-            stats = store.storage.stats()
-        except HiCacheError:  # a closed or unreachable storage must not hide the other figures
-            stats = StorageStats()
-        values = (stats.pages, stats.nbytes, stats.capacity_nbytes)
-        for gauge, value in zip(self._storage_gauges.values(), values, strict=True):
-            if value is not None:
-                gauge.add_metric(labels, value)
-        _add_events(self._storage, labels, stats.counters)
+            parts = all_parts(store.storage)
+        except HiCacheError:
+            parts = {}
+        stats = _stats_of(store.storage)
+        _add_content(self._storage_gauges.values(), labels, stats)
+        for name, part in parts.items():
+            _add_content(self._tier_gauges.values(), [*labels, name], _stats_of(part))
+        for name, state in stats.part_states.items():
+            for each in STATES:
+                self._tier_state.add_metric([*labels, name, each], float(each == state))
+        for counter, count in stats.counters.items():
+            self._storage.add_metric([*labels, *split_counter(counter, parts)], count)
+
+
+def _stats_of(storage: HiCacheStorage) -> StorageStats:
+    try:
+        return storage.stats()
+    except HiCacheError:  # a closed or unreachable storage must not hide the other figures
+        return StorageStats()
+
+
+def _add_content(
+    gauges: Iterable[GaugeMetricFamily], labels: Sequence[str], stats: StorageStats
+) -> None:
+    values = (stats.pages, stats.nbytes, stats.capacity_nbytes)
+    for gauge, value in zip(gauges, values, strict=True):
+        if value is not None:
+            gauge.add_metric(labels, value)
 
 
 def _add_events(

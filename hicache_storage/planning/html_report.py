@@ -10,11 +10,13 @@ from hicache_storage.planning.tables import (
     BANDWIDTH_TITLES,
     HIT_TITLES,
     MONEY_TITLES,
+    TIER_TITLES,
     bandwidth_row,
     bandwidth_unit,
     facts,
     hit_row,
     money_row,
+    tier_row,
 )
 from hicache_storage.planning.wording import amount, option_name, percent, size
 from hicache_storage.report_page import fact_list, figures, hero, report_page, section
@@ -83,6 +85,14 @@ def _sections(report: Mapping[str, Any]) -> list[Element | None]:
                 ],
             ),
         ),
+        section(
+            "tiers",
+            "Tiers of L3",
+            "The share of blocks that each tier serves, and the hits of L2 and the tiers so far.",
+            figures(TIER_TITLES, [tier_row(tier) for tier in report["tiers"]]),
+        )
+        if "tiers" in report
+        else None,
         _bandwidth_section(report, stored) if stored else None,
         section(
             "money",

@@ -127,6 +127,7 @@ class _Planner:
             "options": options,
             "best": _best(options),
             "notes": self._notes(),
+            **({"tiers": self._tier_shares(options)} if settings.tiers else {}),
         }
 
     def _pool(self, pool: PoolShape) -> dict[str, Any]:
@@ -175,6 +176,32 @@ class _Planner:
                     option["target_alone"] = self._shares(size, alone, self.host, target)
                 options.append(option)
         return options
+
+    def _tier_shares(self, options: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return for each L2 and each tier of L3 the share of accesses that the tier serves.
+
+        A tier holds what an L3 of its size alone would hold, because it is written and read with
+        the others. A block behind a gap in a tier counts for the tier that has the gap's blocks,
+        so the share of a fast tier is a lower bound.
+        """
+        found = {(one["host_nbytes"], one["storage_nbytes"]): one for one in options}
+        rows: list[dict[str, Any]] = []
+        for host_size in self.settings.host_sizes:
+            so_far: list[float] = []
+            for name, nbytes in self.settings.tiers:
+                option = found[host_size, nbytes]
+                so_far = so_far or [option["l2_hit_rate"]]
+                so_far.append(option["hit_rate"])
+                rows.append(
+                    {
+                        "host_nbytes": host_size,
+                        "name": name,
+                        "nbytes": nbytes,
+                        "hit_rate": so_far[-1] - so_far[-2],
+                        "hit_rate_so_far": so_far[-1],
+                    }
+                )
+        return rows
 
     def _storage_sizes(self, host_size: int) -> list[int]:
         """Return the sizes of L3 to compare behind an L2.

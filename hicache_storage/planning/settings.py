@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hicache_storage.controller_settings import WritePolicy
@@ -39,7 +40,8 @@ class PlanSettings:
     """The settings of a plan.
 
     Raises:
-        ConfigError: The page size does not divide a block, or a host size holds no block.
+        ConfigError: The page size does not divide a block, or a host size holds no block, or a tier is
+            not larger than the one above it.
     """
 
     model: str
@@ -50,6 +52,8 @@ class PlanSettings:
     """The sizes of L2 to compare, in bytes. Empty: sizes that fit the trace."""
     storage_sizes: tuple[int, ...] = ()
     """The sizes of L3 to compare, in bytes, 0 for no L3. Empty: sizes that fit the trace."""
+    tiers: tuple[tuple[str, int], ...] = ()
+    """The names and sizes of the tiers of one L3, the fastest first. Their sizes are compared, too."""
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     prices: Prices = field(default_factory=Prices)
     max_pages: int = MAX_PAGES
@@ -62,6 +66,13 @@ class PlanSettings:
                 raise ConfigError(
                     f"--host-size of {format_nbytes(size)} holds no block of {BLOCK_TOKENS} tokens,"
                     f" which takes {format_nbytes(block_nbytes)}: give more"
+                )
+
+        for (name, nbytes), (below, below_nbytes) in pairwise(self.tiers):
+            if below_nbytes <= nbytes:
+                raise ConfigError(
+                    f"--tier {below} must be larger than {name}, because a tier also keeps what the"
+                    " tiers above it keep: give the fastest and smallest one first"
                 )
 
     @property

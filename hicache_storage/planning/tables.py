@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 HIT_TITLES = ("L2", "L3", "hits", "in L2", "in L3", "target alone")
+TIER_TITLES = ("L2", "tier", "size", "serves", "hits so far")
 BANDWIDTH_TITLES = ("L2", "L3", "read", "60 s", "1 s", "write", "60 s", "1 s", "unread")
 MONEY_TITLES = ("L2", "L3", "tokens saved", "GPU hours", "GPUs", "cost/month", "net/month")
 
@@ -31,6 +32,8 @@ def tables(report: Mapping[str, Any]) -> list[Table | str]:
     parts: list[Table | str] = [
         text_table(HIT_TITLES, [hit_row(option) for option in options], "R", best=report["best"])
     ]
+    if tiers := report.get("tiers"):
+        parts.append(text_table(TIER_TITLES, [tier_row(tier) for tier in tiers], "rlR"))
     if stored:
         unit_nbytes, _ = bandwidth_unit(report)
         rows = [bandwidth_row(option, unit_nbytes) for option in stored]
@@ -79,6 +82,12 @@ def hit_row(option: Mapping[str, Any]) -> list[str]:
     shares = [percent(option[f"{tier}hit_rate"]) for tier in ("", "l2_", "l3_")]
     alone = option.get("target_alone")
     return [*_sizes(option), *shares, percent(alone["hit_rate"]) if alone else ""]
+
+
+def tier_row(tier: Mapping[str, Any]) -> list[str]:
+    """Return the table row of one tier of L3, with the columns `TIER_TITLES`."""
+    shares = [percent(tier["hit_rate"]), percent(tier["hit_rate_so_far"])]
+    return [size(tier["host_nbytes"]), tier["name"], size(tier["nbytes"]), *shares]
 
 
 def bandwidth_unit(report: Mapping[str, Any]) -> tuple[int, str]:

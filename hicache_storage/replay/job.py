@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hicache_storage.composition.parts import undivided, undivided_configs
 from hicache_storage.replay.driver import Replay
 from hicache_storage.replay.endpoint import serve_metrics
 from hicache_storage.storage import Retention
@@ -106,11 +107,11 @@ def notes(
 def _evicts_by_second(job: ReplayJob, storages: Sequence[HiCacheStorage | None]) -> bool:
     choices = (job.choice, job.disruptions.swap)
     return any(
-        choice is not None
-        and storage is not None
-        and choice.backend in _SECONDS_CLOCK
-        and storage.capabilities.retention is Retention.UNTIL_PRESSURE
+        backend in _SECONDS_CLOCK
+        and undivided(storage)[name].capabilities.retention is Retention.UNTIL_PRESSURE
         for choice, storage in zip(choices, storages, strict=True)
+        if choice is not None and storage is not None
+        for name, (backend, _) in undivided_configs(choice.backend, choice.config).items()
     )
 
 

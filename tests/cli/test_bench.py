@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from cli_stores import CliStore, run_json, save
+from composed_stores import file_member
 from servers import RedisServer, S3Server, wait_until
 from stores import HookedStorage
 from verb_processes import interrupted, on_terminal, slow_store, verb
@@ -512,3 +513,62 @@ def test_merged_latencies_are_those_of_both() -> None:
 def test_a_curve_ends_where_the_calls_do() -> None:
     assert _of(*range(1, 101)).curve()[-1][0] <= 100
     assert _of(*range(1, 2001)).curve()[-1][0] == pytest.approx(1000)
+
+
+class TestComposed:
+    """The cost of a composition: its figures, those of its first part, and the ratios."""
+
+    @pytest.fixture
+    def composed(self, tmp_path: Path) -> CliStore:
+        stripes = [file_member(name, tmp_path / name) for name in "ab"]
+        tiers = [
+            {"name": "nvme", "backend": "striped", "config": {"stripes": stripes}},
+            file_member("bucket", tmp_path / "bucket"),
+        ]
+        return CliStore("tiered", {"tiers": tiers})
+
+    def test_the_first_part_is_measured_in_the_same_run(
+        self, composed: CliStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        code, report = _report(tmp_path, *_SHORT, *composed.flags)
+
+        alone = report["first_part"]
+        assert (0, "nvme", 1) == (code, alone["name"], len(alone["loads"]))
+        assert {"read", "write", "look-up", "delete"} == {*alone["loads"][0]["operations"]}
+        assert "Ratios of the whole store to nvme alone:" in capsys.readouterr().out
+
+    def test_a_ratio_is_that_of_the_whole_to_its_first_part(
+        self, composed: CliStore, tmp_path: Path
+    ) -> None:
+        _, report = _report(tmp_path, *_SHORT, *composed.flags)
+
+        speeds = [
+            each["loads"][0]["operations"]["read"]["pages_per_s"]
+            for each in (report, report["first_part"])
+        ]
+        (ratio,) = (
+            each["ratio"]
+            for each in report["first_part"]["ratios"]
+            if (each["operation"], each["metric"]) == ("read", "throughput")
+        )
+        assert ratio == pytest.approx(speeds[0] / speeds[1])
+
+    def test_no_page_is_left_in_any_tier(
+        self, composed: CliStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        _report(tmp_path, *_SHORT, *composed.flags)
+        capsys.readouterr()
+
+        assert main(["ls", *composed.flags]) == 0
+        assert capsys.readouterr().out.startswith("0 key spaces")
+
+    def test_the_page_has_both(self, composed: CliStore, tmp_path: Path) -> None:
+        page = tmp_path / "load.html"
+
+        assert main(["bench", *_SHORT, *composed.flags, "--html", str(page)]) == 0
+        assert "Ratios to nvme alone" in page.read_text()
+
+    def test_a_plain_store_has_no_parts(self, file_store: CliStore, tmp_path: Path) -> None:
+        _, report = _report(tmp_path, *_SHORT, *file_store.flags)
+
+        assert "first_part" not in report

@@ -384,9 +384,20 @@ def _unavailable(message: str, code: int | None = None) -> HiCacheError:
     return error
 
 
+def _of_a_tier(error: HiCacheError) -> HiCacheError:
+    """Return the error as a composition raises it, with the name of the tier."""
+    named = StorageUnavailable(f"tiered: tiers.nvme: {error}")
+    named.__cause__ = error
+    return named
+
+
 @pytest.mark.parametrize(
     ("error", "advice"),
     [
+        (
+            _of_a_tier(_unavailable("file: Permission denied", errno.EACCES)),
+            "let this user write there",
+        ),
         (_unavailable("file: Read-only file system", errno.EROFS), "mount it for writing"),
         (_unavailable("file: Permission denied", errno.EACCES), "let this user write there"),
         (_unavailable("hf3fs: earlier writers may still write for another 65 s"), "wait 65 s"),

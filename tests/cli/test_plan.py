@@ -133,3 +133,46 @@ def test_a_trace_without_a_prompt_is_refused(
 
     assert main(["plan", "--trace", str(trace)]) == 2
     assert "no request has a prompt" in capfd.readouterr().err
+
+
+def test_each_tier_has_the_share_that_it_serves(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    tiers = ["--host-size", "1GiB", "--tier", "nvme=2GiB", "--tier", "bucket=64GiB"]
+
+    assert main([*_PLAN, *tiers, "--json", str(file)]) == 0
+
+    report = json.loads(file.read_text())
+    nvme, bucket = report["tiers"]
+    small, large = report["options"]
+    assert ("nvme", 2 << 30, "bucket", 64 << 30) == (
+        *(nvme["name"], nvme["nbytes"]),
+        *(bucket["name"], bucket["nbytes"]),
+    )
+    assert nvme["hit_rate"] + small["l2_hit_rate"] == pytest.approx(small["hit_rate"])
+    assert bucket["hit_rate_so_far"] == large["hit_rate"]
+
+
+def test_the_page_shows_tiers(tmp_path: Path) -> None:
+    file = tmp_path / "plan.html"
+    tiers = ["--tier", "nvme=2GiB", "--tier", "bucket=64GiB"]
+
+    assert main([*_PLAN, *tiers, "--html", str(file)]) == 0
+    assert "Tiers of L3" in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("tiers", "message"),
+    [
+        (["nvme=2GiB", "bucket=1GiB"], "--tier bucket must be larger than nvme"),
+        (["nvme=2GiB", "nvme=4GiB"], "two tiers have the same name"),
+        (["nvme"], "must be a tier such as nvme=4TiB, not 'nvme'"),
+        (["nvme=0"], "must be at least one byte"),
+    ],
+)
+def test_wrong_tiers_are_told(
+    tiers: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [flag for tier in tiers for flag in ("--tier", tier)]
+
+    assert main([*_PLAN, *flags]) == 2
+    assert message in capsys.readouterr().err

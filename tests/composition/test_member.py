@@ -75,6 +75,21 @@ class TestBreakers:
         store.go_on()
         hung.future.result()
 
+    def test_a_probe_that_found_no_thread_keeps_the_breaker_open(self, store: Controlled) -> None:
+        limits = LimitSettings(timeout_s=0.1, lookup_timeout_s=0.1, breaker_cooldown_s=0.5)
+        member = Member("tier 'a'", "a", store, limits)
+        store.hang("exists")
+        with pytest.raises(StorageTimeout):
+            member.begin_exists(SPACE, [A]).result()
+        wait_until(lambda: member.state == "half_open")
+        with pytest.raises(StorageTimeout):
+            member.begin_exists(SPACE, [A]).result()
+
+        with pytest.raises(StorageUnavailable):
+            member.begin_exists(SPACE, [A])
+        store.go_on()
+        member.close()
+
     def test_a_caller_may_wait_for_the_end(self, member: Member, store: Controlled) -> None:
         store.hang("exists")
         call = member.begin_exists(SPACE, [A])

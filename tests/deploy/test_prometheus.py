@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from engines import PROMPT, cache_pools, compute
-from faulty_caches import FAULTY, OVERRUN, faulty_caches
+from faulty_caches import FAULTY, OVERRUN, TIERED, faulty_caches
 from prometheus_server import ALERTS, Prometheus, alert_rules, promtool
 from replays import replay_command
 from servers import ROOT, free_port, wait_until
@@ -99,6 +99,7 @@ def test_a_panel_has_data(prometheus: Prometheus, expression: str) -> None:
 EXPECTED = [
     *((alert, cache.name) for cache in FAULTY for alert in cache.alerts),
     ("HiCacheStoresDropped", OVERRUN),
+    ("HiCacheTierDown", TIERED),
     ("HiCacheStoreDetached", "file"),
     ("HiCacheTargetDown", ""),
 ]
@@ -140,6 +141,7 @@ DURATIONS = {
     "HiCacheTargetDown": (5, {'up{job="hicache"}': "0x600"}),
     "HiCacheStoreDetached": (5, {"hicache_store_attached": "0x600"}),
     "HiCacheBreakerOpen": (2, {'hicache_breaker_open{direction="load"}': "1x600"}),
+    "HiCacheTierDown": (2, {'hicache_tier_state{tier="nvme/a",state="closed"}': "0x600"}),
     "HiCacheLookupsFail": (5, {'hicache_match_seconds_count{verdict="timeout"}': _RISING}),
     "HiCacheLoadsFail": (
         5,
@@ -172,6 +174,7 @@ SOUND = {
     'up{job="hicache"}': "1x600",
     "hicache_store_attached": "1x600",
     'hicache_breaker_open{direction="load"}': "0x600",
+    'hicache_tier_state{tier="nvme/a",state="closed"}': "1x600",
     'hicache_match_seconds_count{verdict="ok"}': _RISING_FAST,
     'hicache_match_seconds_count{verdict="timeout"}': "0+1x600",
     'hicache_pages_total{direction="load",verdict="ok"}': _RISING_FAST,

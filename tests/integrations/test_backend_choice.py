@@ -52,6 +52,15 @@ class Bounded(MemoryStorage):
 # --- fields ---------------------------------------------------------------------------------------
 
 
+def test_a_composition_is_opened_with_half_of_the_time_for_each_of_its_stores() -> None:
+    tiers = [{"name": name, "backend": "memory"} for name in ("ram", "far")]
+    choice = BackendChoice.of("tiered", {"tiers": tiers}, 3.0)
+
+    assert choice.timeout_s == 1.5
+    with choice.open() as storage:
+        assert ["ram", "far"] == list(storage.parts())
+
+
 def test_fields_are_a_copy() -> None:
     assert backend_fields(URL, "x") == URL
     assert backend_fields(URL, "x") is not URL

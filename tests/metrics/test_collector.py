@@ -2,6 +2,10 @@ from __future__ import annotations
 
 import pytest
 from engines import PROMPT, cache_pools, compute
+from framed import TARGET, framed
+from hicache_backends.striped import StripedSettings, StripedStorage
+from hicache_backends.tiered import TieredSettings, TieredStorage
+from pages import hash_of
 from prometheus_client import CollectorRegistry, generate_latest
 from stores import HookedStorage, failing
 
@@ -9,8 +13,8 @@ from hicache_storage.controller import CacheController
 from hicache_storage.errors import StorageUnavailable
 from hicache_storage.handoff import HandoffReceiver, HandoffSender
 from hicache_storage.metrics import CacheCollector
-from hicache_storage.page_store import PageStore, PageStoreSettings
-from hicache_storage.storage import StorageStats
+from hicache_storage.page_store import PageStore, PageStoreSettings, Transfer
+from hicache_storage.storage import HiCacheStorage, StorageStats
 
 
 def test_a_scrape_shows_what_happened() -> None:
@@ -138,3 +142,73 @@ def test_figures_that_a_storage_does_not_have_are_left_out(name: str) -> None:
         registry.register(CacheCollector(store))
 
         assert registry.get_sample_value(name) is None
+
+
+def nested(lower: HiCacheStorage) -> TieredStorage:
+    """Return a tier of two stripes above `lower`."""
+    members = [{"name": name, "backend": "memory"} for name in ("a", "b")]
+    stripes = StripedSettings.parse("striped", {"stripes": members})
+    nvme = StripedStorage({"a": HookedStorage(), "b": HookedStorage()}, stripes)
+    config = {"tiers": members, "breaker_failures": 1, "breaker_cooldown_s": 60}
+    return TieredStorage({"nvme": nvme, "bucket": lower}, TieredSettings.parse("tiered", config))
+
+
+def test_the_events_of_a_composed_storage_carry_the_tier() -> None:
+    registry = CollectorRegistry()
+    with PageStore(nested(HookedStorage())) as store:
+        registry.register(CacheCollector(store))
+        store.open_space(TARGET)
+        store.save([Transfer(TARGET, [hash_of(0)], [framed(1)])])
+        store.load([Transfer(TARGET, [hash_of(0)], [framed(1)])])
+
+        labels = {"tier": "nvme", "event": "hits"}
+        assert registry.get_sample_value("hicache_storage_events_total", labels) == 1
+
+
+def test_each_tier_shows_what_it_holds() -> None:
+    registry = CollectorRegistry()
+    with (
+        PageStore(nested(HookedStorage())) as store,
+        CacheController(store, cache_pools()) as controller,
+    ):
+        registry.register(CacheCollector(store))
+        compute(controller, PROMPT)
+        assert controller.drain(20)
+
+        held = {
+            tier: registry.get_sample_value("hicache_tier_bytes", {"tier": tier}) or 0.0
+            for tier in ("nvme", "nvme/a", "nvme/b", "bucket")
+        }
+    assert held["nvme"] == held["nvme/a"] + held["nvme/b"] == held["bucket"] > 0
+
+
+def test_a_tier_that_fails_is_open_and_the_others_are_closed() -> None:
+    registry = CollectorRegistry()
+    bucket = HookedStorage()
+    bucket.hooks["batch_set"] = failing(StorageUnavailable("gone"))
+    with (
+        PageStore(nested(bucket)) as store,
+        CacheController(store, cache_pools()) as controller,
+    ):
+        registry.register(CacheCollector(store))
+        compute(controller, PROMPT)
+        assert controller.drain(20)
+
+        def is_closed(tier: str) -> float | None:
+            labels = {"tier": tier, "state": "closed"}
+            return registry.get_sample_value("hicache_tier_state", labels)
+
+        assert (1, 1, 0) == (is_closed("nvme"), is_closed("nvme/a"), is_closed("bucket"))
+
+
+def test_the_events_of_a_plain_storage_have_no_tier() -> None:
+    class Counting(HookedStorage):
+        def stats(self) -> StorageStats:
+            return StorageStats(counters={"evicted": 3})
+
+    registry = CollectorRegistry()
+    with PageStore(Counting()) as store:
+        registry.register(CacheCollector(store))
+
+        labels = {"tier": "", "event": "evicted"}
+        assert registry.get_sample_value("hicache_storage_events_total", labels) == 3

@@ -100,12 +100,18 @@ def test_no_fault_makes_a_page_wrong(tmp_path: Path) -> None:
 
 def _small_replay(server: RedisServer, tmp_path: Path, *argv: str) -> tuple[str, dict[str, Any]]:
     """Return the table and the figures of a short replay."""
+    return _small_replay_of("redis", {"url": server.url}, tmp_path, *argv)
+
+
+def _small_replay_of(
+    backend: str, config: dict[str, Any], tmp_path: Path, *argv: str
+) -> tuple[str, dict[str, Any]]:
     report = tmp_path / "report.json"
     flags = ("--scale-bytes", "1/256", "--host-size", "8MiB", "--json", str(report), *argv)
     done = subprocess.run(
         [
             *(sys.executable, "-m", "hicache_storage.cli"),
-            *replay_args("redis", {"url": server.url}, *flags),
+            *replay_args(backend, config, *flags),
         ],
         capture_output=True,
         text=True,
@@ -138,3 +144,13 @@ def test_a_run_faster_than_the_clock_of_redis_has_a_note(tmp_path: Path) -> None
 
     assert "note Redis records the use of a page by the second (allkeys-lru)" in table
     assert "note" not in slower
+
+
+def test_the_clock_of_a_redis_in_a_composition_has_the_same_note(tmp_path: Path) -> None:
+    options = ("--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru")
+    with RedisServer(tmp_path / "server", *options) as server:
+        redis = {"name": "rack", "backend": "redis", "config": {"url": server.url}}
+        tiers = [{"name": "ram", "backend": "memory"}, redis]
+        table, _ = _small_replay_of("tiered", {"tiers": tiers}, tmp_path, "--requests", "4")
+
+    assert "note Redis records the use of a page by the second (allkeys-lru)" in table

@@ -25,10 +25,11 @@ from hicache_storage import open_storage
 from hicache_storage.page import Page
 from hicache_storage.storage import HiCacheStorage
 
-KEEPING = ("file", "redis", "s3", "hf3fs", "mooncake", "encrypted")
+KEEPING = ("file", "redis", "s3", "hf3fs", "mooncake", "encrypted", "tiered")
 """The stores whose pages outlive an engine's process. Those of `memory` do not."""
-WITH_SERVER = ("redis", "s3", "mooncake")
-IN_DIRECTORY = ("file", "hf3fs", "encrypted")
+WITH_SERVER = ("redis", "s3", "mooncake", "tiered")
+IN_DIRECTORY = ("file", "hf3fs", "encrypted", "tiered")
+"""`tiered` is `file` above Redis: either tier may fail."""
 _FILLER = "filler"
 _SEGMENT = "512mb"
 _BLOCK_NBYTES = 1 << 16
@@ -44,7 +45,7 @@ class Store:
     directory: Path | None = None
     """Where a store without a server has its pages."""
     inner: Store | None = None
-    """The store that `encrypted` keeps its pages in."""
+    """The store that `encrypted` keeps its pages in, or the first tier of `tiered`."""
     node: MooncakeNode | None = field(default=None, repr=False)
 
     def pause(self) -> None:
@@ -249,7 +250,15 @@ def _opened(name: str, directory: Path, stack: ExitStack, fields: dict[str, Any]
         inner = Store("file", {"path": str(place), **fields}, directory=place)
         sealed = {"backend": "file", "config": inner.config, **key_files(directory)}
         return Store(name, sealed, directory=place, inner=inner)
-    if name == "memory":
-        return Store(name, fields)
+    if name == "tiered":
+        redis = stack.enter_context(RedisServer(directory / "redis"))
+        first = Store("file", {"path": str(place)}, directory=place)
+        tiers = [
+            {"name": "disk", "backend": first.backend, "config": first.config},
+            {"name": "rack", "backend": "redis", "config": {"url": redis.url}},
+        ]
+        return Store(name, {"tiers": tiers, **fields}, redis, place, first)
+    in_memory = name == "memory"
+    path = {} if in_memory else {"path": str(place)}
     more = {"capacity_nbytes": "1GiB"} if name == "hf3fs" else {}
-    return Store(name, {"path": str(place), **more, **fields}, directory=place)
+    return Store(name, {**path, **more, **fields}, directory=None if in_memory else place)

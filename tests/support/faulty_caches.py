@@ -12,6 +12,7 @@ from itertools import count
 import job_runners
 from framed import TARGET, framed
 from hicache_backends.memory import MemoryStorage
+from hicache_backends.tiered import TieredSettings, TieredStorage
 from job_runners import batch
 from pages import hash_of
 
@@ -86,6 +87,8 @@ FAULTY = [
     FaultyCache("slow", ("HiCacheSlowLoads",), _always("batch_get", Fault.DELAY), _save_and_load),
     FaultyCache("unread", ("HiCacheNeverRead",), None, partial(_write_only, count())),
 ]
+TIERED = "tiered"
+"""The name of a cache of two tiers, of which the lower one cannot be written."""
 OVERRUN = "overrun"
 """The name of a job runner whose store refuses all pages, so that the runner drops them."""
 
@@ -105,7 +108,7 @@ def faulty_caches() -> Generator[ViewCollector]:
             store.open_space(TARGET)
             collector.watch(partial(CacheView, store=store), {"backend": cache.name})
             works.append(partial(cache.work, store))
-        works.append(_overrun(collector, opened))
+        works += [_overrun(collector, opened), _tiered(collector, opened)]
         threads = [threading.Thread(target=_repeat, args=(work, stop)) for work in works]
         for thread in threads:
             thread.start()
@@ -123,6 +126,18 @@ def _overrun(collector: ViewCollector, opened: ExitStack) -> Callable[[], object
     )
     numbers = count()
     return lambda: engine.runner.submit_store(next(numbers), [batch(range(8))])
+
+
+def _tiered(collector: ViewCollector, opened: ExitStack) -> Callable[[], object]:
+    below = FaultyStorage(MemoryStorage.from_config({}), [_always("batch_set", Fault.RAISE)])
+    ram = MemoryStorage.from_config({"capacity_nbytes": "64MiB"})
+    members = [{"name": name, "backend": "memory"} for name in ("ram", "below")]
+    settings = TieredSettings.parse("tiered", {"tiers": members})
+    storage = opened.enter_context(TieredStorage({"ram": ram, "below": below}, settings))
+    store = opened.enter_context(PageStore(storage, PageStoreSettings(timeout_s=5)))
+    store.open_space(TARGET)
+    collector.watch(lambda: CacheView(store=store), {"backend": TIERED})
+    return partial(_save_and_load, store)
 
 
 def _repeat(work: Callable[[], object], stop: threading.Event) -> None:

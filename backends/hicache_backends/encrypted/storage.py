@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import stat
+from copy import copy
+from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -101,13 +103,9 @@ class EncryptedStorage(WrapperStorage):
         read_only: bool = False,
     ) -> None:
         """Wrap `inner`, which this storage owns from now on. `keys` are those that `settings` names."""
-        super().__init__(inner)
-        self.narrow(revocable=False)  # pages are encrypted and decrypted in place
         self._settings = settings
         self._header_nbytes = header_nbytes(inner.capabilities.alignment)
-        most = inner.capabilities.max_page_nbytes
-        if most is not None:
-            self.narrow(max_page_nbytes=max(1, most - self._header_nbytes))
+        self._wrap(inner)
         self._keys = {key_id: PageKey(derive(key, b"pages", 32)) for key_id, key in keys.items()}
         names = {key_id: Names(key, self._header_nbytes) for key_id, key in keys.items()}
         name_key = settings.name_key or settings.current_key
@@ -121,6 +119,14 @@ class EncryptedStorage(WrapperStorage):
         self._buffers = PageBuffers(
             inner, most_kept=_BUFFERS_PER_CALL * inner.capabilities.parallelism
         )
+
+    def _wrap(self, inner: HiCacheStorage) -> None:
+        """Pass calls on to `inner`, and claim what it claims."""
+        super().__init__(inner)
+        self.narrow(revocable=False)  # pages are encrypted and decrypted in place
+        most = inner.capabilities.max_page_nbytes
+        if most is not None:
+            self.narrow(max_page_nbytes=max(1, most - self._header_nbytes))
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -286,15 +292,19 @@ class EncryptedStorage(WrapperStorage):
             *self._readable_key_files(),
         ]
 
+    def parts(self) -> Mapping[str, HiCacheStorage]:
+        """Return the backend's parts, sealed with the same keys and with headers of one size."""
+        return {name: self._part(inner) for name, inner in self.inner.parts().items()}
+
+    def _part(self, inner: HiCacheStorage) -> EncryptedStorage:
+        part = copy(self)  # it shares the keys, and the memory that this storage frees
+        part._wrap(inner)  # noqa: SLF001 - of this class
+        return part
+
     def stats(self) -> StorageStats:
         """Return the backend's figures plus counters. The bytes are bytes of sealed pages."""
         stats = self.inner.stats()
-        return StorageStats(
-            pages=stats.pages,
-            nbytes=stats.nbytes,
-            capacity_nbytes=stats.capacity_nbytes,
-            counters={**stats.counters, **self._counters.snapshot()},
-        )
+        return replace(stats, counters={**stats.counters, **self._counters.snapshot()})
 
     def close(self) -> None:
         if not self._closed and not self.is_forked_copy:

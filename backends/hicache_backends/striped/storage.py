@@ -36,6 +36,8 @@ class StripedStorage(ComposedStorage):
     def __init__(self, stripes: Mapping[str, HiCacheStorage], settings: StripedSettings) -> None:
         """Take over open storages by name."""
         super().__init__(stripes, settings)
+        if settings.allows_longer_calls(settings.stripes):
+            self.narrow(bounded=False)
         self._placement = Placement(settings.shares())
 
     @classmethod
@@ -49,9 +51,8 @@ class StripedStorage(ComposedStorage):
     @classmethod
     def _open(cls, config: Mapping[str, Any], *, read_only: bool) -> Self:
         settings = StripedSettings.parse("striped", config)
-        return cls(
-            open_members("striped: stripes", settings.stripes, read_only=read_only), settings
-        )
+        stripes = open_members("striped: stripes", settings.stripes, settings, read_only=read_only)
+        return cls(stripes, settings)
 
     @classmethod
     def would_create(cls, config: Mapping[str, Any]) -> str | None:

@@ -41,11 +41,16 @@ class Copier:
     """The copies between tiers in one process: their memory, and the moves that they belong to."""
 
     def __init__(
-        self, storage: HiCacheStorage, settings: TieredSettings, *, read_only: bool
+        self,
+        storage: HiCacheStorage,
+        settings: TieredSettings,
+        lower_tiers: Sequence[Member],
+        *,
+        read_only: bool,
     ) -> None:
         self.timeout_s: float = settings.timeout_s
         """How long a call waits for memory, and a removal for copies under way."""
-        self.memory: CopyMemory = CopyMemory(storage, settings.copy_nbytes)
+        self.memory: CopyMemory = CopyMemory(storage, settings.copy_nbytes, lower_tiers)
         self._moves = Moves()
         self._read_only = read_only
         self._promotes = settings.promote != "never" and not read_only
@@ -67,7 +72,7 @@ class Copier:
         return self._moves.removal(space_id, hashes, Deadline(self.timeout_s))
 
     def begin_copy(
-        self, member: Member, copies: Copies
+        self, member: Member, copies: Copies, deadline: Deadline
     ) -> tuple[list[int], PendingCall[list[bool]]] | None:
         """Begin to store copies in a tier. Leave out pages that were canceled.
 
@@ -75,6 +80,7 @@ class Copier:
 
         Raises:
             StorageUnavailable: The tier is not asked now.
+            StorageTimeout: At `deadline` its other calls have all of its memory.
         """
         move, space = copies.move, copies.space
         wanted = self._moves.begin_write(move, copies.hashes)
@@ -91,11 +97,13 @@ class Copier:
             end()
             return None
         try:
-            call = member.begin_set(space, kept, [copies.pages[n] for n in wanted])
+            pages = [copies.pages[n] for n in wanted]
+            call = self.memory.lend(
+                copies.room, member, lambda: member.begin_set(space, kept, pages), deadline
+            )
         except BaseException:
             end()
             raise
-        copies.room.use_until(call.future)
         call.future.add_done_callback(end)
         return wanted, call
 
@@ -105,7 +113,7 @@ class Copier:
         for member in members:
             with noting([]):
                 if fits:
-                    self.begin_copy(member, copies)
+                    self.begin_copy(member, copies, Deadline(0.0))
                     member.counters.add(counter, len(copies.hashes))
                     continue
             member.counters.add(f"{counter}_skipped", len(copies.hashes))

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from hicache_storage.backend_support.byte_limit import ByteLimit
 from hicache_storage.backend_support.page_buffers import PageBuffers
 from hicache_storage.errors import StorageClosed, StorageTimeout
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Future
     from typing import Any
 
+    from hicache_storage.backend_support.deadline import Deadline
     from hicache_storage.backend_support.page_buffers import Buffer
+    from hicache_storage.composition.member import Member, PendingCall
     from hicache_storage.errors import HiCacheError
     from hicache_storage.page import Page
     from hicache_storage.storage import HiCacheStorage
+
+T = TypeVar("T")
 
 _MOST_KEPT = 8
 _SHARES = 4
@@ -26,12 +31,18 @@ _SHARES = 4
 class CopyMemory:
     """Memory for copies of pages, `limit_nbytes` at most. Thread-safe.
 
-    Half of it is for copies that nobody waits for. A page that is larger than the limit gets its
-    memory if no other copy has any.
+    Half of it is for copies that nobody waits for. The calls of one lower tier have at most that tier's
+    share of it, so one that hangs leaves memory to the others. A page that is larger than a limit gets
+    its memory if no other copy has any.
     """
 
-    def __init__(self, storage: HiCacheStorage, limit_nbytes: int) -> None:
+    def __init__(
+        self, storage: HiCacheStorage, limit_nbytes: int, lower_tiers: Sequence[Member]
+    ) -> None:
         self._used = ByteLimit(limit_nbytes)
+        self._of_tiers = {
+            member: ByteLimit(limit_nbytes // len(lower_tiers)) for member in lower_tiers
+        }
         self._unawaited = ByteLimit(limit_nbytes // 2)
         self._closed = False
         self._share_nbytes = limit_nbytes // _SHARES
@@ -59,6 +70,36 @@ class CopyMemory:
         pages = buffer.pages(count, nbytes, self._buffers.stride_nbytes(nbytes))
         return Room(self, buffer, pages, taken_nbytes)
 
+    def lend(
+        self,
+        room: Room,
+        member: Member,
+        begin: Callable[[], PendingCall[T]],
+        deadline: Deadline,
+    ) -> PendingCall[T]:
+        """Begin a call of a tier that uses `room` until it has ended.
+
+        Raises:
+            StorageTimeout: Other calls of this tier have all of its share. A tier that works gets until
+                `deadline` to end them.
+            Exception: `begin` raised it.
+        """
+        share = self._of_tiers.get(member)
+        if share is None:
+            call = begin()
+        else:
+            wait_s = deadline.remaining_s() if member.state == "closed" else 0.0
+            if not share.acquire(room.nbytes, wait_s):
+                raise self.refusal()
+            try:
+                call = begin()
+            except BaseException:
+                share.release(room.nbytes)
+                raise
+            call.future.add_done_callback(lambda _: share.release(room.nbytes))
+        room.use_until(call.future)
+        return call
+
     def refusal(self) -> HiCacheError:
         """Return the error of a call that got no room."""
         if self._closed:
@@ -80,7 +121,8 @@ class CopyMemory:
     def close(self) -> None:
         """Release the memory that no copy uses, and the rest when its copies have ended."""
         self._closed = True
-        self._used.close()
+        for limit in (self._used, *self._of_tiers.values()):
+            limit.close()
         self._buffers.close()
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hicache_backends.tiered.copier import Copies
 from hicache_storage.backend_support.copies import copy_revocable
+from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.composition.member import noting
 from hicache_storage.page_store.frame import FRAME_NBYTES, are_right
 
@@ -85,21 +86,25 @@ class TieredRead:
         most, asked = memory.most_pages(nbytes), self._missing
         for start in range(0, len(asked), most):
             part = asked[start : start + most]
-            room = memory.take(len(part), nbytes, self._copier.timeout_s)
+            deadline = Deadline(self._copier.timeout_s)
+            room = memory.take(len(part), nbytes, deadline.remaining_s())
             if room is None:
                 raise memory.refusal()
             try:
-                self._ask_part(level, move, part, room)
+                self._ask_part(level, move, part, room, deadline)
             finally:
                 room.release()
 
-    def _ask_part(self, level: int, move: Move, part: list[int], room: Room) -> None:
+    def _ask_part(
+        self, level: int, move: Move, part: list[int], room: Room, deadline: Deadline
+    ) -> None:
         member = self._members[level]
         for n, copy in zip(part, room.pages, strict=True):
             copy.digest, copy.digest_skip = None, self._pages[n].digest_skip
-        call = member.begin_get(self._space, [self._hashes[n] for n in part], room.pages)
-        room.use_until(call.future)
-        hits = call.result()
+        asked = [self._hashes[n] for n in part]
+        hits = self._copier.memory.lend(
+            room, member, lambda: member.begin_get(self._space, asked, room.pages), deadline
+        ).result()
         found, copies = list(compress(part, hits)), list(compress(room.pages, hits))
         right = self._check(found, copies)
         # The wrong ones, too: if no tier has such a page whole, the caller gets it as it is.

@@ -63,7 +63,7 @@ class TieredStorage(ComposedStorage):
     @classmethod
     def _open(cls, config: Mapping[str, Any], *, read_only: bool) -> Self:
         settings = TieredSettings.parse("tiered", config)
-        tiers = open_members("tiered: tiers", settings.tiers, read_only=read_only)
+        tiers = open_members("tiered: tiers", settings.tiers, settings, read_only=read_only)
         return cls(tiers, settings, read_only=read_only)
 
     @classmethod
@@ -73,10 +73,16 @@ class TieredStorage(ComposedStorage):
 
     @staticmethod
     def _claims(members: Sequence[Capabilities]) -> Capabilities:
-        """Return the weakest claims. Only the first tier accesses the caller's pages."""
+        """Return the weakest claims. Only the first tier accesses the caller's pages.
+
+        A call is not bounded, because a get waits for one tier after the other, each for its time.
+        """
         first = members[0]
         return replace(
-            weakest(members), scatter_gather=first.scatter_gather, revocable=first.revocable
+            weakest(members),
+            scatter_gather=first.scatter_gather,
+            revocable=first.revocable,
+            bounded=False,
         )
 
     # --- pages -----------------------------------------------------------------------------------
@@ -217,7 +223,7 @@ class TieredStorage(ComposedStorage):
         return answers
 
     def _new_copier(self) -> Copier:
-        return Copier(self, self._settings, read_only=self._read_only)
+        return Copier(self, self._settings, self._lower, read_only=self._read_only)
 
 
 def _fitting(space: KeySpace, pages: Sequence[Page]) -> list[int] | None:

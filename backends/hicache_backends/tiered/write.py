@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hicache_backends.tiered.copier import Copies
 from hicache_storage.backend_support.copies import copy_revocable
+from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.composition.member import noting
 
 if TYPE_CHECKING:
@@ -97,7 +98,8 @@ class TieredWrite:
         """Begin to store pages in the lower tiers, from copies."""
         if not wanted:
             return []
-        room, copied = self._take_copies(wanted, self._copier.timeout_s)
+        deadline = Deadline(self._copier.timeout_s)
+        room, copied = self._take_copies(wanted, deadline.remaining_s())
         if room is None:
             self.errors += [self._copier.memory.refusal()] * len(self._lower)
             return []
@@ -105,7 +107,7 @@ class TieredWrite:
         copies = self._copies_of(move, copied, room)
         for member in self._lower:
             with noting(self.errors):
-                copy = self._copier.begin_copy(member, copies)
+                copy = self._copier.begin_copy(member, copies, deadline)
                 if copy is not None:
                     begun.append(_Begun(member, [copied[n] for n in copy[0]], copy[1]))
         room.release()

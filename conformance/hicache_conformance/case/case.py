@@ -107,6 +107,11 @@ class Case(Assertions):
         self._config = {**self.config, **fields}
         self._claims = None
 
+    def compose(self, members: Sequence[Mapping[str, Any]]) -> None:
+        """Let this case's store be a fresh composition of `members` from now on."""
+        self._config = dict(self.subject.compose(self.new_scratch(), members))
+        self._claims = None
+
     @property
     def elapsed_s(self) -> float:
         """How many seconds have passed since the check began."""
@@ -277,6 +282,8 @@ class Case(Assertions):
                 return self.claims.durability >= Durability.CRASH
             case Need.SHARED | Need.ENUMERABLE | Need.BOUNDED | Need.REVOCABLE:
                 return bool(getattr(self.claims, need.value))
+            case Need.COMPOSES:
+                return self.subject.offers(need.value)
             case Need.PARALLEL:
                 return self.claims.parallelism > 1
             case Need.PEEK | Need.TAMPER | Need.SERVER | Need.STALL:
@@ -365,4 +372,5 @@ _CLAIM_WORDS = {
     Need.PARALLEL: "parallelism above 1",
     Need.BOUNDED: "bounded",
     Need.REVOCABLE: "revocable",
+    Need.COMPOSES: "to consist of other stores: its test class has no `compose`",
 }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast
 from hicache_conformance.run.outcomes import NotVerified
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -97,6 +97,15 @@ class Subject:
         a handle is open.
         """
         raise _missing("stall")
+
+    def compose(self, scratch: Scratch, members: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Return the config of a fresh store that consists of `members`, the fastest first.
+
+        Define it if your store keeps its pages in other stores (KV-6xx). Each member is a store of the
+        kit, as `{"name", "backend", "config"}` for `hicache_storage.registry.open_storage`. Set short
+        time limits and cool-downs, below a second. If copies between members are optional, turn them on.
+        """
+        raise _missing("compose", scratch, members)
 
     def offers(self, back_door: str) -> bool:
         """Return True if a subclass opened the back door with this name."""

@@ -7,7 +7,8 @@ import errno
 import os
 import re
 import time
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,10 @@ from hicache_storage.cli.ages import format_age
 from hicache_storage.cli.operations.batches import listed
 from hicache_storage.cli.operations.probe import PROBE_MODEL
 from hicache_storage.cli.sizes import counted, format_nbytes
-from hicache_storage.cli.stores import excess_of
-from hicache_storage.errors import StorageTimeout
+from hicache_storage.cli.stores import excesses_of
+from hicache_storage.composition.parts import all_parts, undivided, undivided_configs
+from hicache_storage.composition.storage import NO_ANSWER, NO_STORE
+from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
 from hicache_storage.page_store import Verdict
 from hicache_storage.prefetch_policy import PrefetchPolicy
 from hicache_storage.storage import Retention
@@ -26,9 +29,9 @@ from hicache_storage.storage import Retention
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from hicache_storage.cli.operations.answering import Answering
     from hicache_storage.cli.operations.probe import Measured
     from hicache_storage.config import StorageChoice
-    from hicache_storage.errors import HiCacheError
     from hicache_storage.keys import KeySpace
     from hicache_storage.storage import Diagnosis, HiCacheStorage, UnreadableSpace
 
@@ -79,6 +82,13 @@ class Check:
         """Return the fields."""
         return {**asdict(self), "status": self.status.value}
 
+    def about(self, part: str) -> Check:
+        """Return the check as that of a part of the store, or as it is if the part has no name."""
+        if not part:
+            return self
+        advice = self.advice.partition("; until then engines")[0]  # they still have the other parts
+        return replace(self, topic=f"{part}: {self.topic}", advice=advice)
+
 
 def machine_checks() -> Iterator[Check]:
     """Yield the checks that need no store."""
@@ -95,12 +105,27 @@ def machine_checks() -> Iterator[Check]:
     yield Check("engines", Status.OK, ", ".join(found) or "none is installed here")
 
 
+def part_checks(asked: Answering) -> Iterator[Check]:
+    """Yield for each store of a composition whether it answers."""
+    for name in asked.parts:
+        yield Check("open", Status.OK, "it answers").about(name)
+    for name, error in asked.failed.items():
+        yield opening_problem(error).about(name)
+
+
 def path_checks(choice: StorageChoice, storage: HiCacheStorage) -> Iterator[Check]:
-    """Yield the checks of the file system, for a store that has a path."""
-    path = choice.config.get("path")
-    if not isinstance(path, str):
-        return
-    root = Path(os.path.expanduser(path)).resolve()  # noqa: PTH111 - as the backends do
+    """Yield the checks of the file system, for each store that has a path."""
+    parts = undivided(storage)
+    for name, (_, fields) in undivided_configs(choice.backend, choice.config).items():
+        path = fields.get("path")
+        if isinstance(path, str) and name in parts:
+            root = Path(os.path.expanduser(path)).resolve()  # noqa: PTH111 - as the backends do
+            with suppress(FileNotFoundError, StorageUnavailable):  # `part_checks` says why
+                for check in _path_checks(root, parts[name]):
+                    yield check.about(name)
+
+
+def _path_checks(root: Path, storage: HiCacheStorage) -> Iterator[Check]:
     kind, mount = mount_of(root, Path("/proc/self/mountinfo"))
     status = Status.NOTE if kind in _VOLATILE else Status.OK
     advice = "pages are lost when this mount ends: use a disk or a shared file system"
@@ -125,8 +150,9 @@ def path_checks(choice: StorageChoice, storage: HiCacheStorage) -> Iterator[Chec
         yield Check("free space", Status.OK, fact)
 
 
-def store_checks(storage: HiCacheStorage, said: Sequence[Diagnosis]) -> Iterator[Check]:
+def store_checks(asked: Answering, said: Sequence[Diagnosis]) -> Iterator[Check]:
     """Yield the checks of what the store says about itself (`said`), and of its key spaces."""
+    storage = asked.whole
     is_listed = storage.capabilities.enumerable
     yield Check(
         "listing",
@@ -134,23 +160,29 @@ def store_checks(storage: HiCacheStorage, said: Sequence[Diagnosis]) -> Iterator
         "the store lists its pages" if is_listed else "the store cannot list its pages",
         "" if is_listed else "ls, verify, gc and copy from it do not work",
     )
-    excess = excess_of(storage)
-    keeps = storage.capabilities.retention is Retention.UNTIL_DELETED
+    excesses, parts = excesses_of(storage), all_parts(storage)
     for one in said:
+        name, _, word = one.topic.rpartition(": ")
+        if word == NO_ANSWER and name in asked.failed:  # `part_checks` says it
+            continue
+        keeps = parts.get(name, storage).capabilities.retention is Retention.UNTIL_DELETED
         weight = Status.NOTE if one.advice or one.is_full else Status.OK
-        if one.is_full and one.advice and (keeps or excess is not None):
+        if one.is_full and one.advice and (keeps or name in excesses):
             weight = Status.PROBLEM
         yield Check(one.topic, weight, one.fact, one.advice)
-    if excess is not None and not any(one.topic == "capacity" for one in said):
+    for name, excess in excesses.items():
         advice = (
             "use the capacity_nbytes of the engines; an engine with this config would evict the"
             " rest"
         )
-        yield Check("capacity", Status.PROBLEM, excess, advice)
-    if is_listed:
-        spaces = [*storage.spaces()]
-        yield _key_spaces(spaces, [*storage.unreadable_spaces()])
-        yield from _times(storage, spaces)
+        check = Check("capacity", Status.PROBLEM, excess, advice).about(name)
+        if not any(one.topic == check.topic for one in said):
+            yield check
+    for name, part in asked.readable.items() if is_listed else ():
+        spaces = [*part.spaces()]
+        yield _key_spaces(spaces, [*part.unreadable_spaces()]).about(name)
+        for check in _times(part, spaces):
+            yield check.about(name)
 
 
 def _key_spaces(spaces: Sequence[KeySpace], unreadable: Sequence[UnreadableSpace]) -> Check:
@@ -202,16 +234,21 @@ def why_not_to_write(
     nbytes: int,
 ) -> str:
     """Return why a trial of `nbytes` must not be written. Empty if it may be written."""
-    stats = storage.stats()
     if any(check.status is Status.PROBLEM for check in checks):
         return "solve the problems above first"
-    if any(one.is_full for one in said):
-        return "the store is full, and would evict or refuse pages"
-    if stats.capacity_nbytes is not None and (stats.nbytes or 0) + nbytes > stats.capacity_nbytes:
-        return (
-            f"{format_nbytes(nbytes)} more would exceed capacity_nbytes and evict pages: use"
-            " fewer --pages or a smaller --page-bytes"
-        )
+    for one in said:
+        if one.is_full:
+            name = one.topic.rpartition(": ")[0]
+            return f"{name or 'the store'} is full, and would evict or refuse pages"
+    for name, part in undivided(storage).items():
+        stats = part.stats()
+        capacity = stats.capacity_nbytes
+        if capacity is not None and (stats.nbytes or 0) + nbytes > capacity:
+            where = f" of {name}" if name else ""
+            return (
+                f"{format_nbytes(nbytes)} more would exceed capacity_nbytes{where} and evict pages:"
+                " use fewer --pages or a smaller --page-bytes"
+            )
     return ""
 
 
@@ -223,10 +260,29 @@ def proof_checks(measured: Measured | None, choice: StorageChoice) -> Iterator[C
         yield from probe_checks(measured, choice)
 
 
+def part_proof_checks(name: str, measured: Measured | None) -> Iterator[Check]:
+    """Yield the checks of what was measured with one store of a composition."""
+    if measured is None:
+        yield Check("read", Status.NOTE, "not tried: there is no page").about(name)
+        return
+    speeds = {"write": measured.write_nbytes_s, "read": measured.read_nbytes_s}
+    words = [f"{step} {format_nbytes(speed)}/s" for step, speed in speeds.items() if speed]
+    if measured.round_trip_s is not None:
+        words.append(f"look-up {measured.round_trip_s * 1000:.2f} ms")
+    for check in _failures(measured):
+        yield check.about(name)
+    if words:
+        yield Check("speed", Status.OK, ", ".join(words)).about(name)
+    if measured.clock_skew_s is not None and abs(measured.clock_skew_s) >= _CLOCK_SKEW_S:
+        yield _clock(measured.clock_skew_s).about(name)
+
+
 def opening_problem(error: HiCacheError) -> Check:
     """Return the check for a store that does not open."""
     advice = "start the store, or correct its address; until then engines run without L3"
     cause = error.__cause__
+    while isinstance(cause, HiCacheError):  # a composition names the store that failed
+        cause = cause.__cause__
     if isinstance(cause, OSError) and cause.errno == errno.EROFS:
         advice = _READ_ONLY_ADVICE
     elif isinstance(cause, OSError) and cause.errno in {errno.EACCES, errno.EPERM}:
@@ -235,6 +291,8 @@ def opening_problem(error: HiCacheError) -> Check:
         isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}
     ):
         advice = "make room"
+    elif NO_STORE in str(error):
+        advice = "mount it, or correct its path; if it is new, the next engine makes a store there"
     elif isinstance(error, StorageTimeout):
         advice = "check the store's load, or raise timeout_s"
     elif (left := _LEFT.search(str(error))) is not None:
@@ -246,17 +304,7 @@ def opening_problem(error: HiCacheError) -> Check:
 
 def probe_checks(measured: Measured, choice: StorageChoice) -> Iterator[Check]:
     """Yield the checks of what was measured with the doctor's own pages."""
-    for step, error in measured.failures:
-        is_late = Verdict.TIMEOUT.value in error
-        yield Check(step, Status.PROBLEM, error, _SLOW_ADVICE if is_late else _ADVICE[step])
-    if measured.is_late:
-        yield Check(
-            "late pages",
-            Status.NOTE,
-            f"the store may still carry out writes of model {PROBE_MODEL} that it did not answer"
-            " in time",
-            f"`hicache gc --model {PROBE_MODEL} --yes` removes what is left of them",
-        )
+    yield from _failures(measured)
     for step, nbytes_per_s in (
         ("write", measured.write_nbytes_s),
         ("read", measured.read_nbytes_s),
@@ -271,6 +319,20 @@ def probe_checks(measured: Measured, choice: StorageChoice) -> Iterator[Check]:
     policy = choice.controller.prefetch_policy
     if measured.read_nbytes_s is not None and policy is PrefetchPolicy.TIMEOUT:
         yield _prefetch(measured, choice)
+
+
+def _failures(measured: Measured) -> Iterator[Check]:
+    for step, error in measured.failures:
+        is_late = Verdict.TIMEOUT.value in error
+        yield Check(step, Status.PROBLEM, error, _SLOW_ADVICE if is_late else _ADVICE[step])
+    if measured.is_late:
+        yield Check(
+            "late pages",
+            Status.NOTE,
+            f"the store may still carry out writes of model {PROBE_MODEL} that it did not answer"
+            " in time",
+            f"`hicache gc --model {PROBE_MODEL} --yes` removes what is left of them",
+        )
 
 
 def _round_trip(seconds: float) -> Check:

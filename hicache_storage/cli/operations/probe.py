@@ -17,7 +17,7 @@ from hicache_storage.errors import HiCacheError, UnsupportedOperation
 from hicache_storage.page_store import PageStore, PageStoreSettings, PoolSpec, Transfer, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from hicache_storage.keys import KeySpace
     from hicache_storage.page_store.frame import FramedPage
@@ -89,12 +89,12 @@ def probe(
     return measured
 
 
-def prove(storage: HiCacheStorage, spaces: Iterable[KeySpace], pages: int) -> Measured | None:
-    """Read and verify existing pages, from the first key space that has pages. None: no page exists.
+def prove(storage: HiCacheStorage, pages: int) -> Measured | None:
+    """Read and verify existing pages, from the first key space that has pages.
 
-    The call does not change a store that was opened read-only.
+    Return None if no page is listed. The call does not change a store that was opened read-only.
     """
-    for space in spaces:
+    for space in storage.spaces() if storage.capabilities.enumerable else ():
         hashes = [info.page_hash for info in islice(storage.scan(space), pages)]
         if not hashes:
             continue

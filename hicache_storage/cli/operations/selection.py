@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from hicache_storage.errors import ConfigError, did_you_mean, shown
 from hicache_storage.keys import check_page_hashes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from hicache_storage.keys import KeySpace, Shard
     from hicache_storage.storage import HiCacheStorage, UnreadableSpace
@@ -31,14 +31,20 @@ class SpaceUsage:
     space: KeySpace
     pages: int | None
     nbytes: int | None
+    tiers: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    """The pages and bytes in each part of a composed store, by its name."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the manifest, the id and the figures, ready for JSON."""
+        tiers = {
+            name: {"pages": pages, "nbytes": nbytes} for name, (pages, nbytes) in self.tiers.items()
+        }
         return {
             "id": self.space.id,
             **self.space.manifest(),
             "pages": self.pages,
             "nbytes": self.nbytes,
+            **({"tiers": tiers} if tiers else {}),
         }
 
 

@@ -135,3 +135,12 @@ def test_clear_and_remove_space_return_the_sum(build: Build) -> None:
     stripes.set()
     assert 64 == stripes.storage.remove_space(SPACE.id)
     assert [True] * 64 == stripes.set()
+
+
+def test_an_empty_batch_has_no_answers(build: Build) -> None:
+    storage = build().storage
+
+    assert [] == storage.batch_exists(SPACE, [])
+    assert [] == storage.batch_get(SPACE, [], [])
+    assert [] == storage.batch_set(SPACE, [], [])
+    assert [] == storage.batch_delete(SPACE, [])

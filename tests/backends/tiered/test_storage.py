@@ -420,6 +420,15 @@ class TestMemory:
 
         assert tiers.storage._copiers.get().memory.used_nbytes <= 8 * 4096
 
+    def test_a_hung_tier_leaves_memory_to_the_others(self, build: Build) -> None:
+        tiers = build(3, copy_nbytes=2 * 4096)
+        tiers.put(tiers.stores[1], A)
+        tiers.last.hang("get", "set")
+        tiers.set(B)
+        tiers.get(C)
+
+        assert [True] == tiers.get(A)
+
     def test_memory_is_free_when_the_copies_have_ended(self, build: Build) -> None:
         tiers = build(write="back", promote="always")
         tiers.put(tiers.last, A)
@@ -449,3 +458,12 @@ def test_a_read_only_storage_promotes_and_heals_nothing(build: Build) -> None:
 
     assert [True] == looking.batch_get(SPACE, [A], [blank()])
     assert not {"set", "delete"} & {*tiers.first.calls}
+
+
+def test_an_empty_batch_has_no_answers(build: Build) -> None:
+    storage = build().storage
+
+    assert [] == storage.batch_exists(SPACE, [])
+    assert [] == storage.batch_get(SPACE, [], [])
+    assert [] == storage.batch_set(SPACE, [], [])
+    assert [] == storage.batch_delete(SPACE, [])

@@ -29,6 +29,14 @@ def test_fields_beside_sglangs_are_the_backends() -> None:
     assert (name, fields) == ("redis", {"url": "redis://x"})
 
 
+def test_the_tiers_of_a_composition_are_the_backends() -> None:
+    tiers = [{"name": "ram", "backend": "memory"}]
+
+    name, _, fields = split_config({**FACTORY, "backend_name": "tiered", "tiers": tiers})
+
+    assert (name, fields) == ("tiered", {"tiers": tiers})
+
+
 def test_fields_under_config_win() -> None:
     extra = {**FACTORY, "url": "redis://x", "prefix": "a", "config": {"url": "redis://y"}}
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from serving.answers import Asked, Comparison
 from serving.models import prompt
-from serving.sglang.server import SGLangServer
+from serving.sglang.server import SGLangServer, alone, shared
 
 _PROMPTS = 8
 _LENGTH = 600
 _SMALL_TOKENS = 2560
 _SHORT = 300
-_running: list[SGLangServer] = []
 
 
 def ask_cold(server: SGLangServer, asked: Asked) -> Comparison:
@@ -25,26 +23,11 @@ def ask_cold(server: SGLangServer, asked: Asked) -> Comparison:
     return asked.again(server.ask)
 
 
-@contextmanager
-def alone() -> Generator[None]:
-    """Stop the processes of the shared server meanwhile: SGLang's scheduler spins if it is idle."""
-    stopped = list(_running)
-    for server in stopped:
-        server.pause()
-    try:
-        yield
-    finally:
-        for server in stopped:
-            server.resume()
-
-
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[SGLangServer]:
     """Yield a server for all scenarios. Each of them attaches its own store."""
-    with SGLangServer(tmp_path_factory.mktemp("server")) as server:
-        _running.append(server)
+    with SGLangServer(tmp_path_factory.mktemp("server")) as server, shared(server):
         yield server
-        _running.remove(server)
 
 
 @pytest.fixture(scope="session")

@@ -43,7 +43,13 @@ def test_a_restarted_server_takes_the_tokens_from_the_store(
         look(server, asked, store, "restart")
         pages = store.damage()
         seen = ask_cold(server, asked)
-        note(VERSION, "file", "a bit of every page is flipped", seen, pages=pages)
+        note(
+            VERSION,
+            "file",
+            "a bit of every page is flipped while nobody asks",
+            seen,
+            pages=pages,
+        )
         assert pages
         assert seen.is_equal
         assert not seen.cached_tokens

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ _ADMIN = "admin"
 _SETTLE_LIMIT_S = 60.0
 _LOOK_S = 0.5
 _IDLE_LIMIT_S = 60.0
+_IN_SHM = re.compile(r"/dev/shm/\S+(?=$)", re.MULTILINE)
 
 Attachment = tuple[str, dict[str, Any]]
 """What SGLang attaches: the name of its backend, and its extra config."""
@@ -103,6 +106,8 @@ class SGLangServer(EngineServer):
         self.more_path = more_path
         self.accept_lengths: list[float] = []
         """With speculative decoding: how many tokens a step of each answer so far gave."""
+        self.left_nbytes = 0
+        """The bytes of shared memory that were still in /dev/shm when the server had ended last."""
 
     def command(self) -> list[str]:
         where = f"--host 127.0.0.1 --port {self.port} --device cpu --dtype float32"
@@ -211,6 +216,19 @@ class SGLangServer(EngineServer):
         """Detach the storage. SGLang refuses that for a moment after the last answer."""
         self._repeat("DELETE", "/hicache/storage-backend")
 
+    def end(self) -> float:
+        """End the server by SIGTERM, and look which of its shared memory is left."""
+        used = self._shared_memory()
+        took_s = super().end()
+        self.left_nbytes += _unlinked(used)
+        return took_s
+
+    def stop(self) -> None:
+        """Kill the server and what it has started. Remove the shared memory that SGLang then leaves."""
+        used = self._shared_memory()
+        super().stop()
+        self.left_nbytes = _unlinked(used)
+
     def total(self, name: str) -> float:
         """Return the sum of the samples of this name."""
         return sum(
@@ -243,6 +261,17 @@ class SGLangServer(EngineServer):
 
         wait_until(is_settled, _SETTLE_LIMIT_S)
 
+    def _shared_memory(self) -> list[Path]:
+        """Return the files in /dev/shm that the server's processes have mapped."""
+        found: set[str] = set()
+        if self._process is None:
+            return []
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if os.getsid(int(process.name)) == self.pid:
+                    found.update(_IN_SHM.findall((process / "maps").read_text()))
+        return sorted(map(Path, found))
+
     def _repeat(self, method: str, path: str) -> None:
         answers: list[tuple[int, str]] = []
 
@@ -254,3 +283,39 @@ class SGLangServer(EngineServer):
             wait_until(is_done, _IDLE_LIMIT_S)
         except TimeoutError:
             raise TimeoutError(f"{method} {path}: {answers[-1]}") from None
+
+
+def _unlinked(paths: Sequence[Path]) -> int:
+    """Unlink the files that are still there, and return the bytes that they had."""
+    nbytes = 0
+    for path in paths:
+        with suppress(FileNotFoundError):
+            nbytes += path.stat().st_size
+            path.unlink()
+    return nbytes
+
+
+_shared: list[SGLangServer] = []
+
+
+@contextmanager
+def shared(server: SGLangServer) -> Generator[None]:
+    """Let `alone` stop this server meanwhile."""
+    _shared.append(server)
+    try:
+        yield
+    finally:
+        _shared.remove(server)
+
+
+@contextmanager
+def alone() -> Generator[None]:
+    """Stop the processes of the shared server meanwhile: SGLang's scheduler spins if it is idle."""
+    stopped = list(_shared)
+    for server in stopped:
+        server.pause()
+    try:
+        yield
+    finally:
+        for server in stopped:
+            server.resume()

@@ -90,6 +90,7 @@ def _other_calls(probe: Probe, space: KeySpace, buffer: bytearray) -> list[Attem
         "remove_space": lambda: storage.remove_space(space.id),
         "clear": lambda: storage.clear(space),
         "diagnose": storage.diagnose,
+        "parts": storage.parts,
         "stats": storage.stats,
         "register_buffer": lambda: storage.register_buffer(buffer),
         "unregister_buffer": lambda: storage.unregister_buffer(buffer),

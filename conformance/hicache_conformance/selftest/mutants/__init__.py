@@ -33,6 +33,7 @@ _MODULES = (
     "network",
     "persistence",
     "concurrency",
+    "compositions",
 )
 
 S = TypeVar("S", bound="type[HiCacheStorage]")

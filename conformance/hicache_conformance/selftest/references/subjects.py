@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hicache_conformance.run.outcomes import Outcome
 from hicache_conformance.run.subject import Scratch, Subject
 from hicache_conformance.selftest.references.blobs import Blobs
+from hicache_conformance.selftest.references.compositions import StripedSubject, TieredSubject
 from hicache_conformance.selftest.references.dict_store import DictStore
 from hicache_conformance.selftest.references.evicting import EvictingStore
 from hicache_conformance.selftest.references.evicting_shelf import EvictingShelf
@@ -162,6 +163,8 @@ REFERENCES: tuple[type[Subject], ...] = (
     SlowSubject,
     FirstWinsSubject,
     BlobsSubject,
+    TieredSubject,
+    StripedSubject,
 )
 """The stores that mutants derive from."""
 

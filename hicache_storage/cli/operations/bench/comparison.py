@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -129,6 +130,14 @@ def compare(
             "--compare: no page size was measured with the same number of threads in both runs"
         )
     return cells
+
+
+def ratios_to_first_part(report: Mapping[str, Any]) -> list[Cell]:
+    """Return the figures of a composed store relative to those of its first part. [] for a plain one."""
+    alone = report.get("first_part")
+    if not alone or not (alone["loads"] and report["loads"]):
+        return []
+    return compare(alone, report, dict.fromkeys(TOLERANCES, math.inf))
 
 
 def worse_problems(cells: Sequence[Cell]) -> list[str]:

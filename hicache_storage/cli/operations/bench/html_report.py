@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hicache_storage.cli.operations.bench.comparison import ratios_to_first_part
 from hicache_storage.cli.operations.bench.tables import (
     RATIO_TITLES,
     TITLES,
@@ -18,7 +19,7 @@ from hicache_storage.planning.charts import Axis, Line, bandwidth_axis, line_cha
 from hicache_storage.report_page import fact_list, figures, hero, report_page, section
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from xml.etree.ElementTree import Element
 
     from hicache_storage.cli.operations.bench.comparison import Cell
@@ -38,6 +39,7 @@ def html_page(report: Mapping[str, Any], cells: Sequence[Cell]) -> str:
         ),
         sections=[
             *(_load_section(number, load) for number, load in enumerate(report["loads"])),
+            *_first_part_sections(report),
             *([_ratio_section(cells)] if cells else []),
             section("settings", "The load", None, fact_list(_facts(report))),
         ],
@@ -104,6 +106,26 @@ def _bandwidth_chart(load: Mapping[str, Any]) -> Element | None:
     x = linear_axis("seconds", max(point[0] for point in points), lambda value: f"{value:g}")
     y = bandwidth_axis(max(point[1] for point in points))
     return line_chart("Bandwidth over time", lines, x, y)
+
+
+def _first_part_sections(report: Mapping[str, Any]) -> Iterator[Element]:
+    """Yield what a composed store costs: its first part's figures, and the ratios to them."""
+    alone = report.get("first_part")
+    for number, load in enumerate(alone["loads"] if alone else ()):
+        yield section(
+            f"alone-{number}",
+            f"{report['first_part']['name']} alone",
+            title_of(load),
+            figures(TITLES, operation_rows(load)),
+        )
+    if ratios := ratios_to_first_part(report):
+        name = report["first_part"]["name"]
+        yield section(
+            "composition",
+            f"Ratios to {name} alone",
+            f"Each figure of the whole store divided by that of {name} alone, in the same run.",
+            figures(RATIO_TITLES, ratio_rows(ratios)),
+        )
 
 
 def _ratio_section(cells: Sequence[Cell]) -> Element:

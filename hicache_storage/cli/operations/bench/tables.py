@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hicache_storage.cli.operations.bench.comparison import CPU, METRICS
+from hicache_storage.cli.operations.bench.comparison import CPU, METRICS, ratios_to_first_part
 from hicache_storage.cli.sizes import counted, format_nbytes
 from hicache_storage.text_tables import text_table
 
@@ -26,6 +26,13 @@ def tables(report: Mapping[str, Any], cells: Sequence[Cell]) -> Iterator[Table |
     for load in report["loads"]:
         yield title_of(load)
         yield text_table(TITLES, operation_rows(load), "lr", tight=True)
+    if alone := report.get("first_part"):
+        for load in alone["loads"]:
+            yield f"{alone['name']} alone: {title_of(load)}"
+            yield text_table(TITLES, operation_rows(load), "lr", tight=True)
+    if ratios := ratios_to_first_part(report):
+        yield f"Ratios of the whole store to {report['first_part']['name']} alone:"
+        yield text_table(RATIO_TITLES, ratio_rows(ratios), "lr", tight=True)
     if cells:
         yield "Ratios to the earlier run (! marks figures that are worse than tolerated):"
         yield text_table(RATIO_TITLES, ratio_rows(cells), "lr", tight=True)

@@ -1,0 +1,1 @@
+"""Checks of stores that consist of other stores."""

@@ -1,0 +1,1 @@
+"""Stores for a composition to consist of, which a check controls."""

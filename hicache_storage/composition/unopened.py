@@ -1,0 +1,70 @@
+"""Stand for a store of a composition that could not be opened, so that the others can be looked at."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+from hicache_storage.errors import UnsupportedOperation
+from hicache_storage.storage import Capabilities, Durability, HiCacheStorage, Retention
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hicache_storage.errors import StorageTimeout, StorageUnavailable
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+
+
+class UnopenedStorage(HiCacheStorage):
+    """A storage whose every call raises the reason why it could not be opened."""
+
+    # It has no pages, so the claims of the other stores hold.
+    capabilities = Capabilities(
+        retention=Retention.UNTIL_DELETED,
+        durability=Durability.POWER,
+        shared=True,
+        enumerable=True,
+        bounded=True,
+        revocable=True,
+    )
+    usable_after_fork = True
+
+    def __init__(self, error: StorageUnavailable | StorageTimeout) -> None:
+        self._error = error
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:  # noqa: ARG003
+        """Refuse, because it stands for another storage.
+
+        Raises:
+            UnsupportedOperation: Always.
+        """
+        raise UnsupportedOperation(f"{cls.__name__} has no config")
+
+    def ensure_open(self) -> NoReturn:
+        super().ensure_open()
+        raise type(self._error)(str(self._error)) from self._error.__cause__
+
+    def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        del space, hashes
+        self.ensure_open()
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        del space, hashes, pages
+        self.ensure_open()
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        del space, hashes, pages
+        self.ensure_open()
+
+    def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        del space, hashes
+        self.ensure_open()
+
+    def parts(self) -> Mapping[str, HiCacheStorage]:
+        """Return none: what it consists of is not known."""
+        return {}
