@@ -265,6 +265,9 @@ bench-encrypted: $(VENV)/.all ## the encrypted backend against bare AES-256-GCM 
 bench-composed: $(VENV)/.all ## tiered and striped against the bare stores that they are built from
 	@$(BIN)/python benchmarks/composed.py
 
+bench-tiers: $(VENV)/.all ## hits and written pages of tiers, with TRACE=FILE in the Mooncake format or a synthetic trace
+	@$(BIN)/python benchmarks/tiered_trace.py $(if $(TRACE),-- --trace $(TRACE),--host-pages 100 --fast-pages 300)
+
 bench-controller: $(VENV)/.base ## the controller between L2 and L3 against a plain memcpy
 	@$(BIN)/python benchmarks/controller.py
 

@@ -23,7 +23,10 @@ PAGES = sorted(
         *ROOT.glob("examples/*"),
     ]
 )
-BACKENDS = ("memory", "file", "redis", "s3", "fsspec", "hf3fs", "mooncake", "encrypted")
+BACKENDS = (
+    *("memory", "file", "redis", "s3", "fsspec", "hf3fs", "mooncake"),
+    *("tiered", "striped", "encrypted"),
+)
 # The text that names the backend of a config: a flag or call before the config, or a field in it.
 NAMED = re.compile(r"--hicache-storage-backend[ =](\w+)|open_storage\(\s*\"(\w+)\"")
 NEAR = 400
@@ -31,11 +34,14 @@ A_ROW = re.compile(r'^\| `\w+` \| `("backend_name": .*?)` \|', re.MULTILINE)
 
 
 def check(backend: str, config: dict[str, Any]) -> None:
-    """Parse `config` by the backend's settings. Nothing is opened."""
+    """Parse `config` by the backend's settings, and those of the stores inside it. Nothing is opened."""
     module = importlib.import_module(f"hicache_backends.{backend}")
     (name,) = (name for name in module.__all__ if name.endswith("Settings"))
     settings: type[Settings] = getattr(module, name)
     settings.parse(backend, config)
+    members = config.get("tiers") or config.get("stripes") or ([config] * (backend == "encrypted"))
+    for member in members:
+        check(member["backend"], member.get("config", {}))
 
 
 def objects(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -89,6 +95,20 @@ def test_a_documented_config_is_taken(backend: str, config: dict[str, Any]) -> N
     check(backend, config)
 
 
-def test_a_config_that_is_not_taken_would_be_noticed() -> None:
+@pytest.mark.parametrize("tiers", [[], ["encrypted"], ["tiered", "striped"]])
+def test_a_config_that_is_not_taken_would_be_noticed(tiers: list[str]) -> None:
+    backend, config = "s3", {"bucket": "kv"}
+    for outer in tiers:
+        backend, config = outer, around(outer, backend, config)
+
     with pytest.raises(ConfigError, match="bucket"):
-        check("s3", {"bucket": "kv"})
+        check(backend, config)
+
+
+def around(outer: str, backend: str, config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config of `outer` whose store, or each of whose stores, has `config`."""
+    if outer == "encrypted":
+        keys = {"keys": {"a": {"env": "KEY"}}, "current_key": "a"}
+        return {"backend": backend, "config": config, **keys}
+    members = [{"name": name, "backend": backend, "config": config} for name in "ab"]
+    return {"tiers" if outer == "tiered" else "stripes": members}

@@ -246,12 +246,13 @@ class Member:
         settle: Callable[[T], T],
         timeout_s: float | None = None,
     ) -> PendingCall[T]:
-        permit = self._admit(guard)
+        permit = self._admit(guard, on_own_thread=True)
         future = self._local.get().executor(guard).submit(partial(self._run, guard, permit, call))
         return PendingCall(self, permit, future, timeout_s or self._limits.timeout_s, settle)
 
-    def _admit(self, guard: CallGuard) -> Permit:
-        permit = guard.admit()
+    def _admit(self, guard: CallGuard, *, on_own_thread: bool = False) -> Permit:
+        # A probe beside a call that hangs would hold one more of the caller's threads: soon all.
+        permit = None if guard.overdue() and not on_own_thread else guard.admit()
         if permit is None:
             self.counters.add("refused_calls")
             raise StorageUnavailable(

@@ -230,6 +230,22 @@ class TestFailures:
         assert [True, False] == tiers.get(A, B)
         assert [] == tiers.last.calls
 
+    def test_a_first_tier_that_hangs_holds_one_thread(self, build: Build) -> None:
+        tiers = build(promote="never", breaker_cooldown_s=0.01)
+        tiers.set(A)
+        tiers.first.calls.clear()
+        tiers.first.hang("get")
+
+        with ThreadPoolExecutor() as pool:
+            hung = pool.submit(tiers.get, A)
+            time.sleep(2 * DEADLINE_S)  # only time makes a call overdue
+            assert [[True]] * 3 == [tiers.get(A) for _ in range(3)]
+            assert ["get"] == tiers.first.calls
+            tiers.first.go_on()
+            assert [True] == hung.result()
+
+        wait_until(lambda: tiers.get(A) == [True] and tiers.first.calls.count("get") > 1)
+
     def test_a_tier_is_asked_again_after_the_cooldown(self, build: Build) -> None:
         tiers = build(breaker_cooldown_s=0.05)
         tiers.put(tiers.last, B)
