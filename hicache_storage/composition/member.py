@@ -19,7 +19,7 @@ from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.executor import DaemonExecutor
 from hicache_storage.backend_support.fork_local import ForkLocal
-from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
+from hicache_storage.errors import HiCacheError, StorageClosed, StorageTimeout, StorageUnavailable
 from hicache_storage.page_store.breaker import Breakers
 from hicache_storage.page_store.call_guard import CallGuard
 from hicache_storage.page_store.storage_calls import checked_answers
@@ -297,13 +297,20 @@ class _Local:
         self._label, self._threads = label, threads
         self._close_s = limits.timeout_s
         self._lock = threading.Lock()
+        self._is_closed = False
         self._executors: dict[CallGuard, DaemonExecutor] = {}
 
     def executor(self, guard: CallGuard) -> DaemonExecutor:
-        """Return the threads for the calls of `guard`, so that hung writes occupy no reads' threads."""
+        """Return the threads for the calls of `guard`, so that hung writes occupy no reads' threads.
+
+        Raises:
+            StorageClosed: The member was closed. A call that was under way then starts no threads.
+        """
         found = self._executors.get(guard)
         if found is None:
             with self._lock:
+                if self._is_closed:
+                    raise StorageClosed(f"{self._label} was closed: open a new store")
                 found = self._executors.get(guard)
                 if found is None:
                     found = DaemonExecutor(f"hicache {self._label}", self._threads)
@@ -312,6 +319,8 @@ class _Local:
 
     def close(self) -> None:
         """End the threads."""
+        with self._lock:
+            self._is_closed = True
         deadline = Deadline(self._close_s)
         for executor in self._executors.values():
             if not executor.close(deadline.remaining_s()):
