@@ -216,7 +216,7 @@ def _copy_and_release(
 
 
 def _begin_copy(
-    copier: Copier, member: Member, copies: Copies
+    copier: Copier, member: Member, copies: Copies, deadline: Deadline
 ) -> tuple[list[int], PendingCall[list[bool]]] | None:
     move, space = copies.move, copies.space
     wanted = copier._moves.begin_write(move, copies.hashes)
@@ -233,11 +233,13 @@ def _begin_copy(
         end()
         return None
     try:
-        call = member.begin_set(space, kept, [copies.pages[n] for n in wanted])
+        pages = [copies.pages[n] for n in wanted]
+        call = copier.memory.lend(
+            copies.room, member, lambda: member.begin_set(space, kept, pages), deadline
+        )
     except BaseException:
         end()
         raise
-    copies.room.use_until(call.future)
     call.future.add_done_callback(end)
     return wanted, call
 
@@ -360,7 +362,7 @@ DEFECTS = {
     "removals-forgotten": Defect(
         "a copy under way is not undone after a delete gave up",
         "tiers",
-        "a copy is not undone after a delete gave up",
+        "a page has returned after its removal",
         {(Moves, "removal"): _removal_that_is_forgotten},
     ),
     "copies-released-twice": Defect(
@@ -384,7 +386,7 @@ DEFECTS = {
     "threads-after-close": Defect(
         "a call that is under way at the close starts threads, which stay",
         "tiers",
-        "no thread can run",
+        "dictionary changed size",
         {(MemberLocal, "executor"): _executor_after_close},
     ),
     "doubts-end-with-deletes": Defect(

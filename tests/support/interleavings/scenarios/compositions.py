@@ -347,8 +347,8 @@ class ComposedScenario(Scenario):
 class TiersScenario(ComposedScenario):
     """Removals and closes beside sets, write-backs and promotions of two or three tiers.
 
-    If a delete reached every tier and gave up, because a copy was under way, the copy is undone. The
-    memory of copies is bounded, and free at the end.
+    If a delete reached every tier and gave up, because a copy was under way, the copy is undone, unless
+    the tier is not asked then. The memory of copies is bounded, and free at the end.
     """
 
     name = "tiers"
@@ -396,7 +396,8 @@ class TiersScenario(ComposedScenario):
         memory = self.copier.memory
         limit_nbytes = memory._used.limit_nbytes or 0
         assert 0 <= memory.used_nbytes <= limit_nbytes, "copies exceed their memory"
-        assert memory._unawaited.nbytes >= 0, "memory that nobody waits for was freed twice"
+        for limit in (memory._unawaited, *memory._of_tiers.values()):
+            assert limit.nbytes >= 0, "a share of the memory was freed twice"
         super().check()
 
     def gave_up(self, page_hash: str, began: int) -> None:
@@ -408,7 +409,9 @@ class TiersScenario(ComposedScenario):
 
     def check_settled(self) -> None:
         self._check_free()
-        failed = any(member.failed["delete"] for member in self.members)
+        failed = any(member.failed["delete"] for member in self.members) or any(
+            member.counters.snapshot().get("refused_calls") for member in self.storage._members
+        )
         for page_hash in () if failed else _HASHES:
             expired = [one for name, one in self.expired if name == page_hash]
             alive = [one for one in self.ledger.sets[page_hash] if one not in expired]
@@ -422,6 +425,8 @@ class TiersScenario(ComposedScenario):
         memory = self.copier.memory
         self.require(not memory.used_nbytes, f"{memory.used_nbytes} bytes of copies are in use")
         self.require(not memory._unawaited.nbytes, "memory of copies nobody waits for is in use")
+        shares = sum(share.nbytes for share in memory._of_tiers.values())
+        self.require(not shares, f"{shares} bytes of the tiers' shares are in use")
         self.require(not self.copier._moves._moves, "a move has not ended")
         self.require(not self.copier._moves._removals, "a removal has not ended")
 
