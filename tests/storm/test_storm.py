@@ -96,6 +96,10 @@ def careless(root: Path) -> HiCacheStorage:
         pytest.param("redis-cluster", 2 * KILLS, marks=pytest.mark.slow),
         pytest.param("redis-disk", KILLS, marks=pytest.mark.slow),
         pytest.param("s3-disk", KILLS, marks=pytest.mark.slow),
+        pytest.param("tiered-disk", KILLS, marks=pytest.mark.slow),
+        pytest.param("tiered-back-disk", KILLS, marks=pytest.mark.slow),
+        pytest.param("tiered-ruined-disk", KILLS, marks=pytest.mark.slow),
+        pytest.param("striped-disk", KILLS, marks=pytest.mark.slow),
         *(
             pytest.param(name, 1000, marks=pytest.mark.long)
             for name in WORLDS

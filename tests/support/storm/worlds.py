@@ -354,6 +354,6 @@ WORLDS: dict[str, Callable[[Path], AbstractContextManager[World]]] = {
     "mooncake": mooncake,
     "tiered-disk": partial(_tiered, write="through"),
     "tiered-back-disk": partial(_tiered, write="back"),
-    "tiered-ruins": _tiered_in_ruins,
+    "tiered-ruined-disk": _tiered_in_ruins,
     "striped-disk": _striped,
 }
