@@ -53,6 +53,8 @@ SHORT = {
     "page-store": 200,
     "impatience": 200,
     "host-pool": 300,
+    "tiers": 300,
+    "stripes": 300,
     "memory": 500,
     "victims": 500,
     "executor": 500,

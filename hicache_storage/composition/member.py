@@ -13,13 +13,13 @@ from collections import OrderedDict
 from concurrent.futures import wait
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.executor import DaemonExecutor
 from hicache_storage.backend_support.fork_local import ForkLocal
-from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
+from hicache_storage.errors import HiCacheError, StorageClosed, StorageTimeout, StorageUnavailable
 from hicache_storage.page_store.breaker import Breakers
 from hicache_storage.page_store.call_guard import CallGuard
 from hicache_storage.page_store.storage_calls import checked_answers
@@ -158,13 +158,17 @@ class Member:
         """Store pages. Raises what `exists` raises."""
         local = self._local.get()
         stored = self._run(local.writes, self._admit(local.writes), self._set, space, hashes, pages)
-        return self._resolved(space, hashes, stored)
+        return self._resolved(space, hashes, None, stored)
 
     def delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        """Delete pages. One whose doubtful write still runs is not gone. Raises what `exists` raises."""
+        """Delete pages. One whose doubtful write has not ended before is not gone.
+
+        Raises what `exists` raises.
+        """
         local = self._local.get()
+        ended = local.doubts.ended(space, hashes)
         gone = self._run(local.writes, self._admit(local.writes), self._delete, space, hashes)
-        return self._resolved(space, hashes, gone)
+        return self._resolved(space, hashes, ended, gone)
 
     # --- calls on the store's threads ------------------------------------------------------------
 
@@ -196,15 +200,16 @@ class Member:
         return self._begin(
             self._local.get().writes,
             partial(self._set, space, hashes, pages),
-            partial(self._resolved, space, hashes),
+            partial(self._resolved, space, hashes, None),
         )
 
     def begin_delete(self, space: KeySpace, hashes: Sequence[str]) -> PendingCall[list[bool]]:
         """Begin `delete`."""
+        local = self._local.get()
         return self._begin(
-            self._local.get().writes,
+            local.writes,
             partial(self._delete, space, hashes),
-            partial(self._resolved, space, hashes),
+            partial(self._resolved, space, hashes, local.doubts.ended(space, hashes)),
         )
 
     # --- doubts ----------------------------------------------------------------------------------
@@ -218,11 +223,20 @@ class Member:
         """
         self._local.get().doubts.add(space, hashes, write)
 
+    def doubtful_writes(self, space_id: str) -> int:
+        """Return how many pages of a key space are in doubt because of a write that still runs."""
+        return self._local.get().doubts.running(space_id)
+
     def _certain(self, space: KeySpace, hashes: Sequence[str], hits: list[bool]) -> list[bool]:
         return self._local.get().doubts.without(space, hashes, hits)
 
-    def _resolved(self, space: KeySpace, hashes: Sequence[str], done: list[bool]) -> list[bool]:
-        return self._local.get().doubts.resolve(space, hashes, done)
+    def _resolved(
+        self, space: KeySpace, hashes: Sequence[str], ended: _Ended | None, done: list[bool]
+    ) -> list[bool]:
+        doubts = self._local.get().doubts
+        return doubts.resolve(
+            space, hashes, doubts.ended(space, hashes) if ended is None else ended, done
+        )
 
     # --- parts -----------------------------------------------------------------------------------
 
@@ -298,13 +312,20 @@ class _Local:
         self._label, self._threads = label, threads
         self._close_s = limits.timeout_s
         self._lock = threading.Lock()
+        self._is_closed = False
         self._executors: dict[CallGuard, DaemonExecutor] = {}
 
     def executor(self, guard: CallGuard) -> DaemonExecutor:
-        """Return the threads for the calls of `guard`, so that hung writes occupy no reads' threads."""
+        """Return the threads for the calls of `guard`, so that hung writes occupy no reads' threads.
+
+        Raises:
+            StorageClosed: The member was closed. A call that was under way then starts no threads.
+        """
         found = self._executors.get(guard)
         if found is None:
             with self._lock:
+                if self._is_closed:
+                    raise StorageClosed(f"{self._label} was closed: open a new store")
                 found = self._executors.get(guard)
                 if found is None:
                     found = DaemonExecutor(f"hicache {self._label}", self._threads)
@@ -313,10 +334,16 @@ class _Local:
 
     def close(self) -> None:
         """End the threads."""
+        with self._lock:
+            self._is_closed = True
         deadline = Deadline(self._close_s)
         for executor in self._executors.values():
             if not executor.close(deadline.remaining_s()):
                 logger.warning("a call to %s has not ended, and is left behind", self._label)
+
+
+_Writes: TypeAlias = "list[Future[list[bool]]]"
+_Ended: TypeAlias = "dict[str, _Writes]"
 
 
 class _Doubts:
@@ -324,11 +351,18 @@ class _Doubts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._writes: OrderedDict[tuple[KeySpace, str], Future[list[bool]] | None] = OrderedDict()
+        self._writes: OrderedDict[tuple[KeySpace, str], _Writes] = OrderedDict()
+        """The writes of each page that still ran when it came into doubt. Each doubt is a new list."""
 
     def add(self, space: KeySpace, hashes: Sequence[str], write: Future[list[bool]] | None) -> None:
+        begun = [] if write is None else [write]
         with self._lock:
-            self._writes.update(((space, page_hash), write) for page_hash in hashes)
+            for page_hash in hashes:
+                before = self._writes.get((space, page_hash), ())
+                self._writes[space, page_hash] = [
+                    *(one for one in before if not one.done()),
+                    *begun,
+                ]
             while len(self._writes) > _MOST_DOUBTS:
                 self._writes.popitem(last=False)
 
@@ -342,19 +376,41 @@ class _Doubts:
                 for page_hash, hit in zip(hashes, hits, strict=True)
             ]
 
-    def resolve(self, space: KeySpace, hashes: Sequence[str], done: list[bool]) -> list[bool]:
-        """Forget doubts about pages that were set or deleted. False: the doubtful write still runs."""
+    def ended(self, space: KeySpace, hashes: Sequence[str]) -> _Ended:
+        """Return the doubts whose writes have all ended, so that a delete can remove their pages now."""
+        if not self._writes:
+            return {}
+        with self._lock:
+            found = {each: self._writes.get((space, each)) for each in hashes}
+        return {
+            page_hash: writes
+            for page_hash, writes in found.items()
+            if writes is not None and all(one.done() for one in writes)
+        }
+
+    def resolve(
+        self, space: KeySpace, hashes: Sequence[str], ended: _Ended, done: list[bool]
+    ) -> list[bool]:
+        """Forget those of the doubts `ended` whose pages are set or deleted. False: others are left."""
         if not self._writes:
             return done
         with self._lock:
             return [
-                is_done and self._end((space, page_hash))
+                is_done and self._end((space, page_hash), ended.get(page_hash))
                 for page_hash, is_done in zip(hashes, done, strict=True)
             ]
 
-    def _end(self, key: tuple[KeySpace, str]) -> bool:
-        write = self._writes.get(key)
-        if write is not None and not write.done():
+    def running(self, space_id: str) -> int:
+        """Return how many pages of a key space a write may still store."""
+        with self._lock:
+            return sum(
+                space.id == space_id and not all(one.done() for one in writes)
+                for (space, _), writes in self._writes.items()
+            )
+
+    def _end(self, key: tuple[KeySpace, str], ended: _Writes | None) -> bool:
+        writes = self._writes.get(key)
+        if writes is not None and writes is not ended:
             return False
         self._writes.pop(key, None)
         return True

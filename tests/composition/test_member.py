@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from composed_stores import Controlled
@@ -9,7 +10,7 @@ from servers import wait_until
 
 from hicache_storage.composition.member import Member
 from hicache_storage.composition.settings import LimitSettings
-from hicache_storage.errors import StorageTimeout, StorageUnavailable
+from hicache_storage.errors import StorageClosed, StorageTimeout, StorageUnavailable
 
 SPACE = space()
 A, B = hash_of(1), hash_of(2)
@@ -141,6 +142,44 @@ class TestDoubts:
         store.go_on()
         call.future.result()
         assert [True] == member.delete(SPACE, [A])
+
+    def test_a_delete_that_was_overtaken_by_the_doubtful_write_ends_no_doubt(
+        self, member: Member, store: Controlled
+    ) -> None:
+        store.hang("set", "delete")
+        write = member.begin_set(SPACE, [A], [page()]).future
+        member.doubt(SPACE, [A], write)
+        with ThreadPoolExecutor() as pool:
+            removal = pool.submit(member.delete, SPACE, [A])
+            wait_until(lambda: {"set", "delete"} <= {*store.calls})
+            gate = store.gates.pop("delete")
+            store.go_on()
+            write.result()
+            gate.set()
+
+            assert [False] == removal.result()
+
+    def test_a_page_is_not_gone_while_one_of_two_doubtful_writes_runs(
+        self, member: Member, store: Controlled
+    ) -> None:
+        store.hang("set")
+        write = member.begin_set(SPACE, [A], [page()]).future
+        ended = Future[list[bool]]()
+        ended.set_result([True])
+        member.doubt(SPACE, [A], write)
+        member.doubt(SPACE, [A], ended)
+
+        assert [False] == member.delete(SPACE, [A])
+        store.go_on()
+        write.result()
+        assert [True] == member.delete(SPACE, [A])
+
+
+def test_a_call_after_the_close_starts_no_thread(member: Member) -> None:
+    member.close()
+
+    with pytest.raises(StorageClosed):
+        member.begin_exists(SPACE, [A])
 
 
 def test_a_key_space_is_opened_once(

@@ -38,6 +38,13 @@ class HastyStorage(WrapperStorage):
         return [True] * len(hashes)
 
 
+class ForgetfulStorage(WrapperStorage):
+    """A storage of tiers that deletes pages from the first one only."""
+
+    def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        return next(iter(self.inner.parts().values())).batch_delete(space, hashes)
+
+
 class AgeingStorage(WrapperStorage):
     """A storage that drops pages once the wall clock is more than an hour after its creation."""
 
@@ -74,6 +81,10 @@ def hasty(opened: Callable[[], HiCacheStorage]) -> HiCacheStorage:
     return HastyStorage(opened())
 
 
+def forgetful(opened: Callable[[], HiCacheStorage]) -> HiCacheStorage:
+    return ForgetfulStorage(opened())
+
+
 def ageing(root: Path, made_s: float) -> HiCacheStorage:
     return AgeingStorage(on_file(root), made_s)
 
@@ -96,6 +107,10 @@ def careless(root: Path) -> HiCacheStorage:
         pytest.param("redis-cluster", 2 * KILLS, marks=pytest.mark.slow),
         pytest.param("redis-disk", KILLS, marks=pytest.mark.slow),
         pytest.param("s3-disk", KILLS, marks=pytest.mark.slow),
+        pytest.param("tiered-disk", KILLS, marks=pytest.mark.slow),
+        pytest.param("tiered-back-disk", KILLS, marks=pytest.mark.slow),
+        pytest.param("tiered-ruined-disk", KILLS, marks=pytest.mark.slow),
+        pytest.param("striped-disk", KILLS, marks=pytest.mark.slow),
         *(
             pytest.param(name, 1000, marks=pytest.mark.long)
             for name in WORLDS
@@ -176,6 +191,15 @@ def test_a_storm_finds_pages_that_were_accepted_in_vain(
 
     assert storm.findings
     assert "was accepted, and is lost" in storm.findings[0]
+
+
+@pytest.mark.slow
+def test_a_storm_finds_pages_that_a_tier_keeps_after_their_delete(tmp_path: Path) -> None:
+    with WORLDS["tiered-disk"](tmp_path) as world:
+        storm = rage(replace(world, open=partial(forgetful, world.open)), kills=300, seed=0)
+
+    assert storm.findings
+    assert "is there after its delete" in storm.findings[0]
 
 
 def test_a_storm_finds_pages_that_are_lost_when_a_clock_is_stepped(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hicache_storage.composition.storage import (
     open_members,
     would_create_members,
 )
+from hicache_storage.errors import StorageTimeout
 from hicache_storage.storage import PageTimes
 
 if TYPE_CHECKING:
@@ -120,16 +121,27 @@ class StripedStorage(ComposedStorage):
 
     def clear(self, space: KeySpace) -> int:
         self.ensure_open()
+        self._refuse_doubtful(space.id)
         return sum(self._clear_members(lambda storage: storage.clear(space)))
 
     def remove_space(self, space_id: str) -> int:
         self.ensure_open()
+        self._refuse_doubtful(space_id)
         removed = self._clear_members(lambda storage: storage.remove_space(space_id))
         for member in self._members:
             member.forget_space(space_id)
         return sum(removed)
 
     # --- parts -----------------------------------------------------------------------------------
+
+    def _refuse_doubtful(self, space_id: str) -> None:
+        """Raise if a write that a caller has left behind may store pages after their removal."""
+        pages = sum(member.doubtful_writes(space_id) for member in self._members)
+        if pages:
+            raise StorageTimeout(
+                f"striped: writes of {pages} pages are still under way, and nothing was removed:"
+                " try again"
+            )
 
     def _spread(
         self,

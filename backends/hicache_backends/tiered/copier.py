@@ -90,8 +90,9 @@ class Copier:
         def end(_: object = None) -> None:
             while canceled := self._moves.end_write(move, kept, undone):
                 undone.update(canceled)
-                with noting([]):
-                    member.delete(space, canceled)
+                with noting([]):  # on a thread of the tier, because this one may be an engine's
+                    member.begin_delete(space, canceled).future.add_done_callback(end)
+                    return
 
         if not kept:
             end()
@@ -125,7 +126,7 @@ class Copier:
         )
         if not self._read_only:
             with noting([]):
-                member.delete(space, hashes)
+                member.begin_delete(space, hashes).result()
 
     def promotes(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         """Decide which pages that a lower tier served are copied to the tiers above."""

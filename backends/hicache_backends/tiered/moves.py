@@ -105,7 +105,7 @@ class Moves:
         """Cancel pages in all moves, or with None all pages of a key space, until the block ends.
 
         Yield the pages that a tier is still storing at the deadline. They are removed when it has stored
-        them.
+        them, unless the tier fails then or is not asked.
         """
         wanted = None if hashes is None else frozenset(hashes)
         removal = (space_id, wanted)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from composed_stores import Controlled, memory_member
@@ -9,7 +10,8 @@ from hicache_backends.striped import StripedSettings, StripedStorage
 from pages import blank, hash_of, page, space
 from servers import wait_until
 
-from hicache_storage.errors import StorageUnavailable
+from hicache_storage.backend_support.revocable import AtomicRevocable
+from hicache_storage.errors import StorageTimeout, StorageUnavailable
 
 SPACE = space()
 HASHES = [hash_of(number) for number in range(64)]
@@ -126,6 +128,27 @@ def test_stripes_work_at_the_same_time(build: Build) -> None:
             store.go_on()
 
     assert [True] * 64 == asking.result()
+
+
+def test_nothing_is_cleared_while_a_write_that_was_given_up_runs(build: Build) -> None:
+    stripes = build()
+    stripes.stores["b"].hang("set")
+    pages = [page(seed=number) for number in range(64)]
+    for each in pages:
+        each.revocable = AtomicRevocable()
+    vars(stripes.stores["b"])["capabilities"] = replace(
+        stripes.stores["b"].capabilities, revocable=True
+    )
+    assert [True] * 64 != stripes.storage.batch_set(SPACE, HASHES, pages)
+
+    with pytest.raises(StorageTimeout, match="are still under way"):
+        stripes.storage.clear(SPACE)
+    with pytest.raises(StorageTimeout, match="are still under way"):
+        stripes.storage.remove_space(SPACE.id)
+    stripes.stores["b"].go_on()
+    wait_until(lambda: any(stripes.of("b")))
+    stripes.storage.clear(SPACE)
+    assert [False] * 64 == stripes.of("b")
 
 
 def test_clear_and_remove_space_return_the_sum(build: Build) -> None:

@@ -188,6 +188,22 @@ class TestDamage:
             tiers.last.is_down = True
             assert [Verdict.OK] == store.load([transfer(empty(1))]).verdicts[0]
 
+    def test_a_tier_that_hangs_while_it_is_healed_costs_one_deadline(self, build: Build) -> None:
+        tiers = build(3, promote="never")
+        with closing(PageStore(tiers.storage)) as store:
+            store.open_space(TARGET)
+            framed_space = store.framed(TARGET)
+            store.save([transfer(filled())])
+            tiers.first.batch_delete(framed_space, HASHES)
+            tiers.stores[1].damage(framed_space, HASHES[0])
+            tiers.stores[1].hang("delete")
+
+            began_s = time.monotonic()
+            outcome = store.load([transfer(empty())])
+
+            assert [Verdict.OK] * 8 == outcome.verdicts[0]
+            assert time.monotonic() - began_s < 10 * DEADLINE_S
+
 
 class TestFailures:
     def test_a_tier_that_is_down_costs_its_own_pages_only(self, build: Build) -> None:
@@ -367,6 +383,21 @@ class TestRemovals:
 
         wait_until(lambda: "delete" in tiers.last.calls)
         wait_until(lambda: not tiers.last.has(SPACE, A))
+
+    def test_a_set_does_not_wait_until_a_hung_tier_has_undone_its_copy(self, build: Build) -> None:
+        tiers = build(write="back", breaker_failures=100)
+        tiers.last.hang("set", "delete")
+        threads = tiers.last.capabilities.parallelism
+        tiers.set(*(hash_of(100 + number) for number in range(threads)))
+        wait_until(lambda: "set" in tiers.last.calls)
+        tiers.first.is_full = True
+
+        with ThreadPoolExecutor() as pool:
+            setting = pool.submit(tiers.set, A)
+            deleting = pool.submit(tiers.storage.batch_delete, SPACE, [A])
+
+            assert [False] == setting.result(20 * DEADLINE_S)
+            assert [False] == deleting.result(20 * DEADLINE_S)
 
     def test_a_page_that_is_deleted_while_it_is_read_is_not_promoted(self, build: Build) -> None:
         tiers = build(promote="always", timeout_s=10, lookup_timeout_s=10)

@@ -14,13 +14,20 @@ from typing import Any
 from unittest import mock
 
 from hicache_backends.file.eviction import EvictionSweep
+from hicache_backends.tiered.copier import Copier, Copies
+from hicache_backends.tiered.moves import Move, Moves
 
 from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.backend_support.executor import DaemonExecutor
+from hicache_storage.composition.member import Member, PendingCall, noting
+from hicache_storage.composition.member import _Doubts as Doubts
+from hicache_storage.composition.member import _Local as MemberLocal
 from hicache_storage.controller.attached_store import AttachedStore
 from hicache_storage.controller.cache import HostCache
 from hicache_storage.controller.eviction import Entry
 from hicache_storage.handoff import HandoffReceiver, HandoffSender
 from hicache_storage.handoff.request import HandoffRequest
+from hicache_storage.keys import KeySpace
 from hicache_storage.page_store.breaker import Breakers, Permit
 from hicache_storage.page_store.call_guard import CallGuard, RunningCall
 from hicache_storage.page_store.results import Outcome
@@ -164,6 +171,120 @@ def _write_missing(sender: HandoffSender, hashes: Sequence[str], deadline: Deadl
             sender._write(hashes, [bits & part for bits in missing], deadline)
 
 
+# --- copies between tiers and removals: each of the steps that bring them in order is left out -------
+
+_removal = Moves.removal
+_copy_unawaited = Copier.copy_unawaited
+
+
+def _cancel_nothing(_: Move, __: frozenset[str] | None) -> None:
+    pass
+
+
+@contextmanager
+def _removal_without_wait(
+    moves: Moves, space_id: str, hashes: Sequence[str] | None, _: Deadline
+) -> Generator[set[str]]:
+    with _removal(moves, space_id, hashes, Deadline(0.0)):
+        yield set()
+
+
+def _begin_wanted(moves: Moves, space_id: str, hashes: Sequence[str]) -> Move:
+    move = Move(space_id, hashes)
+    with moves._changed:
+        moves._moves.add(move)
+    return move
+
+
+@contextmanager
+def _removal_that_is_forgotten(
+    moves: Moves, space_id: str, hashes: Sequence[str] | None, deadline: Deadline
+) -> Generator[set[str]]:
+    with _removal(moves, space_id, hashes, deadline) as left:
+        yield left
+    with moves._changed:
+        for move in moves._of(space_id):
+            move.is_canceled = move.is_canceled and hashes is not None
+            move.canceled -= frozenset(hashes or ())
+
+
+def _copy_and_release(
+    copier: Copier, members: Sequence[Member], copies: Copies, counter: str
+) -> None:
+    _copy_unawaited(copier, members, copies, counter)
+    copies.room.release()
+
+
+def _begin_copy(
+    copier: Copier, member: Member, copies: Copies, deadline: Deadline
+) -> tuple[list[int], PendingCall[list[bool]]] | None:
+    move, space = copies.move, copies.space
+    wanted = copier._moves.begin_write(move, copies.hashes)
+    kept = [copies.hashes[n] for n in wanted]
+    undone = set[str]()
+
+    def end(_: object = None) -> None:
+        while canceled := copier._moves.end_write(move, kept, undone):
+            undone.update(canceled)
+            with noting([]):
+                member.delete(space, canceled)
+
+    if not kept:
+        end()
+        return None
+    try:
+        pages = [copies.pages[n] for n in wanted]
+        call = copier.memory.lend(
+            copies.room, member, lambda: member.begin_set(space, kept, pages), deadline
+        )
+    except BaseException:
+        end()
+        raise
+    call.future.add_done_callback(end)
+    return wanted, call
+
+
+def _heal(_: Copier, member: Member, space: KeySpace, hashes: Sequence[str]) -> None:
+    with noting([]):
+        member.delete(space, hashes)
+
+
+# --- a call that is under way at the close of a composition starts threads --------------------------
+
+
+def _executor_after_close(local: MemberLocal, guard: CallGuard) -> DaemonExecutor:
+    with local._lock:
+        found = local._executors.get(guard)
+        if found is None:
+            found = DaemonExecutor(f"hicache {local._label}", local._threads)
+            local._executors[guard] = found
+    return found
+
+
+# --- doubts about writes end too early --------------------------------------------------------------
+
+_begin_delete = Member.begin_delete
+
+
+def _begin_delete_late(
+    member: Member, space: KeySpace, hashes: Sequence[str]
+) -> PendingCall[list[bool]]:
+    call = _begin_delete(member, space, hashes)
+
+    def settle(gone: list[bool]) -> list[bool]:
+        return member._resolved(space, hashes, None, gone)
+
+    call._settle = settle
+    return call
+
+
+def _doubt_the_last(
+    doubts: Doubts, space: KeySpace, hashes: Sequence[str], write: Future[list[bool]] | None
+) -> None:
+    with doubts._lock:
+        doubts._writes.update({(space, each): [write] if write else [] for each in hashes})
+
+
 DEFECTS = {
     "wrong-bytes-in-l3": Defect(
         "unsaved pages leave L2 between their list and their claim: wrong bytes reach L3",
@@ -219,6 +340,66 @@ DEFECTS = {
         "handoff",
         "a draft is written before its target",
         {(HandoffSender, "_write_missing"): _write_missing},
+    ),
+    "moves-ignore-removals": Defect(
+        "copies between tiers go on although their pages are removed",
+        "tiers",
+        "a page has returned after its removal",
+        {(Move, "cancel"): _cancel_nothing},
+    ),
+    "delete-does-not-wait": Defect(
+        "a delete does not wait for a copy that a tier is storing",
+        "tiers",
+        "a page has returned after its removal",
+        {(Moves, "removal"): _removal_without_wait},
+    ),
+    "moves-that-begin-during-a-removal": Defect(
+        "a copy is made of a page that was read during its removal",
+        "tiers",
+        "a page has returned after its removal",
+        {(Moves, "begin"): _begin_wanted},
+    ),
+    "removals-forgotten": Defect(
+        "a copy under way is not undone after a delete gave up",
+        "tiers",
+        "a page has returned after its removal",
+        {(Moves, "removal"): _removal_that_is_forgotten},
+    ),
+    "copies-released-twice": Defect(
+        "the memory of copies is released twice",
+        "tiers",
+        "is written under a hash that is not its own",
+        {(Copier, "copy_unawaited"): _copy_and_release},
+    ),
+    "copies-undone-by-engines": Defect(
+        "a set undoes a copy in the engine's thread, and waits for a hung tier",
+        "tiers",
+        "a set of",
+        {(Copier, "begin_copy"): _begin_copy},
+    ),
+    "healed-by-engines": Defect(
+        "a get deletes wrong copies in the engine's thread, and waits for a hung tier",
+        "tiers",
+        "a get of",
+        {(Copier, "heal"): _heal},
+    ),
+    "threads-after-close": Defect(
+        "a call that is under way at the close starts threads, which stay",
+        "tiers",
+        "dictionary changed size",
+        {(MemberLocal, "executor"): _executor_after_close},
+    ),
+    "doubts-end-with-deletes": Defect(
+        "a delete ends the doubts about a write that has ended after it",
+        "stripes",
+        "a page was read that is not there",
+        {(Member, "begin_delete"): _begin_delete_late},
+    ),
+    "one-doubtful-write": Defect(
+        "of two writes of a page that still run, the first one is forgotten",
+        "stripes",
+        "a page has returned after its removal",
+        {(Doubts, "add"): _doubt_the_last},
     ),
 }
 """The defects by name."""

@@ -12,7 +12,11 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, cast
 from unittest import mock
 
+import hicache_backends.striped
+import hicache_backends.tiered
+
 import hicache_storage.backend_support
+import hicache_storage.composition
 import hicache_storage.controller
 import hicache_storage.handoff
 import hicache_storage.host_pool
@@ -21,7 +25,10 @@ import hicache_storage.page_store
 from interleavings.patching import Patches
 
 _PACKAGES = (
+    hicache_backends.striped,
+    hicache_backends.tiered,
     hicache_storage.backend_support,
+    hicache_storage.composition,
     hicache_storage.controller,
     hicache_storage.handoff,
     hicache_storage.host_pool,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from hicache_conformance.tools.network.proxy import FaultProxy
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 2.0
 """The time limit of calls in a storm."""
+_ROUNDS = 5
 _LENGTH_S = (0.1, 2 * TIMEOUT_S)
 """How long a server does not answer. A call without a limit would visibly last too long."""
 
@@ -117,6 +119,52 @@ class FullDisk:
             filler.unlink(missing_ok=True)
         if self.server is not None:
             self.server.start()
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A hazard in which a server reads, but refuses writes: it is full, or read-only."""
+
+    refuse: Callable[[], None]
+    accept: Callable[[], None]
+
+    def strike(self, chance: random.Random, work: Callable[[float], None]) -> None:
+        self.refuse()
+        try:
+            work(chance.uniform(*_LENGTH_S))
+        finally:
+            self.accept()
+
+
+@dataclass(frozen=True, slots=True)
+class Wipe:
+    """A hazard in which the page files of a directory vanish, again and again."""
+
+    pages: Callable[[], Iterable[Path]]
+
+    def strike(self, chance: random.Random, work: Callable[[float], None]) -> None:
+        for _ in range(_ROUNDS):
+            for path in self.pages():
+                path.unlink(missing_ok=True)
+            work(chance.uniform(0.001, 0.05))
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A hazard in which a byte of each page file of a directory is inverted, again and again."""
+
+    pages: Callable[[], Iterable[Path]]
+
+    def strike(self, chance: random.Random, work: Callable[[float], None]) -> None:
+        for _ in range(_ROUNDS):
+            for path in self.pages():
+                with suppress(FileNotFoundError), path.open("r+b") as file:
+                    place = chance.randrange(max(1, path.stat().st_size))
+                    file.seek(place)
+                    found = file.read(1)
+                    file.seek(place)
+                    file.write(bytes(each ^ 0xFF for each in found))
+            work(chance.uniform(0.001, 0.05))
 
 
 def _fill(write: Callable[[bytes], object]) -> None:

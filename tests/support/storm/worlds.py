@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -11,15 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hicache_backends.tiered import TieredSettings, TieredStorage
 from hicache_conformance.tools.network.proxy import FaultProxy
+from redis_servers import client_of_one
 from s3_kit import config_of, make_ready
 from sealed_stores import key_files
 from servers import Rclone, RedisServer, ServerProcess, wait_until
 
+from hicache_storage.keys import KeySpace
+from hicache_storage.page import Page
+from hicache_storage.page_store.frame import FRAME_NBYTES, FramedPage, Framing
 from hicache_storage.registry import open_storage
 from hicache_storage.storage import HiCacheStorage
+from hicache_storage.testing import Fault, FaultyStorage, Odds, WrapperStorage
 from storm.clusters import mooncake, redis_cluster
-from storm.hazards import TIMEOUT_S, FullDisk, Hazard, Kill, Partition, Pause
+from storm.hazards import TIMEOUT_S, Damage, FullDisk, Hazard, Kill, Partition, Pause, Refusal, Wipe
 from storm.world import LIMIT_S, World, has_no_client
 
 _DISK_NBYTES = 1 << 20
@@ -148,6 +155,144 @@ def _s3_on_full_disk(directory: Path) -> Generator[World]:
 
 
 @contextmanager
+def _tiered(directory: Path, *, write: str) -> Generator[World]:
+    """Yield a small disk over a server that is slow at times. Each of the two may be full."""
+    with (
+        small_disk(directory / "disk", _DISK_NBYTES) as disk,
+        _redis_behind_proxy(directory) as (server, proxy),
+    ):
+        root = disk / "pages"
+        config = {"write": write, "promote": "never"}
+        world = _behind(proxy, server, partial(_open_tiered, root, proxy, config))
+        refusals = (
+            _refusal(server, "maxmemory", "1", "0"),
+            _refusal(server, "min-replicas-to-write", "1", "0"),
+        )
+        yield replace(
+            world,
+            hazards=(*world.hazards, *refusals, FullDisk(disk)),
+            limit_s=2 * TIMEOUT_S + 1,  # for copies of pages that are on their way, and for a tier
+            strays=partial(_unpublished, root),
+        )
+
+
+@contextmanager
+def _tiered_in_ruins(directory: Path) -> Generator[World]:
+    """Yield a disk whose pages vanish or change, over a server from which they come back.
+
+    A process may promote a page that another one deletes.
+    """
+    with _redis_behind_proxy(directory) as (server, proxy):
+        root = directory / "pages"
+        config = {"write": "back", "promote": "always"}
+        world = _behind(proxy, server, partial(_open_framed, root, proxy, config))
+        yield replace(
+            world,
+            hazards=(*world.hazards, Wipe(partial(_pages, root)), Damage(partial(_pages, root))),
+            limit_s=2 * TIMEOUT_S + 1,
+            retains=False,
+            keeps_deletions=False,
+            strays=partial(_unpublished, root),
+        )
+
+
+def _open_tiered(root: Path, proxy: FaultProxy, config: Mapping[str, Any]) -> TieredStorage:
+    """Open a disk over a server whose calls are slow at times, so that kills come between tiers."""
+    delays = [Odds(each, Fault.DELAY, 0.3) for each in ("batch_get", "batch_set", "batch_delete")]
+    rack = open_storage("redis", {"url": _url_of(proxy), "timeout_s": TIMEOUT_S})
+    return TieredStorage(
+        {
+            "disk": open_storage("file", {"path": str(root)}),
+            "rack": FaultyStorage(rack, delays, seed=os.getpid(), delay_s=0.02),
+        },
+        TieredSettings.parse(
+            "tiered",
+            {
+                "tiers": [
+                    {"name": "disk", "backend": "file"},
+                    {"name": "rack", "backend": "redis"},
+                ],
+                "timeout_s": TIMEOUT_S,
+                "copy_nbytes": "1MiB",
+                **config,
+            },
+        ),
+    )
+
+
+def _open_framed(root: Path, proxy: FaultProxy, config: Mapping[str, Any]) -> HiCacheStorage:
+    return FramingStorage(_open_tiered(root, proxy, config))
+
+
+class FramingStorage(WrapperStorage):
+    """A storage whose pages get frames, as by a page store. A damaged page is a miss."""
+
+    def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        return self.inner.batch_exists(_framed(space), hashes)
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        frames = _frames(pages)
+        hits = self.inner.batch_get(_framed(space), hashes, [one.stored for one in frames])
+        wrong = Framing(_framed(space), checksum=True).errors(frames, hashes)
+        return [hit and index not in wrong for index, hit in enumerate(hits)]
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        frames = _frames(pages)
+        Framing(_framed(space), checksum=True).write(frames, hashes)
+        return self.inner.batch_set(_framed(space), hashes, [one.stored for one in frames])
+
+    def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        return self.inner.batch_delete(_framed(space), hashes)
+
+    def open_space(self, space: KeySpace) -> None:
+        super().open_space(_framed(space))
+
+
+def _framed(space: KeySpace) -> KeySpace:
+    return replace(space, frame_nbytes=FRAME_NBYTES)
+
+
+def _frames(pages: Sequence[Page]) -> list[FramedPage]:
+    frames = [FramedPage(memoryview(bytearray(FRAME_NBYTES)), page) for page in pages]
+    for each in frames:
+        each.stored.digest_skip = FRAME_NBYTES
+    return frames
+
+
+def _pages(root: Path) -> Iterable[Path]:
+    """Return the page files of `file` under `root`."""
+    return root.glob("spaces/*/??/*")
+
+
+def _refusal(server: RedisServer, name: str, refuses: str, accepts: str) -> Refusal:
+    def configure(value: str) -> None:
+        with client_of_one(server) as client:
+            client.config_set(name, value)
+
+    return Refusal(partial(configure, refuses), partial(configure, accepts))
+
+
+@contextmanager
+def _striped(directory: Path) -> Generator[World]:
+    """Yield two disks, of which a small one may be full."""
+    with small_disk(directory / "disk", _DISK_NBYTES // 2) as disk:
+        roots = (disk / "pages", directory / "pages")
+        stripes = [
+            {"name": name, "backend": "file", "config": {"path": str(root)}}
+            for name, root in zip(("small", "large"), roots, strict=True)
+        ]
+        yield World(
+            open=_of("striped", {"stripes": stripes}),
+            hazards=(FullDisk(disk),),
+            strays=lambda: [path for root in roots for path in _unpublished(root)],
+        )
+
+
+@contextmanager
 def _redis_behind_proxy(directory: Path) -> Generator[tuple[RedisServer, FaultProxy]]:
     with (
         RedisServer(directory / "server", *_DURABLE) as server,
@@ -207,4 +352,8 @@ WORLDS: dict[str, Callable[[Path], AbstractContextManager[World]]] = {
     "s3": _s3,
     "s3-disk": _s3_on_full_disk,
     "mooncake": mooncake,
+    "tiered-disk": partial(_tiered, write="through"),
+    "tiered-back-disk": partial(_tiered, write="back"),
+    "tiered-ruined-disk": _tiered_in_ruins,
+    "striped-disk": _striped,
 }

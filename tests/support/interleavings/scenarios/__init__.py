@@ -8,6 +8,7 @@ from interleavings.scenarios.backend_support import (
     SharedResourceScenario,
     SingleFlightScenario,
 )
+from interleavings.scenarios.compositions import StripesScenario, TiersScenario
 from interleavings.scenarios.controller import ControllerScenario, WriteBackScenario
 from interleavings.scenarios.handoff import HandoffScenario
 from interleavings.scenarios.host_pool import HostPoolScenario
@@ -38,6 +39,8 @@ SCENARIOS: dict[str, type[Scenario]] = {
         MemoryScenario,
         VictimsScenario,
         ServerPoolScenario,
+        TiersScenario,
+        StripesScenario,
     )
 }
 """All scenarios by name."""

@@ -13,7 +13,7 @@ import numpy as np
 from hicache_backends.memory import MemoryStorage
 
 from hicache_storage.backend_support.copies import private_copy
-from hicache_storage.errors import StorageUnavailable
+from hicache_storage.errors import StorageTimeout, StorageUnavailable
 from hicache_storage.keys import KeySpace
 from hicache_storage.page import Page
 from hicache_storage.storage import Capabilities
@@ -23,6 +23,8 @@ from interleavings.scenario import Scenario
 T = TypeVar("T")
 
 WORKS, SLOW, FAILS, REFUSES = "works", "slow", "fails", "refuses"
+LATE, LINGERS = "late", "lingers"
+"""The call takes effect, and fails, or is slow."""
 
 
 @cache
@@ -47,10 +49,15 @@ class ExploredStorage(WrapperStorage):
         slow_s: float = 12.0,
         bounded: bool = False,
         revocable: bool = False,
+        parallelism: int = 1,
     ) -> None:
         super().__init__(MemoryStorage())
         vars(self)["capabilities"] = Capabilities(
-            parallelism=1, enumerable=True, overwrites=True, bounded=bounded, revocable=revocable
+            parallelism=parallelism,
+            enumerable=True,
+            overwrites=True,
+            bounded=bounded,
+            revocable=revocable,
         )
         self.calls: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
@@ -132,16 +139,24 @@ class ExploredStorage(WrapperStorage):
                 self.failed[operation] += 1
                 raise StorageUnavailable(f"{operation} was told to fail")
             if behaviour == SLOW:
-                time.sleep(self._slow_s)
+                self._sleep()
             if behaviour == REFUSES:
                 self.failed[operation] += 1
                 return [False] * len(hashes)
             answers = answer()
+            if behaviour == LATE:
+                self.failed[operation] += 1
+                raise StorageTimeout(f"{operation} was told to fail at its end")
+            if behaviour == LINGERS:
+                self._sleep()
             self.succeeded[operation] += 1
             scheduler.point(f"storage: {operation} ends")
             return answers
         finally:
             self.in_use.subtract(used)
+
+    def _sleep(self) -> None:
+        time.sleep(self._slow_s)
 
     def _check_written(self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]) -> None:
         if space.dtype == "json":  # completions
