@@ -8,7 +8,7 @@ could not look" are different answers.
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -294,10 +294,8 @@ def open_members(
         for each in members:
             with _naming(f"{where}.{each.name}"):
                 storage_class, fields = resolve(each.backend, each.config)
-                if storage_class.capabilities.bounded:
-                    fields.setdefault("timeout_s", limits.timeout_s)
                 opening = _look_at if read_only else _open
-                opened[each.name] = opening(storage_class, fields)
+                opened[each.name] = _limited(opening, storage_class, fields, limits.timeout_s)
                 stack.callback(opened[each.name].close)
                 same = places.setdefault((each.backend, _place(fields)), each.name)
                 if same != each.name and opened[each.name].capabilities.shared:
@@ -323,6 +321,19 @@ def _place(fields: Mapping[str, Any]) -> str:
     """Return what names the place of a store: the path, or the whole config."""
     path = fields.get("path")
     return os.path.realpath(path) if isinstance(path, str) else repr(sorted(fields.items()))
+
+
+def _limited(
+    opening: Callable[[type[HiCacheStorage], Mapping[str, Any]], HiCacheStorage],
+    storage_class: type[HiCacheStorage],
+    fields: Mapping[str, Any],
+    timeout_s: float,
+) -> HiCacheStorage:
+    """Open a storage with this time limit, or with its own if it has one or takes none."""
+    if storage_class.capabilities.bounded and "timeout_s" not in fields:
+        with suppress(ConfigError):  # another field may be wrong: then the next opening says so
+            return opening(storage_class, {**fields, "timeout_s": timeout_s})
+    return opening(storage_class, fields)
 
 
 def _open(storage_class: type[HiCacheStorage], fields: Mapping[str, Any]) -> HiCacheStorage:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from composed_stores import file_member, memory_member
+from hicache_backends.memory import MemoryStorage
 
 from hicache_storage.errors import (
     BackendNotInstalled,
@@ -147,3 +150,23 @@ def test_no_message_shows_a_secret(wrong: object) -> None:
             open_storage(backend, {field: [capacious, wrong]})
 
         assert SECRET not in str(caught.value)
+
+
+class OwnLimit(MemoryStorage):
+    """A store that ends its calls in time, and whose config has no time limit."""
+
+    capabilities = replace(MemoryStorage.capabilities, bounded=True)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        if config:
+            raise ConfigError(f"own: unknown field {next(iter(config))!r}")
+        return cls()
+
+
+def test_a_bounded_store_without_the_field_timeout_s_keeps_its_own_limit() -> None:
+    own = {"backend_name": "own", "module_path": __name__, "class_name": "OwnLimit"}
+    members = [{"name": name, "backend": "dynamic", "config": own} for name in "ab"]
+
+    with open_storage("striped", {"stripes": members}) as storage:
+        assert ["a", "b"] == list(storage.parts())
