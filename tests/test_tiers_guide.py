@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from documents import code_blocks
@@ -60,7 +60,7 @@ class Site:
     def place(self, config: dict[str, Any]) -> dict[str, Any]:
         """Return a config of the guide with the places, sizes and time limits of this site."""
         placed: dict[str, Any] = {
-            key: self.place(value) if isinstance(value, dict) else value
+            key: self.place(cast("dict[str, Any]", value)) if isinstance(value, dict) else value
             for key, value in config.items()
         }
         for parts in ("tiers", "stripes"):

@@ -115,7 +115,7 @@ def test_a_page_in_doubt_can_be_set_again(build: Build) -> None:
 
 
 def test_stripes_work_at_the_same_time(build: Build) -> None:
-    stripes = build(timeout_s=10)
+    stripes = build(timeout_s=10, lookup_timeout_s=10)
     stripes.set()
     for store in stripes.stores.values():
         store.calls.clear()
