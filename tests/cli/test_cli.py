@@ -14,6 +14,7 @@ from pathlib import Path
 import cli_page
 import pytest
 from cli_stores import CliStore
+from composed_stores import file_member
 from hicache_conformance import cli as conformance
 from hicache_conformance.cli import main as conformance_main
 from pages import hash_of, space
@@ -279,6 +280,8 @@ def test_a_command_of_the_page_runs(
     key_space = store.fill(range(12), space())
     store.fill(range(2), space(model="old-model"))
     store.fill(range(2), space(tenant="acme", revision="r1"))
+    if "disks" in command or "tiers" in command:
+        make_composed_stores()
     write_log(Path("explain.jsonl"))
     known = {"$SPACE": key_space.id[:8], "$HASH": hash_of(3)}
     program, *argv = (known.get(word, word) for word in shlex.split(command))
@@ -290,6 +293,26 @@ def test_a_command_of_the_page_runs(
     else:
         shows_what_would_go = argv[0] == "gc" and "--yes" not in argv
         assert main(argv) == shows_what_would_go
+
+
+def make_composed_stores() -> None:
+    """Make the stores that `tiers.yaml`, `two-disks.yaml` and `three-disks.yaml` describe."""
+    disks = [file_member(name, Path(name)) for name in "abc"]
+    nvme = {"name": "nvme", "backend": "striped", "config": {"stripes": disks[:2]}}
+    tiers = {"tiers": [nvme, file_member("bucket", Path("bucket"))]}
+    for name, backend, config in (
+        ("tiers", "tiered", tiers),
+        ("two-disks", "striped", {"stripes": disks[:2]}),
+        ("three-disks", "striped", {"stripes": disks}),
+    ):
+        flags = {
+            "hicache-storage-backend": backend,
+            "hicache-storage-backend-extra-config": config,
+        }
+        Path(f"{name}.yaml").write_text(json.dumps(flags))
+    store = CliStore("tiered", tiers)
+    store.fill(range(12), space())
+    store.fill(range(2), space(model="old-model"))
 
 
 def write_log(path: Path) -> None:

@@ -67,7 +67,7 @@ def test_a_composition_keeps_the_rule(subject: type[Subject], check: Check) -> N
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @EACH_CHECK
-@EACH_SUBJECT
+@pytest.mark.parametrize("subject", [Through, Striped])
 def test_a_composition_keeps_the_whole_rule(subject: type[Subject], check: Check) -> None:
     assert outcome(subject, check, quick=False) in {(Outcome.PASSED, ""), NO_COPIES}
 

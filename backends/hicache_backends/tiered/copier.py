@@ -134,11 +134,6 @@ class Copier:
             return [False] * len(hashes)
         return self._admission.admit(hashes, space.stored_nbytes, group=space.id)
 
-    @property
-    def heals(self) -> bool:
-        """False if the tiers are only read."""
-        return not self._read_only
-
     def close(self) -> None:
         """Free the memory of copies when they have ended."""
         self.memory.close()
