@@ -339,7 +339,7 @@ class TestDefects:
         defect = DEFECTS[name]
 
         with defect.put_back():
-            report = explore(SCENARIOS[defect.scenario], range(1000), shrinks=False)
+            report = explore(SCENARIOS[defect.scenario], range(4000), shrinks=False)
 
         assert report.failure is not None
         assert defect.found in str(report.failure.first.finding)

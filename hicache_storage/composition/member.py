@@ -103,10 +103,10 @@ class Member:
         self, label: str, name: str, storage: HiCacheStorage, limits: LimitSettings
     ) -> None:
         """Take over `storage`. `label` names it in messages, such as "tier 'nvme'"."""
-        self.label = label
-        self.name = name
-        self.storage = storage
-        self.counters = Counters()
+        self.label: str = label
+        self.name: str = name
+        self.storage: HiCacheStorage = storage
+        self.counters: Counters = Counters()
         self._limits = limits
         self._opened: set[KeySpace] = set()
         self._local = ForkLocal(self._make_local, close=_Local.close)

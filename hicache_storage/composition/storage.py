@@ -54,7 +54,7 @@ class ComposedStorage(HiCacheStorage):
     """A storage that consists of other storages, its members. Thread-safe."""
 
     # These are the widest claims. An instance claims what its members allow.
-    capabilities = Capabilities(
+    capabilities: ClassVar[Capabilities] = Capabilities(
         retention=Retention.UNTIL_DELETED,
         durability=Durability.POWER,
         shared=True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 from hicache_storage.errors import UnsupportedOperation
 from hicache_storage.storage import Capabilities, Durability, HiCacheStorage, Retention
@@ -19,7 +19,7 @@ class UnopenedStorage(HiCacheStorage):
     """A storage whose every call raises the reason why it could not be opened."""
 
     # It has no pages, so the claims of the other stores hold.
-    capabilities = Capabilities(
+    capabilities: ClassVar[Capabilities] = Capabilities(
         retention=Retention.UNTIL_DELETED,
         durability=Durability.POWER,
         shared=True,
@@ -27,7 +27,7 @@ class UnopenedStorage(HiCacheStorage):
         bounded=True,
         revocable=True,
     )
-    usable_after_fork = True
+    usable_after_fork: ClassVar[bool] = True
 
     def __init__(self, error: StorageUnavailable | StorageTimeout) -> None:
         self._error = error

@@ -392,7 +392,7 @@ DEFECTS = {
     "doubts-end-with-deletes": Defect(
         "a delete ends the doubts about a write that has ended after it",
         "stripes",
-        "a page was read that is not there",
+        "a page has returned after its removal",
         {(Member, "begin_delete"): _begin_delete_late},
     ),
     "one-doubtful-write": Defect(
