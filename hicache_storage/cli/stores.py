@@ -10,8 +10,6 @@ hold other settings of an engine.
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -20,7 +18,7 @@ from hicache_storage import config
 from hicache_storage.backend_support.wrapper import WrapperStorage
 from hicache_storage.cli.program import Parser, add_cwd_to_path
 from hicache_storage.cli.sizes import format_nbytes
-from hicache_storage.composition.parts import find_part, undivided
+from hicache_storage.composition.parts import find_part, place_of, undivided
 from hicache_storage.errors import (
     ConfigError,
     NoSuchStore,
@@ -207,20 +205,7 @@ def _tier_of(storage: HiCacheStorage, name: str | None, flag: str) -> HiCacheSto
 
 def is_same_store(one: config.StorageChoice, other: config.StorageChoice) -> bool:
     """Return True if two choices certainly name the same store, by the same place or the same config."""
-    return one.backend == other.backend and _place(one.config) == _place(other.config)
-
-
-def _place(config: Mapping[str, Any]) -> object:
-    """Return the part of a config that names the place of the store: the path, or the whole config."""
-    path = config.get("path")
-    if isinstance(path, str):
-        return os.path.realpath(os.path.expanduser(path))  # noqa: PTH111 - as the backends do
-    return {
-        name: _place(cast("Mapping[str, Any]", value))
-        if isinstance(value, Mapping)
-        else (value.rstrip("/") if isinstance(value, str) else value)
-        for name, value in config.items()
-    }
+    return one.backend == other.backend and place_of(one.config) == place_of(other.config)
 
 
 def _storage_fields(fields: dict[str, Any], where: str) -> dict[str, Any]:

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hicache_storage.storage import Capabilities
+from hicache_storage.storage import Capabilities, Durability, Retention
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+
+STRONGEST = Capabilities(
+    retention=Retention.UNTIL_DELETED,
+    durability=Durability.POWER,
+    shared=True,
+    enumerable=True,
+    bounded=True,
+    revocable=True,
+)
+"""Every promise. It weakens no composition."""
 
 
 def weakest(stores: Sequence[Capabilities]) -> Capabilities:

@@ -109,12 +109,17 @@ class Member:
         self.counters: Counters = Counters()
         self._limits = limits
         self._opened: set[KeySpace] = set()
-        self._local = ForkLocal(self._make_local, close=_Local.close)
+        self._close_by = Deadline(limits.timeout_s)
+        self._local = ForkLocal(self._make_local, close=self._close_local)
 
-    def close(self) -> None:
-        """End the threads after their calls, within `timeout_s`, and close the store."""
+    def close(self, deadline: Deadline) -> None:
+        """End the threads after their calls, until `deadline`, and close the store."""
+        self._close_by = deadline
         self._local.close()
         self.storage.close()
+
+    def _close_local(self, local: _Local) -> None:
+        local.close(self._close_by)
 
     @property
     def state(self) -> str:
@@ -310,7 +315,6 @@ class _Local:
         )
         self.doubts = _Doubts()
         self._label, self._threads = label, threads
-        self._close_s = limits.timeout_s
         self._lock = threading.Lock()
         self._is_closed = False
         self._executors: dict[CallGuard, DaemonExecutor] = {}
@@ -332,11 +336,10 @@ class _Local:
                     self._executors[guard] = found
         return found
 
-    def close(self) -> None:
+    def close(self, deadline: Deadline) -> None:
         """End the threads."""
         with self._lock:
             self._is_closed = True
-        deadline = Deadline(self._close_s)
         for executor in self._executors.values():
             if not executor.close(deadline.remaining_s()):
                 logger.warning("a call to %s has not ended, and is left behind", self._label)

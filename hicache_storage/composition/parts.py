@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from hicache_storage.errors import ConfigError, shown
+from hicache_storage.errors import ConfigError, HiCacheError, shown
+from hicache_storage.storage import StorageStats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -77,6 +79,27 @@ def _configs_in(
         yield from _configs_in(fields["backend"], fields["config"], name)
     elif not members:
         yield name, (backend, fields)
+
+
+def place_of(config: Mapping[str, Any]) -> object:
+    """Return the part of a config that names the place of the store: the path, or the whole config."""
+    path = config.get("path")
+    if isinstance(path, str):
+        return os.path.realpath(os.path.expanduser(path))  # noqa: PTH111 - as the backends do
+    return {
+        name: place_of(cast("Mapping[str, Any]", value))
+        if isinstance(value, Mapping)
+        else (value.rstrip("/") if isinstance(value, str) else value)
+        for name, value in config.items()
+    }
+
+
+def stats_of(storage: HiCacheStorage) -> StorageStats:
+    """Return a storage's figures, or none if it fails, so that those of others can still be shown."""
+    try:
+        return storage.stats()
+    except HiCacheError:
+        return StorageStats()
 
 
 def split_counter(counter: str, parts: Iterable[str]) -> tuple[str, str]:

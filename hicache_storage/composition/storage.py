@@ -7,13 +7,14 @@ could not look" are different answers.
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hicache_storage.composition.claims import weakest
+from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.composition.claims import STRONGEST, weakest
 from hicache_storage.composition.member import Member
+from hicache_storage.composition.parts import place_of, stats_of
 from hicache_storage.composition.unopened import UnopenedStorage
 from hicache_storage.errors import (
     BackendNotInstalled,
@@ -28,10 +29,8 @@ from hicache_storage.registry import resolve
 from hicache_storage.storage import (
     Capabilities,
     Diagnosis,
-    Durability,
     HiCacheStorage,
     PageTimes,
-    Retention,
     StorageStats,
 )
 
@@ -53,20 +52,14 @@ NO_STORE = "there is no store at"
 class ComposedStorage(HiCacheStorage):
     """A storage that consists of other storages, its members. Thread-safe."""
 
-    # These are the widest claims. An instance claims what its members allow.
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        retention=Retention.UNTIL_DELETED,
-        durability=Durability.POWER,
-        shared=True,
-        enumerable=True,
-        bounded=True,
-        revocable=True,
-    )
+    capabilities: ClassVar[Capabilities] = STRONGEST
+    """The widest claims. An instance claims what its members allow."""
     kind: ClassVar[str]
     """What a member is called in messages: `tier`, `stripe`."""
 
     def __init__(self, members: Mapping[str, HiCacheStorage], limits: LimitSettings) -> None:
         """Take over open storages by name, in order."""
+        self._limits = limits
         self._members = [
             Member(f"{self.kind} {name!r}", name, storage, limits)
             for name, storage in members.items()
@@ -198,7 +191,7 @@ class ComposedStorage(HiCacheStorage):
         A member that fails reports no figures.
         """
         self.ensure_open()
-        found = [(member, _stats(member.storage)) for member in self._members]
+        found = [(member, stats_of(member.storage)) for member in self._members]
         return StorageStats(
             nbytes=_sum([stats.nbytes for _, stats in found]),
             capacity_nbytes=_sum([stats.capacity_nbytes for _, stats in found]),
@@ -229,9 +222,10 @@ class ComposedStorage(HiCacheStorage):
 
     def close(self) -> None:
         super().close()  # first, so that calls under way say that the storage was closed
+        deadline = Deadline(self._limits.timeout_s)
         with ExitStack() as stack:
             for member in self._members:
-                stack.callback(member.close)
+                stack.callback(member.close, deadline)
 
     # --- parts -----------------------------------------------------------------------------------
 
@@ -289,7 +283,7 @@ def open_members(
         ConfigError, StorageUnavailable: As in `from_config`. The message names the member.
     """
     opened: dict[str, HiCacheStorage] = {}
-    places: dict[tuple[str, str], str] = {}
+    places: dict[str, tuple[str, object]] = {}
     with ExitStack() as stack:
         for each in members:
             with _naming(f"{where}.{each.name}"):
@@ -297,9 +291,11 @@ def open_members(
                 opening = _look_at if read_only else _open
                 opened[each.name] = _limited(opening, storage_class, fields, limits.timeout_s)
                 stack.callback(opened[each.name].close)
-                same = places.setdefault((each.backend, _place(fields)), each.name)
-                if same != each.name and opened[each.name].capabilities.shared:
+                place = each.backend, place_of(fields)
+                same = next((name for name, other in places.items() if other == place), None)
+                if same is not None and opened[each.name].capabilities.shared:
                     raise ConfigError(f"this is the same store as {same!r}: name another one")
+                places[each.name] = place
         stack.pop_all()
     return opened
 
@@ -315,12 +311,6 @@ def would_create_members(where: str, members: Sequence[MemberSettings]) -> str |
             return None
         places.append(place)
     return " and ".join(places)
-
-
-def _place(fields: Mapping[str, Any]) -> str:
-    """Return what names the place of a store: the path, or the whole config."""
-    path = fields.get("path")
-    return os.path.realpath(path) if isinstance(path, str) else repr(sorted(fields.items()))
 
 
 def _limited(
@@ -368,13 +358,6 @@ def _joint(member: Member, topic: str) -> str:
     """Return what stands between a member's name and a topic of its diagnoses: `nvme/a: capacity`."""
     part = topic.partition(": ")[0].partition("/")[0]
     return "/" if part in member.storage.parts() else ": "
-
-
-def _stats(storage: HiCacheStorage) -> StorageStats:
-    try:
-        return storage.stats()
-    except HiCacheError:
-        return StorageStats()
 
 
 def _latest(times: Sequence[PageTimes]) -> PageTimes:

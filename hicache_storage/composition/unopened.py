@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
+from hicache_storage.composition.claims import STRONGEST
 from hicache_storage.errors import UnsupportedOperation
-from hicache_storage.storage import Capabilities, Durability, HiCacheStorage, Retention
+from hicache_storage.storage import HiCacheStorage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -13,20 +14,14 @@ if TYPE_CHECKING:
     from hicache_storage.errors import StorageTimeout, StorageUnavailable
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
+    from hicache_storage.storage import Capabilities
 
 
 class UnopenedStorage(HiCacheStorage):
     """A storage whose every call raises the reason why it could not be opened."""
 
-    # It has no pages, so the claims of the other stores hold.
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        retention=Retention.UNTIL_DELETED,
-        durability=Durability.POWER,
-        shared=True,
-        enumerable=True,
-        bounded=True,
-        revocable=True,
-    )
+    capabilities: ClassVar[Capabilities] = STRONGEST
+    """It has no pages, so the claims of the other stores hold."""
     usable_after_fork: ClassVar[bool] = True
 
     def __init__(self, error: StorageUnavailable | StorageTimeout) -> None:

@@ -10,7 +10,7 @@ from prometheus_client.core import (
     HistogramMetricFamily,
 )
 
-from hicache_storage.composition.parts import all_parts, split_counter
+from hicache_storage.composition.parts import all_parts, split_counter, stats_of
 from hicache_storage.errors import HiCacheError
 from hicache_storage.page_store.breaker import STATES
 from hicache_storage.page_store.call_durations import BUCKETS_S, OPERATIONS
@@ -25,7 +25,6 @@ from hicache_storage.page_store.counters import (
     pages_counter,
 )
 from hicache_storage.page_store.results import Verdict
-from hicache_storage.storage import StorageStats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
     from hicache_storage.page_store import PageStore
     from hicache_storage.page_store.call_durations import Histogram
-    from hicache_storage.storage import HiCacheStorage
+    from hicache_storage.storage import StorageStats
 
 _VERDICTS = [verdict for verdict in Verdict if verdict is not Verdict.NOT_ADMITTED]
 """The verdicts that a page store returns."""
@@ -216,22 +215,15 @@ class Families:
             parts = all_parts(store.storage)
         except HiCacheError:
             parts = {}
-        stats = _stats_of(store.storage)
+        stats = stats_of(store.storage)
         _add_content(self._storage_gauges.values(), labels, stats)
         for name, part in parts.items():
-            _add_content(self._tier_gauges.values(), [*labels, name], _stats_of(part))
+            _add_content(self._tier_gauges.values(), [*labels, name], stats_of(part))
         for name, state in stats.part_states.items():
             for each in STATES:
                 self._tier_state.add_metric([*labels, name, each], float(each == state))
         for counter, count in stats.counters.items():
             self._storage.add_metric([*labels, *split_counter(counter, parts)], count)
-
-
-def _stats_of(storage: HiCacheStorage) -> StorageStats:
-    try:
-        return storage.stats()
-    except HiCacheError:  # a closed or unreachable storage must not hide the other figures
-        return StorageStats()
 
 
 def _add_content(

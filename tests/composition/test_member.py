@@ -8,6 +8,7 @@ from composed_stores import Controlled
 from pages import blank, hash_of, page, space
 from servers import wait_until
 
+from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.composition.member import Member
 from hicache_storage.composition.settings import LimitSettings
 from hicache_storage.errors import StorageClosed, StorageTimeout, StorageUnavailable
@@ -27,7 +28,7 @@ def member(store: Controlled) -> Iterator[Member]:
     member = Member("tier 'a'", "a", store, limits)
     yield member
     store.go_on()
-    member.close()
+    member.close(Deadline(1))
 
 
 class TestBreakers:
@@ -89,7 +90,7 @@ class TestBreakers:
         with pytest.raises(StorageUnavailable):
             member.begin_exists(SPACE, [A])
         store.go_on()
-        member.close()
+        member.close(Deadline(1))
 
     def test_a_caller_may_wait_for_the_end(self, member: Member, store: Controlled) -> None:
         store.hang("exists")
@@ -176,7 +177,7 @@ class TestDoubts:
 
 
 def test_a_call_after_the_close_starts_no_thread(member: Member) -> None:
-    member.close()
+    member.close(Deadline(1))
 
     with pytest.raises(StorageClosed):
         member.begin_exists(SPACE, [A])

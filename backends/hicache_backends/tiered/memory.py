@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MOST_KEPT = 8
 _SHARES = 4
 """One call takes at most this part of the memory at once, so that calls work side by side."""
 
@@ -46,7 +45,7 @@ class CopyMemory:
         self._unawaited = ByteLimit(limit_nbytes // 2)
         self._closed = False
         self._share_nbytes = limit_nbytes // _SHARES
-        self._buffers = PageBuffers(storage, most_kept=_MOST_KEPT)
+        self._buffers = PageBuffers(storage, most_kept=_SHARES)
 
     @property
     def used_nbytes(self) -> int:

@@ -77,8 +77,10 @@ class TieredWrite:
                 member.counters.add("writeback_skipped", len(copied))
         else:
             copies = self._copies_of(move, copied, room)
-            self._copier.copy_unawaited(self._lower, copies, "writeback")
-            room.release()
+            try:
+                self._copier.copy_unawaited(self._lower, copies, "writeback")
+            finally:
+                room.release()
         self._wait(self._begin_below(move, [n for n in every if not self.stored[n]]))
 
     def doubt_the_refused(self) -> None:
@@ -105,12 +107,14 @@ class TieredWrite:
             return []
         begun: list[_Begun] = []
         copies = self._copies_of(move, copied, room)
-        for member in self._lower:
-            with noting(self.errors):
-                copy = self._copier.begin_copy(member, copies, deadline)
-                if copy is not None:
-                    begun.append(_Begun(member, [copied[n] for n in copy[0]], copy[1]))
-        room.release()
+        try:
+            for member in self._lower:
+                with noting(self.errors):
+                    copy = self._copier.begin_copy(member, copies, deadline)
+                    if copy is not None:
+                        begun.append(_Begun(member, [copied[n] for n in copy[0]], copy[1]))
+        finally:
+            room.release()
         return begun
 
     def _wait(self, begun: Sequence[_Begun]) -> None:
@@ -133,7 +137,11 @@ class TieredWrite:
         room = self._copier.memory.take(len(positions), self._space.stored_nbytes, timeout_s)
         if room is None:
             return None, positions
-        copied = copy_revocable(room.pages, [self._pages[n] for n in positions])
+        try:
+            copied = copy_revocable(room.pages, [self._pages[n] for n in positions])
+        except BaseException:
+            room.release()
+            raise
         if not all(copied):
             room.pages = list(compress(room.pages, copied))
             positions = list(compress(positions, copied))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hicache_conformance.case.case import Case
     from hicache_conformance.scenarios.attempts import Attempt
     from hicache_conformance.scenarios.composition import Composition
+    from hicache_conformance.tools.composition.members import Member
 
 _REFUSING = (Trouble.FULL, Trouble.READ_ONLY)
 _LATE = (
@@ -33,16 +34,8 @@ def a_set_is_true_only_if_a_member_stored_the_page(case: Case) -> None:
     for trouble in _REFUSING:
         for position in _POSITIONS:
             with composed(case) as one:
-                pages = one.stored()
                 member = one.members[position]
-                member.fail(trouble)
-                with note(f"member {member.name!r} {trouble.value}"):
-                    fresh = one.new_pages()
-                    refused = _judge(one, fresh, one.put(fresh))
-                    one.must_serve(pages)
-                one.mend()
-                one.must_recover(pages)
-                one.must_hide(refused, _WHY)
+                _try_to_store(one, [member], trouble, f"member {member.name!r}")
 
 
 @check("KV-603")
@@ -50,16 +43,21 @@ def full_members_take_nothing(case: Case) -> None:
     """If each member is full, sets are False and raise nothing; if each is read-only, none is True."""
     for trouble in _REFUSING:
         with composed(case) as one:
-            pages = one.stored()
-            for member in one.members:
-                member.fail(trouble)
-            with note(f"each member {trouble.value}"):
-                fresh = one.new_pages()
-                refused = _judge(one, fresh, one.put(fresh))
-                one.must_serve(pages)
-            one.mend()
-            one.must_recover(pages)
-            one.must_hide(refused, _WHY)
+            _try_to_store(one, one.members, trouble, "each member")
+
+
+def _try_to_store(one: Composition, members: Sequence[Member], trouble: Trouble, who: str) -> None:
+    """Set pages while `members` take none. Those that were refused must stay away afterwards."""
+    pages = one.stored()
+    for member in members:
+        member.fail(trouble)
+    with note(f"{who} {trouble.value}"):
+        fresh = one.new_pages()
+        refused = _judge(one, fresh, one.put(fresh))
+        one.must_serve(pages)
+    one.mend()
+    one.must_recover(pages)
+    one.must_hide(refused, _WHY)
 
 
 @check("KV-603")
