@@ -284,18 +284,21 @@ def open_members(
     """
     opened: dict[str, HiCacheStorage] = {}
     places: dict[str, tuple[str, object]] = {}
+    resolved: dict[str, tuple[type[HiCacheStorage], dict[str, Any]]] = {}
+    for each in members:  # all of them before one is opened, which may make a store
+        with _naming(f"{where}.{each.name}"):
+            resolved[each.name] = storage_class, fields = resolve(each.backend, each.config)
+            place = each.backend, place_of(fields)
+            for name, other in places.items():
+                if other == place and storage_class.capabilities.shared:
+                    raise ConfigError(f"this is the same store as {name!r}: name another one")
+            places[each.name] = place
+    opening = _look_at if read_only else _open
     with ExitStack() as stack:
-        for each in members:
-            with _naming(f"{where}.{each.name}"):
-                storage_class, fields = resolve(each.backend, each.config)
-                opening = _look_at if read_only else _open
-                opened[each.name] = _limited(opening, storage_class, fields, limits.timeout_s)
-                stack.callback(opened[each.name].close)
-                place = each.backend, place_of(fields)
-                same = next((name for name, other in places.items() if other == place), None)
-                if same is not None and opened[each.name].capabilities.shared:
-                    raise ConfigError(f"this is the same store as {same!r}: name another one")
-                places[each.name] = place
+        for name, (storage_class, fields) in resolved.items():
+            with _naming(f"{where}.{name}"):
+                opened[name] = _limited(opening, storage_class, fields, limits.timeout_s)
+                stack.callback(opened[name].close)
         stack.pop_all()
     return opened
 

@@ -170,3 +170,10 @@ def test_a_bounded_store_without_the_field_timeout_s_keeps_its_own_limit() -> No
 
     with open_storage("striped", {"stripes": members}) as storage:
         assert ["a", "b"] == list(storage.parts())
+
+
+def test_a_refused_composition_makes_no_store(tmp_path: Path) -> None:
+    members = [file_member(name, tmp_path / "kv") for name in "ab"]
+
+    assert "this is the same store as 'a'" in refusal("tiered", tiers=members)
+    assert not (tmp_path / "kv").exists()
