@@ -190,7 +190,7 @@ class TestLostData:
     def test_a_run_id_that_is_no_text_is_that_of_another_run(
         self, server: RedisServer, storage: Hf3fsStorage
     ) -> None:
-        shorten_leases(storage, 10)
+        shorten_leases(storage, 1000)
         stored(storage, range(8))
         with client_of(server) as client:
             client.hset(f"{index_of(storage)._prefix}:state", "run", b"0123\xb7")
