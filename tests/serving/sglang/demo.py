@@ -18,7 +18,7 @@ from serving.models import MEDIUM, checkpoint, prompt
 from serving.sglang.server import VERSION, SGLangServer, ours, own_file
 from serving.stores import flip_in_files
 
-PROMPTS = 3
+PROMPTS = 2
 LENGTH = 2100
 _LEAST_PAGE_NBYTES = 1 << 16
 """Smaller files describe the pages."""

@@ -19,7 +19,7 @@ from serving.stores import Store as PageStore
 from serving.stores import flip_in_files
 from serving.vllm.server import VERSION, VLLMServer, fs, ours
 
-PROMPTS = 3
+PROMPTS = 2
 LENGTH = 2100
 _CPU_NBYTES = 512 << 20
 
