@@ -6,14 +6,11 @@ import mmap
 from typing import TYPE_CHECKING
 
 from hicache_storage import native
+from hicache_storage.backend_support.revocable import states_of
 from hicache_storage.page import Page
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from hicache_storage.page import Revocable
-
-_CHUNK_NBYTES = 256 << 10
+    from collections.abc import Sequence
 
 
 def copy_pages(targets: Sequence[Page], sources: Sequence[Page]) -> None:
@@ -38,51 +35,20 @@ def copy_revocable(targets: Sequence[Page], sources: Sequence[Page]) -> list[boo
     """Copy pages of which either side may be revocable. False: the page was revoked meanwhile.
 
     A source's digest becomes that of its target, so nobody has to hash the copy.
+
+    Raises:
+        ValueError: A page and its target have different sizes. Nothing was copied.
     """
-    copied = [True] * len(targets)
-    plain: list[int] = []
-    for index, (target, source) in enumerate(zip(targets, sources, strict=True)):
-        revocable = target.revocable or source.revocable
-        if revocable is None:
-            plain.append(index)
-        else:
-            copied[index] = _copy_chunks(target, source, revocable)
-    native.copy_pages(
-        [targets[index].segments for index in plain],
-        [sources[index].segments for index in plain],
-        -1,
+    given = [
+        source if target.revocable is None else target
+        for target, source in zip(targets, sources, strict=True)
+    ]
+    verdicts = native.copy_revocable(
+        [page.segments for page in targets], [page.segments for page in sources], states_of(given)
     )
     for target, source in zip(targets, sources, strict=True):
         target.digest = source.digest if source.digest_skip == target.digest_skip else None
-    return copied
-
-
-def _copy_chunks(target: Page, source: Page, revocable: Revocable) -> bool:
-    """Copy a page in chunks. Each chunk is an access of its own."""
-    for to, chunk in _chunks(target, source):
-        if not revocable.enter():
-            return False
-        try:
-            to[:] = chunk
-        finally:
-            revocable.leave()
-    return True
-
-
-def _chunks(target: Page, source: Page) -> Iterator[tuple[memoryview, memoryview]]:
-    """Yield pairs of views of equal size, at most a chunk each."""
-    if target.nbytes != source.nbytes:
-        raise ValueError(f"a page of {target.nbytes} bytes cannot take {source.nbytes} bytes")
-    rests = iter(target.segments)
-    rest = memoryview(b"")
-    for segment in source.segments:
-        start = 0
-        while start < segment.nbytes:
-            if not rest.nbytes:
-                rest = next(rests)
-            nbytes = min(rest.nbytes, segment.nbytes - start, _CHUNK_NBYTES)
-            yield rest[:nbytes], segment[start : start + nbytes]
-            rest, start = rest[nbytes:], start + nbytes
+    return [verdict == native.HIT for verdict in verdicts]
 
 
 def private_copy(page: Page) -> Page | None:
@@ -94,4 +60,4 @@ def private_copy(page: Page) -> Page | None:
         return page
     # not closed, because the copy borrows it
     copy = Page.of_views((memoryview(mmap.mmap(-1, page.nbytes)),), page.nbytes)
-    return copy if _copy_chunks(copy, page, page.revocable) else None
+    return copy if copy_revocable([copy], [page]) == [True] else None

@@ -2,9 +2,10 @@
 
 #include <string.h>
 
+#include "revocables.h"
 #include "xxh3.h"
 
-enum { CHUNK_NBYTES = 128 << 10 }; /* small enough to hash while it is in the L2 cache */
+enum { HASHED_NBYTES = 128 << 10 }; /* small enough to hash while it is in the L2 cache */
 
 /* A position in a list of pieces. */
 typedef struct {
@@ -20,35 +21,46 @@ static size_t left_in(position *at) {
     return at->piece->iov_len - at->offset;
 }
 
-static uint64_t copy(const struct iovec *target, const struct iovec *source, size_t nbytes, size_t skip, int hashed) {
+/* Copy everything, in accesses of a chunk each unless `state` is NULL. Return 0 if the memory is revoked. */
+static int copy(uint64_t *state, const struct iovec *target, const struct iovec *source, size_t nbytes,
+                xxh3_stream *hashed, size_t skip) {
+    const size_t most = hashed ? HASHED_NBYTES : state ? CHUNK_NBYTES : SIZE_MAX;
     position to = {target, 0}, from = {source, 0};
-    xxh3_stream stream;
-    if (hashed)
-        xxh3_begin(&stream);
     while (nbytes) {
         size_t length = left_in(&to), other = left_in(&from);
         if (length > other)
             length = other;
-        if (hashed && length > CHUNK_NBYTES)
-            length = CHUNK_NBYTES;
+        if (length > most)
+            length = most;
         uint8_t *into = (uint8_t *)to.piece->iov_base + to.offset;
+        if (state && !access_begin(state))
+            return 0;
         memcpy(into, (const uint8_t *)from.piece->iov_base + from.offset, length);
+        if (state)
+            access_end(state);
         if (hashed) {
             const size_t less = skip < length ? skip : length;
             skip -= less;
-            xxh3_update(&stream, into + less, length - less);
+            xxh3_update(hashed, into + less, length - less);
         }
         to.offset += length;
         from.offset += length;
         nbytes -= length;
     }
-    return hashed ? xxh3_digest(&stream) : 0;
+    return 1;
 }
 
 void copy_pieces(const struct iovec *target, const struct iovec *source, size_t nbytes) {
-    (void)copy(target, source, nbytes, 0, 0);
+    (void)copy(NULL, target, source, nbytes, NULL, 0);
+}
+
+int copy_pieces_by(uint64_t *state, const struct iovec *target, const struct iovec *source, size_t nbytes) {
+    return copy(state, target, source, nbytes, NULL, 0);
 }
 
 uint64_t copy_hashed(const struct iovec *target, const struct iovec *source, size_t nbytes, size_t skip) {
-    return copy(target, source, nbytes, skip, 1);
+    xxh3_stream stream;
+    xxh3_begin(&stream);
+    (void)copy(NULL, target, source, nbytes, &stream, skip);
+    return xxh3_digest(&stream);
 }

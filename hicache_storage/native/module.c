@@ -19,26 +19,35 @@
 #error "compile the module with _build.py"
 #endif
 
+/* Hold the pages of a copy. Return 0, or -1 with an exception. */
+static int copies_hold(batch *targets, batch *sources, PyObject *target_pages, PyObject *source_pages) {
+    if (batch_hold(targets, target_pages, 1))
+        return -1;
+    if (batch_hold(sources, source_pages, 0)) {
+        batch_release(targets);
+        return -1;
+    }
+    int fits = targets->pages == sources->pages;
+    for (size_t page = 0; fits && page < targets->pages; page++)
+        fits = batch_nbytes(targets, page) == batch_nbytes(sources, page);
+    if (fits)
+        return 0;
+    batch_release(sources);
+    batch_release(targets);
+    PyErr_SetString(PyExc_ValueError, "targets and sources do not fit together");
+    return -1;
+}
+
 static PyObject *copy_pages(PyObject *module, PyObject *arguments) {
     (void)module;
     PyObject *target_pages, *source_pages, *result = NULL;
     Py_ssize_t skip;
-    if (!PyArg_ParseTuple(arguments, "OOn", &target_pages, &source_pages, &skip))
-        return NULL;
     batch targets, sources;
-    if (batch_hold(&targets, target_pages, 1))
+    if (!PyArg_ParseTuple(arguments, "OOn", &target_pages, &source_pages, &skip) ||
+        copies_hold(&targets, &sources, target_pages, source_pages))
         return NULL;
-    if (batch_hold(&sources, source_pages, 0)) {
-        batch_release(&targets);
-        return NULL;
-    }
-    int fits = targets.pages == sources.pages;
-    for (size_t page = 0; fits && page < targets.pages; page++)
-        fits = batch_nbytes(&targets, page) == batch_nbytes(&sources, page);
     uint64_t *values = calloc(targets.pages + 1, sizeof *values);
-    if (!fits) {
-        PyErr_SetString(PyExc_ValueError, "targets and sources do not fit together");
-    } else if (!values) {
+    if (!values) {
         PyErr_NoMemory();
     } else {
         Py_BEGIN_ALLOW_THREADS
@@ -54,6 +63,35 @@ static PyObject *copy_pages(PyObject *module, PyObject *arguments) {
         result = list_of_unsigned(values, skip < 0 ? 0 : targets.pages);
     }
     free(values);
+    batch_release(&sources);
+    batch_release(&targets);
+    return result;
+}
+
+static PyObject *copy_revocable(PyObject *module, PyObject *arguments) {
+    (void)module;
+    PyObject *target_pages, *source_pages, *given, *result = NULL;
+    batch targets, sources, states;
+    if (!PyArg_ParseTuple(arguments, "OOO", &target_pages, &source_pages, &given) ||
+        copies_hold(&targets, &sources, target_pages, source_pages))
+        return NULL;
+    int64_t *copied = calloc(targets.pages + 1, sizeof *copied);
+    if (!copied) {
+        PyErr_NoMemory();
+    } else if (!states_hold(&states, given, targets.pages)) {
+        Py_BEGIN_ALLOW_THREADS
+        for (size_t page = 0; page < targets.pages; page++) {
+            uint64_t *state = states.views && states.iov[page].iov_len ? states.iov[page].iov_base : NULL;
+            copied[page] = copy_pieces_by(state, targets.iov + targets.first[page], sources.iov + sources.first[page],
+                                          batch_nbytes(&targets, page))
+                               ? HIT
+                               : REVOKED;
+        }
+        Py_END_ALLOW_THREADS
+        result = list_of(copied, targets.pages);
+        batch_release(&states);
+    }
+    free(copied);
     batch_release(&sources);
     batch_release(&targets);
     return result;
@@ -276,6 +314,7 @@ static PyMethodDef methods[] = {
     {"check_slots", check_slots, METH_VARARGS, NULL},
     {"claim_files", claim_files, METH_VARARGS, NULL},
     {"copy_pages", copy_pages, METH_VARARGS, NULL},
+    {"copy_revocable", copy_revocable, METH_VARARGS, NULL},
     {"digests", digests, METH_VARARGS, NULL},
     {"end_access", end_access, METH_O, NULL},
     {"exchange_lines", exchange_lines, METH_VARARGS, NULL},

@@ -68,5 +68,5 @@ class TestCopyRevocable:
         target = Page(bytearray(47))
         target.revocable = AtomicRevocable()
 
-        with pytest.raises(ValueError, match="cannot take 48 bytes"):
+        with pytest.raises(ValueError, match="do not fit together"):
             copy_revocable([target], [Page(DATA)])

@@ -226,6 +226,38 @@ def test_digests_of_revoked_pages_are_none(
     assert expected == module.digests([page for page, _ in pages], states)
 
 
+@pytest.mark.parametrize("nbytes", [0, 1, CHUNK_NBYTES, NBYTES])
+def test_pages_are_copied_between_any_pieces(module: Any, nbytes: int) -> None:
+    page = content(nbytes)
+    targets = [bytearray(nbytes // 3), bytearray(0), bytearray(nbytes - nbytes // 3)]
+    plain = [bytearray(nbytes)]
+    sources = [page[: nbytes // 2], page[nbytes // 2 :]]
+
+    verdicts = module.copy_revocable(
+        [targets, plain], [sources, sources], [bytearray(8), bytearray()]
+    )
+
+    assert [HIT, HIT] == verdicts
+    assert [page, page] == [b"".join(targets), b"".join(plain)]
+
+
+def test_a_page_that_was_revoked_before_is_not_copied(module: Any) -> None:
+    pages = [[bytearray(9)], [bytearray(9)]]
+    states = [revoked(module), bytearray(8)]
+
+    assert [REVOKED, HIT] == module.copy_revocable(pages, [[content(9)]] * 2, states)
+    assert [bytes(9), content(9)] == [bytes(page) for (page,) in pages]
+    assert bytearray(8) == states[1]
+
+
+def test_pages_of_other_sizes_are_not_copied(module: Any) -> None:
+    target = bytearray(9)
+    with pytest.raises(ValueError, match="do not fit together"):
+        module.copy_revocable([[target]], [[content(8)]], [bytearray(8)])
+
+    assert not any(target)
+
+
 def test_nothing_is_read_into_revoked_memory_under_load(module: Any, tmp_path: Path) -> None:
     """Reads run in another thread, while this thread revokes the memory and then watches it."""
     path = tmp_path / "page"

@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from hicache_backends.tiered.memory import CopyMemory
-from hicache_backends.tiered.moves import Moves
+from hicache_backends.tiered.moves import moves_between
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.composition.member import noting
+from hicache_storage.composition.parts import place_of
 from hicache_storage.page_store.admission import Admission, AdmissionSettings
 
 if TYPE_CHECKING:
@@ -48,10 +49,11 @@ class Copier:
         *,
         read_only: bool,
     ) -> None:
+        places = [(each.backend, place_of(each.config)) for each in settings.tiers]
         self.timeout_s: float = settings.timeout_s
         """How long a call waits for memory, and a removal for copies under way."""
         self.memory: CopyMemory = CopyMemory(storage, settings.copy_nbytes, lower_tiers)
-        self._moves = Moves()
+        self._moves = moves_between(repr(places) if storage.capabilities.shared else None)
         self._read_only = read_only
         self._promotes = settings.promote != "never" and not read_only
         self._admission = Admission(AdmissionSettings(second_use=settings.promote == "second_use"))
@@ -64,6 +66,10 @@ class Copier:
             yield move
         finally:
             self._moves.end(move)
+
+    def settle(self, space_id: str, hashes: Sequence[str]) -> None:
+        """Wait for the copies of pages that are under way."""
+        self._moves.settle(space_id, hashes, Deadline(self.timeout_s))
 
     def removal(
         self, space_id: str, hashes: Sequence[str] | None

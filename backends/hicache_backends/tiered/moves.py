@@ -12,6 +12,9 @@ import threading
 from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from hicache_storage.backend_support.fork_local import ForkLocal
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
@@ -50,7 +53,7 @@ class Move:
 
 
 class Moves:
-    """The moves and the removals of one process. Thread-safe."""
+    """The moves and the removals of one process between the same tiers. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -98,6 +101,11 @@ class Moves:
                 self._changed.notify_all()
             return canceled
 
+    def settle(self, space_id: str, hashes: Sequence[str], deadline: Deadline) -> None:
+        """Wait until no tier is storing copies of these pages, or until the deadline."""
+        with self._changed:
+            self._settle(space_id, frozenset(hashes), deadline)
+
     @contextmanager
     def removal(
         self, space_id: str, hashes: Sequence[str] | None, deadline: Deadline
@@ -113,15 +121,19 @@ class Moves:
             self._removals.append(removal)
             for move in self._of(space_id):
                 move.cancel(wanted)
-            self._changed.wait_for(
-                lambda: not self._writing(space_id, wanted), deadline.remaining_s()
-            )
-            left = self._writing(space_id, wanted)
+            left = self._settle(space_id, wanted, deadline)
         try:
             yield left
         finally:
             with self._changed:
                 self._removals.remove(removal)
+
+    def _settle(
+        self, space_id: str, wanted: frozenset[str] | None, deadline: Deadline
+    ) -> set[str]:
+        """Wait for tiers that store pages. Return the pages that they are storing at the deadline."""
+        self._changed.wait_for(lambda: not self._writing(space_id, wanted), deadline.remaining_s())
+        return self._writing(space_id, wanted)
 
     def _writing(self, space_id: str, wanted: frozenset[str] | None) -> set[str]:
         return set[str]().union(*(move.among(wanted) for move in self._of(space_id)))
@@ -133,3 +145,23 @@ class Moves:
         move.users -= 1
         if not move.users:
             self._moves.discard(move)
+
+
+_BY_PLACES = ForkLocal(
+    lambda: (threading.Lock(), WeakValueDictionary[str, Moves]()), close=lambda _: None
+)
+
+
+def moves_between(places: str | None) -> Moves:
+    """Return the moves that every storage over the same places shares in this process.
+
+    With None, the tiers belong to one storage alone.
+    """
+    if places is None:
+        return Moves()
+    lock, found = _BY_PLACES.get()
+    with lock:
+        moves = found.get(places)
+        if moves is None:
+            moves = found[places] = Moves()
+        return moves

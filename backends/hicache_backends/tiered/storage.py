@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
-    from hicache_storage.storage import Capabilities, HiCacheStorage
+    from hicache_storage.storage import Capabilities, HiCacheStorage, PageTimes
 
 
 class TieredStorage(ComposedStorage):
@@ -200,6 +200,12 @@ class TieredStorage(ComposedStorage):
         for member in self._members:
             member.forget_space(space_id)
         return pages if known else max(removed)
+
+    def page_times(self, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
+        """Return the latest times of each page in a tier, once its copies under way have ended."""
+        self.ensure_open()
+        self._copiers.get().settle(space.id, hashes)
+        return super().page_times(space, hashes)
 
     def close(self) -> None:
         """Finish the copies under way, within `timeout_s`, and close the tiers."""

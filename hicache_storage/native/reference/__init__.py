@@ -32,6 +32,7 @@ from hicache_storage.native.reference.pieces import (
 )
 from hicache_storage.native.reference.revocables import (
     begin_access,
+    copy_revocable,
     digests,
     end_access,
     revoke_access,
@@ -54,6 +55,7 @@ __all__ = [
     "check_slots",
     "claim_files",
     "copy_pages",
+    "copy_revocable",
     "digests",
     "end_access",
     "exists_files",

@@ -39,7 +39,7 @@ def copy_pages(targets: Sequence[Pieces], sources: Sequence[Pieces], skip: int) 
     if not fits:
         raise ValueError("targets and sources do not fit together")
     for target, source in zip(targets, sources, strict=True):
-        _copy(target, source)
+        copy_pieces(target, source)
     return [digest_of(target, skip) for target in targets] if skip >= 0 else []
 
 
@@ -85,7 +85,8 @@ class RevokedError(Exception):
     """The memory was revoked, and was not touched after that."""
 
 
-def _copy(target: Pieces, source: Pieces) -> None:
+def copy_pieces(target: Pieces, source: Pieces) -> None:
+    """Fill the pieces of `target` from those of `source`, which have at least as many bytes."""
     todo = pieces_after([memoryview(piece).cast("B") for piece in source], 0)
     for piece in target:
         view = memoryview(piece).cast("B")

@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from hicache_storage.native.reference.pieces import (
+    HIT,
+    REVOKED,
     RevokedError,
+    copy_pieces,
     digest_of,
     move_all,
     nbytes_of,
@@ -98,6 +101,26 @@ def digests(pages: Sequence[Pieces], states: Sequence[bytearray] = ()) -> list[i
     ]
 
 
+def copy_revocable(
+    targets: Sequence[Pieces], sources: Sequence[Pieces], states: Sequence[bytearray]
+) -> list[int]:
+    """Copy the bytes of pages, and return a verdict on each: HIT, or REVOKED.
+
+    `states` is as for `digests`. It guards both sides of a page.
+
+    Raises:
+        ValueError: A page and its target have different sizes. Nothing was copied.
+    """
+    if list(map(nbytes_of, targets)) != list(map(nbytes_of, sources)):
+        raise ValueError("targets and sources do not fit together")
+    return [
+        _copied(target, source, state)
+        for target, source, state in zip(
+            targets, sources, states_of(states, len(targets)), strict=True
+        )
+    ]
+
+
 def states_of(states: Sequence[bytearray], count: int) -> Sequence[bytearray]:
     """Return one state for each page, empty for a page that is not revocable."""
     require(len(states) in (0, count) and all(len(state) in (0, _STATE.size) for state in states))
@@ -168,6 +191,20 @@ def _digest(page: Pieces, state: bytearray) -> int | None:
         finally:
             end_access(state)
     return hashed.intdigest()
+
+
+def _copied(target: Pieces, source: Pieces, state: bytearray) -> int:
+    rest = [memoryview(piece).cast("B") for piece in source]
+    for chunk in _chunks(target):
+        if state and not begin_access(state):
+            return REVOKED
+        try:
+            copy_pieces(chunk, rest)
+        finally:
+            if state:
+                end_access(state)
+        rest = pieces_after(rest, nbytes_of(chunk))
+    return HIT
 
 
 def _chunks(page: Pieces) -> Iterator[list[memoryview]]:

@@ -37,8 +37,7 @@ class TestFileOverRedis(StorageConformance):
             "tiers": [
                 file_member("disk", self.roots[0]),
                 {"name": "rack", "backend": "redis", "config": server},
-            ],
-            "promote": "never",  # of two handles, one may promote what the other deletes
+            ]
         }
 
     def peek(self, space: KeySpace, page_hash: str) -> bytes | None:
@@ -94,7 +93,7 @@ class TestStripesOverS3(OverS3):
         self.roots = [scratch.path / name for name in "ab"]
         stripes = {"stripes": [file_member(root.name, root) for root in self.roots]}
         nvme = {"name": "nvme", "backend": "striped", "config": stripes}
-        return {"tiers": [nvme, bucket], "promote": "never"}  # as above
+        return {"tiers": [nvme, bucket]}
 
     def peek(self, space: KeySpace, page_hash: str) -> bytes | None:
         return read_file(self.roots, space, page_hash) or super().peek(space, page_hash)

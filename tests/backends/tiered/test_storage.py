@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import pytest
 from composed_stores import Controlled, memory_member
@@ -14,8 +17,10 @@ from servers import wait_until
 
 from hicache_storage.backend_support.revocable import AtomicRevocable
 from hicache_storage.errors import StorageUnavailable
+from hicache_storage.keys import KeySpace
 from hicache_storage.page_store import PageStore
 from hicache_storage.page_store.results import Verdict
+from hicache_storage.storage import PageTimes
 
 SPACE = space()
 A, B, C = (hash_of(number) for number in range(3))
@@ -344,6 +349,26 @@ class TestWrites:
 
         assert ["set"] == [call for call in tiers.last.calls if call == "set"]
 
+    def test_the_times_of_a_page_are_those_after_its_copies(
+        self, build: Build, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tiers = build(write="back", timeout_s=10)
+        tiers.last.hang("set")
+        written_at_s = {True: 7.0, False: None}
+
+        def times(_: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
+            return [PageTimes(written_at_s[tiers.last.has(SPACE, one)]) for one in hashes]
+
+        monkeypatch.setattr(tiers.last, "page_times", times)
+        tiers.set(A)
+        with ThreadPoolExecutor() as pool:
+            asking = pool.submit(tiers.storage.page_times, SPACE, [A])
+            with pytest.raises(TimeoutError):
+                asking.result(0.1)
+            tiers.last.go_on()
+
+            assert [PageTimes(7.0)] == asking.result()
+
     def test_pages_that_change_after_a_set_do_not_change_its_copies(self, build: Build) -> None:
         tiers = build(write="back", promote="always")
         tiers.last.hang("set")
@@ -383,6 +408,36 @@ class TestRemovals:
 
         wait_until(lambda: "delete" in tiers.last.calls)
         wait_until(lambda: not tiers.last.has(SPACE, A))
+
+    def test_a_delete_reaches_the_copies_of_another_handle(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tiers = [
+            {"name": name, "backend": "file", "config": {"path": str(tmp_path / name)}}
+            for name in "ab"
+        ]
+        config = {"tiers": tiers, "write": "back", "timeout_s": DEADLINE_S}
+        with (
+            TieredStorage.from_config(config) as one,
+            TieredStorage.from_config(config) as other,
+        ):
+            one.open_space(SPACE)
+            below = one.parts()["b"]
+            begun, go_on, set_below = threading.Event(), threading.Event(), below.batch_set
+
+            def late(*arguments: Any) -> list[bool]:
+                begun.set()
+                assert go_on.wait(30)
+                return set_below(*arguments)
+
+            monkeypatch.setattr(below, "batch_set", late)
+            one.batch_set(SPACE, [A], [page(seed=0)])
+            assert begun.wait(10)
+
+            assert [False] == other.batch_delete(SPACE, [A])
+            go_on.set()
+            wait_until(lambda: [True] == other.batch_delete(SPACE, [A]))
+            assert [False] == below.batch_exists(SPACE, [A])
 
     def test_a_set_does_not_wait_until_a_hung_tier_has_undone_its_copy(self, build: Build) -> None:
         tiers = build(write="back", breaker_failures=100)
