@@ -1,8 +1,8 @@
 """What `make demo-vllm` and `make demo-sglang` show: a real engine, cold, warm, restarted, over damage.
 
 An engine's module builds a `Demo` and calls `run`. Two stores are filled with the same prompts: ours,
-and the store that comes with the engine. After a restart both give the KV back. Then one bit of every
-stored page is flipped, and both engines answer once more.
+and the store that comes with the engine. After a restart both give back the KV of one half of the
+prompts. Then one bit of every stored page is flipped, and the engine is asked the other half.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Final, Literal
 
@@ -38,6 +38,7 @@ class Demo:
     stores: dict[Store, str]
     """What the two stores are called in the table."""
     prompts: Sequence[Sequence[int]]
+    """An even number of prompts."""
     warm_up: Sequence[int]
     """A prompt that each server answers first, so that no later one pays for what is loaded lazily."""
     serve: Callable[[Store], AbstractContextManager[EngineServer]]
@@ -58,7 +59,7 @@ class Phase:
     wrong: int
     answers: int
     begins: list[int] = field(default_factory=list[int])
-    """The first tokens of the first answer."""
+    """How the last answer begins."""
 
     def row(self) -> Sequence[str]:
         """Return the cells of the table."""
@@ -106,36 +107,40 @@ class _Phases:
         demo = self._demo
         phases: list[Phase] = []
         ours, own = (demo.stores[store] for store in STORES)
+        every = range(len(demo.prompts))
+        one_half, other_half = every[: len(every) // 2], every[len(every) // 2 :]
         with self._serving(OURS) as server:
-            phases.append(self._ask(server, f"{ours}, empty: computed"))
+            phases.append(self._ask(server, f"{ours}, empty: computed", every))
             server.settle()
-            phases.append(self._ask(server, f"{ours}, warm"))
+            phases.append(self._ask(server, f"{ours}, warm", one_half))
         with self._serving(OWN) as server:
-            phases.append(self._ask(server, f"{own}, empty"))
+            phases.append(self._ask(server, f"{own}, empty", every))
             server.settle()
-        for store in STORES:
-            with self._serving(store) as server:
-                phases.append(self._ask(server, f"{demo.stores[store]}, restarted"))
-                server.settle()
+        damaged: list[Phase] = []
         for store in STORES:
             name = demo.stores[store]
-            _say(f"one bit flipped in each of {demo.damage(store):,} pages of {name}\n")
             with self._serving(store) as server:
-                phases.append(self._ask(server, f"{name}, damaged"))
-        return phases
+                phases.append(self._ask(server, f"{name}, restarted", one_half))
+                server.settle()
+                _say(f"one bit flipped in each of {demo.damage(store):,} pages of {name}\n")
+                damaged.append(self._ask(server, f"{name}, damaged", other_half))
+        return [*phases, *damaged]
 
-    def _serving(self, store: Store) -> AbstractContextManager[EngineServer]:
+    @contextmanager
+    def _serving(self, store: Store) -> Generator[EngineServer]:
         _say(f"starting {self._demo.engine} over {self._demo.stores[store]}\n")
-        return self._demo.serve(store)
-
-    def _ask(self, server: EngineServer, name: str) -> Phase:
-        if self._demo.warm_up:
+        with self._demo.serve(store) as server:
             server.ask(self._demo.warm_up)
-        answers = [server.ask(prompt) for prompt in self._demo.prompts]
+            yield server
+
+    def _ask(self, server: EngineServer, name: str, numbers: Sequence[int]) -> Phase:
+        prompts = [self._demo.prompts[number] for number in numbers]
+        answers = [server.ask(prompt) for prompt in prompts]
         for answer in answers:
             if answer.failed:
                 raise RuntimeError(f"{name}: {answer.error}; the log: {server.log}")
         self._references = self._references or answers
+        references = [self._references[number] for number in numbers]
         first_token_s = statistics.median(answer.first_token_s for answer in answers)
         cold_s = statistics.median(answer.first_token_s for answer in self._references)
         phase = Phase(
@@ -143,10 +148,10 @@ class _Phases:
             first_token_s=first_token_s,
             of_cold=first_token_s / cold_s,
             cached_tokens=sum(answer.cached_tokens for answer in answers),
-            prompt_tokens=sum(len(prompt) for prompt in self._demo.prompts),
-            wrong=compare(answers, self._references).different,
+            prompt_tokens=sum(map(len, prompts)),
+            wrong=compare(answers, references).different,
             answers=len(answers),
-            begins=answers[0].tokens[:_ENDS],
+            begins=answers[-1].tokens[:_ENDS],
         )
         _say(f"  {name}: first token after {phase.first_token_s:.2f} s\n")
         return phase

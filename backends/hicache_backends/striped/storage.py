@@ -66,8 +66,8 @@ class StripedStorage(ComposedStorage):
         def begin(member: Member, own: Sequence[int]) -> PendingCall[list[bool]]:
             return member.begin_exists(space, [hashes[n] for n in own])
 
-        def ask(member: Member) -> list[bool]:
-            return member.exists(space, hashes)
+        def ask(member: Member, own: Sequence[int]) -> list[bool]:
+            return member.exists(space, [hashes[n] for n in own])
 
         return self._spread(hashes, begin, ask)
 
@@ -77,8 +77,8 @@ class StripedStorage(ComposedStorage):
         def begin(member: Member, own: Sequence[int]) -> PendingCall[list[bool]]:
             return member.begin_get(space, [hashes[n] for n in own], [pages[n] for n in own])
 
-        def ask(member: Member) -> list[bool]:
-            return member.get(space, hashes, pages)
+        def ask(member: Member, own: Sequence[int]) -> list[bool]:
+            return member.get(space, [hashes[n] for n in own], [pages[n] for n in own])
 
         return self._spread(hashes, begin, ask, pages)
 
@@ -88,8 +88,8 @@ class StripedStorage(ComposedStorage):
         def begin(member: Member, own: Sequence[int]) -> PendingCall[list[bool]]:
             return member.begin_set(space, [hashes[n] for n in own], [pages[n] for n in own])
 
-        def ask(member: Member) -> list[bool]:
-            return member.set(space, hashes, pages)
+        def ask(member: Member, own: Sequence[int]) -> list[bool]:
+            return member.set(space, [hashes[n] for n in own], [pages[n] for n in own])
 
         def doubt(member: Member, own: Sequence[int], write: Future[list[bool]] | None) -> None:
             member.doubt(space, [hashes[n] for n in own], write)
@@ -100,8 +100,8 @@ class StripedStorage(ComposedStorage):
         def begin(member: Member, own: Sequence[int]) -> PendingCall[list[bool]]:
             return member.begin_delete(space, [hashes[n] for n in own])
 
-        def ask(member: Member) -> list[bool]:
-            return member.delete(space, hashes)
+        def ask(member: Member, own: Sequence[int]) -> list[bool]:
+            return member.delete(space, [hashes[n] for n in own])
 
         return self._spread(hashes, begin, ask)
 
@@ -147,11 +147,13 @@ class StripedStorage(ComposedStorage):
         self,
         hashes: Sequence[str],
         begin: Callable[[Member, Sequence[int]], PendingCall[list[bool]]],
-        ask: Callable[[Member], list[bool]],
+        ask: Callable[[Member, Sequence[int]], list[bool]],
         pages: Sequence[Page] = (),
         doubt: Callable[[Member, Sequence[int], Future[list[bool]] | None], None] | None = None,
     ) -> list[bool]:
         """Ask the stripe of each page, all at the same time. Return the answers in order.
+
+        A stripe that cannot be left behind is asked in this thread, because the call waits for it anyway.
 
         Raises:
             Exception: No stripe answered. It is the first one's error.
@@ -161,21 +163,31 @@ class StripedStorage(ComposedStorage):
         errors: list[Exception] = []
         answers = [False] * len(hashes)
         if len(split) == 1:
-            return ask(self._members[next(iter(split))])
+            ((index, own),) = split.items()
+            return ask(self._members[index], own)
         may_leave = all(page.revocable is not None for page in pages)
-        calls: list[tuple[Member, list[int], PendingCall[list[bool]]]] = []
+
+        def can_leave(member: Member) -> bool:
+            return not pages or (may_leave and member.storage.capabilities.revocable)
+
+        held = next((index for index in split if not can_leave(self._members[index])), None)
+        calls: list[tuple[Member, list[int], PendingCall[list[bool]] | None]] = []
         for index, own in split.items():
-            with noting(errors):
-                member = self._members[index]
-                calls.append((member, own, begin(member, own)))
+            if index != held:
+                with noting(errors):
+                    member = self._members[index]
+                    calls.append((member, own, begin(member, own)))
+        if held is not None:
+            calls.insert(0, (self._members[held], split[held], None))
         for member, own, call in calls:
             with noting(errors):
-                can_leave = not pages or (may_leave and member.storage.capabilities.revocable)
                 try:
-                    found = call.result(may_leave=can_leave)
+                    found = (
+                        call.result(may_leave=can_leave(member)) if call else ask(member, own)
+                    )
                 except BaseException:
                     if doubt is not None:
-                        doubt(member, own, call.future)
+                        doubt(member, own, call.future if call else None)
                     raise
                 for n, answer in zip(own, found, strict=True):
                     answers[n] = answer

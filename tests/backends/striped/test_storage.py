@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from composed_stores import Controlled, memory_member
@@ -128,6 +130,24 @@ def test_stripes_work_at_the_same_time(build: Build) -> None:
             store.go_on()
 
     assert [True] * 64 == asking.result()
+
+
+def test_one_stripe_is_asked_in_the_thread_that_waits_for_it(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stripes = build("abc")
+    asked_in: list[int] = []
+    for store in stripes.stores.values():
+
+        def get(*arguments: Any, real: Any = store.batch_get) -> list[bool]:
+            asked_in.append(threading.get_ident())
+            return real(*arguments)
+
+        monkeypatch.setattr(store, "batch_get", get)
+    stripes.set()
+
+    assert [True] * 64 == stripes.get()
+    assert (3, 1) == (len(asked_in), asked_in.count(threading.get_ident()))
 
 
 def test_nothing_is_cleared_while_a_write_that_was_given_up_runs(build: Build) -> None:

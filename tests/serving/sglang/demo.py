@@ -1,8 +1,8 @@
 """The demo of SGLang: `make demo-sglang`.
 
 SGLang's server answers long prompts with a model of random weights. It is ended and started again over
-our `file` store and over SGLang's own `file` backend, and then once more after one bit of every page was
-flipped.
+our `file` store and over SGLang's own `file` backend. Then it is asked what it has not loaded yet, after
+one bit of every page was flipped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from serving.models import MEDIUM, checkpoint, prompt
 from serving.sglang.server import VERSION, SGLangServer, ours, own_file
 from serving.stores import flip_in_files
 
-PROMPTS = 2
+PROMPTS = 6
 LENGTH = 2100
 _LEAST_PAGE_NBYTES = 1 << 16
 """Smaller files describe the pages."""

@@ -1,7 +1,8 @@
 """The demo of vLLM: `make demo-vllm`.
 
 `vllm serve` answers long prompts with a model of random weights. It is ended and started again over our
-`file` store and over vLLM's own `fs` tier, and then once more after one bit of every page was flipped.
+`file` store and over vLLM's own `fs` tier. Then it is asked what it has not loaded yet, after one bit of
+every page was flipped.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from serving.stores import Store as PageStore
 from serving.stores import flip_in_files
 from serving.vllm.server import VERSION, VLLMServer, fs, ours
 
-PROMPTS = 2
-LENGTH = 2100
+PROMPTS = 6
+LENGTH = 1500
 _CPU_NBYTES = 512 << 20
 
 
