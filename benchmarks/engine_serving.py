@@ -42,6 +42,8 @@ MEDIUM = Model("medium", seed=3, layers=6, hidden=512, heads=8, kv_heads=4, inne
 """12 KiB of KV a token."""
 LENGTH = 1025
 """The tokens of a prompt: whole pages, and the last token, which an engine computes in any case."""
+CPU_NBYTES = 256 << 20
+"""vLLM's CPU tier. It must have room for all prompts that are loaded at once: otherwise vLLM computes them."""
 NO_STORE, NOISE = "no store", "no store, again"
 KINDS = ("hits", "misses")
 MEASURES = ("first token", "prompts/s", "token after token")
@@ -80,8 +82,11 @@ def _of_vllm(place: Path, stores: dict[str, Store]) -> dict[str, Callable[[], En
     configs = {
         NO_STORE: None,
         NOISE: None,
-        "vLLM's fs": vllm.fs(place / "fs"),
-        **{f"our {name}": vllm.ours(name, store.config) for name, store in stores.items()},
+        "vLLM's fs": vllm.fs(place / "fs", CPU_NBYTES),
+        **{
+            f"our {name}": vllm.ours(name, store.config, CPU_NBYTES)
+            for name, store in stores.items()
+        },
     }
 
     def make(name: str) -> EngineServer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.composition.claims import STRONGEST, weakest
@@ -54,12 +54,23 @@ class ComposedStorage(HiCacheStorage):
 
     capabilities: ClassVar[Capabilities] = STRONGEST
     """The widest claims. An instance claims what its members allow."""
+    backend: ClassVar[str]
+    settings_class: ClassVar[type[LimitSettings]]
+    field: ClassVar[str]
+    """The field of the config with the members."""
     kind: ClassVar[str]
-    """What a member is called in messages: `tier`, `stripe`."""
+    """What a member is called in messages."""
 
-    def __init__(self, members: Mapping[str, HiCacheStorage], limits: LimitSettings) -> None:
+    def __init__(
+        self,
+        members: Mapping[str, HiCacheStorage],
+        limits: LimitSettings,
+        *,
+        read_only: bool,
+    ) -> None:
         """Take over open storages by name, in order."""
         self._limits = limits
+        self._read_only = read_only
         self._members = [
             Member(f"{self.kind} {name!r}", name, storage, limits)
             for name, storage in members.items()
@@ -70,6 +81,38 @@ class ComposedStorage(HiCacheStorage):
         vars(self)["usable_after_fork"] = all(
             member.storage.usable_after_fork for member in self._members
         )
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        return cls._open(config, read_only=False)
+
+    @classmethod
+    def open_read_only(cls, config: Mapping[str, Any]) -> Self:
+        return cls._open(config, read_only=True)
+
+    @classmethod
+    def _open(cls, config: Mapping[str, Any], *, read_only: bool) -> Self:
+        settings = cls.settings_class.parse(cls.backend, config)
+        members = open_members(
+            f"{cls.backend}: {cls.field}", getattr(settings, cls.field), settings, read_only=read_only
+        )
+        return cls(members, settings, read_only=read_only)
+
+    @classmethod
+    def would_create(cls, config: Mapping[str, Any]) -> str | None:
+        """Return the places where the members would create new, empty stores, or None if one exists."""
+        members: Sequence[MemberSettings] = getattr(
+            cls.settings_class.parse(cls.backend, config), cls.field
+        )
+        places: list[str] = []
+        for each in members:
+            with _naming(f"{cls.backend}: {cls.field}.{each.name}"):
+                storage_class, fields = resolve(each.backend, each.config)
+                place = storage_class.would_create(fields)
+            if place is None:
+                return None
+            places.append(place)
+        return " and ".join(places)
 
     @staticmethod
     def _claims(members: Sequence[Capabilities]) -> Capabilities:
@@ -301,19 +344,6 @@ def open_members(
                 stack.callback(opened[name].close)
         stack.pop_all()
     return opened
-
-
-def would_create_members(where: str, members: Sequence[MemberSettings]) -> str | None:
-    """Return the places where the members would create new, empty stores, or None if one exists."""
-    places: list[str] = []
-    for each in members:
-        with _naming(f"{where}.{each.name}"):
-            storage_class, fields = resolve(each.backend, each.config)
-            place = storage_class.would_create(fields)
-        if place is None:
-            return None
-        places.append(place)
-    return " and ".join(places)
 
 
 def _limited(

@@ -76,21 +76,20 @@ static PyObject *copy_revocable(PyObject *module, PyObject *arguments) {
         copies_hold(&targets, &sources, target_pages, source_pages))
         return NULL;
     int64_t *copied = calloc(targets.pages + 1, sizeof *copied);
+    const int fits = !states_hold(&states, given, targets.pages);
     if (!copied) {
         PyErr_NoMemory();
-    } else if (!states_hold(&states, given, targets.pages)) {
+    } else if (fits) {
         Py_BEGIN_ALLOW_THREADS
         for (size_t page = 0; page < targets.pages; page++) {
             uint64_t *state = states.views && states.iov[page].iov_len ? states.iov[page].iov_base : NULL;
-            copied[page] = copy_pieces_by(state, targets.iov + targets.first[page], sources.iov + sources.first[page],
-                                          batch_nbytes(&targets, page))
-                               ? HIT
-                               : REVOKED;
+            const struct iovec *into = targets.iov + targets.first[page], *from = sources.iov + sources.first[page];
+            copied[page] = copy_pieces_by(state, into, from, batch_nbytes(&targets, page)) ? HIT : REVOKED;
         }
         Py_END_ALLOW_THREADS
         result = list_of(copied, targets.pages);
-        batch_release(&states);
     }
+    batch_release(&states);
     free(copied);
     batch_release(&sources);
     batch_release(&targets);

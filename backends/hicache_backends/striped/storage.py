@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 from hicache_backends.striped.placement import Placement
 from hicache_backends.striped.settings import StripedSettings
 from hicache_storage.composition.member import noting
-from hicache_storage.composition.storage import (
-    ComposedStorage,
-    open_members,
-    would_create_members,
-)
+from hicache_storage.composition.storage import ComposedStorage
 from hicache_storage.errors import StorageTimeout
 from hicache_storage.storage import PageTimes
 
@@ -32,33 +28,22 @@ class StripedStorage(ComposedStorage):
     behind, because stripe and pages are revocable. Otherwise it waits until the stripe's own limit.
     """
 
-    kind = "stripe"
+    backend = "striped"
+    settings_class = StripedSettings
+    field, kind = "stripes", "stripe"
 
-    def __init__(self, stripes: Mapping[str, HiCacheStorage], settings: StripedSettings) -> None:
+    def __init__(
+        self,
+        stripes: Mapping[str, HiCacheStorage],
+        settings: StripedSettings,
+        *,
+        read_only: bool = False,
+    ) -> None:
         """Take over open storages by name."""
-        super().__init__(stripes, settings)
+        super().__init__(stripes, settings, read_only=read_only)
         if settings.allows_longer_calls(settings.stripes):
             self.narrow(bounded=False)
         self._placement = Placement(settings.shares())
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        return cls._open(config, read_only=False)
-
-    @classmethod
-    def open_read_only(cls, config: Mapping[str, Any]) -> Self:
-        return cls._open(config, read_only=True)
-
-    @classmethod
-    def _open(cls, config: Mapping[str, Any], *, read_only: bool) -> Self:
-        settings = StripedSettings.parse("striped", config)
-        stripes = open_members("striped: stripes", settings.stripes, settings, read_only=read_only)
-        return cls(stripes, settings)
-
-    @classmethod
-    def would_create(cls, config: Mapping[str, Any]) -> str | None:
-        settings = StripedSettings.parse("striped", config)
-        return would_create_members("striped: stripes", settings.stripes)
 
     # --- pages -----------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from itertools import compress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 from hicache_backends.tiered.copier import Copier
 from hicache_backends.tiered.read import TieredRead
@@ -14,11 +14,7 @@ from hicache_backends.tiered.write import TieredWrite
 from hicache_storage.backend_support.fork_local import ForkLocal
 from hicache_storage.composition.claims import weakest
 from hicache_storage.composition.member import noting
-from hicache_storage.composition.storage import (
-    ComposedStorage,
-    open_members,
-    would_create_members,
-)
+from hicache_storage.composition.storage import ComposedStorage
 from hicache_storage.errors import StorageTimeout, UnsupportedOperation
 
 if TYPE_CHECKING:
@@ -36,7 +32,9 @@ class TieredStorage(ComposedStorage):
     called on threads and get copies, so a call can leave them behind at their deadline.
     """
 
-    kind = "tier"
+    backend = "tiered"
+    settings_class = TieredSettings
+    field, kind = "tiers", "tier"
 
     def __init__(
         self,
@@ -46,30 +44,10 @@ class TieredStorage(ComposedStorage):
         read_only: bool = False,
     ) -> None:
         """Take over open storages by name, the fastest first."""
-        super().__init__(tiers, settings)
+        super().__init__(tiers, settings, read_only=read_only)
         self._settings = settings
-        self._read_only = read_only
         self._first, *self._lower = self._members
         self._copiers = ForkLocal(self._new_copier, close=Copier.close)
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        return cls._open(config, read_only=False)
-
-    @classmethod
-    def open_read_only(cls, config: Mapping[str, Any]) -> Self:
-        return cls._open(config, read_only=True)
-
-    @classmethod
-    def _open(cls, config: Mapping[str, Any], *, read_only: bool) -> Self:
-        settings = TieredSettings.parse("tiered", config)
-        tiers = open_members("tiered: tiers", settings.tiers, settings, read_only=read_only)
-        return cls(tiers, settings, read_only=read_only)
-
-    @classmethod
-    def would_create(cls, config: Mapping[str, Any]) -> str | None:
-        settings = TieredSettings.parse("tiered", config)
-        return would_create_members("tiered: tiers", settings.tiers)
 
     @staticmethod
     def _claims(members: Sequence[Capabilities]) -> Capabilities:
