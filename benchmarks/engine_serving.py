@@ -43,7 +43,7 @@ MEDIUM = Model("medium", seed=3, layers=6, hidden=512, heads=8, kv_heads=4, inne
 LENGTH = 1025
 """The tokens of a prompt: whole pages, and the last token, which an engine computes in any case."""
 CPU_NBYTES = 256 << 20
-"""vLLM's CPU tier. It must have room for all prompts that are loaded at once: otherwise vLLM computes them."""
+"""vLLM's CPU tier. Without room for all prompts that are loaded at once, vLLM computes them."""
 NO_STORE, NOISE = "no store", "no store, again"
 KINDS = ("hits", "misses")
 MEASURES = ("first token", "prompts/s", "token after token")

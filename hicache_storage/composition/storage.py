@@ -94,7 +94,10 @@ class ComposedStorage(HiCacheStorage):
     def _open(cls, config: Mapping[str, Any], *, read_only: bool) -> Self:
         settings = cls.settings_class.parse(cls.backend, config)
         members = open_members(
-            f"{cls.backend}: {cls.field}", getattr(settings, cls.field), settings, read_only=read_only
+            f"{cls.backend}: {cls.field}",
+            getattr(settings, cls.field),
+            settings,
+            read_only=read_only,
         )
         return cls(members, settings, read_only=read_only)
 

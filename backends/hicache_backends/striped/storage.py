@@ -138,7 +138,7 @@ class StripedStorage(ComposedStorage):
     ) -> list[bool]:
         """Ask the stripe of each page, all at the same time. Return the answers in order.
 
-        A stripe that cannot be left behind is asked in this thread, because the call waits for it anyway.
+        One that cannot be left behind is asked in this thread, because the call waits for it anyway.
 
         Raises:
             Exception: No stripe answered. It is the first one's error.
@@ -167,9 +167,7 @@ class StripedStorage(ComposedStorage):
         for member, own, call in calls:
             with noting(errors):
                 try:
-                    found = (
-                        call.result(may_leave=can_leave(member)) if call else ask(member, own)
-                    )
+                    found = call.result(may_leave=can_leave(member)) if call else ask(member, own)
                 except BaseException:
                     if doubt is not None:
                         doubt(member, own, call.future if call else None)

@@ -128,9 +128,7 @@ class Moves:
             with self._changed:
                 self._removals.remove(removal)
 
-    def _settle(
-        self, space_id: str, wanted: frozenset[str] | None, deadline: Deadline
-    ) -> set[str]:
+    def _settle(self, space_id: str, wanted: frozenset[str] | None, deadline: Deadline) -> set[str]:
         """Wait for tiers that store pages. Return the pages that they are storing at the deadline."""
         self._changed.wait_for(lambda: not self._writing(space_id, wanted), deadline.remaining_s())
         return self._writing(space_id, wanted)

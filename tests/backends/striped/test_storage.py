@@ -141,7 +141,8 @@ def test_one_stripe_is_asked_in_the_thread_that_waits_for_it(
 
         def get(*arguments: Any, real: Any = store.batch_get) -> list[bool]:
             asked_in.append(threading.get_ident())
-            return real(*arguments)
+            found: list[bool] = real(*arguments)
+            return found
 
         monkeypatch.setattr(store, "batch_get", get)
     stripes.set()

@@ -357,7 +357,9 @@ class TestWrites:
         written_at_s = {True: 7.0, False: None}
 
         def times(_: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
-            return [PageTimes(written_at_s[tiers.last.has(SPACE, one)]) for one in hashes]
+            return [
+                PageTimes(written_at_s=written_at_s[tiers.last.has(SPACE, one)]) for one in hashes
+            ]
 
         monkeypatch.setattr(tiers.last, "page_times", times)
         tiers.set(A)
@@ -367,7 +369,7 @@ class TestWrites:
                 asking.result(0.1)
             tiers.last.go_on()
 
-            assert [PageTimes(7.0)] == asking.result()
+            assert [PageTimes(written_at_s=7.0)] == asking.result()
 
     def test_pages_that_change_after_a_set_do_not_change_its_copies(self, build: Build) -> None:
         tiers = build(write="back", promote="always")
