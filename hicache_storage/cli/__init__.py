@@ -17,6 +17,7 @@ from hicache_storage.cli import (
     backends,
     bench,
     copy,
+    diff,
     doctor,
     explain,
     gc,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 _HICACHE = Program(
     name="hicache",
     description="KV-cache storage for LLM servers.",
-    verbs=(backends, plan, replay, ls, inspect, verify, gc, copy, bench, doctor, explain),
+    verbs=(backends, plan, replay, ls, inspect, verify, gc, copy, diff, bench, doctor, explain),
 )
 
 

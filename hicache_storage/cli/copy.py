@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hicache_storage import config
 from hicache_storage.cli.printing import print_json, write_line
 from hicache_storage.cli.progress import meter
 from hicache_storage.cli.selection_flags import add_selection_arguments, selection_of
 from hicache_storage.cli.sizes import counted, format_nbytes, size
 from hicache_storage.cli.stores import (
     add_store_arguments,
+    add_target_arguments,
     add_tier_argument,
-    config_file_choice,
-    is_same_store,
     open_listed_store,
     open_to_change,
-    store_choice,
+    source_and_target,
 )
-from hicache_storage.errors import ConfigError
 
 if TYPE_CHECKING:
     import argparse
@@ -35,12 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     add_store_arguments(parser)
     add_tier_argument(parser)
-    group = parser.add_argument_group("target")
-    add = group.add_argument
-    add("--to-backend", metavar="NAME", help="the backend of the target")
-    add("--to-extra-config", metavar="JSON|@FILE", help="its config, in the form of the source's")
-    add("--to-config", metavar="FILE", help="a file that holds both, instead of these flags")
-    add_tier_argument(group, flag="--to-tier")
+    add_target_arguments(parser)
     add_selection_arguments(parser)
     add = parser.add_argument
     add(
@@ -54,9 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the figures. Return 0 if the target has every page of the source, otherwise 1."""
-    choice, target_choice = store_choice(arguments), _target_choice(arguments)
-    if is_same_store(choice, target_choice) and arguments.tier == arguments.to_tier:
-        raise ConfigError("copy: source and target are the same store: name another target")
+    choice, target_choice = source_and_target(arguments, "copy")
     from hicache_storage.cli.operations.copying import Copied, copy  # noqa: PLC0415 - wrong flags fail fast
     from hicache_storage.cli.operations.rate_limit import RateLimit  # noqa: PLC0415
 
@@ -83,19 +73,6 @@ def _print(document: dict[str, Any] | None, result: Copied) -> None:
         return
     for line in _lines(result):
         write_line(line)
-
-
-def _target_choice(arguments: argparse.Namespace) -> config.StorageChoice:
-    backend, extra_config = arguments.to_backend, arguments.to_extra_config
-    if arguments.to_config is not None:
-        if backend is not None or extra_config is not None:
-            raise ConfigError(
-                "--to-config names the target already: leave out --to-backend and --to-extra-config"
-            )
-        return config_file_choice(arguments.to_config, "--to-config")
-    if backend is None:
-        raise ConfigError("copy: --to-backend or --to-config is required")
-    return config.StorageChoice(backend=backend, config=config.load_extra_config(extra_config))
 
 
 def _lines(result: Copied) -> Iterator[str]:

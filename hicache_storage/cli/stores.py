@@ -66,6 +66,43 @@ def add_tier_argument(group: Any, *, flag: str = "--tier") -> None:
     )
 
 
+def add_target_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that choose a second store."""
+    group = parser.add_argument_group("target")
+    add = group.add_argument
+    add("--to-backend", metavar="NAME", help="the backend of the target")
+    add("--to-extra-config", metavar="JSON|@FILE", help="its config, in the form of the source's")
+    add("--to-config", metavar="FILE", help="a file that holds both, instead of these flags")
+    add_tier_argument(group, flag="--to-tier")
+
+
+def source_and_target(
+    arguments: argparse.Namespace, verb: str
+) -> tuple[config.StorageChoice, config.StorageChoice]:
+    """Return the choices made by the flags of `add_store_arguments` and `add_target_arguments`.
+
+    Raises:
+        ConfigError: One of them is missing or wrong, or both are the same store.
+    """
+    source, target = store_choice(arguments), _target_choice(arguments, verb)
+    if is_same_store(source, target) and arguments.tier == arguments.to_tier:
+        raise ConfigError(f"{verb}: source and target are the same store: name another target")
+    return source, target
+
+
+def _target_choice(arguments: argparse.Namespace, verb: str) -> config.StorageChoice:
+    backend, extra_config = arguments.to_backend, arguments.to_extra_config
+    if arguments.to_config is not None:
+        if backend is not None or extra_config is not None:
+            raise ConfigError(
+                "--to-config names the target already: leave out --to-backend and --to-extra-config"
+            )
+        return config_file_choice(arguments.to_config, "--to-config")
+    if backend is None:
+        raise ConfigError(f"{verb}: --to-backend or --to-config is required")
+    return config.StorageChoice(backend=backend, config=config.load_extra_config(extra_config))
+
+
 def store_choice(arguments: argparse.Namespace) -> config.StorageChoice:
     """Return the choice made by the flags of `add_store_arguments`.
 
@@ -120,15 +157,17 @@ def open_existing_store(choice: config.StorageChoice) -> HiCacheStorage:
 
 
 def open_listed_store(
-    choice: config.StorageChoice, verb: str, tier: str | None = None
+    choice: config.StorageChoice, verb: str, tier: str | None = None, *, flag: str = "--tier"
 ) -> HiCacheStorage:
     """Open the chosen store, or one tier of it, for a verb that reads its list of pages.
+
+    `flag` is the flag that names the tier.
 
     Raises:
         ConfigError: The store has no such tier.
         UnsupportedOperation: The store cannot list its pages. The message says why the verb cannot work.
     """
-    storage = _tier_of(open_existing_store(choice), tier, "--tier")
+    storage = _tier_of(open_existing_store(choice), tier, flag)
     if not storage.capabilities.enumerable:
         storage.close()
         raise UnsupportedOperation(

@@ -36,7 +36,7 @@ _HEAVY = {"numpy", "torch", "pydantic", "rich", "yaml", "xxhash", "hicache_backe
     [
         ["--help"],
         *([verb, "--help"] for verb in ("replay", "backends", "ls", "inspect", "verify", "gc")),
-        *([verb, "--help"] for verb in ("copy", "doctor", "bench", "explain")),
+        *([verb, "--help"] for verb in ("copy", "diff", "doctor", "bench", "explain")),
     ],
 )
 def test_help_imports_nothing_heavy(argv: list[str]) -> None:
@@ -276,6 +276,8 @@ def test_a_command_of_the_page_runs(
     monkeypatch.chdir(tmp_path)
     Path("engine.yaml").write_text(CONFIG)
     Path("backup.yaml").write_text(CONFIG.replace('"pages"', '"backup"'))
+    if "backup.yaml" in command and "diff" in command:
+        CliStore("file", {"path": "backup"}).fill(range(3), space())
     store = CliStore("file", {"path": "pages"})
     key_space = store.fill(range(12), space())
     store.fill(range(2), space(model="old-model"))
@@ -292,7 +294,8 @@ def test_a_command_of_the_page_runs(
         assert main(argv) in (0, 1)
     else:
         shows_what_would_go = argv[0] == "gc" and "--yes" not in argv
-        assert main(argv) == shows_what_would_go
+        differs = argv[0] == "diff" and "backup.yaml" in argv
+        assert main(argv) == (shows_what_would_go or differs)
 
 
 def make_composed_stores() -> None:

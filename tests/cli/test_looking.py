@@ -78,6 +78,12 @@ VERBS: dict[str, list[str]] = {
     "gc_empty": ["gc", "--empty"],
     "gc_unreadable": ["gc", "--unreadable"],
     "copy": ["copy", "--to-backend", "memory"],
+    "diff": ["diff", "--to-backend", "memory"],
+    "diff_verify": ["diff", "--verify", "--to-backend", "memory"],
+}
+TARGET_VERBS: dict[str, list[str]] = {
+    "diff": ["diff"],
+    "diff_verify": ["diff", "--verify"],
 }
 DOCTOR = ["doctor", "--page-bytes", "4KiB", "--pages", "4"]
 
@@ -181,7 +187,13 @@ def test_a_user_without_rights_can_look(
     space_id = _filled(place)
     for path in directory.glob("*.key"):
         path.chmod(0o444)
-    expected = {"gc_model": {1}, "gc_unreadable": {0}, "gc_age": {0, 1, 2}}
+    expected = {
+        "gc_model": {1},
+        "gc_unreadable": {0},
+        "gc_age": {0, 1, 2},
+        "diff": {1},
+        "diff_verify": {1},
+    }
 
     with _user_without_rights(place.root or directory):
         code = _runs_without_a_change(place, place.store, VERBS[verb], space_id)
@@ -201,7 +213,8 @@ def test_a_store_on_a_read_only_mount_can_be_looked_at(
         store = CliStore("file", {"path": str(mount)})
         code = _runs_without_a_change(place, store, VERBS.get(verb, DOCTOR), space_id)
 
-    assert code == {"gc_model": 1, "gc_age": 2, "doctor": 1}.get(verb, 0)
+    expected = {"gc_model": 1, "gc_age": 2, "doctor": 1, "diff": 1, "diff_verify": 1}
+    assert code == expected.get(verb, 0)
 
 
 @pytest.mark.parametrize("verb", [*VERBS, "doctor"])
@@ -222,6 +235,23 @@ def test_files_of_strangers_stay(
     main([*argv, *place.store.flags])
 
     assert {"all happy families"} == {path.read_text() for path in strange}
+
+
+@pytest.mark.parametrize("verb", TARGET_VERBS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_target_that_is_only_looked_at_stays_as_it_was(
+    backend: str, verb: str, request: pytest.FixtureRequest, directory: Path
+) -> None:
+    place = _place(backend, request, directory)
+    _filled(place)
+    source = CliStore("file", {"path": str(directory / "source")})
+    source.fill(range(PAGES + 5))
+
+    before = place.seen()
+    code = main([*TARGET_VERBS[verb], *source.flags, *place.store.target_flags])
+
+    assert code in (0, 1)
+    assert before == place.seen()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -70,17 +70,23 @@ class SpaceSelection:
     pool: str | None = None
 
     def of(self, storage: HiCacheStorage) -> Selected:
-        """Return the selected key spaces of a store. There may be none.
+        """Return the selected key spaces of a store. `among` says what it raises."""
+        return self.among(storage.spaces(), storage.unreadable_spaces())
+
+    def among(
+        self, spaces: Iterable[KeySpace], unreadable_spaces: Iterable[UnreadableSpace]
+    ) -> Selected:
+        """Return the selected ones of some key spaces. There may be none.
 
         Raises:
             ConfigError: An id matches no key space, or several. Or the store lists its key spaces,
                 but none of them has these fields.
         """
         known = sorted(
-            storage.spaces(),
+            spaces,
             key=lambda one: (one.model, one.revision, one.tenant, one.pool, one.id),
         )
-        unreadable = [*storage.unreadable_spaces()]
+        unreadable = [*unreadable_spaces]
         if self.ids:
             all_ids = [*(one.id for one in known), *(one.space_id for one in unreadable)]
             where = "`hicache ls` lists their ids"

@@ -116,15 +116,28 @@ def verify(
     began_s = time.monotonic()
     try:
         for space in spaces:
-            result.add(space, [fault_proof(fault) for fault in storage.faults(space)])
-            with closing(_proofs(storage, space, share, chance)) as parts:
-                for proofs in parts:
-                    meter.advance(len(proofs), len(proofs) * space.stored_nbytes)
-                    result.add(space, proofs)
+            verify_space(storage, space, meter, result, share=share, chance=chance)
         result.is_done = True
     finally:
         result.elapsed_s = time.monotonic() - began_s
     return result
+
+
+def verify_space(
+    storage: HiCacheStorage,
+    space: KeySpace,
+    meter: Meter,
+    result: Verification,
+    *,
+    share: float = 1.0,
+    chance: Callable[[], float] = random.random,
+) -> None:
+    """Read and verify pages of one key space. Add them to `result`."""
+    result.add(space, [fault_proof(fault) for fault in storage.faults(space)])
+    with closing(_proofs(storage, space, share, chance)) as parts:
+        for proofs in parts:
+            meter.advance(len(proofs), len(proofs) * space.stored_nbytes)
+            result.add(space, proofs)
 
 
 def delete_wrong(look: HiCacheStorage, storage: HiCacheStorage, findings: Sequence[Finding]) -> int:
