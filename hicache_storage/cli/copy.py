@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hicache_storage.cli.printing import print_json, write_line
 from hicache_storage.cli.progress import meter
@@ -12,16 +12,20 @@ from hicache_storage.cli.stores import (
     add_store_arguments,
     add_target_arguments,
     add_tier_argument,
+    open_before_change,
     open_listed_store,
     open_to_change,
     source_and_target,
 )
+from hicache_storage.errors import NoSuchStore
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
+    from hicache_storage import config
     from hicache_storage.cli.operations.copying import Copied
+    from hicache_storage.storage import HiCacheStorage
 
 SUMMARY = "Copy the pages of one store to another: to migrate, to warm up, to back up."
 
@@ -41,6 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="BYTES",
         help="copy at most this many bytes a second, such as 200MiB",
     )
+    add(
+        "--dry-run",
+        action="store_true",
+        help="print how much would be copied, and change nothing",
+    )
     add("--json", action="store_true", help="print JSON instead of text")
 
 
@@ -51,38 +60,84 @@ def run(arguments: argparse.Namespace) -> int:
     from hicache_storage.cli.operations.rate_limit import RateLimit  # noqa: PLC0415
 
     limit, result = RateLimit(arguments.bandwidth_limit), Copied()
+    is_trial: bool = arguments.dry_run
+    opened = _open_trial if is_trial else open_to_change
     with open_listed_store(choice, "copy", arguments.tier) as source:
         selected = selection_of(arguments).of(source)
         result.unreadable = selected.unreadable
-        with open_to_change(target_choice, arguments.to_tier, flag="--to-tier") as target:
+        with opened(target_choice, arguments.to_tier, flag="--to-tier") as target:
             is_done = False
+            lacking = None
             try:
-                with meter("copying") as shown:
-                    copy(source, target, selected.spaces, shown, limit, result=result)
+                with meter("looking" if is_trial else "copying") as shown:
+                    copy(
+                        source,
+                        target,
+                        selected.spaces,
+                        shown,
+                        limit,
+                        result=result,
+                        is_trial=is_trial,
+                    )
                 is_done = True
+                lacking = _lacking_nbytes(target, result.nbytes) if is_trial else None
             finally:
                 names = {"from": choice.backend, "to": target_choice.backend, "is_done": is_done}
-                _print({**names, **result.as_json()} if arguments.json else None, result)
-    return 0 if result.is_whole else _FOUND
+                trial = {"is_dry_run": is_trial, "lacking_nbytes": lacking} if is_trial else {}
+                if arguments.json:
+                    print_json({**names, **trial, **result.as_json()})
+                else:
+                    _print(result, is_trial=is_trial, lacking_nbytes=lacking)
+    return 0 if result.is_whole and not lacking else _FOUND
 
 
-def _print(document: dict[str, Any] | None, result: Copied) -> None:
+def _open_trial(choice: config.StorageChoice, tier: str | None, *, flag: str) -> HiCacheStorage:
+    """Open the target read-only. If there is none, open an empty store in its place."""
+    from hicache_storage.registry import open_storage  # noqa: PLC0415
+
+    try:
+        return open_before_change(choice, tier, flag=flag)
+    except NoSuchStore:
+        if tier is not None:
+            raise
+        capacity = choice.config.get("capacity_nbytes")
+        return open_storage(
+            "memory", {"capacity_nbytes": capacity} if capacity else {}, read_only=True
+        )
+
+
+def _lacking_nbytes(target: HiCacheStorage, nbytes: int) -> int | None:
+    """Return how much more than its capacity the target would hold. None: it does not say.
+
+    In a composition each store has a capacity of its own, so the sum says nothing.
+    """
+    stats = target.stats()
+    if target.parts() or stats.nbytes is None or stats.capacity_nbytes is None:
+        return None
+    return max(0, stats.nbytes + nbytes - stats.capacity_nbytes)
+
+
+def _print(result: Copied, *, is_trial: bool, lacking_nbytes: int | None) -> None:
     """Print the figures, even of a copy that failed or was interrupted, because it can be continued."""
-    if document is not None:
-        print_json(document)
-        return
-    for line in _lines(result):
+    for line in _lines(result, is_trial=is_trial):
         write_line(line)
+    if lacking_nbytes:
+        write_line(
+            f"the target lacks {format_nbytes(lacking_nbytes)} for them: it would refuse or evict pages"
+        )
 
 
-def _lines(result: Copied) -> Iterator[str]:
+def _lines(result: Copied, *, is_trial: bool) -> Iterator[str]:
     from hicache_storage.cli.space_table import unreadable_lines  # noqa: PLC0415
 
     speed = format_nbytes(result.nbytes / max(result.elapsed_s, 1e-9))
-    yield (
-        f"{counted(result.copied, 'page')} copied, {format_nbytes(result.nbytes)} in"
-        f" {result.elapsed_s:.1f} s ({speed}/s); {result.skipped:,} already there"
+    copied, nbytes = counted(result.copied, "page"), format_nbytes(result.nbytes)
+    done = (
+        f"{copied} would be copied, {nbytes}"
+        if is_trial
+        else f"{copied} copied, {nbytes} in {result.elapsed_s:.1f} s ({speed}/s)"
     )
+    yield f"{done}; {result.skipped:,} already there"
     for proof, count in result.not_proved.items():
         yield f"not copied: {counted(count, 'page')} ({proof.value.replace('_', ' ')})"
     if result.refused:

@@ -188,7 +188,23 @@ def open_to_change(
         ConfigError: The store, or one of its parts, holds more than its capacity in the choice. Or it
             has no such tier.
     """
-    with suppress(NoSuchStore), open_existing_store(choice) as storage:
+    with suppress(NoSuchStore):
+        open_before_change(choice, tier, flag=flag).close()
+    return _tier_of(open_store(choice), tier, flag)
+
+
+def open_before_change(
+    choice: config.StorageChoice, tier: str | None = None, *, flag: str = "--tier"
+) -> HiCacheStorage:
+    """Open the chosen store read-only, and check what `open_to_change` checks.
+
+    Raises:
+        ConfigError: As in `open_to_change`.
+        NoSuchStore: There is no store. `open_to_change` would make one.
+    """
+    storage = open_existing_store(choice)
+    with ExitStack() as stack:
+        stack.callback(storage.close)
         if tier is not None:
             find_part(storage, tier, flag)
         for excess in excesses_of(storage).values():
@@ -196,7 +212,8 @@ def open_to_change(
                 f"{choice.backend}: {excess}. Opening the store for writing with this config"
                 " would evict pages: use the capacity_nbytes of the engines"
             )
-    return _tier_of(open_store(choice), tier, flag)
+        stack.pop_all()
+    return _tier_of(storage, tier, flag)
 
 
 def excesses_of(storage: HiCacheStorage) -> dict[str, str]:

@@ -77,6 +77,72 @@ def test_a_target_that_is_not_there_is_made(
     assert (0, 3) == (code, copied["copied_pages"])
 
 
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_a_dry_run_counts_what_a_copy_then_copies(
+    first: str,
+    second: str,
+    store_of: Callable[[str], CliStore],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source, target = store_of(first), store_of(second)
+    key_space = source.fill(range(9))
+    source.fill(range(5), DRAFT)
+    target.fill(range(4))
+    argv = ["copy", *source.flags, *target.target_flags]
+
+    code, planned = run_json(capsys, *argv, "--dry-run")
+
+    assert (0, 10, 4) == (code, planned["copied_pages"], planned["skipped_pages"])
+    assert [*range(4)] == target.numbers(key_space)
+    _, copied = run_json(capsys, *argv)
+    assert planned["copied_nbytes"] == copied["copied_nbytes"]
+
+
+@pytest.mark.parametrize("backend", ["file", "hf3fs", "encrypted"])
+def test_a_dry_run_makes_no_store(
+    backend: str, file_store: CliStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file_store.fill(range(3))
+    config: dict[str, Any] = {"path": str(tmp_path / "new")}
+    if backend == "encrypted":
+        config = {"backend": "file", "config": config, **key_files(tmp_path, "a")}
+    target = CliStore(backend, config)
+
+    assert main(["copy", *file_store.flags, *target.target_flags, "--dry-run"]) == 0
+
+    assert "3 pages would be copied, " in capsys.readouterr().out
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("backend", ["memory", "file"])
+def test_a_dry_run_says_what_the_target_has_no_room_for(
+    backend: str, file_store: CliStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key_space = file_store.fill(range(5))
+    config: dict[str, Any] = {"capacity_nbytes": 10_000}
+    if backend == "file":
+        config["path"] = str(tmp_path / "new")
+    target = CliStore(backend, config)
+
+    code, planned = run_json(capsys, "copy", *file_store.flags, *target.target_flags, "--dry-run")
+
+    assert (1, 5 * key_space.stored_nbytes - 10_000) == (code, planned["lacking_nbytes"])
+
+
+def test_a_dry_run_finds_what_a_copy_would_refuse(
+    store_of: Callable[[str], CliStore], capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, full = store_of("file"), store_of("file")
+    source.fill(range(2))
+    full.fill(range(20))
+    target = CliStore("file", {**full.config, "capacity_nbytes": 10_000})
+    dead = CliStore("redis", {"url": f"redis://127.0.0.1:{free_port()}", "timeout_s": 1})
+
+    assert main(["copy", *source.flags, *target.target_flags, "--dry-run"]) == 2
+    assert "would evict pages" in capsys.readouterr().err
+    assert main(["copy", *source.flags, *dead.target_flags, "--dry-run"]) == 2
+
+
 def test_pages_that_are_there_are_skipped(
     store_of: Callable[[str], CliStore], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -78,10 +78,12 @@ VERBS: dict[str, list[str]] = {
     "gc_empty": ["gc", "--empty"],
     "gc_unreadable": ["gc", "--unreadable"],
     "copy": ["copy", "--to-backend", "memory"],
+    "copy_dry_run": ["copy", "--dry-run", "--to-backend", "memory"],
     "diff": ["diff", "--to-backend", "memory"],
     "diff_verify": ["diff", "--verify", "--to-backend", "memory"],
 }
 TARGET_VERBS: dict[str, list[str]] = {
+    "copy_dry_run": ["copy", "--dry-run"],
     "diff": ["diff"],
     "diff_verify": ["diff", "--verify"],
 }

@@ -37,13 +37,14 @@ from hicache_storage.keys import KeySpace
 from hicache_storage.native.reference.frames import FRAME_NBYTES
 from hicache_storage.page import Page
 from hicache_storage.page_store.frame import Framing, frame_nbytes
+from hicache_storage.storage import HiCacheStorage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
 
     from hicache_storage.cli.operations.rate_limit import RateLimit
     from hicache_storage.cli.progress import Meter
-    from hicache_storage.storage import HiCacheStorage, UnreadableSpace
+    from hicache_storage.storage import UnreadableSpace
 
 T = TypeVar("T")
 
@@ -122,8 +123,12 @@ def copy(
     limit: RateLimit,
     *,
     result: Copied | None = None,
+    is_trial: bool = False,
 ) -> Copied:
     """Copy the pages of `spaces` that the target does not have. Count them in `result`.
+
+    With `is_trial`, count the pages that would be copied, but read and write none of them. Pages that
+    only a read shows to be wrong are then counted as copied.
 
     `result` counts what the stores confirmed, even if the copy raises. A page whose write got no answer
     is not counted, although the target may have stored it. The next copy finds it there.
@@ -142,7 +147,8 @@ def copy(
                 result.unframed_spaces.append(space)
                 continue
             result.note_proofs(fault_proof(fault) for fault in source.faults(space))
-            with closing(SpaceCopy(source, target, space, limit, result).run()) as parts:
+            one = SpaceCopy(source, target, space, limit, result, is_trial=is_trial)
+            with closing(one.run()) as parts:
                 for pages in parts:
                     meter.advance(pages, pages * space.stored_nbytes)
                     if result.is_given_up:
@@ -167,6 +173,8 @@ class SpaceCopy:
         space: KeySpace,
         limit: RateLimit,
         result: Copied,
+        *,
+        is_trial: bool = False,
     ) -> None:
         self._source = source
         self._target = target
@@ -174,6 +182,7 @@ class SpaceCopy:
         self._target_space = target_space(space, target)
         self._limit = limit
         self._result = result
+        self._is_trial = is_trial
         pages = pages_per_batch(space, source, target)
         self._pages = pages
         alignment = max(source.capabilities.alignment, target.capabilities.alignment)
@@ -181,7 +190,10 @@ class SpaceCopy:
         self._target_memory = PageMemory(self._target_space, pages, target.capabilities.alignment)
         self._prover = PageProver(source, space)
         self._framing = Framing(self._target_space, checksum=True)
-        target.open_space(self._target_space)
+        if is_trial:
+            HiCacheStorage.open_space(target, self._target_space)  # it checks the size of pages
+        else:
+            target.open_space(self._target_space)
 
     def run(self) -> Generator[int, None, None]:
         """Copy the key space. Yield the number of pages in each batch."""
@@ -199,7 +211,10 @@ class SpaceCopy:
             page_hash for page_hash, is_there in zip(hashes, there, strict=True) if not is_there
         ]
         self._result.note(skipped=len(hashes) - len(todo))
-        if todo:
+        if self._is_trial:
+            nbytes = len(todo) * self._target_space.stored_nbytes
+            self._result.note(copied=len(todo), nbytes=nbytes)
+        elif todo:
             self._limit.wait(len(todo) * self._space.stored_nbytes)
             memory = self._memory.views(len(todo))
             proofs = self._retried(lambda: self._prover.read(todo, memory))
