@@ -1,4 +1,4 @@
-"""`hicache gc`: remove key spaces by model, revision, tenant, pool, or time without use."""
+"""`hicache gc`: remove key spaces by model, revision, tenant, pool, or age."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from hicache_storage.cli.operations.collection import Candidate, Kept, Removal
     from hicache_storage.storage import UnreadableSpace
 
-SUMMARY = "Remove key spaces by model, revision, tenant, pool, or time without use."
+SUMMARY = "Remove key spaces by model, revision, tenant, pool, or age."
 
 _FOUND = 1
-_FIELDS = ("model", "revision", "tenant", "pool", "unused_for")
+_FIELDS = ("model", "revision", "tenant", "pool", "unused_for", "older_than")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_store_arguments(parser)
     add_tier_argument(parser)
     add_selection_arguments(
-        parser, default="give at least one of these, or --unused-for, --empty or --unreadable"
+        parser,
+        default="give at least one of these, or --unused-for, --older-than, --empty or --unreadable",
     )
     add = parser.add_argument
     add(
@@ -49,6 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="AGE",
         help="only key spaces without a used page for this long, such as 1d; for stores that record"
         " uses, as file and hf3fs do if they have a capacity",
+    )
+    add(
+        "--older-than",
+        type=age,
+        metavar="AGE",
+        help="only key spaces in which no page was written for this long, even if pages are still read;"
+        " for stores that record writes, such as file, hf3fs and s3",
     )
     add("--empty", action="store_true", help="only key spaces that hold no pages")
     add(
@@ -76,9 +84,11 @@ def run(arguments: argparse.Namespace) -> int:
         remove,
     )
 
-    unused_s: float | None = arguments.unused_for
-    used_before_s = None if unused_s is None else time.time() - unused_s
-    wanted = Wanted(used_before_s=used_before_s, is_empty=arguments.empty)
+    wanted = Wanted(
+        used_before_s=_time_before(arguments.unused_for),
+        written_before_s=_time_before(arguments.older_than),
+        is_empty=arguments.empty,
+    )
     with open_listed_store(choice, "gc", arguments.tier) as look:
         selected = selection_of(arguments).of(look)
         spaces = [] if arguments.unreadable else selected.spaces
@@ -124,8 +134,12 @@ def _check_selection(arguments: argparse.Namespace) -> None:
     if not (is_field_given or arguments.space or arguments.empty or arguments.unreadable):
         raise ConfigError(
             "gc: select key spaces with --space, --model, --revision, --tenant, --pool,"
-            " --unused-for, --empty or --unreadable"
+            " --unused-for, --older-than, --empty or --unreadable"
         )
+
+
+def _time_before(age_s: float | None) -> float | None:
+    return None if age_s is None else time.time() - age_s
 
 
 def _elsewhere(one: UnreadableSpace) -> Kept:
@@ -171,7 +185,9 @@ def _print(
     used = [candidate.used_at_s for candidate in found if candidate.used_at_s is not None]
     pages = sum(usage.pages or 0 for usage in usages)
     nbytes = sum(usage.nbytes or 0 for usage in usages)
+    written = [one.written_at_s for one in found if one.written_at_s is not None]
     last = f"; none was used after {format_time(max(used))}" if used else ""
+    last += f"; none was written after {format_time(max(written))}" if written else ""
     spaces = counted(len(usages), "key space")
     total = f"{spaces}, {counted(pages, 'page')}, {format_nbytes(nbytes)}{last}"
     if goes and not found:  # the store does not list their pages

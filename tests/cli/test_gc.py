@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from cli_stores import CliStore, run_json
+from composed_stores import file_member
 from pages import hash_of, page, space
 
 from hicache_storage.cli import main
@@ -156,6 +157,117 @@ def test_a_store_that_does_not_know_uses_says_so(
     message = capsys.readouterr().err
     assert "does not record when its pages are used" in message
     assert message.count("\n") == 1
+
+
+@pytest.mark.parametrize("backend", ["file", "hf3fs", "s3"])
+def test_a_key_space_without_new_pages_goes(
+    backend: str,
+    store_of: Callable[[str], CliStore],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = store_of(backend)
+    target = store.fill(range(3))
+    argv = ["gc", "--older-than", "1d", "--yes", *store.flags]
+    assert (0, 0) == _removed(capsys, *argv)
+    # The clock itself stays, because S3 refuses requests of another day.
+    tomorrow_s = time.time() + 86_400
+    monkeypatch.setattr("hicache_storage.cli.gc._time_before", lambda age_s: age_s and tomorrow_s)
+
+    assert (0, 3) == _removed(capsys, *argv)
+    assert store.numbers(target) == []
+
+
+def _removed(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, int]:
+    code, found = run_json(capsys, *argv)
+    return code, found["removed_pages"]
+
+
+def test_one_new_page_keeps_its_key_space(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = file_store.fill(range(3))
+    files = [*Path(file_store.config["path"]).glob(f"spaces/{target.id}/??/*")]
+    for path in files[:2]:
+        os.utime(path, (LONG_AGO_S, LONG_AGO_S))
+
+    assert (0, 0) == _removed(capsys, "gc", "--older-than", "1d", "--yes", *file_store.flags)
+    assert len(file_store.numbers(target)) == 3
+
+
+def test_a_use_is_not_earlier_than_the_write(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = _bounded(file_store)  # it records uses alone
+    unused, used = store.fill(range(3)), store.fill(range(2), OLD)
+    for path in Path(store.config["path"]).glob(f"spaces/{unused.id}/??/*"):
+        os.utime(path, (LONG_AGO_S, LONG_AGO_S))
+
+    _, found = run_json(capsys, "gc", "--older-than", "1d", "--yes", *store.flags)
+
+    assert [unused.id] == [one["id"] for one in found["spaces"]]
+    assert store.numbers(used) == [0, 1]
+
+
+def test_both_ages_must_match(
+    store_of: Callable[[str], CliStore],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = _bounded(store_of("hf3fs"))
+    store.fill(range(3))
+    now_s = time.time()
+    monkeypatch.setattr("hicache_storage.cli.gc.time.time", lambda: now_s + 2 * 86_400)
+
+    for ages, spaces in ((("1d", "3d"), 0), (("3d", "1d"), 0), (("1d", "1d"), 1)):
+        flags = ["--older-than", ages[0], "--unused-for", ages[1]]
+        _, found = run_json(capsys, "gc", *flags, *store.flags)
+        assert spaces == len(found["spaces"])
+
+
+@pytest.mark.parametrize(
+    ("at_s", "reason"),
+    [(0.0, "which cannot be"), (time.time() + 86_400, "in the future")],
+    ids=["1970", "tomorrow"],
+)
+def test_a_key_space_with_impossible_writes_is_kept_and_named(
+    at_s: float, reason: str, file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = file_store.fill(range(3))
+    for path in Path(file_store.config["path"]).glob("spaces/*/??/*"):
+        os.utime(path, (at_s, at_s))
+
+    code, found = run_json(capsys, "gc", "--older-than", "1d", "--yes", *file_store.flags)
+
+    assert (1, [target.id]) == (code, found["kept"])
+    assert "was written " in found["reasons"][target.id]
+    assert reason in found["reasons"][target.id]
+    assert [0, 1, 2] == file_store.numbers(target)
+
+
+def test_the_pages_of_tiers_have_the_latest_times(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiers = [file_member(name, tmp_path / name) for name in ("near", "far")]
+    store = CliStore("tiered", {"tiers": tiers})
+    target = store.fill(range(3))
+    for path in tmp_path.glob("near/spaces/*/??/*"):
+        os.utime(path, (LONG_AGO_S, LONG_AGO_S))
+    argv = ["gc", "--older-than", "1d", "--yes", *store.flags]
+
+    assert (0, 0) == _removed(capsys, *argv)
+    assert (0, 3) == _removed(capsys, *argv, "--tier", "near")
+    assert [0, 1, 2] == store.numbers(target)
+
+
+def test_a_store_that_does_not_know_writes_says_so(
+    store_of: Callable[[str], CliStore], capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = store_of("redis")
+    store.fill(range(2))
+
+    assert main(["gc", "--older-than", "1d", "--yes", *store.flags]) == 2
+    assert "does not record when its pages are written" in capsys.readouterr().err
 
 
 def test_a_selection_is_required(file_store: CliStore, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,6 +75,7 @@ VERBS: dict[str, list[str]] = {
     "verify": ["verify"],
     "gc_model": ["gc", "--model", DRAFT.model],
     "gc_age": ["gc", "--unused-for", "1w"],
+    "gc_older": ["gc", "--older-than", "1w"],
     "gc_empty": ["gc", "--empty"],
     "gc_unreadable": ["gc", "--unreadable"],
     "copy": ["copy", "--to-backend", "memory"],
@@ -193,6 +194,7 @@ def test_a_user_without_rights_can_look(
         "gc_model": {1},
         "gc_unreadable": {0},
         "gc_age": {0, 1, 2},
+        "gc_older": {0, 1, 2},
         "diff": {1},
         "diff_verify": {1},
     }
@@ -215,7 +217,7 @@ def test_a_store_on_a_read_only_mount_can_be_looked_at(
         store = CliStore("file", {"path": str(mount)})
         code = _runs_without_a_change(place, store, VERBS.get(verb, DOCTOR), space_id)
 
-    expected = {"gc_model": 1, "gc_age": 2, "doctor": 1, "diff": 1, "diff_verify": 1}
+    expected = {"gc_model": 1, "gc_age": 2, "gc_older": 1, "doctor": 1, "diff": 1, "diff_verify": 1}
     assert code == expected.get(verb, 0)
 
 

@@ -12,7 +12,7 @@ from hicache_storage.cli.operations.selection import SpaceUsage
 from hicache_storage.errors import StorageUnavailable, UnsupportedOperation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from hicache_storage.cli.progress import Meter
     from hicache_storage.keys import KeySpace
@@ -31,13 +31,16 @@ class Candidate:
     """A key space that may be removed."""
 
     usage: SpaceUsage
-    used_at_s: float | None
+    used_at_s: float | None = None
     """No page was used after this time. None: the store was not asked."""
+    written_at_s: float | None = None
+    """No page was written after this time. None: the store was not asked."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the key space and its last use."""
-        used = None if self.used_at_s is None else format_time(self.used_at_s)
-        return {**self.usage.as_json(), "used_at": used}
+        """Return the key space and its last use and write."""
+        times = {"used_at": self.used_at_s, "written_at": self.written_at_s}
+        shown = {name: None if at_s is None else format_time(at_s) for name, at_s in times.items()}
+        return {**self.usage.as_json(), **shown}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,8 @@ class Wanted:
 
     used_before_s: float | None = None
     """Only key spaces that were last used before this time. None: the last use does not matter."""
+    written_before_s: float | None = None
+    """Only key spaces in which no page was written since this time. None: writes do not matter."""
     is_empty: bool = False
     """True: only key spaces that hold nothing, neither pages nor damaged pages."""
 
@@ -76,7 +81,7 @@ class Wanted:
         """Yield the key spaces to remove, and the key spaces for which that cannot be decided.
 
         Raises:
-            UnsupportedOperation: The store does not record when pages are used.
+            UnsupportedOperation: The store does not record when pages are used, or written.
         """
         for space in spaces:
             found = self.look(storage, space, meter)
@@ -86,26 +91,31 @@ class Wanted:
     def look(self, storage: HiCacheStorage, space: KeySpace, meter: Meter) -> Candidate | Kept:
         """Decide what to do with one key space."""
         pages = nbytes = 0
-        last_s: float | None = None
+        last: dict[_Act, float] = {}
+        limits = self._limits()
         for batch in listed(storage, space):
             if self.is_empty:
                 return Kept(space.id, "it holds pages")
             pages += len(batch)
             nbytes += sum(info.nbytes for info in batch)
             meter.advance(len(batch), 0)
-            if self.used_before_s is None:
-                continue
-            for page_hash, times in _uses(storage, space, [info.page_hash for info in batch]):
-                if doubt := _doubt(times):
+            hashes = [info.page_hash for info in batch]
+            for act, page_hash, times in _times(storage, space, hashes, limits):
+                if doubt := act.doubt(times):
                     return Kept(space.id, f"its page {page_hash} {doubt}", is_doubt=True)
-                last_s = max(last_s or 0.0, (times.used_at_s or 0.0) + times.used_within_s)
-            if last_s is not None and last_s >= self.used_before_s:
-                return Kept(space.id, "it was used meanwhile")
-        if self.used_before_s is not None and last_s is None:
+                last[act] = max(last.get(act, 0.0), act.latest_s(times) or 0.0)
+            for act, at_s in last.items():
+                if at_s >= limits[act]:
+                    return Kept(space.id, f"it was {act.done} meanwhile")
+        if limits and not last:
             return Kept(space.id, "it holds no pages")
         if self.is_empty and any(True for _ in storage.faults(space)):
             return Kept(space.id, "it holds damaged pages")
-        return Candidate(SpaceUsage(space, pages, nbytes), last_s)
+        return Candidate(SpaceUsage(space, pages, nbytes), last.get(_USE), last.get(_WRITE))
+
+    def _limits(self) -> dict[_Act, float]:
+        limits = {_USE: self.used_before_s, _WRITE: self.written_before_s}
+        return {act: before_s for act, before_s in limits.items() if before_s is not None}
 
 
 def remove(
@@ -153,33 +163,66 @@ def _remove(storage: HiCacheStorage, space_id: str, space: KeySpace | None) -> i
         return storage.clear(space)
 
 
-def _uses(
-    storage: HiCacheStorage, space: KeySpace, hashes: Sequence[str]
-) -> list[tuple[str, PageTimes]]:
-    """Return the times of the pages that still exist."""
-    found = [*zip(hashes, storage.page_times(space, hashes), strict=True)]
-    unknown = [page_hash for page_hash, times in found if times.used_at_s is None]
-    if unknown and any(storage.batch_exists(space, unknown)):
-        raise UnsupportedOperation(
-            "gc: the store does not record when its pages are used: select by model, revision,"
-            " tenant or pool instead of --unused-for"
-        )
-    return [(page_hash, times) for page_hash, times in found if times.used_at_s is not None]
+@dataclass(frozen=True, slots=True)
+class _Act:
+    """What has a time: the use of a page, or its write."""
+
+    done: str
+    recorded: str
+    flag: str
+
+    def latest_s(self, times: PageTimes) -> float | None:
+        """Return the latest time at which this can have been done to a page. None: not recorded."""
+        if self is _WRITE and times.written_at_s is not None:
+            return times.written_at_s
+        if times.used_at_s is None:
+            return None
+        # A write is a use. So a page was not written after its last use.
+        return times.used_at_s + (times.used_within_s if self is _USE else 0.0)
+
+    def doubt(self, times: PageTimes) -> str:
+        """Return what is impossible about the times of a page. Empty if they may be right."""
+        used_s, written_s = times.used_at_s, times.written_at_s
+        if self is _WRITE and written_s is not None:
+            return _doubt("written", written_s)
+        if used_s is None:
+            return ""
+        if doubt := _doubt("used", used_s):
+            return doubt
+        if written_s is not None and written_s > used_s + times.used_within_s + _CLOCKS_APART_S:
+            return (
+                f"was used at {_format(used_s)} according to the store, before it was written"
+                f" at {_format(written_s)}"
+            )
+        return ""
 
 
-def _doubt(times: PageTimes) -> str:
-    """Return what is impossible about the times of a page. Empty if they may be right."""
-    used_s = times.used_at_s or 0.0
-    if used_s < _FIRST_USE_S:
-        return f"was used at {_format(used_s)} according to the store, which cannot be true"
-    if used_s > time.time() + _CLOCKS_APART_S:
-        return f"was used in the future according to the store, at {_format(used_s)}"
-    written_s = times.written_at_s
-    if written_s is not None and written_s > used_s + times.used_within_s + _CLOCKS_APART_S:
-        return (
-            f"was used at {_format(used_s)} according to the store, before it was written"
-            f" at {_format(written_s)}"
-        )
+_USE = _Act("used", "used", "--unused-for")
+_WRITE = _Act("written to", "written", "--older-than")
+
+
+def _times(
+    storage: HiCacheStorage, space: KeySpace, hashes: Sequence[str], limits: Collection[_Act]
+) -> Iterator[tuple[_Act, str, PageTimes]]:
+    """Yield the times of the pages that still exist, for each limit on a time."""
+    found = [*zip(hashes, storage.page_times(space, hashes), strict=True)] if limits else []
+    for act in limits:
+        unknown = [page_hash for page_hash, times in found if act.latest_s(times) is None]
+        if unknown and any(storage.batch_exists(space, unknown)):
+            raise UnsupportedOperation(
+                f"gc: the store does not record when its pages are {act.recorded}: select by model,"
+                f" revision, tenant or pool instead of {act.flag}"
+            )
+        for page_hash, times in found:
+            if act.latest_s(times) is not None:
+                yield act, page_hash, times
+
+
+def _doubt(done: str, at_s: float) -> str:
+    if at_s < _FIRST_USE_S:
+        return f"was {done} at {_format(at_s)} according to the store, which cannot be true"
+    if at_s > time.time() + _CLOCKS_APART_S:
+        return f"was {done} in the future according to the store, at {_format(at_s)}"
     return ""
 
 
