@@ -25,6 +25,7 @@ from hicache_storage.cli import (
     ls,
     plan,
     replay,
+    rm,
     verify,
 )
 from hicache_storage.cli.program import Program
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 _HICACHE = Program(
     name="hicache",
     description="KV-cache storage for LLM servers.",
-    verbs=(backends, plan, replay, ls, inspect, verify, gc, copy, diff, bench, doctor, explain),
+    verbs=(backends, plan, replay, ls, inspect, verify, rm, gc, copy, diff, bench, doctor, explain),
 )
 
 

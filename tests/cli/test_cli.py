@@ -36,7 +36,7 @@ _HEAVY = {"numpy", "torch", "pydantic", "rich", "yaml", "xxhash", "hicache_backe
     [
         ["--help"],
         *([verb, "--help"] for verb in ("replay", "backends", "ls", "inspect", "verify", "gc")),
-        *([verb, "--help"] for verb in ("copy", "diff", "doctor", "bench", "explain")),
+        *([verb, "--help"] for verb in ("copy", "diff", "rm", "doctor", "bench", "explain")),
     ],
 )
 def test_help_imports_nothing_heavy(argv: list[str]) -> None:
@@ -293,7 +293,7 @@ def test_a_command_of_the_page_runs(
         assert main([*argv[: argv.index("--compare")], "--json", "before.json"]) == 0
         assert main(argv) in (0, 1)
     else:
-        shows_what_would_go = argv[0] == "gc" and "--yes" not in argv
+        shows_what_would_go = argv[0] in {"rm", "gc"} and "--yes" not in argv
         differs = argv[0] == "diff" and "backup.yaml" in argv
         assert main(argv) == (shows_what_would_go or differs)
 

@@ -73,6 +73,7 @@ VERBS: dict[str, list[str]] = {
     "inspect_space": ["inspect", "SPACE"],
     "inspect_page": ["inspect", "SPACE", hash_of(3)],
     "verify": ["verify"],
+    "rm": ["rm", "SPACE", hash_of(3)],
     "gc_model": ["gc", "--model", DRAFT.model],
     "gc_age": ["gc", "--unused-for", "1w"],
     "gc_older": ["gc", "--older-than", "1w"],
@@ -191,6 +192,7 @@ def test_a_user_without_rights_can_look(
     for path in directory.glob("*.key"):
         path.chmod(0o444)
     expected = {
+        "rm": {1},
         "gc_model": {1},
         "gc_unreadable": {0},
         "gc_age": {0, 1, 2},
@@ -217,7 +219,15 @@ def test_a_store_on_a_read_only_mount_can_be_looked_at(
         store = CliStore("file", {"path": str(mount)})
         code = _runs_without_a_change(place, store, VERBS.get(verb, DOCTOR), space_id)
 
-    expected = {"gc_model": 1, "gc_age": 2, "gc_older": 1, "doctor": 1, "diff": 1, "diff_verify": 1}
+    expected = {
+        "rm": 1,
+        "gc_model": 1,
+        "gc_age": 2,
+        "gc_older": 1,
+        "doctor": 1,
+        "diff": 1,
+        "diff_verify": 1,
+    }
     assert code == expected.get(verb, 0)
 
 

@@ -152,6 +152,24 @@ def find_page(storage: HiCacheStorage, space: KeySpace, text: str) -> str:
     return _only_one("page", listed, text, where)
 
 
+def find_pages(storage: HiCacheStorage, space: KeySpace, texts: Sequence[str]) -> list[str]:
+    """Return the hashes of the pages, right or damaged, that begin with each of `texts`, once each.
+
+    Raises:
+        ConfigError: One of them is not in the store, or as in `find_page`.
+    """
+    hashes = [*dict.fromkeys(find_page(storage, space, text) for text in texts)]
+    there = storage.batch_exists(space, hashes)
+    missing = [one for one, is_there in zip(hashes, there, strict=True) if not is_there]
+    damaged = {fault.page_hash for fault in storage.faults(space, missing)} if missing else set()
+    for page_hash in missing:
+        if page_hash not in damaged:
+            _only_one(
+                "page", (), page_hash, f"`hicache ls {space.id[:SHORT_ID_DIGITS]}` lists them"
+            )
+    return hashes
+
+
 def _only_one(kind: str, names: Iterable[str], text: str, where: str) -> str:
     """Return the only name that begins with `text`."""
     if len(text) < _LEAST_DIGITS:
