@@ -26,6 +26,7 @@ from hicache_storage.cli import (
     plan,
     replay,
     rm,
+    stats,
     verify,
 )
 from hicache_storage.cli.program import Program
@@ -36,7 +37,22 @@ if TYPE_CHECKING:
 _HICACHE = Program(
     name="hicache",
     description="KV-cache storage for LLM servers.",
-    verbs=(backends, plan, replay, ls, inspect, verify, rm, gc, copy, diff, bench, doctor, explain),
+    verbs=(
+        backends,
+        plan,
+        replay,
+        ls,
+        stats,
+        inspect,
+        verify,
+        rm,
+        gc,
+        copy,
+        diff,
+        bench,
+        doctor,
+        explain,
+    ),
 )
 
 

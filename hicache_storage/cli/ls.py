@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hicache_storage.cli.operations.selection import SpaceUsage
+    from hicache_storage.cli.operations.usage import Fill
     from hicache_storage.keys import KeySpace
     from hicache_storage.storage import HiCacheStorage, UnreadableSpace
 
@@ -54,6 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         SpaceSelection,
         find_space,
     )
+    from hicache_storage.cli.operations.usage import fills_of  # noqa: PLC0415
 
     with open_listed_store(choice, "ls", arguments.tier) as storage:
         if arguments.space is not None:
@@ -62,15 +64,17 @@ def run(arguments: argparse.Namespace) -> int:
             return 0
         selected = SpaceSelection().of(storage)
         usages = _usages(storage, selected.spaces, count=not arguments.no_count)
+        fills = fills_of(storage)
     if arguments.json:
         document = {
             "backend": choice.backend,
             "spaces": [one.as_json() for one in usages],
             "unreadable_spaces": [asdict(one) for one in selected.unreadable],
+            "capacities": [one.as_json() for one in fills],
         }
         print_json(document)
     else:
-        _print_table(usages, selected.unreadable)
+        _print_table(usages, selected.unreadable, fills)
     return _FOUND if selected.unreadable else 0
 
 
@@ -110,7 +114,9 @@ def _print_pages(storage: HiCacheStorage, space: KeySpace, *, as_json: bool) -> 
         write_line(f"{info.page_hash} {info.nbytes}")
 
 
-def _print_table(usages: Sequence[SpaceUsage], unreadable: Sequence[UnreadableSpace]) -> None:
+def _print_table(
+    usages: Sequence[SpaceUsage], unreadable: Sequence[UnreadableSpace], fills: Sequence[Fill]
+) -> None:
     from hicache_storage.cli.space_table import space_parts, unreadable_lines  # noqa: PLC0415
 
     pages = sum(one.pages or 0 for one in usages)
@@ -119,6 +125,11 @@ def _print_table(usages: Sequence[SpaceUsage], unreadable: Sequence[UnreadableSp
     figures = f", {counted(pages, 'page')}, {format_nbytes(nbytes)}" if is_known else ""
     total = f"{counted(len(usages), 'key space')}{figures}"
     console = output_console()
-    print_lines(
-        console, [*space_parts(usages, console.width), *unreadable_lines(unreadable), total]
-    )
+    lines = [*unreadable_lines(unreadable), *map(_fill_line, fills), total]
+    print_lines(console, [*space_parts(usages, console.width), *lines])
+
+
+def _fill_line(fill: Fill) -> str:
+    used, capacity = format_nbytes(fill.used_nbytes), format_nbytes(fill.capacity_nbytes)
+    where = f"{fill.name}: " if fill.name else ""
+    return f"{where}{used} of the capacity of {capacity} in use ({fill.share:.1%})"

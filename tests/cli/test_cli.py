@@ -36,7 +36,10 @@ _HEAVY = {"numpy", "torch", "pydantic", "rich", "yaml", "xxhash", "hicache_backe
     [
         ["--help"],
         *([verb, "--help"] for verb in ("replay", "backends", "ls", "inspect", "verify", "gc")),
-        *([verb, "--help"] for verb in ("copy", "diff", "rm", "doctor", "bench", "explain")),
+        *(
+            [verb, "--help"]
+            for verb in ("copy", "diff", "rm", "stats", "doctor", "bench", "explain")
+        ),
     ],
 )
 def test_help_imports_nothing_heavy(argv: list[str]) -> None:

@@ -70,6 +70,7 @@ BACKENDS = ("file", "hf3fs", "encrypted", "fsspec", "redis", "s3")
 VERBS: dict[str, list[str]] = {
     "ls": ["ls"],
     "ls_space": ["ls", "SPACE"],
+    "stats": ["stats", "--watch", "1ms", "--count", "1"],
     "inspect_space": ["inspect", "SPACE"],
     "inspect_page": ["inspect", "SPACE", hash_of(3)],
     "verify": ["verify"],

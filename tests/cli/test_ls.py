@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from cli_stores import DRAFT, SPACE, CliStore, run_json
+from composed_stores import file_member
 from pages import hash_of, space
 
 from hicache_storage.cli import main
@@ -154,3 +159,34 @@ def test_a_name_commands_no_terminal(
     assert "\\x1b]52" in printed
     assert not [char for char in printed if not char.isprintable() and char != "\n"]
     assert not [line for line in printed.splitlines() if line.startswith("fake")]
+
+
+@pytest.mark.parametrize("backend", ["file", "hf3fs"])
+def test_the_use_of_a_capacity_is_shown(
+    backend: str, store_of: Callable[[str], CliStore], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = store_of(backend)
+    store = replace(plain, config={**plain.config, "capacity_nbytes": "1MiB"})
+    target = store.fill(range(40))
+
+    assert main(["ls", *store.flags]) == 0
+    assert " of the capacity of 1 MiB in use (" in capsys.readouterr().out
+    _, found = run_json(capsys, "ls", *store.flags)
+    (fill,) = found["capacities"]
+    assert 1 << 20 == fill["capacity_nbytes"]
+    assert 40 * target.stored_nbytes <= fill["used_nbytes"] < 1 << 20
+
+
+def test_each_tier_has_a_capacity_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiers = [
+        file_member("near", tmp_path / "near", capacity_nbytes="1MiB"),
+        file_member("far", tmp_path / "far"),
+    ]
+    store = CliStore("tiered", {"tiers": tiers})
+    store.fill(range(4))
+
+    _, found = run_json(capsys, "ls", *store.flags)
+
+    assert ["near"] == [one["store"] for one in found["capacities"]]
