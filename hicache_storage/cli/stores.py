@@ -2,16 +2,19 @@
 
     hicache ls --hicache-storage-backend file --hicache-storage-backend-extra-config @kv.toml
     hicache ls --config sglang.yaml
+    hicache ls --store prod
 
 The file given with `--config` uses the names of SGLang's flags, with or without hyphens. It may also
-hold other settings of an engine.
+hold other settings of an engine. `--store` finds the same fields under a name in one file of stores.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hicache_storage import config
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 
 _BACKEND = "hicache-storage-backend"
 _EXTRA_CONFIG = "hicache-storage-backend-extra-config"
+_STORES = "HICACHE_STORES"
+_STORES_FILE = "~/.config/hicache/stores.toml"
 _FLAGS = (
     _BACKEND,
     _EXTRA_CONFIG,
@@ -50,10 +55,15 @@ _FLAGS = (
 def add_store_arguments(
     parser: argparse.ArgumentParser, *, engine_flags_in_help: bool = False
 ) -> None:
-    """Add SGLang's storage flags, and `--config`."""
+    """Add SGLang's storage flags, and `--config` and `--store`."""
     config.add_arguments(parser, engine_flags_in_help=engine_flags_in_help)
     parser.add_argument(
         "--config", metavar="FILE", help="a .json, .toml or .yaml file that holds these flags"
+    )
+    parser.add_argument(
+        "--store",
+        metavar="NAME",
+        help=f"the store of this name in the file that {_STORES} names (default: {_STORES_FILE})",
     )
 
 
@@ -73,6 +83,7 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
     add("--to-backend", metavar="NAME", help="the backend of the target")
     add("--to-extra-config", metavar="JSON|@FILE", help="its config, in the form of the source's")
     add("--to-config", metavar="FILE", help="a file that holds both, instead of these flags")
+    add("--to-store", metavar="NAME", help="a store of the file that --store reads, instead")
     add_tier_argument(group, flag="--to-tier")
 
 
@@ -92,14 +103,16 @@ def source_and_target(
 
 def _target_choice(arguments: argparse.Namespace, verb: str) -> config.StorageChoice:
     backend, extra_config = arguments.to_backend, arguments.to_extra_config
-    if arguments.to_config is not None:
+    chosen = _choice_by_name(arguments.to_config, arguments.to_store, "--to-config", "--to-store")
+    if chosen is not None:
+        flag, choice = chosen
         if backend is not None or extra_config is not None:
             raise ConfigError(
-                "--to-config names the target already: leave out --to-backend and --to-extra-config"
+                f"{flag} names the target already: leave out --to-backend and --to-extra-config"
             )
-        return config_file_choice(arguments.to_config, "--to-config")
+        return choice
     if backend is None:
-        raise ConfigError(f"{verb}: --to-backend or --to-config is required")
+        raise ConfigError(f"{verb}: --to-backend, --to-config or --to-store is required")
     return config.StorageChoice(backend=backend, config=config.load_extra_config(extra_config))
 
 
@@ -109,19 +122,57 @@ def store_choice(arguments: argparse.Namespace) -> config.StorageChoice:
     Raises:
         ConfigError: No backend is named, or two are named, or a config is wrong.
     """
-    if arguments.config is None:
+    chosen = _choice_by_name(arguments.config, arguments.store, "--config", "--store")
+    if chosen is None:
         return config.StorageChoice.from_arguments(arguments)
+    flag, choice = chosen
     if arguments.hicache_storage_backend or arguments.hicache_storage_backend_extra_config:
         raise ConfigError(
-            f"--config names the backend already: leave out --{_BACKEND} and --{_EXTRA_CONFIG}"
+            f"{flag} names the backend already: leave out --{_BACKEND} and --{_EXTRA_CONFIG}"
         )
-    for flag in _FLAGS:
-        name = flag.replace("-", "_")
+    for engine_flag in _FLAGS:
+        name = engine_flag.replace("-", "_")
         if getattr(arguments, name) != arguments.parser.get_default(name):
             raise ConfigError(
-                f"--config holds the engine's flags: leave out --{flag}, or add it to that file"
+                f"{flag} holds the engine's flags: leave out --{engine_flag}, or add it to that file"
             )
-    return config_file_choice(arguments.config, "--config")
+    return choice
+
+
+def _choice_by_name(
+    file: str | None, store: str | None, file_flag: str, store_flag: str
+) -> tuple[str, config.StorageChoice] | None:
+    """Return the choice of a file, or of a name in the file of stores, and the flag that was given."""
+    if file is not None and store is not None:
+        raise ConfigError(f"{file_flag} and {store_flag} each name a store: leave out one of them")
+    if file is not None:
+        return file_flag, config_file_choice(file, file_flag)
+    if store is not None:
+        return store_flag, _named_choice(store, store_flag)
+    return None
+
+
+def _named_choice(name: str, flag: str) -> config.StorageChoice:
+    """Return the choice under a name in the file of stores.
+
+    Raises:
+        ConfigError: There is no such file or name, or a value of the store is wrong.
+    """
+    file = os.path.expanduser(os.environ.get(_STORES) or _STORES_FILE)  # noqa: PTH111 - that of pathlib raises RuntimeError
+    where = f"{flag} {shown(name)!r}"
+    if not Path(file).exists():
+        raise ConfigError(
+            f"{where}: there is no file {shown(file)}: write it, or name another one in {_STORES}"
+        )
+    stores = config.read_config_file(file, where)
+    if name not in stores:
+        raise ConfigError(
+            f"{where}: {shown(file)} has no store of this name{did_you_mean(name, [*stores])}"
+        )
+    fields = stores[name]
+    if not isinstance(fields, dict):
+        raise ConfigError(f"{where}: {shown(file)}: must be a table with the fields of a store")
+    return _choice_of(cast("dict[str, Any]", fields), f"{where}: {shown(file)}")
 
 
 def config_file_choice(name: str, flag: str) -> config.StorageChoice:
@@ -130,10 +181,13 @@ def config_file_choice(name: str, flag: str) -> config.StorageChoice:
     Raises:
         ConfigError: The file cannot be read, or names no backend, or one of its values is wrong.
     """
-    parser = Parser(prog=f"{flag} {shown(name)}", add_help=False, allow_abbrev=False)
+    return _choice_of(config.read_config_file(name, flag), f"{flag}: {shown(name)}")
+
+
+def _choice_of(found: dict[str, Any], where: str) -> config.StorageChoice:
+    parser = Parser(prog=where, add_help=False, allow_abbrev=False)
     config.add_arguments(parser)
-    where = f"{flag}: {shown(name)}"
-    fields = _storage_fields(config.read_config_file(name, flag), where)
+    fields = _storage_fields(found, where)
     if not fields.get(_BACKEND):
         raise ConfigError(f"{where}: {_BACKEND} is required; `hicache backends` lists the names")
     argv = [

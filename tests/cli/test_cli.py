@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -285,6 +286,8 @@ def test_a_command_of_the_page_runs(
     key_space = store.fill(range(12), space())
     store.fill(range(2), space(model="old-model"))
     store.fill(range(2), space(tenant="acme", revision="r1"))
+    if "--store" in command:
+        monkeypatch.setenv("HICACHE_STORES", str(write_named_stores(store)))
     if "disks" in command or "tiers" in command:
         make_composed_stores()
     write_log(Path("explain.jsonl"))
@@ -299,6 +302,23 @@ def test_a_command_of_the_page_runs(
         shows_what_would_go = argv[0] in {"rm", "gc"} and "--yes" not in argv
         differs = argv[0] == "diff" and "backup.yaml" in argv
         assert main(argv) == (shows_what_would_go or differs)
+
+
+def write_named_stores(prod: CliStore) -> Path:
+    """Write the page's file of stores, with stores of this test instead of the ones it names."""
+    (text,) = re.findall(r"^```toml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    places = (prod, CliStore("file", {"path": "kept"}))
+    stores = dict(zip(tomllib.loads(text), places, strict=True))
+    path = Path("stores.json").absolute()
+    fields = {
+        name: {
+            "hicache-storage-backend": one.backend,
+            "hicache-storage-backend-extra-config": one.config,
+        }
+        for name, one in stores.items()
+    }
+    path.write_text(json.dumps(fields))
+    return path
 
 
 def make_composed_stores() -> None:

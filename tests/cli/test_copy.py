@@ -261,7 +261,7 @@ def test_only_the_selected_key_spaces_are_copied() -> None:
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        ([], "--to-backend or --to-config is required"),
+        ([], "--to-backend, --to-config or --to-store is required"),
         (["--to-backend", "memroy"], "did you mean 'memory'?"),
         (["--to-config", "x.json", "--to-backend", "memory"], "leave out --to-backend"),
         (["--to-backend", "memory", "--bandwidth-limit", "fast"], "not 'fast'"),

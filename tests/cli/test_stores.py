@@ -17,6 +17,10 @@ _VERBS: tuple[list[str], ...] = (
     ["inspect", "0123"],
     ["verify"],
     ["gc", "--model", "any"],
+    ["rm", "0123", "4567"],
+    ["stats"],
+    ["diff", "--to-backend", "memory"],
+    ["copy", "--dry-run", "--to-backend", "memory"],
     ["copy", "--to-backend", "memory"],
 )
 
@@ -110,6 +114,89 @@ def test_a_config_file_goes_with_no_other_backend(
 
     assert main(["ls", "--config", str(config), *file_store.flags]) == 2
     assert "leave out --hicache-storage-backend" in capsys.readouterr().err
+
+
+@pytest.fixture
+def named_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write a file with the stores `prod` and `backup`, which have the same key space."""
+    path = tmp_path / "stores.toml"
+    lines: list[str] = []
+    for name in ("prod", "backup"):
+        root = str(tmp_path / name)
+        CliStore("file", {"path": root}).fill(range(3 if name == "prod" else 1))
+        lines += [
+            f"[{name}]",
+            'hicache-storage-backend = "file"',
+            f"hicache-storage-backend-extra-config = {{path = {json.dumps(root)}}}",
+        ]
+    path.write_text("\n".join(lines))
+    monkeypatch.setenv("HICACHE_STORES", str(path))
+    return path
+
+
+def test_a_store_has_a_name(named_stores: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = run_json(capsys, "diff", "--store", "prod", "--to-store", "backup")
+
+    assert (1, 1, 2) == (code, found["both_pages"], found["only_source_pages"])
+    assert main(["ls", "--store", "prod"]) == 0
+    assert main(["copy", "--store", "prod", "--to-store", "prod"]) == 2
+    assert "the same store" in capsys.readouterr().err
+
+
+def test_the_file_of_stores_is_in_the_home_directory(
+    named_stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "home/.config/hicache/stores.toml"
+    place.parent.mkdir(parents=True)
+    named_stores.rename(place)
+    monkeypatch.delenv("HICACHE_STORES")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+    assert main(["ls", "--store", "prod"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--store", "prd"], "has no store of this name; did you mean 'prod'?"),
+        (["--store", "prod", "--config", "x.yaml"], "leave out one of them"),
+        (["--store", "prod", "--hicache-storage-backend", "file"], "leave out --hicache-storage"),
+        (["--store", "prod", "--page-size", "64"], "--store holds the engine's flags"),
+        (["--store", "redis://:TOPSECRET@h"], "has no store of this name"),
+    ],
+)
+def test_a_wrong_name_of_a_store_is_one_line(
+    flags: list[str], reason: str, named_stores: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ls", *flags]) == 2
+
+    message = capsys.readouterr().err
+    assert reason in message
+    assert "TOPSECRET" not in message
+    assert message.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "write it, or name another one in HICACHE_STORES"),
+        ('prod = "file"', "must be a table with the fields of a store"),
+        ('[prod]\nhicache-storage-backnd = "file"', "did you mean 'hicache-storage-backend'?"),
+        ("[prod]", "hicache-storage-backend is required"),
+        ("[prod", "is not TOML"),
+    ],
+)
+def test_a_wrong_file_of_stores_is_one_line(
+    content: str | None, reason: str, named_stores: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named_stores.unlink() if content is None else named_stores.write_text(content)
+
+    assert main(["ls", "--store", "prod"]) == 2
+
+    message = capsys.readouterr().err
+    assert "--store 'prod': " in message
+    assert reason in message
+    assert message.count("\n") == 1
 
 
 @pytest.mark.parametrize("verb", _VERBS, ids=lambda verb: verb[0])
