@@ -53,6 +53,7 @@ _HICACHE = Program(
         doctor,
         explain,
     ),
+    has_log_flags=True,
 )
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from hicache_storage.cli.ages import age, format_time
-from hicache_storage.cli.escapes import one_line
 from hicache_storage.cli.printing import output_console, print_json, print_lines, write_line
 from hicache_storage.cli.progress import meter
 from hicache_storage.cli.selection_flags import add_selection_arguments, selection_of
 from hicache_storage.cli.sizes import counted, format_nbytes
+from hicache_storage.cli.stderr_log import stderr_log
 from hicache_storage.cli.stores import (
     add_store_arguments,
     add_tier_argument,
@@ -152,8 +151,7 @@ def _elsewhere(one: UnreadableSpace) -> Kept:
 
 def _tell(space_id: str, pages: int) -> None:
     """Print each key space as soon as it is removed, because removing them all may take minutes."""
-    removed = f"removed key space {space_id} with {counted(pages, 'page')}"
-    sys.stderr.write(f"hicache: {one_line(removed)}\n")
+    stderr_log().print_info(f"removed key space {space_id} with {counted(pages, 'page')}")
 
 
 def _print_json(

@@ -10,13 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from hicache_storage.cli.escapes import one_line
-from hicache_storage.cli.stderr_log import StderrHandler
+from hicache_storage.cli.stderr_log import (
+    StderrHandler,
+    add_log_arguments,
+    log_of,
+    set_format,
+)
 from hicache_storage.errors import ConfigError, HiCacheError, did_you_mean, shown
 from hicache_storage.replay.warning_log import warnings_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from hicache_storage.cli.stderr_log import StderrLog
 
 _INTERRUPTED = 130
 _DISTRIBUTION = "hicache-storage"
@@ -45,33 +51,40 @@ class Program:
     """The verb to run if the command line names none."""
     wrong_input: int = 2
     """The exit code for invalid input, which also prints one line on stderr."""
+    has_log_flags: bool = False
+    """True if every verb accepts `--quiet` and `--log-format`."""
 
     def main(self, argv: Sequence[str]) -> int:
         """Run one verb, and return its exit code."""
+        with log_of(self.name) as log:
+            return self._main(argv, log)
+
+    def _main(self, argv: Sequence[str], log: StderrLog) -> int:
         code = 0
         try:
             try:
-                with warnings_to(StderrHandler(self.name)):
-                    code = self._run(argv)
+                with warnings_to(StderrHandler(log)):
+                    code = self._run(argv, log)
             finally:
                 sys.stdout.flush()
         except OSError as error:
             if not _gave_stdout_up():
                 raise
             if not isinstance(error, BrokenPipeError):  # a reader may close the pipe at any time
-                self._print_error(f"standard output cannot be written: {error.strerror}")
+                log.print_error(f"standard output cannot be written: {error.strerror}")
                 return self.wrong_input
         return code
 
-    def _run(self, argv: Sequence[str]) -> int:
+    def _run(self, argv: Sequence[str], log: StderrLog) -> int:
         try:
             arguments = self._parse(argv)
+            set_format(arguments)
             code: int = arguments.run(arguments)
         except HiCacheError as error:
-            self._print_error(_redacted(str(error), argv))
+            log.print_error(_redacted(str(error), argv))
             return self.wrong_input
         except KeyboardInterrupt:
-            self._print_error("interrupted")
+            log.print_error("interrupted")
             return _INTERRUPTED
         return code
 
@@ -108,6 +121,8 @@ class Program:
                 _name(verb), help=verb.SUMMARY, description=verb.SUMMARY, allow_abbrev=False
             )
             verb.add_arguments(subparser)
+            if self.has_log_flags:
+                add_log_arguments(subparser)
             subparser.set_defaults(run=verb.run, parser=subparser)
         return [*choices.choices.values()]
 
@@ -159,9 +174,6 @@ class Program:
                 f"unknown argument {shown(name)!r}{hint if '?' in hint else ''} (see {command} --help)"
             )
         return arguments
-
-    def _print_error(self, message: str) -> None:
-        sys.stderr.write(f"{self.name}: {one_line(message)}\n")
 
 
 class Parser(argparse.ArgumentParser):

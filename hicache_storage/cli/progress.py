@@ -6,6 +6,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from hicache_storage.cli.stderr_log import stderr_log
 from hicache_storage.scalars import counted, format_nbytes
 
 if TYPE_CHECKING:
@@ -27,16 +28,22 @@ class Meter:
         """Report the pages and bytes that were done since the last call."""
 
 
+def shows_progress() -> bool:
+    """Return whether a bar may be drawn between the messages on stderr."""
+    log = stderr_log()
+    return not (log.is_quiet or log.is_json)
+
+
 @contextmanager
 def meter(title: str, duration_s: float | None = None) -> Generator[Meter, None, None]:
-    """Show a progress bar on stderr if that is a terminal.
+    """Show a progress bar on stderr if that is a terminal, unless `--quiet` or JSON is asked for.
 
     With `duration_s` the bar shows the share of that time instead of the share of the bytes.
     """
     from rich.console import Console  # noqa: PLC0415 - `--help` stays fast
 
     console = Console(stderr=True)
-    if not console.is_terminal:
+    if not console.is_terminal or not shows_progress():
         yield Meter()
         return
     from rich import progress  # noqa: PLC0415

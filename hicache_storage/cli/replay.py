@@ -11,6 +11,7 @@ from hicache_storage import config
 from hicache_storage.cli.output_files import check_outputs, write_outputs
 from hicache_storage.cli.printing import output_console, print_lines
 from hicache_storage.cli.program import add_cwd_to_path
+from hicache_storage.cli.progress import shows_progress
 from hicache_storage.cli.signal_stop import SignalStop
 from hicache_storage.cli.sizes import size_from_zero
 from hicache_storage.cli.stores import add_store_arguments, store_choice
@@ -300,5 +301,6 @@ def _progress() -> Generator[Progress, None, None]:
     from rich.progress import Progress  # noqa: PLC0415
 
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    is_shown = console.is_terminal and shows_progress()
+    with Progress(console=console, transient=True, disable=not is_shown) as progress:
         yield progress

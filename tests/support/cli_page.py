@@ -26,7 +26,8 @@ def page() -> str:
         "[Commands for operators](cli.md) says what the verbs are for.",
         "",
         "A verb with `--hicache-storage-backend` accepts the other flags of an engine, too, so that the",
-        "engine's command line can be pasted.",
+        "engine's command line can be pasted. Every verb of `hicache` also has `--quiet`, which prints",
+        "only errors on stderr, and `--log-format json`, which prints each message there as JSON.",
         "",
     ]
     for program in PROGRAMS:
