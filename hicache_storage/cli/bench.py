@@ -108,6 +108,12 @@ def _add_load_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MIX",
         help="weight of each kind of call (default: %(default)s)",
     )
+    add(
+        "--rate",
+        type=config.int_up_to(_MOST_PAGES),
+        metavar="PAGES",
+        help="at most this many pages a second in all calls (default: as fast as possible)",
+    )
     length = group.add_mutually_exclusive_group()
     length.add_argument(
         "--duration",
@@ -187,6 +193,7 @@ def _settings(arguments: argparse.Namespace, choice: config.StorageChoice) -> Be
         pages=arguments.pages,
         working_set_nbytes=arguments.working_set,
         timeout_s=arguments.timeout,
+        rate_pages_per_s=arguments.rate,
     )
 
 

@@ -114,6 +114,45 @@ def test_each_page_size_and_number_of_threads_is_a_load(
     assert all(["read"] == [*load["operations"]] for load in report["loads"])
 
 
+def test_a_rate_is_not_exceeded(file_store: CliStore, tmp_path: Path) -> None:
+    flags = ("--duration", "1.2s", "--rate", "40")
+
+    code, report = _report(tmp_path, *_SMALL, *flags, *file_store.flags)
+
+    (load,) = report["loads"]
+    pages = sum(
+        sum(figures["verdicts"].values())
+        for operation, figures in load["operations"].items()
+        if operation != "delete"
+    )
+    assert (0, 40) == (code, report["settings"]["rate_pages_per_s"])
+    # The first call does not wait.
+    assert 4 <= pages <= 40 * load["elapsed_s"] + 4
+    assert load["operations"]["read"]["slowest_s_series"][0][1] > 0
+
+
+def test_a_load_ends_in_time_although_its_next_call_is_due_later(
+    file_store: CliStore, tmp_path: Path
+) -> None:
+    flags = ("--duration", "500ms", "--rate", "1", "--mix", "read=1", "--batch-pages", "16")
+
+    _, report = _report(tmp_path, *_SMALL, *flags, *file_store.flags)
+
+    (load,) = report["loads"]
+    assert 1 == load["operations"]["read"]["calls"]
+    assert load["elapsed_s"] < 12  # the second call is due after 16 s
+
+
+def test_runs_of_different_rates_are_not_compared(
+    file_store: CliStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _report(tmp_path, *_SHORT, *file_store.flags)
+    before = ["--compare", str(tmp_path / "report.json")]
+
+    assert main(["bench", *_SHORT, "--rate", "10", *before, *file_store.flags]) == 2
+    assert "rate_pages_per_s was None" in capsys.readouterr().err
+
+
 def test_a_load_lasts_as_long_as_it_is_told(file_store: CliStore, tmp_path: Path) -> None:
     _, report = _report(tmp_path, *_SMALL, "--duration", "1.2s", *file_store.flags)
 
@@ -343,7 +382,8 @@ def test_the_page_is_self_contained(file_store: CliStore, tmp_path: Path) -> Non
     main(["bench", *flags, *file_store.flags])
 
     page = path.read_text()
-    assert page.count("<svg ") == 2
+    assert page.count("<svg ") == 3
+    assert "Slowest call over time" in page
     assert "default-src 'none'" in page
     assert not re.search(r"<script|https?://|\bsrc=|url\(", page)
 

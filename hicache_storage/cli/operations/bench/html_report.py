@@ -68,6 +68,7 @@ def _load_section(number: int, load: Mapping[str, Any]) -> Element:
         figures(TITLES, operation_rows(load)),
         _latency_chart(load),
         _bandwidth_chart(load),
+        _slowest_chart(load),
     )
 
 
@@ -108,6 +109,23 @@ def _bandwidth_chart(load: Mapping[str, Any]) -> Element | None:
     return line_chart("Bandwidth over time", lines, x, y)
 
 
+def _slowest_chart(load: Mapping[str, Any]) -> Element | None:
+    """Return the slowest call in each second of the load. A stall of the store is a peak."""
+    lines = [
+        Line(operation, [(second, slowest_s * 1000) for second, slowest_s in series])
+        for operation, figures in load["operations"].items()
+        if len(series := figures["slowest_s_series"]) >= _LEAST_POINTS
+    ]
+    if not lines:
+        return None
+    points = [point for line in lines for point in line.points]
+    x = linear_axis("seconds", max(point[0] for point in points), lambda value: f"{value:g}")
+    y = linear_axis(
+        "latency", max(point[1] for point in points), lambda value: format_seconds(value / 1000)
+    )
+    return line_chart("Slowest call over time", lines, x, y)
+
+
 def _first_part_sections(report: Mapping[str, Any]) -> Iterator[Element]:
     """Yield what a composed store costs: its first part's figures, and the ratios to them."""
     alone = report.get("first_part")
@@ -140,10 +158,12 @@ def _ratio_section(cells: Sequence[Cell]) -> Element:
 
 def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     settings = report["settings"]
+    rate = settings["rate_pages_per_s"]
     weights = ", ".join(f"{name} {weight:g}" for name, weight in settings["mix"].items())
     return [
         ("mix", weights),
         ("pages in a call", str(settings["batch_pages"])),
+        ("rate", "as fast as possible" if rate is None else f"at most {rate:,} pages/s"),
         ("working set", format_nbytes(settings["working_set_nbytes"])),
         ("deadline of a call", f"{settings['timeout_s']:g} s"),
         ("data plane", report["data_plane"]),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hicache_storage.cli.operations.bench.latencies import Latencies
 from hicache_storage.cli.operations.bench.pages import PageBuffers
+from hicache_storage.cli.operations.rate_limit import RateLimit
 from hicache_storage.page_store import PoolSpec, Verdict
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class BenchSettings:
     working_set_nbytes: int
     """Bytes of pages written before the loads, and the most that a load leaves in the store."""
     timeout_s: float
+    rate_pages_per_s: int | None = None
+    """At most so many pages a second in all calls of a load together. None: as fast as possible."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the settings that two runs must share before they can be compared."""
@@ -71,6 +74,7 @@ class BenchSettings:
             "mix": {operation.value: weight for operation, weight in self.mix.items()},
             "working_set_nbytes": self.working_set_nbytes,
             "timeout_s": self.timeout_s,
+            "rate_pages_per_s": self.rate_pages_per_s,
         }
 
 
@@ -84,6 +88,8 @@ class Figures:
     calls: int = 0
     nbytes_by_second: _Bytes = field(default_factory=_Bytes)
     """Bytes of correct pages, by the second of the load in which their call ended."""
+    slowest_s_by_second: dict[int, float] = field(default_factory=dict[int, float])
+    """The latency of the slowest call that ended in each second of the load."""
 
     def merge(self, other: Figures) -> None:
         """Add the calls of `other`."""
@@ -91,6 +97,13 @@ class Figures:
         self.verdicts.update(other.verdicts)
         self.calls += other.calls
         self.nbytes_by_second.update(other.nbytes_by_second)
+        for second, slowest_s in other.slowest_s_by_second.items():
+            self.note_latency(second, slowest_s)
+
+    def note_latency(self, second: int, latency_s: float) -> None:
+        """Keep the latency of a call if it is the slowest that ended in this second."""
+        slowest = self.slowest_s_by_second
+        slowest[second] = max(slowest.get(second, 0.0), latency_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +148,11 @@ def measure(
                 done = sum(worker.pages for worker in workers)
                 meter.advance(done - shown, (done - shown) * page_nbytes)
                 shown = done
+                if shared.ended():
+                    shared.rate.stop()
         finally:
             shared.halt.set()
+            shared.rate.stop()
         for future in futures:
             future.result()
     elapsed_s, cpu_s = shared.elapsed_s(), time.process_time() - cpu_s
@@ -157,6 +173,7 @@ class _Shared:
         self.buffers = PageBuffers(target.store, target.space, load.batch_pages)
         self.halt = threading.Event()
         self.hashes = target.hashes
+        self.rate = RateLimit(load.rate_pages_per_s)
         self._stop = stop
         self._left = load.pages
         self._lock = threading.Lock()
@@ -202,6 +219,9 @@ class _Worker:
         """Make calls until the load ends."""
         shared = self._shared
         while not shared.ended() and (pages := shared.take_pages()):
+            shared.rate.wait(pages)
+            if shared.ended():
+                break
             (operation,) = self._random.choices(self._operations, self._weights)
             verdicts = self._call(operation, pages)
             self.pages += pages
@@ -266,9 +286,11 @@ class _Worker:
         figures = self.figures.setdefault(operation, Figures())
         figures.calls += 1
         figures.verdicts.update(verdicts)
+        second = int(self._shared.elapsed_s())
         if not _WITHOUT_LATENCY & {*verdicts}:
             figures.latencies.add(elapsed_s)
+            figures.note_latency(second, elapsed_s)
         if operation in (Operation.READ, Operation.WRITE):
             nbytes = verdicts.count(Verdict.OK) * self._shared.space.page_nbytes
-            figures.nbytes_by_second[int(self._shared.elapsed_s())] += nbytes
+            figures.nbytes_by_second[second] += nbytes
         return verdicts

@@ -162,6 +162,9 @@ def _figures_report(figures: Figures, elapsed_s: float) -> dict[str, Any]:
         "verdicts": _by_name(figures.verdicts),
         "curve": latencies.curve(),
         "series": [(second, figures.nbytes_by_second[second]) for second in whole_seconds],
+        "slowest_s_series": [
+            (second, figures.slowest_s_by_second.get(second, 0.0)) for second in whole_seconds
+        ],
     }
 
 
