@@ -119,7 +119,9 @@ class TestLs:
         assert main(["ls", *tiered.flags, "--tier", tier]) == 0
         assert "1 key space" in capsys.readouterr().out
 
-    @pytest.mark.parametrize("verb", ["ls", "verify", "gc", "inspect", "copy"])
+    @pytest.mark.parametrize(
+        "verb", ["ls", "stats", "verify", "gc", "inspect", "rm", "copy", "diff"]
+    )
     def test_a_wrong_name_is_answered_with_all_names(
         self, tiered: CliStore, verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -127,7 +129,9 @@ class TestLs:
         more = {
             "gc": ["--empty"],
             "inspect": [space.id],
+            "rm": [space.id, hash_of(0)],
             "copy": CliStore("file", {"path": str(tmp_path / "target")}).target_flags,
+            "diff": ["--to-backend", "memory"],
         }.get(verb, [])
 
         assert main([verb, *tiered.flags, "--tier", "disk", *more]) == 2

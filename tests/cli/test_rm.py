@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cli_stores import DRAFT, CliStore, run_json
 from composed_stores import file_member
-from pages import hash_of
+from pages import hash_of, page
 from sealed_stores import key_files
 from servers import free_port
 
@@ -82,6 +82,32 @@ def test_a_page_goes_from_every_tier_or_from_one(
         for name in ("near", "far")
     }
     assert {"near": 1, "far": 2} == left
+
+
+def test_a_page_in_a_former_stripe_is_removed_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stripes = [file_member(name, tmp_path / name) for name in "ab"]
+    target = CliStore("striped", {"stripes": stripes}).fill(range(20))
+    left = next(n for n in range(20) if [*(tmp_path / "a").rglob(hash_of(n))])
+    with CliStore("file", {"path": str(tmp_path / "b")}).open() as storage:
+        storage.open_space(target)
+        stray = page(target.stored_nbytes)
+        assert storage.batch_set(target, [hash_of(left)], [stray]) == [True]
+    (path,) = (tmp_path / "a").rglob(hash_of(left))
+    path.unlink()
+    argv = [
+        "rm",
+        target.id,
+        hash_of(left),
+        "--yes",
+        *CliStore("striped", {"stripes": stripes}).flags,
+    ]
+
+    assert main(argv) == 2
+    assert "is only in b, where engines do not look for it" in capsys.readouterr().err
+    assert main([*argv, "--tier", "b"]) == 0
+    assert [] == [*tmp_path.rglob(hash_of(left))]
 
 
 def test_a_sealed_page_goes(

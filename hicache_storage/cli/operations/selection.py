@@ -8,6 +8,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from hicache_storage.cli.escapes import escaped
+from hicache_storage.composition.parts import all_parts
 from hicache_storage.errors import ConfigError, did_you_mean, shown
 from hicache_storage.keys import check_page_hashes
 
@@ -163,10 +164,17 @@ def find_pages(storage: HiCacheStorage, space: KeySpace, texts: Sequence[str]) -
     missing = [one for one, is_there in zip(hashes, there, strict=True) if not is_there]
     damaged = {fault.page_hash for fault in storage.faults(space, missing)} if missing else set()
     for page_hash in missing:
-        if page_hash not in damaged:
-            _only_one(
-                "page", (), page_hash, f"`hicache ls {space.id[:SHORT_ID_DIGITS]}` lists them"
+        if page_hash in damaged:
+            continue
+        parts = all_parts(storage)
+        holders = [name for name, one in parts.items() if one.batch_exists(space, [page_hash])[0]]
+        if holders:
+            raise ConfigError(
+                f"page {page_hash} is only in {', '.join(holders)}, where engines do not look for it:"
+                " name that place with --tier"
             )
+        where = f"`hicache ls {space.id[:SHORT_ID_DIGITS]}` lists them"
+        _only_one("page", (), page_hash, where)
     return hashes
 
 
