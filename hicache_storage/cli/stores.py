@@ -34,6 +34,7 @@ from hicache_storage.errors import (
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
 
     from hicache_storage.storage import HiCacheStorage
 
@@ -103,17 +104,18 @@ def source_and_target(
 
 def _target_choice(arguments: argparse.Namespace, verb: str) -> config.StorageChoice:
     backend, extra_config = arguments.to_backend, arguments.to_extra_config
-    chosen = _choice_by_name(arguments.to_config, arguments.to_store, "--to-config", "--to-store")
-    if chosen is not None:
-        flag, choice = chosen
-        if backend is not None or extra_config is not None:
-            raise ConfigError(
-                f"{flag} names the target already: leave out --to-backend and --to-extra-config"
-            )
-        return choice
-    if backend is None:
-        raise ConfigError(f"{verb}: --to-backend, --to-config or --to-store is required")
-    return config.StorageChoice(backend=backend, config=config.load_extra_config(extra_config))
+    flag = _naming_flag({"--to-config": arguments.to_config, "--to-store": arguments.to_store})
+    if flag is None:
+        if backend is None:
+            raise ConfigError(f"{verb}: --to-backend, --to-config or --to-store is required")
+        return config.StorageChoice(backend=backend, config=config.load_extra_config(extra_config))
+    if backend is not None or extra_config is not None:
+        raise ConfigError(
+            f"{flag} names the target already: leave out --to-backend and --to-extra-config"
+        )
+    if arguments.to_store is not None:
+        return _named_choice(arguments.to_store, flag)
+    return config_file_choice(arguments.to_config, flag)
 
 
 def store_choice(arguments: argparse.Namespace) -> config.StorageChoice:
@@ -122,10 +124,9 @@ def store_choice(arguments: argparse.Namespace) -> config.StorageChoice:
     Raises:
         ConfigError: No backend is named, or two are named, or a config is wrong.
     """
-    chosen = _choice_by_name(arguments.config, arguments.store, "--config", "--store")
-    if chosen is None:
+    flag = _naming_flag({"--config": arguments.config, "--store": arguments.store})
+    if flag is None:
         return config.StorageChoice.from_arguments(arguments)
-    flag, choice = chosen
     if arguments.hicache_storage_backend or arguments.hicache_storage_backend_extra_config:
         raise ConfigError(
             f"{flag} names the backend already: leave out --{_BACKEND} and --{_EXTRA_CONFIG}"
@@ -136,20 +137,17 @@ def store_choice(arguments: argparse.Namespace) -> config.StorageChoice:
             raise ConfigError(
                 f"{flag} holds the engine's flags: leave out --{engine_flag}, or add it to that file"
             )
-    return choice
+    if arguments.store is not None:
+        return _named_choice(arguments.store, flag)
+    return config_file_choice(arguments.config, flag)
 
 
-def _choice_by_name(
-    file: str | None, store: str | None, file_flag: str, store_flag: str
-) -> tuple[str, config.StorageChoice] | None:
-    """Return the choice of a file, or of a name in the file of stores, and the flag that was given."""
-    if file is not None and store is not None:
-        raise ConfigError(f"{file_flag} and {store_flag} each name a store: leave out one of them")
-    if file is not None:
-        return file_flag, config_file_choice(file, file_flag)
-    if store is not None:
-        return store_flag, _named_choice(store, store_flag)
-    return None
+def _naming_flag(values: Mapping[str, str | None]) -> str | None:
+    """Return which of the flags that name a whole store is given. None: neither is."""
+    given = [flag for flag, value in values.items() if value is not None]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} each name a store: leave out one of them")
+    return given[0] if given else None
 
 
 def _named_choice(name: str, flag: str) -> config.StorageChoice:

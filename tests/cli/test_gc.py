@@ -172,7 +172,11 @@ def test_a_key_space_without_new_pages_goes(
     assert (0, 0) == _removed(capsys, *argv)
     # The clock itself stays, because S3 refuses requests of another day.
     tomorrow_s = time.time() + 86_400
-    monkeypatch.setattr("hicache_storage.cli.gc._time_before", lambda age_s: age_s and tomorrow_s)
+
+    def before(age_s: float | None) -> float | None:
+        return age_s and tomorrow_s
+
+    monkeypatch.setattr("hicache_storage.cli.gc._time_before", before)
 
     assert (0, 3) == _removed(capsys, *argv)
     assert store.numbers(target) == []

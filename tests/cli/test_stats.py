@@ -20,7 +20,11 @@ from hicache_storage.cli import main
 def _watch(monkeypatch: pytest.MonkeyPatch, *changes: Callable[[], Any]) -> list[str]:
     """Make the changes between the looks of a watch. Return the flags for it."""
     left = iter(changes)
-    monkeypatch.setattr("hicache_storage.cli.stats._wait", lambda _: next(left)())
+
+    def wait(_until_s: float) -> None:
+        next(left)()
+
+    monkeypatch.setattr("hicache_storage.cli.stats._wait", wait)
     return ["--watch", "1h", "--count", str(len(changes))]
 
 

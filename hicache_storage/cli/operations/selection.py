@@ -162,7 +162,8 @@ def find_pages(storage: HiCacheStorage, space: KeySpace, texts: Sequence[str]) -
     hashes = [*dict.fromkeys(find_page(storage, space, text) for text in texts)]
     there = storage.batch_exists(space, hashes)
     missing = [one for one, is_there in zip(hashes, there, strict=True) if not is_there]
-    damaged = {fault.page_hash for fault in storage.faults(space, missing)} if missing else set()
+    faults = storage.faults(space, missing) if missing else ()
+    damaged = {fault.page_hash for fault in faults}
     for page_hash in missing:
         if page_hash in damaged:
             continue
