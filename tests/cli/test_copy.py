@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from cli_stores import DRAFT, SPACE, CliStore, run_json, save
+from composed_stores import file_member
 from hicache_backends.memory import MemorySettings, MemoryStorage
 from pages import hash_of, page, space
 from s3_kit import config_of
@@ -141,6 +142,20 @@ def test_a_dry_run_finds_what_a_copy_would_refuse(
     assert main(["copy", *source.flags, *target.target_flags, "--dry-run"]) == 2
     assert "would evict pages" in capsys.readouterr().err
     assert main(["copy", *source.flags, *dead.target_flags, "--dry-run"]) == 2
+
+
+def test_a_dry_run_looks_at_a_tier(
+    file_store: CliStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file_store.fill(range(5))
+    near, far = (file_member(name, tmp_path / name) for name in ("near", "far"))
+    CliStore("file", near["config"]).fill(range(2))
+    CliStore("file", far["config"]).fill(range(4))
+    target = CliStore("tiered", {"tiers": [near, far]})
+    argv = ["copy", *file_store.flags, *target.target_flags, "--dry-run"]
+
+    for tier, copied in ((["--to-tier", "near"], 3), (["--to-tier", "far"], 1), ([], 1)):
+        assert copied == run_json(capsys, *argv, *tier)[1]["copied_pages"]
 
 
 def test_pages_that_are_there_are_skipped(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,24 @@ def test_a_verb_that_looks_makes_no_store(
         assert message.count("\n") == 1
     assert not mistyped.exists()
     assert [] == [*empty.iterdir()]
+
+
+@pytest.mark.parametrize(("kind", "other"), [("file", "hf3fs"), ("hf3fs", "file")])
+@pytest.mark.parametrize("verb", _VERBS, ids=lambda verb: verb[0])
+def test_a_store_of_another_backend_is_no_empty_one(
+    verb: list[str],
+    kind: str,
+    other: str,
+    store_of: Callable[[str], CliStore],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    store = store_of(kind)
+    store.fill(range(2))
+
+    assert main([*verb, *CliStore(other, store.config).flags]) == 2
+    printed = capsys.readouterr()
+    assert f"is a store of the backend {kind}: choose that backend" in printed.err
+    assert printed.out == ""
 
 
 def test_a_config_file_holds_backend_and_config(
