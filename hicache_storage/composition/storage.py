@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from itertools import compress
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hicache_storage.backend_support.deadline import Deadline
@@ -196,13 +197,27 @@ class ComposedStorage(HiCacheStorage):
                     yield replace(one, reason=f"{member.label}: {one.reason}")
 
     def page_times(self, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
-        """Return the latest times that a member recorded for each page."""
+        """Return the latest times that a member recorded for each page.
+
+        If a member has a page and records no uses, its gets leave no trace, so the last use is unknown.
+        """
         self.ensure_open()
         found: list[list[PageTimes]] = []
+        untold = set[str]()
         for member in self._members:
             with self._named(member):
                 found.append(member.storage.page_times(space, hashes))
-        return [_latest(times) for times in zip(*found, strict=True)]
+                silent = [
+                    one
+                    for one, times in zip(hashes, found[-1], strict=True)
+                    if times.used_at_s is None
+                ]
+                untold.update(compress(silent, member.storage.batch_exists(space, silent)))
+        latest = [_latest(times) for times in zip(*found, strict=True)]
+        return [
+            replace(times, used_at_s=None, used_within_s=0.0) if one in untold else times
+            for one, times in zip(hashes, latest, strict=True)
+        ]
 
     # --- the rest ------------------------------------------------------------------------------------
 

@@ -371,6 +371,18 @@ class TestWrites:
 
             assert [PageTimes(written_at_s=7.0)] == asking.result()
 
+    def test_the_last_use_is_unknown_if_a_tier_serves_the_page_and_notes_none(
+        self, build: Build, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tiers = build()
+        used = PageTimes(written_at_s=7.0, used_at_s=8.0)
+        monkeypatch.setattr(tiers.last, "page_times", lambda _, hashes: [used] * len(hashes))
+        tiers.set(A)
+
+        assert [PageTimes(written_at_s=7.0)] == tiers.storage.page_times(SPACE, [A])
+        tiers.first.batch_delete(SPACE, [A])
+        assert [used] == tiers.storage.page_times(SPACE, [A])
+
     def test_pages_that_change_after_a_set_do_not_change_its_copies(self, build: Build) -> None:
         tiers = build(write="back", promote="always")
         tiers.last.hang("set")
