@@ -43,10 +43,12 @@ if TYPE_CHECKING:
         Diagnosis,
         Durability,
         HiCacheStorage,
+        PageFault,
         PageInfo,
         PageTimes,
         Retention,
         StorageStats,
+        UnreadableSpace,
     )
 
     __version__: str
@@ -67,6 +69,7 @@ __all__ = [
     "KeySpace",
     "NoSuchStore",
     "Page",
+    "PageFault",
     "PageInfo",
     "PageTimes",
     "Retention",
@@ -76,6 +79,7 @@ __all__ = [
     "StorageTimeout",
     "StorageUnavailable",
     "UnknownBackend",
+    "UnreadableSpace",
     "UnsupportedOperation",
     "namespace_seed",
     "open_storage",

@@ -57,6 +57,10 @@ class Durability(enum.IntEnum):
     """A page survives a power failure, because data and names are synced before a set returns True."""
 
 
+LIMITS = ("max_batch", "max_page_nbytes", "max_batch_nbytes")
+"""The capabilities that are limits. None: no limit."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """What a backend declares that it can do.
@@ -87,6 +91,9 @@ class Capabilities:
     """The largest batch, in pages. The SDK splits larger ones. None: no limit."""
     max_page_nbytes: int | None = None
     """The largest page, in bytes. `open_space` refuses a key space with larger pages. None: no limit."""
+    max_batch_nbytes: int | None = None
+    """The most bytes of pages in one get or set. The SDK splits larger batches. None: no limit. A
+    batch of one page may have more."""
     bounded: bool = False
     """True if every call returns within `timeout_s` plus a second, whatever the store does, and touches
     no page afterwards. Engines lend their own memory only to storages that are bounded or revocable."""
@@ -96,12 +103,25 @@ class Capabilities:
     nothing. Requires `scatter_gather`, because these pages get no bounce buffer."""
 
     def __post_init__(self) -> None:
-        for name in ("alignment", "parallelism", "max_batch", "max_page_nbytes"):
+        for name in ("alignment", "parallelism", *LIMITS):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"a storage cannot claim {name} {value}: the least is 1")
         if self.revocable and not self.scatter_gather:
             raise ValueError("a storage that claims revocable must claim scatter_gather")
+
+    def fitting_pages(self, pages: int, page_nbytes: int) -> int:
+        """Return how many of `pages` fit in one get or set: at least one.
+
+        Examples:
+            >>> Capabilities(max_batch=9, max_batch_nbytes=4096).fitting_pages(100, page_nbytes=1024)
+            4
+        """
+        if self.max_batch is not None:
+            pages = min(pages, self.max_batch)
+        if self.max_batch_nbytes is not None:
+            pages = min(pages, self.max_batch_nbytes // page_nbytes)
+        return max(1, pages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -484,7 +504,7 @@ class HiCacheStorage(abc.ABC):
         ):
             if getattr(narrowed, claim) > getattr(widest, claim):
                 raise ValueError(f"an instance may not widen {claim} beyond its class's")
-        for limit in ("max_batch", "max_page_nbytes"):
+        for limit in LIMITS:
             most, claimed = getattr(widest, limit), getattr(narrowed, limit)
             if most is not None and (claimed is None or claimed > most):
                 raise ValueError(f"an instance may not widen {limit} beyond its class's {most}")

@@ -15,6 +15,7 @@ from hicache_storage.errors import StorageClosed, StorageUnavailable, Unsupporte
 from hicache_storage.keys import KeySpace
 from hicache_storage.page import Page
 from hicache_storage.storage import (
+    LIMITS,
     Capabilities,
     Durability,
     HiCacheStorage,
@@ -86,6 +87,7 @@ class LimitedStorage(DictStorage):
         parallelism=4,
         max_batch=64,
         max_page_nbytes=1 << 20,
+        max_batch_nbytes=4 << 20,
     )
 
 
@@ -283,6 +285,7 @@ CLAIMS: dict[str, Any] = {
     "parallelism": 1,
     "max_batch": 1,
     "max_page_nbytes": 4096,
+    "max_batch_nbytes": 4096,
     "alignment": 512,
 }
 
@@ -309,6 +312,8 @@ def test_an_instance_may_claim_less(claim: str) -> None:
         ("max_batch", None),
         ("max_page_nbytes", (1 << 20) + 1),
         ("max_page_nbytes", None),
+        ("max_batch_nbytes", (4 << 20) + 1),
+        ("max_batch_nbytes", None),
     ],
 )
 def test_an_instance_may_not_claim_more(claim: str, value: object) -> None:
@@ -335,11 +340,26 @@ def test_an_unknown_claim_is_refused() -> None:
         LimitedStorage().narrow(speed=11)
 
 
-@pytest.mark.parametrize("name", ["alignment", "parallelism", "max_batch", "max_page_nbytes"])
+@pytest.mark.parametrize("name", ["alignment", "parallelism", *LIMITS])
 def test_a_limit_of_nothing_cannot_be_claimed(name: str) -> None:
     nothing: dict[str, Any] = {name: 0}
     with pytest.raises(ValueError, match=f"{name} 0"):
         Capabilities(**nothing)
+
+
+@pytest.mark.parametrize(
+    ("limits", "fitting"),
+    [
+        (Capabilities(), 100),
+        (Capabilities(max_batch=7), 7),
+        (Capabilities(max_batch_nbytes=4096), 4),
+        (Capabilities(max_batch_nbytes=4095), 3),
+        (Capabilities(max_batch=2, max_batch_nbytes=4096), 2),
+        (Capabilities(max_batch_nbytes=1023), 1),
+    ],
+)
+def test_a_batch_of_pages_fits_both_limits(limits: Capabilities, fitting: int) -> None:
+    assert fitting == limits.fitting_pages(100, page_nbytes=1024)
 
 
 def test_a_new_backend_claims_nothing_that_it_must_prove() -> None:
@@ -364,6 +384,7 @@ def test_capabilities_are_described_in_single_words() -> None:
         "parallelism": "4",
         "max_batch": "64",
         "max_page_nbytes": "1048576",
+        "max_batch_nbytes": "4194304",
         "bounded": "no",
         "revocable": "no",
     } == told

@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from hicache_conformance.author import StorageConformance
     from hicache_conformance.run.subject import Scratch, Server
     from hicache_conformance.tools.network.proxy import FaultProxy
+    from hicache_conformance.tools.observation.synced_files import SyncedFiles
     from hicache_storage.testing import Fault, FaultyStorage, Odds, Strike
 
 _HOMES = {
     "hicache_conformance.author": ("StorageConformance",),
     "hicache_conformance.run.subject": ("Scratch", "Server"),
     "hicache_conformance.tools.network.proxy": ("FaultProxy",),
+    "hicache_conformance.tools.observation.synced_files": ("SyncedFiles",),
     "hicache_storage.testing": ("Fault", "FaultyStorage", "Odds", "Strike"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -40,6 +42,7 @@ __all__ = [
     "Server",
     "StorageConformance",
     "Strike",
+    "SyncedFiles",
 ]
 
 

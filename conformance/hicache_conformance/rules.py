@@ -16,7 +16,7 @@ from hicache_storage.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SPEC = "1.3"
+SPEC = "1.4"
 """The version of the rules in this kit."""
 
 FAMILIES = {
@@ -46,6 +46,7 @@ class Need(enum.StrEnum):
     """A claim that a rule is about, or something that its test needs."""
 
     DURABLE = "durability >= CRASH"
+    SYNCED = "durability POWER"
     SHARED = "shared"
     ENUMERABLE = "enumerable"
     PARALLEL = "parallelism > 1"
@@ -56,12 +57,14 @@ class Need(enum.StrEnum):
     TAMPER = "tamper"
     SERVER = "server"
     STALL = "stall"
+    CUT_POWER = "cut_power"
     ENDPOINT = "an address in the config"
 
 
 CLAIMS = frozenset(
     {
         Need.DURABLE,
+        Need.SYNCED,
         Need.SHARED,
         Need.ENUMERABLE,
         Need.PARALLEL,
@@ -341,6 +344,16 @@ RULES: dict[str, Rule] = {
             since="1.2",
         ),
         Rule(
+            "KV-309",
+            "What was just set or used is not evicted first",
+            "If a store evicts pages, those that were just set or read are not the first to go:"
+            " they are not all gone while older pages, which nobody has read since, are all there.",
+            "Each new prefix evicts the one before it: the cache is full of old pages, and gives no"
+            " hits.",
+            _EXTENDED,
+            since="1.4",
+        ),
+        Rule(
             "KV-401",
             "Durable pages survive SIGKILL",
             "`durability >= CRASH`: pages whose set returned True survive SIGKILL and reopening.",
@@ -371,6 +384,16 @@ RULES: dict[str, Rule] = {
             " corrupt, and the next set heals it.",
             "Bit rot reaches the model.",
             _EXTENDED,
+        ),
+        Rule(
+            "KV-405",
+            "Synced pages survive a power cut",
+            "`durability` POWER: pages whose set returned True survive a power cut, which takes"
+            " everything that was written but not synced.",
+            "After a power cut the pages are gone that were paid for with slow, synced sets.",
+            _EXTENDED,
+            (Need.SYNCED,),
+            since="1.4",
         ),
         Rule(
             "KV-501",

@@ -37,6 +37,7 @@ def weakest(stores: Sequence[Capabilities]) -> Capabilities:
         parallelism=max(each.parallelism for each in stores),
         max_batch=_smallest(each.max_batch for each in stores),
         max_page_nbytes=_smallest(each.max_page_nbytes for each in stores),
+        max_batch_nbytes=_smallest(each.max_batch_nbytes for each in stores),
         bounded=all(each.bounded for each in stores),
         revocable=all(each.revocable for each in stores),
     )

@@ -126,7 +126,7 @@ class Lane:
         return max(1, self.threads - self.guard.running_count - self._executor.waiting_count)
 
     def max_pages(self, most: int) -> int:
-        """Return the most pages of one storage call: `most`, or fewer if the storage needs that."""
+        """Return the most hashes of one storage call: `most`, or fewer if the storage needs that."""
         return min(max(1, most), self._storage.capabilities.max_batch or max(1, most))
 
     def close(self, timeout_s: float) -> bool:
@@ -207,11 +207,12 @@ class Lane:
             pages,
             threads=min(self.threads, max(self.idle_threads, long_calls)),
             least=self._latency.min_transfer_pages(framed),
-            most=self.max_pages(
+            most=self._storage.capabilities.fitting_pages(
                 min(
                     _MAX_CALL_NBYTES // framed.stored_nbytes,
                     int(_MAX_CALL_S / max(s_per_page, 1e-9)),
-                )
+                ),
+                framed.stored_nbytes,
             ),
         )
         failure: list[Verdict] = []

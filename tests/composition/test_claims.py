@@ -34,6 +34,7 @@ STRONG = Capabilities(
         {"parallelism": 9},
         {"max_batch": 7},
         {"max_page_nbytes": 8},
+        {"max_batch_nbytes": 9},
     ],
     ids=str,
 )

@@ -393,6 +393,21 @@ class TestSplitting:
         assert outcome.arrived() == 8
         assert {3, 2} == {size for _, size in storage.batches}
 
+    @pytest.mark.parametrize(("limit_pages", "sizes"), [(3, {3, 2}), (1, {1}), (0.5, {1})])
+    def test_no_call_has_more_bytes_than_the_store_takes(
+        self, open_store: Callable[..., PageStore], limit_pages: float, sizes: set[int]
+    ) -> None:
+        framed = open_store().framed(TARGET)
+        limit = int(limit_pages * framed.stored_nbytes)
+        storage = HookedStorage(Capabilities(max_batch_nbytes=limit))
+        store = open_store(storage)
+
+        store.save([transfer(filled())])
+        outcome = store.load([transfer(empty())])
+
+        assert outcome.arrived() == 8
+        assert sizes == {size for _, size in storage.batches}
+
     def test_small_pages_are_not_spread_thin(
         self, storage: HookedStorage, open_store: Callable[..., PageStore]
     ) -> None:

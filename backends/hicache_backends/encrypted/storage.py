@@ -127,6 +127,13 @@ class EncryptedStorage(WrapperStorage):
         most = inner.capabilities.max_page_nbytes
         if most is not None:
             self.narrow(max_page_nbytes=max(1, most - self._header_nbytes))
+        most = inner.capabilities.max_batch_nbytes
+        if most is not None:  # half of it for the pages, and half for their headers
+            headers = max(1, most // 2 // self._header_nbytes)
+            self.narrow(
+                max_batch=min(headers, inner.capabilities.max_batch or headers),
+                max_batch_nbytes=max(1, most // 2),
+            )
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:

@@ -269,7 +269,7 @@ class Case(Assertions):
 
     def require(self, *needs: Need) -> None:
         """End the check if the store lacks a claim, or the author a back door, that the check needs."""
-        for need in sorted(needs, key=lambda one: one in CLAIMS):  # claims last: they open a store
+        for need in sorted(needs, key=lambda one: one not in CLAIMS):  # a claim decides first
             if not self._has(need):
                 kind = _CLAIM_WORDS.get(need)
                 if kind:
@@ -278,15 +278,16 @@ class Case(Assertions):
 
     def _has(self, need: Need) -> bool:
         match need:
-            case Need.DURABLE:
-                return self.claims.durability >= Durability.CRASH
+            case Need.DURABLE | Need.SYNCED:
+                least = Durability.CRASH if need is Need.DURABLE else Durability.POWER
+                return self.claims.durability >= least
             case Need.SHARED | Need.ENUMERABLE | Need.BOUNDED | Need.REVOCABLE:
                 return bool(getattr(self.claims, need.value))
             case Need.COMPOSES:
                 return self.subject.offers(need.value)
             case Need.PARALLEL:
                 return self.claims.parallelism > 1
-            case Need.PEEK | Need.TAMPER | Need.SERVER | Need.STALL:
+            case Need.PEEK | Need.TAMPER | Need.SERVER | Need.STALL | Need.CUT_POWER:
                 return self.subject.offers(need.value)
             case Need.ENDPOINT:
                 return True  # the checks themselves read the config
@@ -367,6 +368,7 @@ def _given(pages: Mapping[str, bytes]) -> tuple[list[str], list[Page]]:
 
 _CLAIM_WORDS = {
     Need.DURABLE: "durability CRASH or more",
+    Need.SYNCED: "durability POWER",
     Need.SHARED: "shared",
     Need.ENUMERABLE: "enumerable",
     Need.PARALLEL: "parallelism above 1",

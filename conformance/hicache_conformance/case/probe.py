@@ -25,6 +25,8 @@ __all__ = ["Probe", "ServerGone", "Trace", "space_text"]
 T = TypeVar("T")
 
 _MOST_LISTED = 200_000
+_ANY = 1 << 30
+"""More pages than any batch has."""
 _OFFERS = 6
 """How often a page is set if the store refuses some sets now and then."""
 
@@ -34,7 +36,7 @@ class ServerGone(Exception):
 
 
 class Probe:
-    """A storage, and the memory for its pages. Splits batches by `max_batch`, as the SDK does.
+    """A storage, and the memory for its pages. Splits batches by its limits, as the SDK does.
 
     Methods without `batch_` in their name take and return bytes. In every check, an answer of a wrong
     type, an exception that the contract does not allow, or a byte outside a page is a violation.
@@ -65,7 +67,12 @@ class Probe:
 
     @property
     def max_batch(self) -> int:
-        return self.storage.capabilities.max_batch or 1 << 30
+        """The most hashes of one call."""
+        return self.storage.capabilities.max_batch or _ANY
+
+    def most_pages(self, space: KeySpace) -> int:
+        """Return how many pages of `space` one get or set may have."""
+        return self.storage.capabilities.fitting_pages(_ANY, space.stored_nbytes)
 
     def open_space(self, space: KeySpace) -> None:
         self._called("open_space", space, [], lambda: self.storage.open_space(space))
@@ -87,7 +94,7 @@ class Probe:
     ) -> list[bool]:
         """Store items in which a hash may occur twice."""
         answers: list[bool] = []
-        for part in self._parts(items):
+        for part in self._parts(items, self.most_pages(space)):
             hashes, data = [h for h, _ in part], [d for _, d in part]
             memory = self.memory(space, len(part), segments).filled_with(data)
             given = self.batch_set(space, hashes, memory.pages)
@@ -105,7 +112,7 @@ class Probe:
     ) -> list[bytes | None]:
         """Return the bytes of each page, or None for a miss."""
         found: list[bytes | None] = []
-        for part in self._parts(hashes):
+        for part in self._parts(hashes, self.most_pages(space)):
             memory = self.memory(space, len(part), segments)
             hits = self.batch_get(space, part, memory.pages)
             self._check_guards(memory, "batch_get")
@@ -268,9 +275,9 @@ class Probe:
         """Return a violation. If no `sequence` is given, the violation has the last calls."""
         return Violation(message, expected, got, tuple(sequence or self.trace.sequence()))
 
-    def _parts(self, items: Sequence[T]) -> list[Sequence[T]]:
+    def _parts(self, items: Sequence[T], most: int | None = None) -> list[Sequence[T]]:
         """Return the batches that the SDK would make of `items`, or one empty batch for no items."""
-        step = self.max_batch
+        step = most or self.max_batch
         return [items[start : start + step] for start in range(0, max(len(items), 1), step)]
 
     def _answers(

@@ -98,6 +98,14 @@ class Subject:
         """
         raise _missing("stall")
 
+    def cut_power(self) -> None:
+        """Take everything that the store has written but not synced, as a power cut does (a back door).
+
+        The kit calls it when no process uses the store. For example, start the server again on the
+        last snapshot of its disk that contains only what was synced.
+        """
+        raise _missing("cut_power")
+
     def compose(self, scratch: Scratch, members: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """Return the config of a fresh store that consists of `members`, the fastest first.
 

@@ -36,7 +36,7 @@ _GOOD = (Verdict.CONFORMANT, Verdict.INCOMPLETE, Verdict.PARTIAL)
 
 _EVIDENCE = {
     "retention": ("KV-002", "KV-901"),
-    "durability": ("KV-401", "KV-402"),
+    "durability": ("KV-401", "KV-402", "KV-405"),
     "shared": ("KV-502",),
     "enumerable": ("KV-103", "KV-104"),
     "overwrites": ("KV-005",),
@@ -45,6 +45,7 @@ _EVIDENCE = {
     "parallelism": ("KV-504",),
     "max_batch": ("KV-204", "KV-903"),
     "max_page_nbytes": ("KV-008", "KV-903"),
+    "max_batch_nbytes": ("KV-204", "KV-903"),
     "bounded": ("KV-304", "KV-901"),
     "revocable": ("KV-901",),
 }
@@ -217,7 +218,8 @@ def _subject(facts: RunFacts, records: Sequence[RuleRecord]) -> SubjectRecord:
 
 
 _NO_POWER_CUT = "crash verified, power not testable here"
-"""Shown if a store claims to survive a power loss, because tests can only kill processes."""
+"""Shown if a store claims to survive a power loss, but no back door `cut_power` shows it."""
+_POWER_RULE = "KV-405"
 _VERIFIED = {Outcome.PASSED, Outcome.NOT_DECLARED}
 
 
@@ -225,6 +227,10 @@ def _capability(
     name: str, word: str, outcomes: Mapping[str, Outcome], *, is_power: bool
 ) -> CapabilityRecord:
     rules = tuple(rule for rule in _EVIDENCE.get(name, ()) if rule in outcomes)
+    if is_power and outcomes.get(_POWER_RULE) is Outcome.PASSED:
+        is_power = False
+    elif outcomes.get(_POWER_RULE) in (Outcome.NOT_VERIFIED, Outcome.NOT_DECLARED):
+        rules = tuple(rule for rule in rules if rule != _POWER_RULE)
     seen = {outcomes[rule] for rule in rules}
     if seen & {Outcome.FAILED, Outcome.WAIVED}:
         return CapabilityRecord(name=name, claimed=word, outcome="refuted", rules=rules)

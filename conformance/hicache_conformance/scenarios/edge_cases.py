@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import pickle
 import zlib
 from itertools import accumulate, pairwise, takewhile
@@ -23,6 +24,22 @@ _EQUAL_CHECKSUMS = (
     "3c84110c446884955d190a054a175389da6eebaf3c2ab7957d3fad7e9c3d4e83",
 )
 """Two page hashes whose texts have the same CRC-32."""
+_EQUAL_IN_32_BITS = {
+    "SHA-256": (47489, 78506),
+    "SHA-1": (23313, 86719),
+    "MD5": (59078, 62570),
+    "BLAKE2b": (62640, 63618),
+    "xxHash32": (65983, 76881),
+    "xxHash64, the last bits": (85675, 95218),
+    "xxh3-64, the last bits": (32835, 110948),
+    "CRC-32 of the bytes": (81089, 99217),
+    "Adler-32": (1320, 3583),
+    "FNV-1a": (34754, 64320),
+    "djb2": (17544, 21989),
+    "MurmurHash3": (13810, 57050),
+}
+"""Numbers, by a hash function. The SHA-256 of their decimal digits are page hashes whose texts have the
+same first 32 bits under that function."""
 
 PAGE_SIZES = (
     *(1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257),
@@ -103,6 +120,12 @@ def similar_hashes(rng: random.Random) -> dict[str, list[str]]:
             *(f"{number[:7]}e{digit}{'0' * 55}" for digit in "123"),
         ],
         "equal CRC-32": list(_EQUAL_CHECKSUMS),
+        **{
+            f"equal in 32 bits of {name}": [
+                hashlib.sha256(str(number).encode()).hexdigest() for number in numbers
+            ]
+            for name, numbers in _EQUAL_IN_32_BITS.items()
+        },
         "zeros only": ["0" * length for length in (32, 40, 64, 128)],
         "f only": ["f" * length for length in (32, 40, 64, 128)],
         "32 digits, one of them changed": _one_digit_changed(short, 5),

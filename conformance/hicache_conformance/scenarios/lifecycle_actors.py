@@ -14,6 +14,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Pipe
 from typing import TYPE_CHECKING, Any
 
@@ -176,16 +177,27 @@ def failures(link: Link, wrong_configs: Sequence[dict[str, Any]], rounds: int) -
 
 
 def failing_calls(link: Link, space: KeySpace, rounds: int) -> None:
-    """Actor: make `rounds` calls that fail between two messages of the parent. Send what they leave."""
+    """Actor: let calls of each kind fail `rounds` times between two messages of the parent.
+
+    Send what they leave.
+    """
     probe = link.open()
     use(probe, space)
     use(probe, space)
     earlier = ProcessResources.current()
     link.send("ready")
     link.receive()
-    for _ in range(rounds):
-        with suppress(HiCacheError):
-            probe.storage.batch_exists(space, ["0" * 64])
+    storage, hashes = probe.storage, ["0" * 64]
+    memory = probe.memory(space, 1)
+    for call in (
+        partial(storage.batch_exists, space, hashes),
+        partial(storage.batch_get, space, hashes, memory.pages),
+        partial(storage.batch_set, space, hashes, memory.pages),
+        partial(storage.batch_delete, space, hashes),
+    ):
+        for _ in range(rounds):
+            with suppress(HiCacheError):
+                call()
     link.send("failed")
     link.receive()
     link.send(remaining_after(earlier, GIVE_BACK_LIMIT_S))

@@ -42,9 +42,9 @@ def trial_space(model: str, pool: str, page_nbytes: int, page_tokens: int) -> Ke
 
 def pages_per_batch(space: KeySpace, *storages: HiCacheStorage) -> int:
     """Return how many pages one call may have: at most 32 MiB, and as many as every storage accepts."""
-    limits = [one.capabilities.max_batch for one in storages]
-    fitting = max(1, _MOST_NBYTES // space.stored_nbytes)
-    return min(_MOST_PAGES, fitting, *(limit for limit in limits if limit is not None))
+    nbytes = space.stored_nbytes
+    most = max(1, min(_MOST_PAGES, _MOST_NBYTES // nbytes))
+    return min(one.capabilities.fitting_pages(most, nbytes) for one in storages)
 
 
 def threads_for(*storages: HiCacheStorage) -> int:

@@ -566,6 +566,15 @@ class TestDelegation:
         assert not capabilities.bounded
         assert 5000 - HEADER_NBYTES == capabilities.max_page_nbytes
 
+    @pytest.mark.parametrize("page_nbytes", [1, 100, 5000, 40_000])
+    def test_its_largest_batch_fits_the_backend_with_its_headers(self, page_nbytes: int) -> None:
+        inner = MemoryStorage()
+        inner.narrow(max_batch_nbytes=100_000)
+
+        pages = sealed_over(inner).capabilities.fitting_pages(100_000, page_nbytes)
+
+        assert pages * (page_nbytes + HEADER_NBYTES) <= 100_000
+
     def test_a_page_whose_sealed_form_is_too_large_is_refused(self) -> None:
         with (
             open_storage_over({"capacity_nbytes": 4096 + HEADER_NBYTES - 1}) as storage,

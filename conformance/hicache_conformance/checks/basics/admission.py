@@ -33,7 +33,7 @@ def an_empty_store_refuses_no_page(case: Case) -> None:
     store.open_space(space)
     taken: dict[str, bytes] = {}
     offered = refused = 0
-    for count in _batches(store.max_batch):
+    for count in _batches(store.most_pages(space)):
         pages = case.contents(space, case.hashes(count))
         answers = store.set_once(space, pages)
         offered += count

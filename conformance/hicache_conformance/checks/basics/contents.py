@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from hicache_conformance.checks import check
@@ -11,6 +12,13 @@ from hicache_conformance.scenarios.setup import TimeBudget, fitting, note, open_
 if TYPE_CHECKING:
     from hicache_conformance.case.case import Case
     from hicache_storage.keys import KeySpace
+
+_MANY = 1 << 16
+_MANY_ABSENT = 500_000
+"""With so many pages, about eight of these hashes begin with the same 32 bits as one of them."""
+_AT_ONCE = 1024
+_ASKED_AT_ONCE = 8192
+_MANY_LIMIT_S = 10.0
 
 
 @check("KV-003")
@@ -64,6 +72,50 @@ def hashes_that_are_alike_are_apart(case: Case) -> None:
             case.must_set(store, space, pages)
             case.must_hold(store, space, pages)
         store.delete(space, hashes)
+
+
+@check("KV-003", quick=False, stochastic=True)
+def pages_of_many_hashes_are_apart(case: Case) -> None:
+    """Of 65,536 pages none has the bytes of another, and none of 500,000 other hashes is there."""
+    store, space = open_store(case, 16)
+    until_s = time.monotonic() + _MANY_LIMIT_S
+    pages: dict[str, bytes] = {}
+    while len(pages) < _MANY and time.monotonic() < until_s:
+        some = {one: _named(one, space) for one in _random_hashes(case, _AT_ONCE)}
+        taken = store.set(space, some)
+        pages.update(item for item, ok in zip(some.items(), taken, strict=True) if ok)
+        if not all(taken):
+            break
+    asked = 0
+    while asked < _MANY_ABSENT and time.monotonic() < until_s + _MANY_LIMIT_S:
+        absent = _random_hashes(case, _ASKED_AT_ONCE)
+        asked += len(absent)
+        for page_hash, there in zip(absent, store.exists(space, absent), strict=True):
+            if there:
+                raise store.violation(
+                    f"batch_exists is True for a page that was never set, among {len(pages)} others",
+                    expected="False",
+                    got=f"True for {page_hash}",
+                )
+    case.evidence["pages, and other hashes"] = f"{len(pages)} and {asked}"
+    hashes = list(pages)
+    for start in range(0, len(hashes), _AT_ONCE):
+        part = hashes[start : start + _AT_ONCE]
+        for page_hash, data in zip(part, store.get(space, part), strict=True):
+            if data is None and case.keeps:
+                case.missed(store, space, page_hash)
+            elif data is not None and data != pages[page_hash]:
+                with note(f"{len(pages)} pages were set"):
+                    raise case.wrong_bytes(store, space, page_hash, data, [pages[page_hash]])
+
+
+def _random_hashes(case: Case, count: int) -> list[str]:
+    return [case.random.randbytes(32).hex() for _ in range(count)]
+
+
+def _named(page_hash: str, space: KeySpace) -> bytes:
+    """Return the content of a small page: the beginning of its hash."""
+    return bytes.fromhex(page_hash)[: space.stored_nbytes].ljust(space.stored_nbytes, b"\0")
 
 
 @check("KV-003")

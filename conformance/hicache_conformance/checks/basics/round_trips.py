@@ -314,7 +314,7 @@ def _must_leave_other_pages(
     memory = store.memory(space, 2 * len(hashes) + 1, segments)
     given, between = memory.pages[1::2], memory.pages[::2]
     untouched = between[0].tobytes()
-    step = store.max_batch
+    step = store.most_pages(space)
     for start in range(0, len(hashes), step):
         store.batch_get(space, hashes[start : start + step], given[start : start + step])
     overrun = memory.overrun()

@@ -193,7 +193,7 @@ def _set_cut(
     case: Case, store: Probe, space: KeySpace, pages: dict[str, bytes], lengths: Sequence[int]
 ) -> None:
     """Set pages whose segments have these lengths. Every verdict must be True."""
-    for part in _batches(store, list(pages)):
+    for part in _batches(store, space, list(pages)):
         memory = _cut_memory(store, space, len(part), lengths)
         memory.filled_with([pages[page_hash] for page_hash in part])
         if not all(store.batch_set(space, part, memory.pages)):
@@ -210,7 +210,7 @@ def _must_read_cut(
     case: Case, store: Probe, space: KeySpace, pages: dict[str, bytes], lengths: Sequence[int]
 ) -> None:
     """Read pages into segments of these lengths. Every page must be a hit with its bytes."""
-    for part in _batches(store, list(pages)):
+    for part in _batches(store, space, list(pages)):
         memory = _cut_memory(store, space, len(part), lengths)
         hits = store.batch_get(space, part, memory.pages)
         _check(memory, store, "batch_get", lengths)
@@ -222,8 +222,8 @@ def _must_read_cut(
                 raise case.wrong_bytes(store, space, page_hash, page.tobytes(), right)
 
 
-def _batches(store: Probe, hashes: list[str]) -> list[list[str]]:
-    step = store.max_batch
+def _batches(store: Probe, space: KeySpace, hashes: list[str]) -> list[list[str]]:
+    step = store.most_pages(space)
     return [hashes[start : start + step] for start in range(0, len(hashes), step)]
 
 

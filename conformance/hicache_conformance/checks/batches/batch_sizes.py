@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 _LOOKED_UP = 10_000
 _LARGEST_SET = 1025
 _LARGEST_SET_QUICK = 129
+_LARGE_NBYTES = 8 << 20
+_SPLITS = (32 << 20, 64 << 20, 128 << 20)
+_MOST_PAGES = 256
+_LARGE_LIMIT_S = 60.0
 _LIMIT_S = 6.0
 """If a batch takes longer than this, the store is slow and gets smaller ones."""
 
@@ -44,7 +48,7 @@ def batches_of_every_size_are_set(case: Case) -> None:
     """A set stores every page of its batch, at sizes around those where stores split batches."""
     store, space = open_store(case, 24)
     budget = TimeBudget(_LIMIT_S)
-    for count in batch_sizes(min(_largest(case), store.max_batch)):
+    for count in batch_sizes(min(_largest(case), store.most_pages(space))):
         if not budget.allows(count):
             break
         case.evidence["largest batch set"] = str(count)
@@ -58,7 +62,7 @@ def batches_of_every_size_are_read(case: Case) -> None:
     store, space = open_store(case, 24)
     pages: dict[str, bytes] = {}
     budget = TimeBudget(_LIMIT_S)
-    for count in batch_sizes(min(_largest(case), store.max_batch)):
+    for count in batch_sizes(min(_largest(case), store.most_pages(space))):
         if not budget.allows(count):
             break
         case.evidence["largest batch read"] = str(count)
@@ -86,6 +90,29 @@ def a_batch_of_many_bytes_is_set_and_read(case: Case) -> None:
             case.must_hold(store, space, pages)
             store.delete(space, list(pages))
         case.evidence["largest batch"] = f"{nbytes} bytes"
+
+
+@check("KV-204")
+def batches_past_the_sizes_at_which_stores_split_are_whole(case: Case) -> None:
+    """Batches of more than 32, 64 and 128 MiB are set and read, each page with its own bytes."""
+    store, space = open_store(case, _LARGE_NBYTES)
+    most = store.most_pages(space)
+    budget = TimeBudget(_LARGE_LIMIT_S)
+    for split_nbytes in _SPLITS[:1] if case.quick else _SPLITS:
+        count = min(split_nbytes // space.stored_nbytes + 1, most, _MOST_PAGES)
+        if not budget.allows(count):
+            break
+        nbytes = count * space.stored_nbytes
+        with note(f"in a batch of {count} pages, {nbytes} bytes"), budget.measured(count):
+            pages = case.contents(space, case.hashes(count))
+            if not all(store.set(space, pages)):
+                _must_take_no_more(store, space, pages)
+                break
+            case.must_hold(store, space, pages)
+            store.delete(space, list(pages))
+        case.evidence["largest batch"] = f"{nbytes} bytes"
+        if count == most:
+            break
 
 
 def _must_take_no_more(store: Probe, space: KeySpace, pages: dict[str, bytes]) -> None:

@@ -112,8 +112,9 @@ def nothing_is_written_after_a_get(case: Case) -> None:
         store.set(space, pages)
         for hashes in (list(pages), case.hashes(4), [*list(pages)[:2], *case.hashes(2)]):
             memory = store.memory(space, len(hashes))
-            for start in range(0, len(hashes), store.max_batch):
-                part = slice(start, start + store.max_batch)
+            step = store.most_pages(space)
+            for start in range(0, len(hashes), step):
+                part = slice(start, start + step)
                 store.batch_get(space, hashes[part], memory.pages[part])
             overwrite(memory.pages)
             watched.append(memory)
@@ -127,7 +128,7 @@ def nothing_is_written_after_a_get_that_raised(case: Case) -> None:
     The call fails at a page that can't be written to.
     """
     store, space = open_store(case, _LARGE_NBYTES)
-    count = min(8, store.max_batch)
+    count = min(8, store.most_pages(space))
     pages = case.contents(space, case.hashes(count))
     store.set(space, pages)
     watched: list[PageMemory] = []
@@ -153,7 +154,7 @@ def nothing_is_written_after_a_get_that_timed_out(case: Case) -> None:
         caller = path.caller()
         pages = path.stored_pages(caller, 4)
         store, memory = caller.probe, caller.probe.memory(path.space, len(pages))
-        hashes = list(pages)[: store.max_batch]
+        hashes = list(pages)[: store.most_pages(path.space)]
         path.on_all(partial(FaultProxy.go_silent, direction="down"))
         call = partial(store.storage.batch_get, path.space, hashes, memory.pages[: len(hashes)])
         make_attempt(store, "batch_get", call, limit_s=caller.limit_s)
@@ -171,7 +172,7 @@ def nothing_is_stored_after_a_set_that_timed_out(case: Case) -> None:
         caller = path.caller()
         path.stored_pages(caller, 1)
         store = caller.probe
-        pages = case.contents(path.space, case.hashes(min(4, store.max_batch)))
+        pages = case.contents(path.space, case.hashes(min(4, store.most_pages(path.space))))
         memory = store.memory(path.space, len(pages)).filled_with(list(pages.values()))
         path.on_all(FaultProxy.go_silent)
         call = partial(store.storage.batch_set, path.space, list(pages), memory.pages)
@@ -194,8 +195,9 @@ def _set_from(
     memory = store.memory(space, len(pages), segments).filled_with(list(pages.values()))
     hashes = list(pages)
     verdicts: list[bool] = []
-    for start in range(0, len(hashes), store.max_batch):
-        part = slice(start, start + store.max_batch)
+    step = store.most_pages(space)
+    for start in range(0, len(hashes), step):
+        part = slice(start, start + step)
         verdicts += store.batch_set(space, hashes[part], memory.pages[part])
     return memory if all(verdicts) else None
 

@@ -21,7 +21,7 @@ _SKIPS = (0, 1, 256)
 def a_digest_is_that_of_the_bytes(case: Case) -> None:
     """Each digest is the xxh3-64 of the page's bytes after the first `digest_skip`, in any segments."""
     store, space = open_store(case)
-    hashes = list(case.stored(store, space, min(_PAGES, store.max_batch)))
+    hashes = list(case.stored(store, space, min(_PAGES, store.most_pages(space))))
     digests = 0
     for skip in _SKIPS:
         if skip >= space.stored_nbytes:

@@ -82,8 +82,8 @@ def duplicates_are_each_deleted(case: Case) -> None:
 
 def _open_for_batches(case: Case) -> tuple[Probe, KeySpace]:
     store, space = open_store(case, 200)
-    if store.max_batch == 1:
-        raise NotDeclared("a batch holds one page only: max_batch is 1")
+    if store.most_pages(space) == 1:
+        raise NotDeclared("a batch holds one page only: its limits allow no more")
     return store, space
 
 

@@ -31,7 +31,7 @@ def round_trips_do_not_grow_with_the_pages_of_a_batch(case: Case) -> None:
     with open_fault_path(case, _PAGE_NBYTES, short_timeout=False) as path:
         before = sum(proxy.connections for proxy in path.proxies)
         probe = path.caller().probe
-        count = min(probe.max_batch, _MAX_BATCH)
+        count = min(probe.most_pages(path.space), _MAX_BATCH)
         for operation, (one, many) in _turns(path, probe, (1, count)).items():
             connections = sum(proxy.connections for proxy in path.proxies) - before
             side = max(1, min(probe.storage.capabilities.parallelism, connections))
@@ -51,7 +51,7 @@ def round_trips_grow_with_the_batches(case: Case) -> None:
     """Sixteen full batches take about sixteen times the round trips of one."""
     with open_fault_path(case, _PAGE_NBYTES, short_timeout=False) as path:
         probe = path.caller().probe
-        count = min(probe.max_batch, _MAX_BATCH)
+        count = min(probe.most_pages(path.space), _MAX_BATCH)
         one, many = (
             min(_turns_of(path, partial(_exists, path, probe, pages)) for _ in range(2))
             for pages in (count, _BATCHES * count)

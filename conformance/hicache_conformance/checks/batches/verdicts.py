@@ -71,7 +71,7 @@ def verdicts_are_in_the_order_of_the_hashes(case: Case) -> None:
 def hashes_may_come_as_a_tuple(case: Case) -> None:
     """Hashes and pages may come in any sequence, such as a tuple."""
     store, space = open_store(case, 96)
-    pages = case.contents(space, case.hashes(min(3, store.max_batch)))
+    pages = case.contents(space, case.hashes(min(3, store.most_pages(space))))
     memory = store.memory(space, len(pages)).filled_with(list(pages.values()))
     given = tuple(pages), tuple(memory.pages)
     by_name = calls(store, space)
@@ -88,7 +88,7 @@ def hashes_may_come_as_a_tuple(case: Case) -> None:
 def the_callers_lists_are_left_alone(case: Case) -> None:
     """A call does not change the lists of hashes and pages that it receives."""
     store, space = open_store(case, 96)
-    pages = case.contents(space, case.hashes(min(5, store.max_batch)))
+    pages = case.contents(space, case.hashes(min(5, store.most_pages(space))))
     for operation, call in calls(store, space).items():
         for hashes in (list(pages), case.hashes(len(pages))):
             memory = store.memory(space, len(pages)).filled_with(list(pages.values()))

@@ -37,7 +37,7 @@ def a_bounded_get_ends_in_time_and_lets_go_of_its_pages(case: Case) -> None:
             caller = path.caller()
             pages = path.stored_pages(caller, _PAGES)
             memory = caller.probe.memory(path.space, _PAGES)
-            hashes = list(pages)[: caller.probe.max_batch]
+            hashes = list(pages)[: caller.probe.most_pages(path.space)]
             get = partial(
                 caller.probe.storage.batch_get, path.space, hashes, memory.pages[: len(hashes)]
             )
@@ -56,7 +56,9 @@ def a_bounded_set_ends_in_time_and_lets_go_of_its_pages(case: Case) -> None:
     with open_fault_path(case) as path:
         for why, fault in _faults(path).items():
             caller = path.caller()
-            pages = case.contents(path.space, case.hashes(min(_PAGES, caller.probe.max_batch)))
+            pages = case.contents(
+                path.space, case.hashes(min(_PAGES, caller.probe.most_pages(path.space)))
+            )
             case.trace.stored[path.space].update(pages)
             memory = caller.probe.memory(path.space, len(pages)).filled_with(list(pages.values()))
             put = partial(caller.probe.storage.batch_set, path.space, list(pages), memory.pages)

@@ -11,7 +11,7 @@ from hicache_conformance.rules import Need
 from hicache_conformance.run.outcomes import NotDeclared, Violation
 from hicache_conformance.scenarios.setup import fitting, note, open_store, store_many
 from hicache_storage.errors import UnsupportedOperation
-from hicache_storage.storage import Capabilities, Durability, Retention
+from hicache_storage.storage import LIMITS, Capabilities, Durability, Retention
 
 if TYPE_CHECKING:
     from hicache_conformance.case.case import Case
@@ -62,7 +62,7 @@ def an_instance_claims_no_more_than_its_class(case: Case) -> None:
         )
         if getattr(narrow, name) > getattr(widest, name)
     ]
-    for name in ("max_batch", "max_page_nbytes"):
+    for name in LIMITS:
         most, limit = getattr(widest, name), getattr(narrow, name)
         if most is not None and (limit is None or limit > most):
             wider.append(name)
@@ -292,14 +292,13 @@ def _soundness(claims: Capabilities) -> dict[str, bool]:
     """Return for each field whether its value has the right type and range."""
     orders: dict[str, type] = {"retention": Retention, "durability": Durability}
     flags = ("shared", "enumerable", "overwrites", "scatter_gather", "bounded", "revocable")
-    limits = ("max_batch", "max_page_nbytes")
     return {
         **{name: isinstance(getattr(claims, name), kind) for name, kind in orders.items()},
         **{name: type(getattr(claims, name)) is bool for name in flags},
         **{name: _is_count(getattr(claims, name)) for name in ("alignment", "parallelism")},
         **{
             name: getattr(claims, name) is None or _is_count(getattr(claims, name))
-            for name in limits
+            for name in LIMITS
         },
     }
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _LARGEST_TRIED_NBYTES = 64 << 20
 _LARGEST_TRIED_QUICK_NBYTES = 4 << 20
 _LONGEST_BATCH = 20_000
+_MOST_NBYTES = 256 << 20
+_MOST_NBYTES_QUICK = 32 << 20
+_PAGES_OF_A_BATCH = 8
 
 
 @check("KV-903")
@@ -145,6 +148,91 @@ def a_delete_one_past_the_limit_is_whole_or_refused(case: Case) -> None:
     case.must_miss(store, space, hashes, "was deleted")
 
 
+@check("KV-903")
+def a_batch_of_the_most_bytes_is_taken(case: Case) -> None:
+    """A batch of `max_batch_nbytes` of pages can be set and read in one call each."""
+    store, space, hashes = _batch_of_bytes(case, 0)
+    pages = case.contents(space, hashes)
+    memory = store.memory(space, len(hashes)).filled_with(list(pages.values()))
+    if not all(store.batch_set(space, hashes, memory.pages)):
+        violation = store.violation(
+            "batch_set refuses pages in a batch of max_batch_nbytes", expected="True for each"
+        )
+        raise case.refused(space, violation)
+    case.must_hold(store, space, pages)
+    store.delete(space, hashes)
+
+
+@check("KV-903")
+def a_batch_of_more_bytes_is_whole_or_refused(case: Case) -> None:
+    """A set and a get of a page more than `max_batch_nbytes` are done in full, or refused."""
+    store, space, hashes = _batch_of_bytes(case, 1)
+    pages = case.contents(space, hashes)
+    memory = store.memory(space, len(hashes)).filled_with(list(pages.values()))
+    setting = partial(store.storage.batch_set, space, hashes, memory.pages)
+    verdicts = _whole(store, "batch_set", space, hashes, setting)
+    if verdicts is None:
+        case.must_miss(store, space, hashes, "was in a batch that was refused")
+        verdicts = store.set(space, pages)
+    taken = {one: pages[one] for one, ok in zip(hashes, verdicts, strict=True) if ok}
+    left_out = {one: pages[one] for one in hashes if one not in taken}
+    if left_out and all(store.set(space, left_out)):
+        raise _in_part(store, "batch_set", f"False for {len(left_out)} pages that have room")
+    memory.blank()
+    reading = partial(store.storage.batch_get, space, list(taken), memory.pages[: len(taken)])
+    hits = _whole(store, "batch_get", space, list(taken), reading) or []
+    for page, hit, (page_hash, data) in zip(memory.pages, hits, taken.items(), strict=False):
+        if hit and page.tobytes() != data:
+            raise case.wrong_bytes(store, space, page_hash, page.tobytes(), [data])
+    case.must_hold(store, space, taken)
+    store.delete(space, hashes)
+
+
+@check("KV-903")
+def one_page_may_have_more_bytes_than_a_batch(case: Case) -> None:
+    """A page larger than `max_batch_nbytes` is set and read alone, because it cannot be split."""
+    limit = _nbytes_limit(case)
+    largest = case.claims.max_page_nbytes
+    if largest is not None and largest <= limit:
+        raise NotDeclared(f"no page is larger than max_batch_nbytes: {largest} is the limit")
+    store, smaller = open_store(case, limit)
+    larger = case.space(limit + 1)
+    store.open_space(larger)
+    for space in (smaller, larger):
+        pages = case.contents(space, case.hashes(1))
+        if store.set(space, pages) == [True]:
+            case.must_hold(store, space, pages)
+            store.delete(space, list(pages))
+        elif space is smaller:
+            raise NotVerified(f"the store has no room for a page of {limit} bytes")
+        else:
+            raise store.violation(
+                "batch_set refuses a page because it is larger than max_batch_nbytes",
+                expected="True: a batch of one page may have more bytes",
+                got="False",
+            )
+
+
+def _nbytes_limit(case: Case) -> int:
+    limit = case.claims.max_batch_nbytes
+    if limit is None:
+        raise NotDeclared("the store claims no max_batch_nbytes")
+    most = _MOST_NBYTES_QUICK if case.quick else _MOST_NBYTES
+    if limit > most:
+        raise NotVerified(f"a batch of {limit} bytes is more than the {most} tried")
+    return limit
+
+
+def _batch_of_bytes(case: Case, beyond: int) -> tuple[Probe, KeySpace, list[str]]:
+    """Open a key space of which a few pages make `max_batch_nbytes`. Return that many and `beyond`."""
+    limit = _nbytes_limit(case)
+    pages = min(_PAGES_OF_A_BATCH, limit, case.claims.max_batch or _PAGES_OF_A_BATCH)
+    store, space = open_store(case, limit // pages)
+    if pages == 1 or space.stored_nbytes < limit // pages:
+        raise NotDeclared("other limits of a batch are reached before max_batch_nbytes")
+    return store, space, case.hashes(pages + beyond)
+
+
 def _page_limit(case: Case) -> int:
     limit = case.claims.max_page_nbytes
     if limit is None:
@@ -196,7 +284,7 @@ def _whole(
 
 def _in_part(store: Probe, operation: str, got: str) -> Violation:
     return store.violation(
-        f"{operation} of one page more than max_batch is done in part",
+        f"{operation} of one page more than a batch may have is done in part",
         expected="all of it done, or UnsupportedOperation and nothing done",
         got=got,
     )

@@ -62,7 +62,7 @@ def a_get_writes_nothing_after_the_revoke(case: Case) -> None:
     store = case.open()
     space = case.space(fitting(case, _HELD_NBYTES))
     store.open_space(space)
-    pages = case.stored(store, space, min(_HELD_PAGES, store.max_batch))
+    pages = case.stored(store, space, min(_HELD_PAGES, store.most_pages(space)))
     memory = store.memory(space, len(pages), 8)
     _revoke_in_a_held_call(memory, partial(store.storage.batch_get, space, list(pages)))
     _must_stay_unwritten(store, memory)
@@ -78,7 +78,7 @@ def a_set_reads_nothing_after_the_revoke(case: Case) -> None:
     store = case.open()
     space = case.space(fitting(case, _HELD_NBYTES))
     store.open_space(space)
-    pages = case.contents(space, case.hashes(min(_HELD_PAGES, store.max_batch)))
+    pages = case.contents(space, case.hashes(min(_HELD_PAGES, store.most_pages(space))))
     case.trace.stored[space].update(pages)
     memory = store.memory(space, len(pages), 8).filled_with(list(pages.values()))
     _revoke_in_a_held_call(memory, partial(store.storage.batch_set, space, list(pages)))
@@ -101,7 +101,7 @@ def _large(case: Case, store: Probe) -> tuple[KeySpace, Mapping[str, bytes]]:
     """Store pages so large that a call takes a while. Return the key space and the accepted pages."""
     space = case.space(fitting(case, _LARGE_NBYTES), tenant="large")
     store.open_space(space)
-    pages = case.contents(space, case.hashes(min(_LARGE_PAGES, store.max_batch)))
+    pages = case.contents(space, case.hashes(min(_LARGE_PAGES, store.most_pages(space))))
     stored = store.set(space, pages)
     return space, {one: pages[one] for one, kept in zip(pages, stored, strict=True) if kept}
 

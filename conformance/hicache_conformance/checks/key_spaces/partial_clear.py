@@ -55,7 +55,7 @@ def a_clear_that_is_cut_short_says_so(case: Case) -> None:
 
 def _plant(path: FaultPath, caller: Caller, pages: Mapping[str, bytes]) -> None:
     hashes = list(pages)
-    step = min(100, caller.probe.max_batch)
+    step = min(100, caller.probe.most_pages(path.space))
     for start in range(0, len(hashes), step):
         part = {one: pages[one] for one in hashes[start : start + step]}
         path.answer_of(partial(caller.set, part))

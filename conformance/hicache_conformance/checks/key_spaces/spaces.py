@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from hicache_conformance.checks import check
+from hicache_conformance.run.subject import Scratch
 from hicache_conformance.scenarios.key_space_neighbours import (
     Neighbour,
     colliding_fields,
@@ -18,12 +20,13 @@ from hicache_conformance.scenarios.key_space_neighbours import (
 from hicache_conformance.scenarios.setup import another_handle, fitting, note, open_and_set
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from hicache_conformance.case.case import Case
     from hicache_conformance.case.probe import Probe
     from hicache_storage.keys import KeySpace
 
+_JOINED = ("tenant", "model", "pool", "revision", "dtype", "layout")
 _SEPARATORS = ("", "-", "/", "_", ":", "@", "|", ".", ",")
 
 
@@ -121,6 +124,47 @@ def ids_that_are_alike_are_not_equal(case: Case) -> None:
         if one.stored_nbytes <= fitting(case, one.stored_nbytes):
             with note(f"two key spaces are taken for one: {description}"):
                 _must_be_apart(case, store, [one, other], page_hash)
+
+
+@check("KV-101")
+def a_stores_name_does_not_run_into_a_field(case: Case) -> None:
+    """Stores under similar names stay apart, even if the rest of a name is in a field of the other."""
+    name = case.scratch.prefix
+    base = case.space(fitting(case, 64))
+    fields = _JOINED[:3] if case.quick else _JOINED
+    for other, rest in ((f"{name}7", ("7", "")), (f"x{name}", ("", "x"))):
+        plain, joined = case.open(_named(case, name)), case.open(_named(case, other))
+        for field in fields:
+            text = getattr(base, field)
+            changed: dict[str, Any] = {field: rest[0] + text + rest[1]}
+            with note(
+                f"a store called NAME, with {field} {changed[field]!r}, and another one called"
+                f" {other.replace(name, 'NAME')}, with {field} {text!r}"
+            ):
+                _must_be_two(case, (plain, replace(base, **changed)), (joined, base))
+
+
+def _named(case: Case, name: str) -> Mapping[str, Any]:
+    """Return the config of a store with this name, both as its prefix and as its directory."""
+    path = case.scratch.path / name
+    path.mkdir(exist_ok=True)
+    return case.subject.config(Scratch(path, name))
+
+
+def _must_be_two(case: Case, one: tuple[Probe, KeySpace], other: tuple[Probe, KeySpace]) -> None:
+    """Raise if a page of one store shows in the other. Clearing one must leave the other's page."""
+    hashes = case.hashes(1)
+    (store, space), (neighbour, elsewhere) = one, other
+    open_and_set(case, store, space, *hashes)
+    case.must_miss(neighbour, elsewhere, hashes, "was set in another store")
+    open_and_set(case, neighbour, elsewhere, *hashes)
+    if case.claims.enumerable and "clear" not in case.absent:
+        neighbour.clear(elsewhere)
+        case.must_hold(store, space, case.contents(space, hashes))
+        case.must_miss(neighbour, elsewhere, hashes, "was cleared")
+    else:
+        case.must_hold(neighbour, elsewhere, case.contents(elsewhere, hashes))
+        case.must_hold(store, space, case.contents(space, hashes))
 
 
 @check("KV-101")

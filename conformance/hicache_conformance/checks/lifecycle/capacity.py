@@ -36,7 +36,7 @@ def a_full_store_refuses_and_stays_readable(case: Case) -> None:
 def a_batch_that_does_not_fit_is_judged_page_by_page(case: Case) -> None:
     """If a batch is larger than the room that is left, each verdict is true of its page."""
     small = small_store(case)
-    count = min(2 * small.pages + 2, small.probe.max_batch)
+    count = min(2 * small.pages + 2, small.probe.most_pages(small.space))
     offered = case.contents(small.space, case.hashes(count))
     answers = small.probe.set(small.space, offered)
     taken = {one: offered[one] for one, ok in zip(offered, answers, strict=True) if ok}

@@ -50,6 +50,7 @@ _TURNS_LIMIT_S = 5.0
 _CLOSERS = 4
 _CALLERS = 3
 _WARM_UP_ROUNDS = 10
+_TIMEOUTS = 4
 _LEAK_NBYTES = 8 << 20
 _ROUND_NBYTES = 1 << 20
 _ROUND_PAGES = 256
@@ -294,7 +295,23 @@ def openings_that_fail_leave_nothing(case: Case) -> None:
 @check("KV-302", quick=False)
 def calls_that_fail_leave_nothing(case: Case) -> None:
     """Calls that fail because the server is away leave no thread, descriptor or process behind."""
-    rounds = 20
+    left = _left_by_failing_calls(case, FaultProxy.refuse, 20)
+    if len(left) >= 10:
+        raise _leak(left, "fails", "without a server, 20 times each")
+
+
+@check("KV-302", quick=False)
+def calls_that_time_out_leave_nothing(case: Case) -> None:
+    """Calls that fail because the server is silent leave no thread, descriptor or process behind."""
+    left = _left_by_failing_calls(case, FaultProxy.go_silent, _TIMEOUTS)
+    if len(left) >= _TIMEOUTS:
+        raise _leak(left, "times out", f"with a silent server, {_TIMEOUTS} times each")
+
+
+def _left_by_failing_calls(
+    case: Case, fault: Callable[[FaultProxy], object], rounds: int
+) -> list[str]:
+    """Return what a process keeps after calls of each kind have failed `rounds` times."""
     with (
         open_fault_path(case, 64) as path,
         Child(
@@ -307,19 +324,23 @@ def calls_that_fail_leave_nothing(case: Case) -> None:
         ) as child,
     ):
         receive_result(child)
-        path.on_all(FaultProxy.refuse)
+        path.on_all(fault)
         child.send("the server is away")
         receive_result(child)
+        path.on_all(FaultProxy.drop_held)
         path.on_all(FaultProxy.pass_through)
         child.send("the server is there")
         left: list[str] = receive_result(child)
-    if len(left) >= rounds // 2:
-        raise Violation(
-            f"every call that fails leaves something: {_counted(left)} after {rounds} calls",
-            "nothing that grows with the calls",
-            ", ".join(left[:5]),
-            ("open, use", f"batch_exists without a server, {rounds} times"),
-        )
+        return left
+
+
+def _leak(left: Sequence[str], how: str, calls: str) -> Violation:
+    return Violation(
+        f"every call that {how} leaves something: {_counted(left)}",
+        "nothing that grows with the calls",
+        ", ".join(left[:5]),
+        ("open, use", f"batch_exists, batch_get, batch_set and batch_delete {calls}"),
+    )
 
 
 @check("KV-302", quick=False)

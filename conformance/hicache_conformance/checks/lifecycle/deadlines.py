@@ -53,7 +53,7 @@ def steps_that_are_each_in_time_do_not_add_up(case: Case) -> None:
     """A call of many steps ends in time, even if each step takes most of the time for the whole call."""
     with open_fault_path(case, 4 << 10) as path:
         caller = path.caller()
-        count = min(_BATCH, caller.probe.max_batch)
+        count = min(_BATCH, caller.probe.most_pages(path.space))
         pages = case.contents(path.space, case.hashes(count))
         absent = case.hashes(count)
         path.answer_of(partial(caller.exists, absent))

@@ -175,7 +175,7 @@ class _Store:
 
 def _write_on_a_full_disk(link: Link, store: _Store) -> None:
     """Actor: send how many sets did not succeed, at several limits on the size of files."""
-    together = min(2, store.probe.max_batch)
+    together = min(2, store.probe.most_pages(store.space))
     refused = 0
     for limit in _limits(store):
         pages = store.contents(2)

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 _LARGE_NBYTES = 24 << 20
 """More bytes than the buffers of the kernel and of a proxy hold."""
 
+_SETS_AT_ONCE = 6
+"""If so many calls wait for each other, the last ones are late by several time limits."""
+
 Calls = dict[str, "Callable[[], Attempt]"]
 _FAILURES = (StorageUnavailable, StorageTimeout)
 _CLOSE_LIMIT_S = 12.0
@@ -152,6 +155,43 @@ def calls_that_wait_for_a_connection_are_in_time(case: Case) -> None:
             )
         for one in attempts:
             must_end_in_time(path, one, f"{len(attempts)} calls at once wait for a silent server")
+
+
+@check("KV-304")
+def sets_at_once_to_a_silent_server_end_in_time(case: Case) -> None:
+    """If several sets wait for a silent server, each ends within its time limit, as do other calls."""
+    with open_fault_path(case, 4 << 10) as path:
+        caller = path.caller()
+        path.stored_pages(caller, 1)
+        for operation in ("batch_set",) if case.quick else ("batch_set", "batch_delete"):
+            _must_end_at_once(path, caller, operation)
+
+
+def _must_end_at_once(path: FaultPath, caller: Caller, operation: str) -> None:
+    """Make calls of one kind at once. If one is late, try again: the machine may be busy."""
+
+    def all_at_once() -> list[Attempt]:
+        pages = path.case.contents(path.space, path.case.hashes(max(_SETS_AT_ONCE, path.width)))
+        calls: list[Callable[[], Attempt]] = [
+            partial(caller.set, {page_hash: data})
+            if operation == "batch_set"
+            else partial(caller.delete, [page_hash])
+            for page_hash, data in pages.items()
+        ]
+        path.on_all(FaultProxy.go_silent)
+        try:
+            return call_at_once(calls)
+        finally:
+            path.on_all(FaultProxy.drop_held)
+            path.on_all(FaultProxy.pass_through)
+
+    attempts = all_at_once()
+    if max(one.own_s for one in attempts) > path.limit_s:
+        path.answer_of(lambda: caller.exists(["0" * 64]))
+        attempts = min((attempts, all_at_once()), key=lambda all_: max(one.own_s for one in all_))
+    for one in attempts:
+        must_end_in_time(path, one, f"{len(attempts)} calls at once wait for a silent server")
+    path.answer_of(lambda: caller.exists(["0" * 64]))
 
 
 @check("KV-304", quick=False)

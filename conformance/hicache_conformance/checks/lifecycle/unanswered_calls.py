@@ -1,7 +1,8 @@
-"""KV-304, KV-305: a listing without an answer is not empty, and a failed opening works later."""
+"""Calls without an answer: a listing is not empty, a failed opening works later, a set stays away."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -9,16 +10,20 @@ from typing import TYPE_CHECKING
 from hicache_conformance.checks import check
 from hicache_conformance.checks.lifecycle.recovery import must_work_again
 from hicache_conformance.rules import Need
+from hicache_conformance.run.outcomes import NotVerified
 from hicache_conformance.scenarios.attempts import Caller, make_attempt
 from hicache_conformance.scenarios.fault_path import FaultPath, must_not_be_foreign, open_fault_path
 from hicache_conformance.tools.network.proxy import FaultProxy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from hicache_conformance.case.case import Case
     from hicache_conformance.scenarios.attempts import Attempt
 
+_WATCHED_S = 1.5
+"""How long a deleted page must stay away: longer than the time limit of a call that tries again."""
+_POLL_S = 0.05
 _FAULTS: dict[str, Callable[[FaultProxy], object]] = {
     "the server never answers": FaultProxy.go_silent,
     "the server refuses connections": FaultProxy.refuse,
@@ -79,3 +84,43 @@ def a_key_space_that_was_opened_in_vain_works_later(case: Case) -> None:
                 must_not_be_foreign(path, attempt)
             path.on_all(FaultProxy.pass_through)
             must_work_again(elsewhere, caller, f"its key space was opened when {why}")
+
+
+@check("KV-007")
+def a_set_that_timed_out_brings_no_deleted_page_back(case: Case) -> None:
+    """If a set has timed out and its page was deleted since, no later call stores the page."""
+    with open_fault_path(case, 4 << 10) as path:
+        caller = path.caller()
+        path.stored_pages(caller, 1)
+        late = case.contents(path.space, case.hashes(2))
+        path.on_all(FaultProxy.go_silent)
+        for page_hash, data in late.items():
+            must_not_be_foreign(path, caller.set({page_hash: data}))
+        path.on_all(FaultProxy.drop_held)  # what has not arrived by now never will
+        path.on_all(FaultProxy.pass_through)
+        if path.answer_of(partial(caller.delete, list(late))) != [True] * len(late):
+            raise NotVerified("the store could not delete the pages of a set that had timed out")
+        others = case.contents(path.space, case.hashes(2))
+        until_s = time.monotonic() + _WATCHED_S
+        for call in (
+            partial(caller.exists, list(late)),
+            partial(caller.set, others),
+            partial(caller.get, list(others)),
+            partial(caller.delete, list(others)),
+        ):
+            path.answer_of(call)
+            _must_be_gone(path, caller, late)
+        while time.monotonic() < until_s:  # a thread of the store may try again
+            time.sleep(_POLL_S)
+            _must_be_gone(path, caller, late)
+
+
+def _must_be_gone(path: FaultPath, caller: Caller, pages: Mapping[str, bytes]) -> None:
+    there = path.answer_of(partial(caller.exists, list(pages)))
+    found = path.answer_of(partial(caller.get, list(pages)))
+    if any(there) or any(data is not None for data in found):
+        raise caller.probe.violation(
+            "a page is there again that was deleted after its set had timed out",
+            expected="a miss: batch_delete returned True, and nobody has set the page since",
+            got=f"batch_exists {there}",
+        )

@@ -87,6 +87,27 @@ def a_damaged_object_heals_when_it_is_set_unseen(case: Case) -> None:
     _must_heal(case, _damages(case), reads_first=False)
 
 
+@check("KV-403")
+def exists_agrees_with_a_get_that_missed_a_damaged_object(case: Case) -> None:
+    """If a get has missed a page because its object was damaged, `exists` is False for the page."""
+    store, space = open_store(case, _PAGE_NBYTES)
+    for description, damage in _damages(case).items():
+        pages, damaged = _damaged(case, store, space, damage)
+        with note(f"its object was {description}"):
+            if _is_cached(case, store, space, pages, damaged):
+                store = _reopened(case, store, space)
+                if _is_cached(case, store, space, pages, damaged):
+                    continue  # another check judges that
+            if store.exists(space, [damaged]) != [False]:
+                raise store.violation(
+                    "batch_exists is True for a page whose object is damaged, after batch_get has"
+                    " missed it",
+                    expected="False: a page that exists shows to be missing is not fetched again",
+                    got=f"True for {damaged[:8]}",
+                )
+        store.delete(space, list(pages))
+
+
 @check("KV-403", Need.ENUMERABLE)
 def damaged_objects_do_not_break_listings(case: Case) -> None:
     """If an object was damaged, a scan still lists the other pages, and a clear removes them."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 from itertools import chain
 from typing import TYPE_CHECKING
+
+import xxhash
 
 from hicache_conformance.selftest.mutants import caught_by, own
 from hicache_conformance.selftest.references.dict_store import DictStore, Stored
@@ -12,6 +15,7 @@ from hicache_conformance.selftest.references.file_a_page import Shelf
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
+    from pathlib import Path
 
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
@@ -550,3 +554,33 @@ class ReopenedWithoutTheLast(Shelf):
 
     def _is_last(self, space: KeySpace, page_hash: str) -> bool:
         return self._last is not None and self._last[:2] == (space, page_hash)
+
+
+# --- keys of 32 bits -----------------------------------------------------------------------------
+
+
+@caught_by("KV-003:hashes_that_are_alike_are_apart", "KV-007:deleting_spares_hashes_that_are_alike")
+class KeysOfFourBytes(DictStore):
+    """The key of a page is the first four bytes of the SHA-256 of its hash."""
+
+    def _key(self, space: KeySpace, page_hash: str) -> Hashable:
+        return space.id, hashlib.sha256(page_hash.encode()).digest()[:4]
+
+
+@caught_by("KV-003:hashes_that_are_alike_are_apart")
+class FilesByXxhash32(Shelf):
+    """The name of a page's file is the xxHash32 of its page hash."""
+
+    def _path(self, space: KeySpace, page_hash: str) -> Path:
+        return self._folder(space) / f"{xxhash.xxh32_intdigest(page_hash.encode()):032x}"
+
+
+@caught_by(
+    "KV-003:pages_of_many_hashes_are_apart",
+    seen_in="an author's PostgreSQL store",
+)
+class UniqueInFourBytes(DictStore):
+    """The key of a page is four bytes of a hash of its key space and its page hash together."""
+
+    def _key(self, space: KeySpace, page_hash: str) -> Hashable:
+        return hashlib.sha256(f"{space.id}{page_hash}".encode()).digest()[:4]

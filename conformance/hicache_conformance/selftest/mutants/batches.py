@@ -442,3 +442,69 @@ class DigestOfTheFirstPage(EvictingStore):
         for page in pages:
             page.digest = pages[0].digest
         return verdicts
+
+
+# --- batches that are split ----------------------------------------------------------------------
+
+
+class _Splitting(DictStore):
+    """A store that splits a set at so many bytes. A subclass makes a mistake in the second part."""
+
+    _split_nbytes = 32 << 20
+
+    def _store(
+        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
+    ) -> list[bool]:
+        step = max(1, self._split_nbytes // space.stored_nbytes)
+        parts = [slice(start, start + step) for start in range(0, len(hashes), step)]
+        done: list[bool] = []
+        for number, part in enumerate(parts):
+            done += self._stored_part(space, hashes[part], contents[part], number)
+        return done
+
+    def _stored_part(
+        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes], number: int
+    ) -> list[bool]:
+        del number
+        return super()._store(space, hashes, contents)
+
+
+@caught_by(
+    "KV-204:batches_past_the_sizes_at_which_stores_split_are_whole",
+    says="never set under this hash",
+    seen_in="an author's PostgreSQL store",
+)
+class ShiftsTheSecondPart(_Splitting):
+    """In the second part of a split set, each page is stored under the hash of the next one."""
+
+    def _stored_part(
+        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes], number: int
+    ) -> list[bool]:
+        if number:
+            contents = [*contents[-1:], *contents[:-1]]
+        return super()._stored_part(space, hashes, contents, number)
+
+
+@caught_by("KV-204:batches_past_the_sizes_at_which_stores_split_are_whole")
+class DropsTheThirdPart(_Splitting):
+    """A set of three parts of 64 MiB stores two of them, and says True for all pages."""
+
+    _split_nbytes = 64 << 20
+
+    def _stored_part(
+        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes], number: int
+    ) -> list[bool]:
+        if number == 2:
+            return [True] * len(hashes)
+        return super()._stored_part(space, hashes, contents, number)
+
+
+@caught_by("KV-204:batches_past_the_sizes_at_which_stores_split_are_whole")
+class CountsBytesIn26Bits(Shelf):
+    """The length of a batch is a number of 26 bits, so the pages behind 64 MiB are not written."""
+
+    def _store(
+        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
+    ) -> list[bool]:
+        kept = max(1, (64 << 20) // space.stored_nbytes)
+        return super()._store(space, hashes[:kept], contents[:kept]) + [True] * len(hashes[kept:])

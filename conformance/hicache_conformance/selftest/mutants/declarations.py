@@ -9,6 +9,7 @@ from hicache_conformance.selftest.mutants import caught_by, own
 from hicache_conformance.selftest.references.dict_store import DictStore
 from hicache_conformance.selftest.references.evicting import EvictingStore
 from hicache_conformance.selftest.references.first_wins import FirstWins
+from hicache_conformance.selftest.references.narrow import FewBytes
 from hicache_storage.storage import Durability
 
 if TYPE_CHECKING:
@@ -261,3 +262,54 @@ class LongDeleteCut(_Unchecked):
         removed = super()._remove(space, hashes[:_MAX_BATCH])
         super(_Unchecked, self)._begin(space, hashes)
         return removed
+
+
+class _FewBytes(FewBytes):
+    """A store of files that declares a limit for the bytes of a batch, and does not check it."""
+
+    def _begin(
+        self,
+        space: KeySpace,  # noqa: ARG002 - nothing is looked at
+        hashes: Sequence[str],  # noqa: ARG002
+        pages: Sequence[Page] | None = None,  # noqa: ARG002
+    ) -> None:
+        self.ensure_open()
+
+    def _fitting(self, space: KeySpace) -> int:
+        return self.capabilities.fitting_pages(_MAX_BATCH, space.stored_nbytes)
+
+
+@caught_by("KV-903:a_batch_of_the_most_bytes_is_taken")
+class FullBytesRefused(_FewBytes):
+    """The last page of a batch that has exactly the most bytes is not stored."""
+
+    def _store(
+        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
+    ) -> list[bool]:
+        most = max(1, (32 << 10) - 1) // space.stored_nbytes
+        done = super()._store(space, hashes[:most], contents[:most])
+        return done + [False] * len(hashes[most:])
+
+
+@caught_by("KV-903:a_batch_of_more_bytes_is_whole_or_refused")
+class ManyBytesCut(_FewBytes):
+    """If a batch has too many bytes, its first pages are stored, and all are reported as stored."""
+
+    def _store(
+        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
+    ) -> list[bool]:
+        most = self._fitting(space)
+        done = super()._store(space, hashes[:most], contents[:most])
+        return done + [True] * len(hashes[most:])
+
+
+@caught_by("KV-903:one_page_may_have_more_bytes_than_a_batch")
+class LargePageRefused(_FewBytes):
+    """A page that is larger than the limit of a batch is refused, although nobody can split it."""
+
+    def _store(
+        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
+    ) -> list[bool]:
+        if space.stored_nbytes > 32 << 10:
+            return [False] * len(hashes)
+        return super()._store(space, hashes, contents)

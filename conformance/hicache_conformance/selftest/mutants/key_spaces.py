@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 from hicache_conformance.selftest.mutants import caught_by, own
 from hicache_conformance.selftest.references.dict_store import DictStore
 from hicache_conformance.selftest.references.file_a_page import Shelf
+from hicache_conformance.selftest.references.rented import Rented
 from hicache_conformance.selftest.references.wire import WireStore
+from hicache_conformance.selftest.references.wire_protocol import Operation
 from hicache_storage.errors import StorageUnavailable
 from hicache_storage.storage import PageInfo
 
@@ -652,3 +654,50 @@ class SpacesSetHere(Shelf):
 
     def _names(self, space: KeySpace) -> list[PageInfo]:
         return [info for info in super()._names(space) if (space, info.page_hash) in self._own]
+
+
+# --- names of stores -----------------------------------------------------------------------------
+
+
+@caught_by(
+    "KV-101:a_stores_name_does_not_run_into_a_field",
+    says="set in another store",
+    seen_in="an author's PostgreSQL store",
+)
+class TenantAfterThePrefix(Rented):
+    """The tenant is appended to the prefix of the store, without a mark between them."""
+
+    def _exchange(self, operation: Operation, *parts: bytes) -> Sequence[bytes]:
+        if operation is Operation.PING:
+            return super()._exchange(operation, *parts)
+        joined = self._settings.prefix.encode() + b"".join(parts[:1])
+        return super(Rented, self)._exchange(operation, joined, *parts[1:])
+
+    def _about(self, operation: Operation, space: KeySpace, *parts: bytes) -> Sequence[bytes]:
+        name = f"{space.tenant}@{replace(space, tenant='').id}"
+        return self._exchange(operation, name.encode(), *parts)
+
+
+@caught_by("KV-101:a_stores_name_does_not_run_into_a_field", says="set in another store")
+class PoolAfterThePath(Shelf):
+    """The pool is appended to the path of the store, so another store's directory may be meant."""
+
+    def _folder(self, space: KeySpace) -> Path:
+        return Path(f"{self._root}{space.pool}") / replace(space, pool="-").id
+
+    def _remember(self, space: KeySpace) -> bool:
+        self._folder(space).parent.mkdir(exist_ok=True)
+        return super()._remember(space)
+
+
+@caught_by("KV-101:a_stores_name_does_not_run_into_a_field", says="set in another store")
+class ModelBeforeTheName(Shelf):
+    """The directories of all stores are in one, called by the model and the name of the store."""
+
+    def _folder(self, space: KeySpace) -> Path:
+        name = f"{space.model.replace('/', '+')}{self._root.name}"
+        return self._root.parent / name / replace(space, model="-").id
+
+    def _remember(self, space: KeySpace) -> bool:
+        self._folder(space).parent.mkdir(exist_ok=True)
+        return super()._remember(space)

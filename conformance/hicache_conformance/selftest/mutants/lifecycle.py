@@ -8,6 +8,7 @@ import errno
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -566,3 +567,67 @@ class LookingHeals(Shelf):
         if data is not None and not self._is_whole(space, data):
             self._removed(space, page_hash)
         return data
+
+
+# --- the wrong end of the queue ------------------------------------------------------------------
+
+
+@caught_by("KV-309:what_was_just_set_is_not_evicted_first", seen_in="an author's PostgreSQL store")
+class EvictsTheNewest(EvictingStore):
+    """A full store evicts the page that was set last."""
+
+    def _evict(self) -> None:
+        self._drop(max(self._pages, key=lambda key: self._written_s[key]))
+        self._counters.add("evictions")
+
+
+@caught_by("KV-309:what_was_just_set_is_not_evicted_first")
+class SortsTheWrongWay(EvictingShelf):
+    """Files are evicted from the newest to the oldest."""
+
+    def _oldest_first(self, found: list[tuple[int, int, Path]]) -> list[tuple[int, int, Path]]:
+        return super()._oldest_first(found)[::-1]
+
+
+@caught_by("KV-309:what_was_just_read_is_not_evicted_first")
+class EvictsWhatIsRead(EvictingStore):
+    """A get puts its page at the end of the queue from which pages are evicted."""
+
+    _first: list[Hashable] = own(list)
+
+    def _touch(self, key: Hashable) -> None:
+        super()._touch(key)
+        self._first.append(key)
+
+    def _evict(self) -> None:
+        while self._first:
+            key = self._first.pop()
+            if key in self._pages:
+                self._drop(key)
+                self._counters.add("evictions")
+                return
+        super()._evict()
+
+
+# --- what calls that time out leave --------------------------------------------------------------
+
+
+@caught_by("KV-302:calls_that_time_out_leave_nothing", seen_in="an author's PostgreSQL store")
+class KeepsConnectionsThatTimedOut(WireStore):
+    """A connection whose call timed out is kept until the store is closed, and is never used again."""
+
+    _kept: list[Connection] = own(list)
+
+    def _after_failure(self, number: int, connection: Connection) -> None:
+        if isinstance(sys.exception(), TimeoutError):
+            self._kept.append(connection)
+            with self._changed:
+                self._drop_idle()
+                self._done(number)
+        else:
+            super()._after_failure(number, connection)
+
+    def close(self) -> None:
+        super().close()
+        for connection in self._kept:
+            connection.close()

@@ -252,6 +252,8 @@ class RefusesWhenLate(WireStore):
 
 
 _LONG_S = 600.0
+_AGAIN_AFTER_S = 0.5
+"""After its store's next time-out and before the check ends."""
 
 
 @caught_by(
@@ -537,3 +539,77 @@ class RemembersAFailedOpen(WireStore):
         except HiCacheError as error:
             self._failed[space.id] = error
             raise
+
+
+# --- sets that are late --------------------------------------------------------------------------
+
+
+@caught_by(
+    "KV-304:sets_at_once_to_a_silent_server_end_in_time", seen_in="an author's PostgreSQL store"
+)
+class SetsInTurn(WireStore):
+    """Sets wait for each other at a lock, and the wait has no limit."""
+
+    _turn: threading.Lock = own(threading.Lock)
+
+    def _store(
+        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
+    ) -> list[bool]:
+        with self._turn:
+            return super()._store(space, hashes, contents)
+
+
+@caught_by("KV-304:sets_at_once_to_a_silent_server_end_in_time")
+class DeletesInTurn(WireStore):
+    """Deletes wait for each other at a lock, and the wait has no limit."""
+
+    _turn: threading.Lock = own(threading.Lock)
+
+    def _remove(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        with self._turn:
+            return super()._remove(space, hashes)
+
+
+@caught_by(
+    "KV-007:a_set_that_timed_out_brings_no_deleted_page_back",
+    says="deleted after its set had timed out",
+    seen_in="an author's PostgreSQL store",
+)
+class SetsItLater(WireStore):
+    """A set that timed out is queued, and the next set stores its pages too."""
+
+    _late: list[tuple[KeySpace, Sequence[str], Sequence[bytes]]] = own(list)
+
+    def _store(
+        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
+    ) -> list[bool]:
+        try:
+            verdicts = super()._store(space, hashes, contents)
+        except StorageTimeout:
+            self._late.append((space, hashes, contents))
+            raise
+        while self._late:
+            super()._store(*self._late.pop())
+        return verdicts
+
+
+@caught_by("KV-007:a_set_that_timed_out_brings_no_deleted_page_back")
+class SetsItInTheBackground(WireStore):
+    """A thread sets pages again whose set has timed out, a moment later."""
+
+    def _store(
+        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
+    ) -> list[bool]:
+        try:
+            return super()._store(space, hashes, contents)
+        except StorageTimeout:
+            again = threading.Timer(_AGAIN_AFTER_S, self._store_again, (space, hashes, contents))
+            again.daemon = True
+            again.start()
+            raise
+
+    def _store_again(
+        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
+    ) -> None:
+        with suppress(HiCacheError):
+            super()._store(space, hashes, contents)

@@ -18,6 +18,7 @@ from hicache_conformance.scenarios.framed_store import PAGE_STORE
 from hicache_conformance.selftest.mutants import caught_by, own
 from hicache_conformance.selftest.references.file_a_page import Shelf, ShelfSettings
 from hicache_conformance.selftest.references.streaming import StreamingShelf
+from hicache_conformance.selftest.references.synced import Synced, SyncedShelf
 from hicache_conformance.selftest.references.wire import WireStore
 from hicache_storage.errors import CorruptPage, StorageUnavailable
 
@@ -521,3 +522,83 @@ class SealUnread(_Sealed):
 
     def _seal(self, data: bytes) -> bytes:
         return xxhash.xxh32_hexdigest(data).encode()
+
+
+# --- what a power cut takes ----------------------------------------------------------------------
+
+
+@caught_by("KV-405:synced_pages_survive_a_power_cut", seen_in="an author's PostgreSQL store")
+class SyncsLater(Synced):
+    """A set returns before its pages are on disk (synchronous_commit = off). A later call syncs them."""
+
+    _unsynced: set[KeySpace] = own(set)
+
+    def _sync(self, space: KeySpace) -> None:
+        self._unsynced.add(space)
+
+    def _present(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        while self._unsynced:
+            super()._sync(self._unsynced.pop())
+        return super()._present(space, hashes)
+
+
+@caught_by("KV-405:synced_pages_survive_a_power_cut")
+class SyncsLargePagesOnly(Synced):
+    """Small pages stay in a buffer, because syncing each of them would be slow."""
+
+    def _sync(self, space: KeySpace) -> None:
+        if space.stored_nbytes >= 4096:
+            super()._sync(space)
+
+
+@caught_by("KV-405:synced_pages_survive_a_power_cut")
+class SyncsNoNames(SyncedShelf):
+    """The bytes of a page are synced, but not the directory that has its name."""
+
+    def _sync_names(self, directory: Path) -> None:
+        del directory
+
+
+@caught_by("KV-405:synced_pages_survive_a_power_cut")
+class SyncsNoBytes(SyncedShelf):
+    """The directory is synced, but not the bytes of the page: its file is empty after a power cut."""
+
+    def _sync_file(self, path: Path) -> None:
+        if path.parent == self._root:
+            super()._sync_file(path)
+
+
+# --- exists of what is damaged -------------------------------------------------------------------
+
+
+@caught_by(
+    "KV-403:exists_agrees_with_a_get_that_missed_a_damaged_object",
+    says="after batch_get has missed it",
+    seen_in="an author's PostgreSQL store",
+)
+class ExistsWithoutALength(Shelf):
+    """Exists asks only if there is a file, whatever its length."""
+
+    def _has(self, space: KeySpace, page_hash: str) -> bool:
+        return self._path(space, page_hash).exists()
+
+
+@caught_by("KV-403:exists_agrees_with_a_get_that_missed_a_damaged_object")
+class ExistsFromAnIndex(Shelf):
+    """A handle answers exists from what it has set and read, and a get that misses changes nothing."""
+
+    _seen: set[Path] = own(set)
+
+    def _has(self, space: KeySpace, page_hash: str) -> bool:
+        path = self._path(space, page_hash)
+        if super()._has(space, page_hash):
+            self._seen.add(path)
+        return path in self._seen
+
+    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+        self._seen.add(self._path(space, page_hash))
+        return super()._write_whole(space, page_hash, data)
+
+    def _removed(self, space: KeySpace, page_hash: str) -> bool:
+        self._seen.discard(self._path(space, page_hash))
+        return super()._removed(space, page_hash)

@@ -28,7 +28,7 @@ class EvictingShelf(Shelf):
     """An LRU store of files. A get sets the modification time of a file to the time of this use.
 
     If the capacity was lowered, opening the store evicts what no longer has room. Its own methods:
-    `_evict` makes room, `_note_use` renews a file.
+    `_evict` makes room, `_oldest_first` is the order of eviction, `_note_use` renews a file.
     """
 
     capabilities = replace(Shelf.capabilities, retention=Retention.UNTIL_PRESSURE)
@@ -68,6 +68,9 @@ class EvictingShelf(Shelf):
         except FileNotFoundError:
             return  # the file was evicted
 
+    def _oldest_first(self, found: list[tuple[int, int, Path]]) -> list[tuple[int, int, Path]]:
+        return sorted(found)
+
     def _evict(self, nbytes: int) -> None:
         """Remove the oldest files until `nbytes` more have room."""
         found: list[tuple[int, int, Path]] = []
@@ -79,9 +82,8 @@ class EvictingShelf(Shelf):
                 except FileNotFoundError:
                     continue
                 found.append((status.st_mtime_ns, status.st_size, path))
-        found.sort()
         used = sum(size for _, size, _ in found)
-        for _, size, path in found:
+        for _, size, path in self._oldest_first(found):
             if used + nbytes <= self._capacity_nbytes:
                 return
             path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Right stores with narrow limits: batches of one or two pages, and tiny pages."""
+"""Right stores with narrow limits: batches of few pages or few bytes, and tiny pages."""
 
 from __future__ import annotations
 
@@ -23,6 +23,12 @@ class ShelfOfPairs(Shelf):
     """A store of files that takes two pages per call."""
 
     capabilities = replace(Shelf.capabilities, max_batch=2)
+
+
+class FewBytes(Shelf):
+    """A store of files that takes 32 KiB of pages per call."""
+
+    capabilities = replace(Shelf.capabilities, max_batch_nbytes=32 << 10)
 
 
 class TinyPages(DictStore):

@@ -112,6 +112,13 @@ class PlainStore(HiCacheStorage):
                 f"{type(self).__name__} takes batches of up to {limit} pages, not {len(hashes)}:"
                 " split the batch"
             )
+        most = self.capabilities.max_batch_nbytes
+        nbytes = len(pages or ()) * space.stored_nbytes
+        if most is not None and nbytes > max(most, space.stored_nbytes):
+            raise UnsupportedOperation(
+                f"{type(self).__name__} takes batches of up to {most} bytes, or one page: split the"
+                " batch"
+            )
         if pages is not None and len(pages) != len(hashes):
             raise ValueError(f"{len(hashes)} hashes need as many pages, not {len(pages)}")
 

@@ -17,11 +17,18 @@ from hicache_conformance.selftest.references.evicting import EvictingStore
 from hicache_conformance.selftest.references.evicting_shelf import EvictingShelf
 from hicache_conformance.selftest.references.file_a_page import Shelf
 from hicache_conformance.selftest.references.first_wins import FirstWins
-from hicache_conformance.selftest.references.narrow import OneByOne, ShelfOfPairs, TinyPages
+from hicache_conformance.selftest.references.narrow import (
+    FewBytes,
+    OneByOne,
+    ShelfOfPairs,
+    TinyPages,
+)
 from hicache_conformance.selftest.references.rented import Rented
 from hicache_conformance.selftest.references.slow import SlowStore
 from hicache_conformance.selftest.references.sqlite_store import SqliteStore
+from hicache_conformance.selftest.references.synced import Synced, SyncedShelf
 from hicache_conformance.selftest.references.wire import WireServer, WireStore
+from hicache_conformance.tools.observation.synced_files import SyncedFiles
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -132,12 +139,33 @@ class RentedSubject(WireSubject):
         return {"url": f"wire://kv:kv@{host}:{port}", "prefix": scratch.prefix}
 
 
+class SyncedSubject(WireSubject):
+    """The subject of `Synced`, with a server whose power can be cut."""
+
+    storage_class = Synced
+
+    def cut_power(self) -> None:
+        (self._own or _shared_server()).cut_power()
+
+
+class SyncedShelfSubject(ShelfSubject):
+    storage_class = SyncedShelf
+
+    def cut_power(self) -> None:
+        assert self._root is not None
+        SyncedFiles(self._root).restore()
+
+
 class OneByOneSubject(WireSubject):
     storage_class = OneByOne
 
 
 class ShelfOfPairsSubject(ShelfSubject):
     storage_class = ShelfOfPairs
+
+
+class FewBytesSubject(ShelfSubject):
+    storage_class = FewBytes
 
 
 class TinyPagesSubject(_Unconfigured):
@@ -170,8 +198,11 @@ REFERENCES: tuple[type[Subject], ...] = (
 
 _NARROW: tuple[type[Subject], ...] = (
     RentedSubject,
+    SyncedSubject,
+    SyncedShelfSubject,
     OneByOneSubject,
     ShelfOfPairsSubject,
+    FewBytesSubject,
     TinyPagesSubject,
 )
 

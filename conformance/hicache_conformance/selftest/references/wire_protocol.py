@@ -12,6 +12,7 @@ parts. A reply has its request's number. One request, one reply.
     SPACES                                      -> manifest...
     SCAN     space                              -> (hash, length in decimal)...
     LIMIT    name, bytes in decimal             ->                for spaces called NAME@...
+    SYNC     space                              ->                its pages survive a power cut
 
 SPACES with a part answers about the spaces whose names begin with it.
 
@@ -47,6 +48,7 @@ class Operation(enum.IntEnum):
     SPACES = 6
     SCAN = 7
     LIMIT = 8
+    SYNC = 9
 
 
 @dataclass(frozen=True, slots=True)

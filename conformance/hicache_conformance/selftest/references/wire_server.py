@@ -64,6 +64,12 @@ class WireServer:
         if self._life is not None:
             self._life.going.set()
 
+    def cut_power(self) -> None:
+        """Stop, lose everything that was not synced, and start again."""
+        self.stop()
+        self._table.forget_unsynced()
+        self.start()
+
     @property
     def held(self) -> int:
         """How many requests wait for `resume`."""
@@ -153,6 +159,14 @@ class _Table:
         self._manifests: dict[bytes, bytes] = {}
         self._pages: dict[bytes, dict[bytes, bytes]] = {}
         self._limits: dict[bytes, int] = {}
+        self._synced: dict[bytes, tuple[bytes, dict[bytes, bytes]]] = {}
+        """What a disk would have: the manifest and the pages of each synced key space."""
+
+    def forget_unsynced(self) -> None:
+        """Return to what was synced last."""
+        with self._lock:
+            self._manifests = {space_id: one for space_id, (one, _) in self._synced.items()}
+            self._pages = {space_id: dict(pages) for space_id, (_, pages) in self._synced.items()}
 
     def answer(self, request: Message) -> Sequence[bytes]:
         """Execute a request at once and as a whole, and return the parts of its reply."""
@@ -166,6 +180,9 @@ class _Table:
                     return [one for key, one in self._manifests.items() if key.startswith(named)]
                 case Operation.LIMIT:
                     self._limits[parts[0]] = int(parts[1])
+                case Operation.SYNC:
+                    pages = self._pages.get(parts[0], {})
+                    self._synced[parts[0]] = self._manifests.get(parts[0], b""), dict(pages)
                 case Operation.SET:
                     return [self._set(parts[0], parts[1], parts[2:])]
                 case Operation.EXISTS | Operation.GET | Operation.DELETE | Operation.SCAN:
