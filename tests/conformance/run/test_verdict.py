@@ -108,14 +108,24 @@ def test_a_run_that_left_out_a_check_is_not_conformant() -> None:
     assert ("KV-001:another_fact",) == given.rules[0].left_out
 
 
-def test_a_claim_about_the_loss_of_power_is_verified_for_crashes_only() -> None:
+@pytest.mark.parametrize(
+    ("power_cut", "shown", "note"),
+    [
+        (Outcome.NOT_VERIFIED, "partly", "crash verified, power not testable here"),
+        (Outcome.PASSED, "verified", ""),
+        (Outcome.FAILED, "refuted", ""),
+    ],
+)
+def test_a_claim_about_the_loss_of_power_needs_a_power_cut(
+    power_cut: Outcome, shown: str, note: str
+) -> None:
     kept = (check_record("KV-401", Outcome.PASSED), check_record("KV-402", Outcome.PASSED))
+    cut = check_record("KV-405", power_cut)
 
-    given = record(PASSED, *kept, claims=Capabilities(durability=Durability.POWER))
+    given = record(PASSED, *kept, cut, claims=Capabilities(durability=Durability.POWER))
 
     [claim] = [one for one in given.subject.capabilities if one.name == "durability"]
-    assert "partly" == claim.outcome
-    assert "crash verified, power not testable here" == claim.note
+    assert (shown, note) == (claim.outcome, claim.note)
 
 
 def test_a_rule_without_checks_is_not_verified() -> None:
