@@ -9,19 +9,18 @@ import pytest
 from hicache_conformance import SyncedFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "root"
     root.mkdir()
     for name in ("fsync", "fdatasync"):  # `watch` replaces them
         monkeypatch.setattr(os, name, getattr(os, name))
     monkeypatch.setattr(SyncedFiles, "watched", {})
     SyncedFiles(root).watch()
-    yield root
+    return root
 
 
 def sync(path: Path) -> None:

@@ -44,7 +44,7 @@ class SyncedFiles:
         """From now on, note what this process syncs under the directory."""
         self._copy.mkdir(parents=True, exist_ok=True)
         if not self.watched:
-            os.fsync, os.fdatasync = _noting(os.fsync), _noting(os.fdatasync)
+            vars(os).update(fsync=_noting(os.fsync), fdatasync=_noting(os.fdatasync))
         self.watched[self._root] = self
 
     def restore(self) -> None:
@@ -82,7 +82,9 @@ class SyncedFiles:
 
     def _rebuild(self, directory: Path, number: int) -> None:
         names = self._copy / f"{number}.{_NAMES}"
-        entries = json.loads(names.read_bytes()) if names.exists() else {}
+        entries: dict[str, tuple[int, bool]] = {}
+        if names.exists():
+            entries = json.loads(names.read_bytes())
         for name, (inode, is_dir) in entries.items():
             target = directory / name
             if is_dir:
