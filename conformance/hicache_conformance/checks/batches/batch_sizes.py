@@ -19,6 +19,8 @@ _LARGEST_SET = 1025
 _LARGEST_SET_QUICK = 129
 _LARGE_NBYTES = 8 << 20
 _SPLITS = (32 << 20, 64 << 20, 128 << 20)
+_BEYOND = 2
+"""The pages behind a split. A store that mixes them up needs more than one."""
 _MOST_PAGES = 256
 _LARGE_LIMIT_S = 60.0
 _LIMIT_S = 6.0
@@ -99,7 +101,7 @@ def batches_past_the_sizes_at_which_stores_split_are_whole(case: Case) -> None:
     most = store.most_pages(space)
     budget = TimeBudget(_LARGE_LIMIT_S)
     for split_nbytes in _SPLITS[:1] if case.quick else _SPLITS:
-        count = min(split_nbytes // space.stored_nbytes + 1, most, _MOST_PAGES)
+        count = min(split_nbytes // space.stored_nbytes + _BEYOND, most, _MOST_PAGES)
         if not budget.allows(count):
             break
         nbytes = count * space.stored_nbytes
