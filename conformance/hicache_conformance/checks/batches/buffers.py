@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from hicache_conformance.tools.content.memory import PageMemory
     from hicache_storage.keys import KeySpace
 
-_SIZES = (64, 5000, 300_000)
+_SIZES = (64, 5000, 300_000, 4 << 20)
+"""The largest is one that a store may be tempted to keep without a copy."""
 _LARGE_NBYTES = 1 << 20
 _WATCHED_S = 0.4
 """How long memory is watched after a call. Most work of other threads has ended by then."""

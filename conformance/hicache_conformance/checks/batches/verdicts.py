@@ -169,7 +169,7 @@ def a_present_page_in_a_set_changes_no_other(case: Case) -> None:
                 case.must_hold(store, space, pages)
 
 
-@check("KV-202", quick=False)
+@check("KV-202")
 def an_absent_page_in_a_delete_changes_no_other(case: Case) -> None:
     """If some pages of a delete are absent, the others are deleted, and nothing else."""
     store, space = open_store(case, 96)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hicache_conformance.checks import check
 from hicache_conformance.run.outcomes import NotDeclared, NotVerified, Violation
 from hicache_conformance.scenarios.setup import note, open_store
+from hicache_conformance.scenarios.small_stores import make_small
 from hicache_storage.errors import UnsupportedOperation
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _LARGEST_TRIED_NBYTES = 64 << 20
 _LARGEST_TRIED_QUICK_NBYTES = 4 << 20
+_SMALL_NBYTES = 256 << 10
 _LONGEST_BATCH = 20_000
 _MOST_NBYTES = 256 << 20
 _MOST_NBYTES_QUICK = 32 << 20
@@ -43,6 +45,29 @@ def a_page_of_the_largest_size_is_taken(case: Case) -> None:
             store.delete(space, list(pages))
         else:
             _must_lack_room(case, store, space)
+
+
+@check("KV-903")
+def a_small_store_takes_a_page_of_its_largest_size(case: Case) -> None:
+    """An empty store whose capacity limits its pages takes a page of `max_page_nbytes`."""
+    declares = case.claims.max_page_nbytes is not None
+    try:
+        make_small(case, _SMALL_NBYTES)
+    except NotVerified:
+        if declares:
+            raise
+    limit = _page_limit(case)
+    if limit > _SMALL_NBYTES:
+        raise NotDeclared("the capacity does not limit the size of pages")
+    store, space = open_store(case, limit)
+    pages = case.contents(space, case.hashes(1))
+    if store.set(space, pages) != [True]:
+        raise store.violation(
+            "an empty store refuses a page of the largest size that it declares",
+            expected=f"True for {limit} bytes, which is max_page_nbytes at this capacity",
+            got="False",
+        )
+    case.must_hold(store, space, pages)
 
 
 @check("KV-903")

@@ -1,26 +1,28 @@
-"""KV-103: if clear can't be finished, it raises. If it returns, it has removed every page."""
+"""KV-103: what clear and remove_space leave, and that they raise if they can't be finished."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from hicache_conformance.checks import check
 from hicache_conformance.rules import Need
-from hicache_conformance.run.outcomes import Violation
+from hicache_conformance.run.outcomes import NotDeclared, Violation
 from hicache_conformance.scenarios.attempts import make_attempt
 from hicache_conformance.scenarios.fault_path import FaultPath, foreign_exception, open_fault_path
 from hicache_conformance.scenarios.lifecycle_actors import receive_result, use
-from hicache_conformance.scenarios.setup import fitting
+from hicache_conformance.scenarios.setup import fitting, open_store
 from hicache_conformance.scenarios.small_stores import small_store
 from hicache_conformance.tools.network.proxy import FaultProxy
 from hicache_conformance.tools.processes.resources import no_free_descriptors
-from hicache_storage.errors import HiCacheError
+from hicache_storage.errors import HiCacheError, UnsupportedOperation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hicache_conformance.case.case import Case
+    from hicache_conformance.case.probe import Probe
     from hicache_conformance.scenarios.attempts import Attempt, Caller
     from hicache_conformance.tools.processes.child import Link
     from hicache_storage.keys import KeySpace
@@ -121,6 +123,64 @@ def _clear_without_descriptors(link: Link, space: KeySpace, pages: dict[str, byt
     probe.clear(space)
     probe.close()
     link.send((attempt.text, attempt.error is not None, left))
+
+
+@check("KV-103")
+def a_removed_key_space_is_gone_and_no_other(case: Case) -> None:
+    """`remove_space` removes the pages of a key space and its name, and nothing of another one."""
+    store, space = open_store(case, 300)
+    other = replace(space, tenant="stays")
+    store.open_space(other)
+    removed, kept = case.stored(store, space, 3), case.stored(store, other, 3)
+    _must_count(case, store, space.id, 3, "3 pages were there")
+    case.must_miss(store, space, list(removed), "was removed with its key space")
+    case.must_hold(store, other, kept)
+    if case.claims.enumerable and space in store.spaces():
+        raise store.violation(
+            "spaces() lists a key space that was removed",
+            expected="the key spaces that are left",
+            got=f"{space.id} among them",
+        )
+    _must_count(case, store, "0" * len(space.id), 0, "there is no such key space")
+    store.open_space(space)
+    case.must_set(store, space, removed)
+    case.must_hold(store, space, removed)
+
+
+@check("KV-103")
+def a_removed_key_space_gives_its_room_back(case: Case) -> None:
+    """After `remove_space`, a full store accepts as many pages as at first."""
+    _remove_space(case.open(), "0" * 32)
+    small = small_store(case)
+    small.require_kept()
+    first, _ = small.fill()
+    _remove_space(small.probe, small.space.id)
+    small.probe.open_space(small.space)
+    again, _ = small.fill()
+    why = "was filled, and whose key space was removed,"
+    small.must_have_room_again(first, again, why, case.trace.sequence("remove_space"))
+
+
+def _must_count(case: Case, store: Probe, space_id: str, pages: int, why: str) -> None:
+    found = _remove_space(store, space_id)
+    if found not in range(pages if case.keeps else 0, pages + 1):
+        raise store.violation(
+            "remove_space does not return the number of pages that it removed",
+            expected=f"{pages}: {why}",
+            got=repr(found),
+        )
+
+
+def _remove_space(store: Probe, space_id: str) -> object:
+    """Remove a key space. End the check if the store has no `remove_space`."""
+    storage = store.storage
+    number = store.trace.began(f"{store.label}.remove_space {space_id[:6]}", [])
+    try:
+        found = storage.remove_space(space_id)
+    except UnsupportedOperation:
+        raise NotDeclared("the store does not remove key spaces") from None
+    store.trace.ended(number, repr(found))
+    return found
 
 
 @check("KV-103", Need.ENUMERABLE)

@@ -296,6 +296,25 @@ class CopiesWhenItComesToIt(DictStore):
             self._store(space, hashes, [page.tobytes() for page in pages])
 
 
+@caught_by("KV-205:memory_may_be_reused_after_a_set")
+class KeepsLargePagesByReference(DictStore):
+    """A page of 2 MiB or more in one segment is kept without a copy."""
+
+    _kept: dict[tuple[str, str], memoryview] = own(dict)
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        for page_hash, page in zip(hashes, pages, strict=True):
+            if page.nbytes >= 2 << 20 and len(page.segments) == 1:
+                self._kept[space.id, page_hash] = page.segments[0]
+        return super().batch_set(space, hashes, pages)
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        kept = self._kept.get((space.id, page_hash))
+        return super()._read(space, page_hash) if kept is None else kept.tobytes()
+
+
 @caught_by("KV-205:no_call_keeps_its_pages", says="batch_set keeps references")
 class RemembersItsLastPages(DictStore):
     """The store keeps the pages of the last call for its log, and their memory with them."""
@@ -429,6 +448,20 @@ class DigestOfTheWholePage(EvictingStore):
 
     def _digest(self, data: bytes, skip: int) -> int:
         return super()._digest(data, 0 * skip)
+
+
+@caught_by("KV-206:a_digest_is_that_of_the_bytes")
+class DigestsByPlaceAmongHits(EvictingStore):
+    """The digests of the hits go to the first pages of the batch, whether these are hits or not."""
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        verdicts = super().batch_get(space, hashes, pages)
+        digests = [page.digest for page, hit in zip(pages, verdicts, strict=True) if hit]
+        for page, digest in zip(pages, digests, strict=False):
+            page.digest = digest
+        return verdicts
 
 
 @caught_by("KV-206:a_digest_is_that_of_the_bytes")

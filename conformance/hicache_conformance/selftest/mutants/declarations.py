@@ -313,3 +313,11 @@ class LargePageRefused(_FewBytes):
         if space.stored_nbytes > 32 << 10:
             return [False] * len(hashes)
         return super()._store(space, hashes, contents)
+
+
+@caught_by("KV-903:a_small_store_takes_a_page_of_its_largest_size")
+class RefusesTheLastByte(EvictingStore):
+    """A page that fills the store exactly is refused, although it is of the size that is declared."""
+
+    def _make_room(self, key: Hashable, nbytes: int) -> bool:
+        return nbytes < self._capacity_nbytes and super()._make_room(key, nbytes)

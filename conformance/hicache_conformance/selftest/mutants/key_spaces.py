@@ -701,3 +701,38 @@ class ModelBeforeTheName(Shelf):
     def _remember(self, space: KeySpace) -> bool:
         self._folder(space).parent.mkdir(exist_ok=True)
         return super()._remember(space)
+
+
+# --- remove_space ----------------------------------------------------------------------------------
+
+
+@caught_by("KV-103:a_removed_key_space_is_gone_and_no_other", says="lists a key space")
+class RemovedSpaceIsListed(DictStore):
+    """`remove_space` removes the pages of a key space, but not its name."""
+
+    def _drop_name(self, space_id: str) -> None:
+        del space_id
+
+
+@caught_by("KV-103:a_removed_key_space_is_gone_and_no_other")
+class RemovesTheModel(DictStore):
+    """`remove_space` removes all key spaces of the model, because their ids are looked up by it."""
+
+    def remove_space(self, space_id: str) -> int:
+        models = {one.model for one in self._known_spaces() if one.id == space_id}
+        return sum(
+            super(RemovesTheModel, self).remove_space(one.id)
+            for one in self._known_spaces()
+            if one.model in models
+        )
+
+
+@caught_by("KV-103:a_removed_key_space_gives_its_room_back")
+class RemovedSpaceKeepsItsRoom(DictStore):
+    """The bytes of a removed key space still count as used."""
+
+    def remove_space(self, space_id: str) -> int:
+        used = self._nbytes
+        removed = super().remove_space(space_id)
+        self._nbytes = used
+        return removed

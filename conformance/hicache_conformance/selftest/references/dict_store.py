@@ -39,8 +39,9 @@ class Stored(NamedTuple):
 class DictStore(PlainStore):
     """One dict under one lock. You can override every method of `PlainStore` alone.
 
-    Three methods are its own, and are called under the lock: `_make_room` decides if a page may be
-    stored; `_put` and `_drop` change the dict and the sum of its bytes together.
+    Four methods are its own, and are called under the lock: `_make_room` decides if a page may be
+    stored; `_put` and `_drop` change the dict and the sum of its bytes together; `_drop_name` is the end
+    of `remove_space`.
     """
 
     capabilities = Capabilities(retention=Retention.UNTIL_DELETED, enumerable=True)
@@ -68,6 +69,15 @@ class DictStore(PlainStore):
                 capacity_nbytes=self._settings.capacity_nbytes,
                 counters=self._counters.snapshot(),
             )
+
+    def remove_space(self, space_id: str) -> int:
+        with self._lock:
+            self.ensure_open()
+            found = [key for key, stored in self._pages.items() if stored.space.id == space_id]
+            for key in found:
+                self._drop(key)
+            self._drop_name(space_id)
+        return len(found)
 
     def close(self) -> None:
         with self._lock:
@@ -122,6 +132,10 @@ class DictStore(PlainStore):
             self.ensure_open()
             self._spaces[space] = None
         return True
+
+    def _drop_name(self, space_id: str) -> None:
+        """Forget the name of a key space."""
+        self._spaces = {one: None for one in self._spaces if one.id != space_id}
 
     def _known_spaces(self) -> list[KeySpace]:
         with self._lock:
