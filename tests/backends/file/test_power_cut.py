@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from hicache_backends.file.settings import FileSettings
 
+_SYNC = "sync_directory"
+
 
 class PowerFile(FileStorage):
     """A `file` whose syncs are seen."""
@@ -35,7 +37,7 @@ class NoSyncedNames(PowerFile):
 
     def __init__(self, settings: FileSettings) -> None:
         super().__init__(settings)
-        vars(batch_writer)["sync_directory"] = str
+        setattr(batch_writer, _SYNC, str)
 
 
 class Power(Subject):
@@ -61,7 +63,7 @@ def test_pages_survive_a_power_cut_if_names_are_synced(
     for name in ("fsync", "fdatasync"):  # the stores replace them in this process, too
         monkeypatch.setattr(os, name, getattr(os, name))
     monkeypatch.setattr(SyncedFiles, "watched", {})
-    monkeypatch.setitem(vars(batch_writer), "sync_directory", sync_directory)
+    monkeypatch.setattr(batch_writer, _SYNC, sync_directory)
     (check,) = (one for one in all_checks() if one.rule.id == "KV-405")
 
     record = run_check(subject, check, RunOptions())

@@ -80,6 +80,7 @@ def _of_pages_in_use(case: Case) -> Violation | None:
     if len(unused) < _GROUP:
         raise NotVerified(f"the small store keeps {len(present)} pages only")
     later: list[str] = []
+    left_used = set(used)
     for _ in range(small.pages):
         small.probe.get(small.space, used)
         later += _set_one_by_one(small, 1)

@@ -44,7 +44,8 @@ class SyncedFiles:
         """From now on, note what this process syncs under the directory."""
         self._copy.mkdir(parents=True, exist_ok=True)
         if not self.watched:
-            vars(os).update(fsync=_noting(os.fsync), fdatasync=_noting(os.fdatasync))
+            for name in ("fsync", "fdatasync"):
+                setattr(os, name, _noting(getattr(os, name)))
         self.watched[self._root] = self
 
     def restore(self) -> None:
