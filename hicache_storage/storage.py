@@ -155,7 +155,12 @@ class PageTimes:
 
 @dataclass(frozen=True, slots=True)
 class PageFault:
-    """A damaged or foreign object in the place of a page. Every get of the page is a miss."""
+    """A damaged or foreign object in the place of a page. Every get of the page is a miss.
+
+    Examples:
+        >>> PageFault("ab" * 32, "wrong_size", "it is 9 bytes long instead of 4,096").reason
+        'wrong_size'
+    """
 
     page_hash: str
     reason: str
@@ -165,7 +170,12 @@ class PageFault:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableSpace:
-    """A key space that the store holds but cannot identify, so `spaces` leaves it out."""
+    """A key space that the store holds but cannot identify, so `spaces` leaves it out.
+
+    Examples:
+        >>> UnreadableSpace("0" * 32, "its manifest is damaged").reason
+        'its manifest is damaged'
+    """
 
     space_id: str
     reason: str
