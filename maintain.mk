@@ -36,7 +36,8 @@ test-mooncake: test ## the mooncake backend on a real master, in a process of it
 
 # Stores of other engines that the kit is run on: one target each, and one record in docs/field.
 FIELD := field-sglang-file field-sglang-hf3fs field-sglang-seaweedfs field-sglang-nixl field-sglang-mooncake \
-  field-lmcache-fs field-lmcache-fs-native field-lmcache-resp field-lmcache-s3 field-vllm-fs
+  field-lmcache-fs field-lmcache-fs-native field-lmcache-resp field-lmcache-s3 field-vllm-fs \
+  field-peercache field-spoolcache field-redhare field-openlake
 
 test-long: $(VENV)/.all .servers/.done ## the long forms of tests: a whole trace, a hundred thousand requests and pages, the whole kit
 	@$(BIN)/python -m pytest -m long tests
@@ -326,16 +327,39 @@ field-sglang-known: $(SGLANG)/.field ## that the kit finds what is known to be w
 	@$(SGLANG)/bin/python -m pytest -q -W default conformance/field/tests/sglang/adapters.py conformance/field/tests/sglang/host_pool.py \
 	  conformance/field/tests/sglang/known.py
 
-field-records: $(VENV)/.all ## keep the records of the last runs in docs/field, in short, and write the table
+field-records: $(VENV)/.all ## keep the records of the last runs in docs/field, in short, and write the tables
 	@for store in $(FIELD:field-%=%); do \
 	  for record in artifacts/field/$$store/*/result.json; do \
 	    if [ -e $$record ]; then $(BIN)/python -m hicache_conformance.report.summary $$record > docs/field/$$store.json; fi; done; done
-	@$(MAKE) --no-print-directory field-matrix
+	@$(MAKE) --no-print-directory truth-matrix
 
-field-matrix: $(VENV)/.all ## write the table of docs/field-report.md from docs/field/*.json
-	@page=$$(mktemp) && { sed '/<!-- matrix -->/q' docs/field-report.md && echo && \
-	  $(BIN)/hicache-conformance matrix docs/field/*.json && echo && \
-	  sed -n '/<!-- end of matrix -->/,$$p' docs/field-report.md; } > $$page && cat $$page > docs/field-report.md && rm $$page
+truth-matrix: $(VENV)/.all ## write the tables of docs/field-report.md from docs/field, docs/serving.md and conformance/field/unjudged.toml
+	@$(BIN)/python -m field.truth_matrix
+
+# Short programs, each with a store alone: conformance/field/reproducers.
+REPRODUCE = -W ignore -m field.reproduce docs/field/reproduced
+
+field-reproduce: $(SGLANG)/.serving $(LMCACHE)/.field $(VLLM)/.done $(FOREIGN)/.done ## the short programs that show broken rules with a store alone
+	@PYTHONPATH=tests/support:$(FOREIGN) $(SGLANG)/bin/python $(REPRODUCE) sglang-file peercache
+	@PYTHONPATH=tests/support $(LMCACHE)/bin/python $(REPRODUCE) lmcache-fs lmcache-fs-native lmcache-resp
+	@PYTHONPATH=tests/support:$(FOREIGN) $(VLLM)/bin/python $(REPRODUCE) vllm-fs spoolcache redhare openlake
+
+NEWEST := $(CURDIR)/artifacts/newest
+newest_version = $(shell $(PYTHON) -m pip index versions --disable-pip-version-check $(1) 2> /dev/null | sed -nE '1s/.*\((.*)\)/\1/p')
+RUN_NEWEST = $(MAKE) --no-print-directory --keep-going FOREIGN=$(NEWEST)/foreign
+
+# The newest releases lie beside the pinned ones, and come before them.
+field-newest: $(SGLANG)/.field $(LMCACHE)/.field $(VLLM)/.done ## the kit on the newest releases of all these, and what changed since the records
+	@rm -rf $(NEWEST) artifacts/field
+	@$(INSTALL) $(SGLANG) --no-deps --target $(NEWEST)/sglang sglang
+	@$(INSTALL) $(LMCACHE) --no-deps --target $(NEWEST)/lmcache lmcache
+	@$(VLLM)/bin/python tests/install_vllm.py $(call newest_version,vllm) $(NEWEST)/vllm
+	@$(INSTALL) $(VLLM) --no-deps --target $(NEWEST)/foreign $$(sed -nE 's/^([a-z-]+)==.*/\1/p' tests/requirements-field-foreign.txt)
+	@touch $(NEWEST)/foreign/.done
+	@-PYTHONPATH=$(NEWEST)/sglang $(RUN_NEWEST) $(filter field-sglang-% field-peercache,$(FIELD))
+	@-PYTHONPATH=$(NEWEST)/lmcache $(RUN_NEWEST) $(filter field-lmcache-%,$(FIELD))
+	@-PYTHONPATH=$(NEWEST)/vllm $(RUN_NEWEST) field-vllm-fs field-spoolcache field-redhare field-openlake
+	@$(BIN)/python -m field.changes docs/field artifacts/field
 
 $(LMCACHE)/.field: $(LMCACHE)/.done .servers/.done tests/requirements-field-lmcache.txt
 	@$(INSTALL) $(LMCACHE) -c constraints.txt ministack
@@ -371,3 +395,21 @@ field-vllm-fs: $(VLLM)/.done ## the whole kit on vLLM's fs tier
 field-vllm-known: $(VLLM)/.done ## that the kit finds what is known to be wrong with vLLM's fs tier
 	@$(VLLM)/bin/python -m pytest -q -W default --show-capture no \
 	  conformance/field/tests/vllm/adapters.py conformance/field/tests/vllm/known.py
+
+# Stores of nobody's engine, from PyPI. They lie apart from the engines, without what they ask for.
+$(FOREIGN)/.done: tests/requirements-field-foreign.txt $(VLLM)/.done
+	@echo "setting up $(FOREIGN)"
+	@$(INSTALL) $(VLLM) --no-deps --target $(FOREIGN) -r tests/requirements-field-foreign.txt
+	@touch $@
+
+field-peercache: $(SGLANG)/.field $(FOREIGN)/.done ## the whole kit on PeerCache, behind SGLang's interface
+	@PYTHONPATH=$(FOREIGN):$(PYTHONPATH) $(FIELD_SGLANG)/peercache conformance/field/tests/sglang/peercache.py; test $$? -le 1
+
+field-spoolcache: $(FOREIGN)/.done ## the whole kit on SpoolCache's token files
+	@PYTHONPATH=$(FOREIGN):$(PYTHONPATH) $(FIELD_VLLM)/spoolcache conformance/field/tests/vllm/spoolcache.py; test $$? -le 1
+
+field-redhare: $(FOREIGN)/.done .servers/.done ## the whole kit on Redhare's client
+	@PYTHONPATH=$(FOREIGN):$(PYTHONPATH) $(FIELD_VLLM)/redhare conformance/field/tests/vllm/redhare.py; test $$? -le 1
+
+field-openlake: $(FOREIGN)/.done ## the whole kit on OpenLake's client and daemon
+	@PYTHONPATH=$(FOREIGN):$(PYTHONPATH) $(FIELD_VLLM)/openlake conformance/field/tests/vllm/openlake.py; test $$? -le 1

@@ -1,0 +1,52 @@
+"""The tables of the truth matrix."""
+
+from __future__ import annotations
+
+from field.truth_matrix import PAGE, RECORDS, events, page, red_cells
+from hicache_conformance.report.summary import Summary
+
+SERVING = """\
+| file | restart | 8 | 8 | 0 | 9.00 s | 0 |  |
+<!-- events vLLM -->
+
+vLLM 0.32.0:
+
+| store | event | answers | failed | different | slowest | cached tokens | what else |
+| --- | --- | --- | --- | --- | --- | --- | --- |
+| file | restart | 8 | 0 | 0 | 2.60 s | 4,608 | of 4,608 |
+| vLLM's fs | a bit of every page is flipped | 1,008 | 1 | 1,007 | 0.27 s | 4,608 |  |
+
+<!-- end of events vLLM -->
+<!-- demo vLLM -->
+
+vLLM 0.32.0:
+
+| phase | first token | of cold | from the cache | wrong answers |
+| --- | --- | --- | --- | --- |
+| fs (vLLM's), restarted | 0.44 s | 0.04 | 6,144 of 6,300 | 0 of 3 |
+
+<!-- end of demo vLLM -->
+"""
+
+
+def test_the_page_has_the_tables_of_its_records() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+
+    assert page(text) == text, "run `make truth-matrix`"
+
+
+def test_each_broken_rule_has_a_cause() -> None:
+    for path in RECORDS.glob("*.json"):
+        record = Summary.read(path)
+        section = red_cells({path.stem: record})
+        for name in record.failed_checks:
+            rule = name.partition(":")[0]
+            assert f"| {rule} |" in section or rule in section.rpartition("by hand on")[2], name
+
+
+def test_events_of_the_engines_own_stores_come_first_and_wrong_answers_are_counted() -> None:
+    own, ours = events(SERVING).splitlines()[2:]
+
+    restart, damage = "0 of 3 wrong, 0.44 s", "**1,008 of 1,008 wrong**, 0.27 s"
+    assert f"| vLLM 0.32.0 | vLLM's fs | {restart} | {damage} |  |  |  |" == own
+    assert "| vLLM 0.32.0 | file | 0 of 8 wrong, 2.60 s |  |  |  |  |" == ours
