@@ -339,7 +339,7 @@ truth-matrix: $(VENV)/.all ## write the tables of docs/field-report.md from docs
 # Short programs, each with a store alone: conformance/field/reproducers.
 REPRODUCE = -W ignore -m field.reproduce docs/field/reproduced
 
-field-reproduce: $(SGLANG)/.serving $(LMCACHE)/.field $(VLLM)/.done $(FOREIGN)/.done ## the short programs that show broken rules with a store alone
+field-reproduce: $(SGLANG)/.field $(LMCACHE)/.field $(VLLM)/.done $(FOREIGN)/.done ## the short programs that show broken rules with a store alone
 	@PYTHONPATH=tests/support:$(FOREIGN) $(SGLANG)/bin/python $(REPRODUCE) sglang-file peercache
 	@PYTHONPATH=tests/support $(LMCACHE)/bin/python $(REPRODUCE) lmcache-fs lmcache-fs-native lmcache-resp
 	@PYTHONPATH=tests/support:$(FOREIGN) $(VLLM)/bin/python $(REPRODUCE) vllm-fs spoolcache redhare openlake

@@ -19,6 +19,7 @@ NO_LISTING = {
 NO_DELETE = {"batch_delete": "it deletes no single page"}
 NO_CLEAR = {"clear": "it removes no pages by key space"}
 NO_CONFIG_CHECK = {"from_config": "its engine checks its config, and here the adapter"}
+NO_READ_ONLY = {"open_read_only": "its engine opens it to read and write only"}
 NO_CHECKSUM = {"page_store": "its engine puts no checksum around pages"}
 EQUAL_PARTS_ONLY = {"open_space": "its engine cuts layers and heads into equal parts, this is none"}
 ONE_RESULT_A_BATCH = {"batch_set": "it gives one verdict for a batch, not one a page"}

@@ -40,6 +40,8 @@ class Plan:
     """Files in `reproducers/`, without `.py`."""
     arguments: Callable[[Path], AbstractContextManager[list[str]]]
     """The arguments of each program, for a folder of its own. A server that it needs runs meanwhile."""
+    prelude: str = ""
+    """What runs before each program, because an environment here has only a part of an engine."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,11 @@ def reproduce(plan: Plan) -> list[Sighting]:
     """
     seen: list[Sighting] = []
     for program in plan.programs:
+        path = str(PROGRAMS / f"{program}.py")
+        code = f"import runpy\n{plan.prelude}\nrunpy.run_path({path!r}, run_name='__main__')"
         with tempfile.TemporaryDirectory() as folder, plan.arguments(Path(folder)) as arguments:
             done = subprocess.run(  # noqa: S603 - the programs of this folder
-                [sys.executable, "-W", "ignore", str(PROGRAMS / f"{program}.py"), *arguments],
+                [sys.executable, "-W", "ignore", "-c", code, *arguments],
                 capture_output=True,
                 text=True,
                 check=False,
@@ -126,6 +130,8 @@ def _peercache(folder: Path) -> Generator[list[str]]:
         yield [str(server.port)]
 
 
+_SGLANG = "from field.sglang.engine import module; module('mem_cache.hicache_storage')"
+"""`sglang` without the imports of its front end, whose packages are not in the environment."""
 PLANS = {
     "lmcache-fs": Plan("lmcache", ("lmcache/keys", "lmcache/damage"), _lmcache("fs")),
     "lmcache-fs-native": Plan("lmcache", ("lmcache/keys", "lmcache/damage"), _lmcache("fs_native")),
@@ -138,7 +144,7 @@ PLANS = {
     "peercache": Plan("peercache", ("peercache/pages",), _peercache),
     "redhare": Plan("redhare", ("redhare/pages",), _redis),
     "sglang-file": Plan(
-        "sglang", ("sglang-file/keys", "sglang-file/damage", "sglang-file/clear"), _folder
+        "sglang", ("sglang-file/keys", "sglang-file/damage", "sglang-file/clear"), _folder, _SGLANG
     ),
     "spoolcache": Plan("spoolcache", ("spoolcache/damage",), _folder),
     "vllm-fs": Plan("vllm", ("vllm-fs/pages",), _folder),

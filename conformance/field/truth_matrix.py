@@ -45,7 +45,7 @@ def page(text: str) -> str:
     """Return the page with its tables made anew."""
     records = {path.stem: Summary.read(path) for path in sorted(RECORDS.glob("*.json"))}
     parts = {
-        "matrix": matrix(list(records.values())),
+        "matrix": rules(list(records.values())),
         "red cells": red_cells(records),
         "events": events(SERVING.read_text(encoding="utf-8")),
         "unjudged": unjudged(),
@@ -53,6 +53,13 @@ def page(text: str) -> str:
     for name, part in parts.items():
         text = _replaced(text, name, part)
     return text
+
+
+def rules(records: Sequence[Summary]) -> str:
+    """Return the outcome of each rule for each store, and how many checks ran."""
+    head, lines = matrix(records).split("| KV-", 1)
+    ran = [str(sum(sum(rule.checks.values()) for rule in one.rules)) for one in records]
+    return f"{head}|  | checks | {' | '.join(ran)} |\n| KV-{lines}"
 
 
 def red_cells(records: Mapping[str, Summary]) -> str:

@@ -66,6 +66,17 @@ def test_installed_it_is_found_by_name_and_conformant(package: Path, tmp_path: P
     assert "INCOMPLETE  acme-kv: Of " in done.stdout
 
 
+def test_its_report_has_the_version_of_an_editable_installation(package: Path) -> None:
+    """Its metadata names no package, but its entry point does."""
+    declare(package)
+    part = ["-k", "kv_004", "--hicache-report", "out"]
+    done = run("pytest", "-q", "-p", "no:cacheprovider", *part, cwd=package, path=package)
+
+    assert done.returncode == pytest.ExitCode.OK, done.stdout
+    result = json.loads((package / "out" / "TestAcmeKv" / "result.json").read_text())
+    assert "hicache-acme-kv 0.1.0" == result["subject"]["version"]
+
+
 def test_its_readme_can_be_pasted_into_a_shell(package: Path) -> None:
     readme = (package / "README.md").read_text(encoding="utf-8")
 

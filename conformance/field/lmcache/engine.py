@@ -23,6 +23,7 @@ from field.adapter import (
     NO_CLEAR,
     NO_CONFIG_CHECK,
     NO_LISTING,
+    NO_READ_ONLY,
     AdaptedStorage,
     equal_part,
 )
@@ -65,6 +66,7 @@ class LMCacheStorage(AdaptedStorage):
         **NO_CHECKSUM,
         **EQUAL_PARTS_ONLY,
         **NO_LISTING,
+        **NO_READ_ONLY,
     }
 
     def __init__(self, settings: LMCacheSettings, kind: str, fields: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from field.adapter import (
     NO_CHECKSUM,
     NO_CONFIG_CHECK,
     NO_LISTING,
+    NO_READ_ONLY,
     ONE_RESULT_A_BATCH,
     results_from_batch_flag,
     results_from_prefix_counts,
@@ -58,6 +59,7 @@ class SGLangFile(SGLangStorage):
         **NO_CONFIG_CHECK,
         **NO_CHECKSUM,
         **NO_LISTING,
+        **NO_READ_ONLY,
         **ONE_RESULT_A_BATCH,
         **EQUAL_PARTS_ONLY,
     }

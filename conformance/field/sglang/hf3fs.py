@@ -26,6 +26,7 @@ from field.adapter import (
     NO_CHECKSUM,
     NO_CONFIG_CHECK,
     NO_LISTING,
+    NO_READ_ONLY,
     ONE_RESULT_A_BATCH,
     AdaptedStorage,
     results_from_batch_flag,
@@ -86,6 +87,7 @@ class SGLangHF3FS(AdaptedStorage):
         **NO_CONFIG_CHECK,
         **NO_CHECKSUM,
         **NO_LISTING,
+        **NO_READ_ONLY,
         **ONE_RESULT_A_BATCH,
         "open_space": "its engine cuts layers and heads into equal parts, and without a metadata server"
         " it refuses MLA models",

@@ -18,6 +18,7 @@ from field.adapter import (
     NO_CONFIG_CHECK,
     NO_DELETE,
     NO_LISTING,
+    NO_READ_ONLY,
     results_from_prefix_counts,
 )
 from field.sglang.engine import (
@@ -70,6 +71,7 @@ class ZeroCopyStorage(SGLangStorage):
         **NO_DELETE,
         **NO_CHECKSUM,
         **NO_LISTING,
+        **NO_READ_ONLY,
     }
     capabilities = Capabilities(
         retention=Retention.UNTIL_DELETED,

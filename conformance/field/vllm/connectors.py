@@ -19,6 +19,7 @@ from field.adapter import (
     NO_CONFIG_CHECK,
     NO_DELETE,
     NO_LISTING,
+    NO_READ_ONLY,
     AdaptedStorage,
 )
 from hicache_storage.settings import Field, Settings
@@ -67,6 +68,7 @@ class ConnectorStorage(AdaptedStorage):
         **NO_CLEAR,
         **NO_CHECKSUM,
         **NO_LISTING,
+        **NO_READ_ONLY,
         **EQUAL_PARTS_ONLY,
     }
 

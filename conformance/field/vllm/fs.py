@@ -18,6 +18,7 @@ from field.adapter import (
     NO_CONFIG_CHECK,
     NO_DELETE,
     NO_LISTING,
+    NO_READ_ONLY,
     AdaptedStorage,
 )
 from field.vllm.engine import (
@@ -118,6 +119,7 @@ class VllmFs(AdaptedStorage):
     absent: ClassVar[Mapping[str, str]] = {
         **NO_CONFIG_CHECK,
         **NO_LISTING,
+        **NO_READ_ONLY,
         **NO_DELETE,
         **NO_CLEAR,
         **NO_CHECKSUM,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import itertools
+import secrets
 import struct
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 HEADER_NBYTES = 54
 """`SLOT_HEADER_BYTES` of the connector: the key of a page at the start of its slot."""
 _FIRST_CLIENT, _LAST_CLIENT = 2048, 0xFFF
-_CLIENTS = itertools.count()
 
 
 class OpenLakeSettings(ModelSettings):
@@ -68,7 +67,7 @@ class OpenLake(ConnectorStorage):
         return cls(OpenLakeSettings.parse("openlake", config))
 
     def make_client(self) -> Any:
-        number = _FIRST_CLIENT + next(_CLIENTS) % (_LAST_CLIENT - _FIRST_CLIENT)
+        number = _FIRST_CLIENT + secrets.randbelow(_LAST_CLIENT - _FIRST_CLIENT)
         client = importlib.import_module("openlake_client").Client(device="local", client_id=number)
         slot_nbytes = HEADER_NBYTES + self._settings.largest_page_nbytes
         try:

@@ -11,19 +11,22 @@ import hashlib
 import importlib
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from field.adapter import NO_DELETE, equal_part
+from field.adapter import equal_part
 from field.vllm.connectors import POOLS, Buffers, ConnectorStorage, ModelSettings
-from field.vllm.engine import module
+from field.vllm.engine import module, preload
 from hicache_storage.errors import StorageUnavailable, UnsupportedOperation
 from hicache_storage.settings import ByteSize, Field
 from hicache_storage.storage import Capabilities, Durability, Retention
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from hicache_storage.keys import KeySpace
+
+
+preload()
 
 
 @dataclass(frozen=True)
@@ -50,11 +53,6 @@ class Redhare(ConnectorStorage):
     """`redhare.KvStore` over TCP: pages are in the memory of the process that set them."""
 
     distribution = "redhare"
-    absent: ClassVar[Mapping[str, str]] = {
-        operation: why
-        for operation, why in ConnectorStorage.absent.items()
-        if operation not in NO_DELETE
-    }
     capabilities = Capabilities(
         retention=Retention.UNTIL_PRESSURE,
         durability=Durability.PROCESS,
@@ -94,6 +92,7 @@ class Redhare(ConnectorStorage):
             raise UnsupportedOperation(f"{space.pool!r} is none of the pools {', '.join(POOLS)}")
         heads = shard.heads and equal_part(shard.heads, settings.total_heads, "heads")
         stage, _ = equal_part(shard.layers, settings.total_layers, "layers")
+        context, contexts = shard.context or (0, 1)
         data = module("redhare.vllm_connector.data")
         names = [f"{space.pool}.layers.{layer}.attn" for layer in range(*shard.layers)]
         namespace = data.build_layout_namespace(
@@ -102,10 +101,10 @@ class Redhare(ConnectorStorage):
             dtype=space.dtype,
             cache_spec=_CacheSpec(space.page_tokens, settings.total_heads, space.dtype),
             layer_names=names,
-            segment_lengths=[space.stored_nbytes],
-            full_block_only=[False],
+            segment_lengths=[space.frame_nbytes, space.page_nbytes],
+            full_block_only=[False, False],
             chunk_size=space.page_tokens,
-            group_block_size=space.page_tokens,
+            group_block_size=space.page_tokens * contexts,
         )
         tp_rank, tp_size = heads or (0, 1)
         metadata = data.KeyMetadata(
@@ -113,7 +112,7 @@ class Redhare(ConnectorStorage):
             producer_tp_size=tp_size,
             shard_id=tp_rank,
             pcp_rank=0,
-            dcp_rank=shard.context[0] if shard.context else 0,
+            dcp_rank=context,
             pp_rank=stage,
             group_id=POOLS.index(space.pool),
         )
@@ -129,9 +128,3 @@ class Redhare(ConnectorStorage):
             "set": client.batch_put_from_multi_buffers,
         }
         return [state == 0 for state in calls[verb](keys, buffers.addresses, buffers.sizes)]
-
-    def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        client = self.client()
-        for page_hash in hashes:
-            client.remove(self.key_of(space, page_hash))
-        return [True] * len(hashes)

@@ -2,9 +2,9 @@
 
 A page is the first chunk of a prompt, because SpoolCache's keys are those of prompts. A chunk has all
 pools of its tokens, so a page of a pool other than KV is not a file. The connector passes on these
-fields of a key space: model and revision (`model_namespace_sha256`), dtype, the shard (as layer names,
-rank and sizes), the size of a page (in the layout) and the tenant (as `cache_salt`). It does not pass
-on the memory layout.
+fields of a key space: model and revision (`model_namespace_sha256`), dtype, memory layout (with the
+attention backend, in a hash of vLLM's config), the shard (as layer names, rank and sizes), the size of a
+page and the tenant (as `cache_salt`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from field.adapter import (
     NO_CLEAR,
     NO_CONFIG_CHECK,
     NO_LISTING,
+    NO_READ_ONLY,
     AdaptedStorage,
     equal_part,
 )
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from hicache_storage.page import Page
 
 CHUNK_TOKENS = 256
-_BUSY = "SpoolCache rank inventory already has a live owner"
 
 
 class SpoolCacheSettings(ModelSettings):
@@ -67,23 +67,17 @@ class Rank:
         self.store: Any = None
 
     def open(self) -> None:
-        """Open the files, and become the owner of the rank.
+        """Open the files. The worker also takes a lease that lets nobody else open them; the kit would.
 
         Raises:
-            StorageUnavailable: Another process is the owner, or the files are those of another rank.
+            StorageUnavailable: The files can't be opened, or are those of another rank.
         """
         try:
-            store = _module("token_files").TokenFileStore(
+            self.store = _module("token_files").TokenFileStore(
                 self.root, layout=self._layout, **self._identity
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise StorageUnavailable(f"SpoolCache: {self.root}: {error}") from error
-        try:
-            store.acquire_inventory_owner()
-        except RuntimeError as error:
-            store.close()
-            raise StorageUnavailable(f"SpoolCache: {self.root}: {error}") from error
-        self.store = store
 
     def key(self, page_hash: str) -> str:
         """Return the key of a prompt of one chunk, whose tokens the page hash names."""
@@ -111,6 +105,7 @@ class SpoolCache(AdaptedStorage):
         **NO_CLEAR,
         **NO_CHECKSUM,
         **NO_LISTING,
+        **NO_READ_ONLY,
         **EQUAL_PARTS_ONLY,
         "open_space": "a file has all pools of its tokens, and ranks hold equal parts",
     }
@@ -125,6 +120,8 @@ class SpoolCache(AdaptedStorage):
         self._settings = settings
         self._ranks: dict[KeySpace, Rank] = {}
         self._lock = threading.Lock()
+        self._worker = threading.Lock()
+        """Held during each call, because vLLM's worker restores and saves one request at a time."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -152,31 +149,39 @@ class SpoolCache(AdaptedStorage):
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         rank = self.rank(space)
-        return [rank.store.lookup(rank.key(one)).is_hit for one in hashes]
+        with self._worker:
+            self.ensure_open()
+            return [rank.store.lookup(rank.key(one)).is_hit for one in hashes]
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         rank = self.rank(space)
-        return [
-            _restore(rank.store, rank.key(one), page)
-            for one, page in zip(hashes, pages, strict=True)
-        ]
+        with self._worker:
+            self.ensure_open()
+            return [
+                _restore(rank.store, rank.key(one), page)
+                for one, page in zip(hashes, pages, strict=True)
+            ]
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         rank = self.rank(space)
-        return [
-            _commit(rank.store, rank.key(one), page)
-            for one, page in zip(hashes, pages, strict=True)
-        ]
+        with self._worker:
+            self.ensure_open()
+            return [
+                _commit(rank.store, rank.key(one), page)
+                for one, page in zip(hashes, pages, strict=True)
+            ]
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         """Evict pages as its capacity reclamation does."""
         rank = self.rank(space)
-        for page_hash in hashes:
-            rank.store.evict(rank.key(page_hash))
+        with self._worker:
+            self.ensure_open()
+            for page_hash in hashes:
+                rank.store.evict(rank.key(page_hash))
         return [True] * len(hashes)
 
     def close(self) -> None:
@@ -184,8 +189,10 @@ class SpoolCache(AdaptedStorage):
             super().close()
             with self._lock:
                 stores = {id(one.store): one.store for one in self._ranks.values()}
-            for store in [] if self.is_forked_copy else stores.values():
-                store.close()
+            if not self.is_forked_copy:
+                with self._worker:
+                    for store in stores.values():
+                        store.close()
 
     def path_of(self, space: KeySpace, page_hash: str) -> Path:
         """Return the file of a page, for back doors."""
@@ -245,7 +252,8 @@ def _identity(space: KeySpace, settings: SpoolCacheSettings) -> tuple[str, Any, 
     )
     layout = hma.HMALayout(num_manager_blocks=1024, dcp_degree=context, groups=(group,))
     model = SimpleNamespace(model=space.model, revision=space.revision)
-    config = _sha256(space.model, space.dtype, str(space.page_tokens), str(space.stored_nbytes))
+    sizes = (space.page_tokens, space.page_nbytes, space.stored_nbytes)
+    config = _sha256(space.model, space.dtype, space.layout, *map(str, sizes))
     deployment = identity.DeploymentIdentity(
         schema="spoolcache-deployment/v2",
         profile=layout.profile,

@@ -139,7 +139,12 @@ class Case(Assertions):
         return probe
 
     def open_read_only(self) -> Probe:
-        """Open a read-only handle on this case's store, as `registry.open_storage` does."""
+        """Open a read-only handle on this case's store, as `registry.open_storage` does.
+
+        Raises:
+            NotVerified: The store can't be opened to read only.
+        """
+        self.require_present("open_read_only")
         opened = self.subject.storage_class.open_read_only(self.config)
         storage = ReadOnlyStorage(opened)
         self._storages.append(storage)

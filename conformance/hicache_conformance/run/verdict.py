@@ -22,6 +22,7 @@ from hicache_conformance.report.redact import Redactor
 from hicache_conformance.rules import SPEC, Level, Rule, selected
 from hicache_conformance.run.outcomes import Outcome, Verdict, combined
 from hicache_conformance.run.waivers import Waiver, apply_waiver
+from hicache_storage.registry import ENTRY_POINT_GROUP
 from hicache_storage.storage import Durability, describe
 
 if TYPE_CHECKING:
@@ -265,7 +266,11 @@ def _version_of(target: type) -> str:
     if presented:
         return f"{presented} {metadata.version(presented)}"
     package = target.__module__.partition(".")[0]
-    owners = metadata.packages_distributions().get(package, [])
+    owners = metadata.packages_distributions().get(package) or [
+        entry.dist.name  # of an editable installation, whose metadata names no packages
+        for entry in metadata.entry_points(group=ENTRY_POINT_GROUP)
+        if entry.dist is not None and entry.module.partition(".")[0] == package
+    ]
     if owners:
         return f"{owners[0]} {metadata.version(owners[0])}"
     version = getattr(sys.modules.get(package), "__version__", "")

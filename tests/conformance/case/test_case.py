@@ -484,6 +484,17 @@ def test_an_absent_operation_raises_storage_closed_after_close() -> None:
     assert Outcome.PASSED is record.outcome
 
 
+class OpensToWrite(Declared):
+    absent = {**Declared.absent, "open_read_only": WORDS}  # noqa: RUF012 - as of the base
+
+
+def test_a_store_that_cannot_be_opened_to_read_only_is_not_asked_what_that_changes() -> None:
+    record = outcome_of(OpensToWrite, "KV-308:looking_changes_nothing")
+
+    assert Outcome.NOT_VERIFIED is record.outcome
+    assert WORDS in record.message
+
+
 def test_a_config_that_an_engine_checks_is_not_verified() -> None:
     record = outcome_of(ConfigIsItsEngines, "KV-303:unknown_fields_are_refused_by_name")
 

@@ -13,7 +13,6 @@ from hicache_conformance.report.summary import Summary
 from hicache_conformance.run.outcomes import Outcome
 
 KEPT = records.check_record("KV-002", Outcome.PASSED)
-REPORT = Path(__file__).parents[3] / "docs" / "field-report.md"
 
 
 def table(*runs: Record) -> str:
@@ -53,10 +52,3 @@ def test_the_verb_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
     assert 0 == main(["matrix", str(tmp_path / "a.json")])
     assert table(run) == capsys.readouterr().out
-
-
-def test_the_field_report_has_the_table_of_its_records(capsys: pytest.CaptureFixture[str]) -> None:
-    files = sorted(map(str, (REPORT.parent / "field").glob("*.json")))
-
-    main(["matrix", *files])
-    assert capsys.readouterr().out in REPORT.read_text(encoding="utf-8")

@@ -35,7 +35,7 @@ shared = store(b"a" * 32, "m", rank) and found(b"a" * 32, "m", rank)
 fields = shared and "dtype" not in ObjectKey.__dataclass_fields__
 print("KV-001 KV-101: found by any server, as no key has dtype, layout or revision:", fields)
 print("KV-106: rank 0 of TP 2 x PP 4 finds rank 0 of TP 8, as both have this key:", shared)
-print("KV-105: a model name of 180 characters stores nothing:", not store(b"l", "m" * 180, 0))
+print("KV-105: a model name of 180 characters stores nothing:", not store(b"l" * 32, "m" * 180, 0))
 both = store(b"b", "a/b", 0) and found(b"b", "a-SEP-b", 0)
 print("KV-105: model a-SEP-b has model a/b's page:", both)
 adapter.close()

@@ -1,6 +1,6 @@
 """Who shares a page of PeerCache, over its storage server on this machine: pages.py PORT."""
 
-import os, sys
+import os, sys, time
 from types import SimpleNamespace as Any
 
 import torch
@@ -25,6 +25,7 @@ class Rank:
 
 
 first, other, small = Rank("a", 2), Rank("b", 4), Rank("a", 2, nbytes=250)
+time.sleep(5)  # until all know of each other
 first.kv_buffer.fill_(3)
 first.store.batch_set_v1(["hash"], None)
 hit = other.store.batch_get_v1(["hash"], None) == [True] and int(other.kv_buffer[0]) == 3

@@ -1,6 +1,6 @@
 """Who shares a row of vLLM's `fs` tier, and what it does with damage: pages.py FOLDER."""
 
-import numpy, sys, time
+import mmap, numpy, sys, time
 from pathlib import Path
 from types import SimpleNamespace as Any
 
@@ -8,7 +8,7 @@ from vllm.v1.kv_offload.base import ReqContext, make_offload_key
 from vllm.v1.kv_offload.tiering.base import TransferJob
 from vllm.v1.kv_offload.tiering.fs.manager import FileSystemTierManager
 
-rows = numpy.zeros((3, 4096), "uint8")
+rows = numpy.frombuffer(mmap.mmap(-1, 3 * 4096), "uint8").reshape(3, 4096)
 keys = [make_offload_key(bytes([n]) * 32, 0) for n in (0, 1, 2)]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -29,7 +28,9 @@ _PROGRAM = """
 import json, sys
 from peercache.config import PeerCacheConfig
 from peercache.storage_server import StorageServer
-StorageServer(PeerCacheConfig(**json.loads(sys.argv[1]))).run_forever()
+server = StorageServer(PeerCacheConfig(**json.loads(sys.argv[1])))
+print("ready", flush=True)
+server.run_forever()
 """
 
 
@@ -46,8 +47,7 @@ class PeerCacheServer(ServerProcess):
         return [sys.executable, "-c", _PROGRAM, json.dumps(fields)]
 
     def answers(self) -> bool:
-        with socket.create_connection(("127.0.0.1", self.port), timeout=1):
-            return True
+        return "ready" in self.log.read_text(errors="replace")
 
 
 class TestPeerCache(StorageConformance):
