@@ -140,9 +140,11 @@ PLANS = {
         ("lmcache/keys", "lmcache/resp", "lmcache/lookups", "lmcache/deleted"),
         _lmcache_resp,
     ),
-    "openlake": Plan("openlake-vllm", ("openlake/pages",), _openlake),
-    "peercache": Plan("peercache", ("peercache/pages",), _peercache),
-    "redhare": Plan("redhare", ("redhare/pages",), _redis),
+    "openlake": Plan("openlake-vllm", ("openlake/pages", "openlake/closing"), _openlake),
+    "peercache": Plan(
+        "peercache", ("peercache/pages", "peercache/ring", "peercache/closing"), _peercache
+    ),
+    "redhare": Plan("redhare", ("redhare/pages", "redhare/closing"), _redis),
     "sglang-file": Plan(
         "sglang", ("sglang-file/keys", "sglang-file/damage", "sglang-file/clear"), _folder, _SGLANG
     ),

@@ -17,6 +17,7 @@ def memory(data):
 kept, key = [], b"hash of the block".ljust(32) + b"hash of name" + bytes(10)
 client.put_batch([key], *memory(b"bfloat16" * 128))
 hit = client.get_batch([key], *memory(bytes(1024))) == [0]
+print("KV-106: a key has the rank, not how many there are, so rank 0 of 4 gets rank 0 of 2:", hit)
 print("KV-001 KV-101: a key is block hash, model, group and ranks, so fp16 gets bf16:", hit)
 long = client.get_batch([key], *memory(b"\7" * 2048)) == [0] and kept[-1].raw[1024:] != b"\7" * 1024
 print("KV-003 KV-008: a get of twice the size is a hit, with other memory behind it:", long)

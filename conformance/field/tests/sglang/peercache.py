@@ -37,6 +37,8 @@ server.run_forever()
 class PeerCacheServer(ServerProcess):
     """`peercache-storage-server` on loopback, with 512 MB of memory and no disk."""
 
+    ready_limit_s = 120.0  # it imports torch
+
     def command(self) -> list[str]:
         fields = _LOOPBACK | {
             "discovery_addr": f"127.0.0.1:{self.port}",
