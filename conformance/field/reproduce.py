@@ -148,7 +148,7 @@ PLANS = {
     "sglang-file": Plan(
         "sglang", ("sglang-file/keys", "sglang-file/damage", "sglang-file/clear"), _folder, _SGLANG
     ),
-    "spoolcache": Plan("spoolcache", ("spoolcache/damage",), _folder),
+    "spoolcache": Plan("spoolcache", ("spoolcache/damage", "spoolcache/opening"), _folder),
     "vllm-fs": Plan("vllm", ("vllm-fs/pages",), _folder),
 }
 

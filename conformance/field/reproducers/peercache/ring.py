@@ -2,10 +2,10 @@
 
 import sys, threading
 
-from peercache.hashring import HashRing
+from peercache.hashring import ConsistentHashRing
 
 sys.setswitchinterval(1e-5)
-ring, stop, raised = HashRing(), threading.Event(), False
+ring, stop, raised = ConsistentHashRing(), threading.Event(), False
 ring.set_nodes(["a", "b"])
 
 
