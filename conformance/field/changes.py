@@ -18,7 +18,7 @@ def changes(before: Summary, after: Summary | None) -> list[str]:
     """Return what changed on one store, in a sentence each. `after` is None if there was no run."""
     if after is None:
         return ["it could not be run: see the log"]
-    lines = []
+    lines: list[str] = []
     if before.store.version != after.store.version:
         lines.append(f"version: {before.store.version}, now {after.store.version}")
     if before.verdict != after.verdict:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import uuid
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,7 +19,7 @@ from field.vllm.connectors import POOLS, Buffers, ConnectorStorage, ModelSetting
 from field.vllm.engine import module, preload
 from hicache_storage.errors import StorageUnavailable, UnsupportedOperation
 from hicache_storage.settings import ByteSize, Field
-from hicache_storage.storage import Capabilities, Durability, Retention
+from hicache_storage.storage import Capabilities, Durability, Retention, StorageStats
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,6 +64,7 @@ class Redhare(ConnectorStorage):
     def __init__(self, settings: RedhareSettings) -> None:
         super().__init__()
         self._settings = settings
+        self._counters: Counter[str] = Counter()
         if settings.shared_fs_root is not None:
             self.narrow(durability=Durability.CRASH)
 
@@ -128,3 +130,10 @@ class Redhare(ConnectorStorage):
             "set": client.batch_put_from_multi_buffers,
         }
         return [state == 0 for state in calls[verb](keys, buffers.addresses, buffers.sizes)]
+
+    def stats(self) -> StorageStats:
+        """Return the client's counters, which it reports as what was added since the last time."""
+        client = self.client()
+        with self._lock:
+            self._counters.update(client.drain_connector_stats()["counters"])
+            return StorageStats(counters=dict(self._counters))
