@@ -144,7 +144,7 @@ PLANS = {
     "peercache": Plan(
         "peercache", ("peercache/pages", "peercache/ring", "peercache/closing"), _peercache
     ),
-    "redhare": Plan("redhare", ("redhare/pages", "redhare/closing"), _redis),
+    "redhare": Plan("redhare", ("redhare/pages", "redhare/closing", "redhare/layout"), _redis),
     "sglang-file": Plan(
         "sglang", ("sglang-file/keys", "sglang-file/damage", "sglang-file/clear"), _folder, _SGLANG
     ),

@@ -66,6 +66,7 @@ def test_installed_it_is_found_by_name_and_conformant(package: Path, tmp_path: P
     assert "INCOMPLETE  acme-kv: Of " in done.stdout
 
 
+@pytest.mark.slow
 def test_its_report_has_the_version_of_an_editable_installation(package: Path) -> None:
     """Its metadata names no package, but its entry point does."""
     declare(package)
