@@ -210,7 +210,11 @@ class Server:
 
 @contextlib.contextmanager
 def linker_world(
-    extra_config: dict[str, Any], *, layout: str = "page_first_direct", **arguments: Any
+    extra_config: dict[str, Any],
+    *,
+    layout: str = "page_first_direct",
+    hicache_ratio: float = 2.0,
+    **arguments: Any,
 ) -> Generator[None]:
     """Make this process a server with a linker, with these flags."""
     with engine_world(
@@ -224,7 +228,8 @@ def linker_world(
             "linker_module_path": "hicache_storage.integrations.sglang",
             "linker_extra_config": extra_config,
         },
-        **{"hicache_ratio": 2.0, **arguments},
+        hicache_ratio=hicache_ratio,
+        **arguments,
     ):
         yield
 

@@ -76,7 +76,8 @@ class HostStack:
     @property
     def pools(self) -> Mapping[Any, Any]:
         """The pools with their host memory, by SGLang's names. The first one is the anchor."""
-        return self.controller.mem_pool_host.entry_map
+        pools: Mapping[Any, Any] = self.controller.mem_pool_host.entry_map
+        return pools
 
     def storage_config(self, extra_config: Mapping[str, Any]) -> Any:
         """Return what SGLang would give to a storage of HiCache on this rank."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+import time
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, cast
 
 from hicache_storage.integrations._backend_choice import close_all
 from hicache_storage.integrations.sglang._host_stack import HostStack
@@ -21,9 +22,17 @@ logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 1.0
 """The default deadline of a storage call. It is short, because SGLang's scheduler waits for loads."""
-_MAX_KEPT_LOOKUPS = 1024
+_KEPT_S = 1.0
+"""How long the answer of a lookup is used, because SGLang repeats it for each request that waits."""
 
 _Offload: TypeAlias = "tuple[Sequence[str], Copy | None]"
+
+
+class _Lookup(NamedTuple):
+    rid: str
+    keys: Sequence[str]
+    lengths: list[int]
+    until_s: float
 
 
 class Linker:
@@ -66,7 +75,7 @@ class Linker:
             raise
         self.pools = self._host.pools
         self.layer_done_counter = self._host.controller.layer_done_counter
-        self._lookups: dict[str, tuple[Sequence[str], list[int]]] = {}
+        self._lookups: dict[str, _Lookup] = {}
         self._queued: dict[str, tuple[Indices, Indices]] = {}
         self._loading: dict[int, tuple[Sequence[Indices], Any]] = {}
         self._offloads: queue.Queue[_Offload | None] = queue.Queue()
@@ -78,19 +87,17 @@ class Linker:
     # --- load ----------------------------------------------------------------------------------------
 
     def lookup(self, rid: str, transfers: Sequence[Any]) -> list[int]:
-        """Return all lengths of the prefix that the storage has in all pools, in pages.
-
-        SGLang repeats the call while the request waits. The first answer is kept until the keys change.
-        """
-        keys = transfers[0].keys
-        asked, lengths = self._lookups.pop(rid, (None, []))
-        if asked != keys:
+        """Return all lengths of the prefix that the storage has in all pools, in pages."""
+        keys, now_s = transfers[0].keys, time.monotonic()
+        while self._lookups and (oldest := next(iter(self._lookups.values()))).until_s <= now_s:
+            del self._lookups[oldest.rid]
+        kept = self._lookups.get(rid)
+        if kept is None or kept.keys != keys:
             found = self._adapter.batch_exists_v2(keys, self._host.side_transfers(keys))
-            lengths = list(found.restorable_prefix_pages)
-        if len(self._lookups) >= _MAX_KEPT_LOOKUPS:  # of requests that were aborted
-            self._lookups.pop(next(iter(self._lookups)))
-        self._lookups[rid] = keys, lengths
-        return lengths
+            kept = _Lookup(rid, keys, list(found.restorable_prefix_pages), now_s + _KEPT_S)
+            self._lookups.pop(rid, None)  # so that the oldest one stays the first one
+            self._lookups[rid] = kept
+        return kept.lengths
 
     def load(self, rid: str, transfers: Sequence[Any]) -> bool:
         """Read pages into host memory. Return False, on all ranks, if one rank lacks a page."""
@@ -221,7 +228,7 @@ class Linker:
 
 def _with_timeout(extra_config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config with the linker's own default of `adapter.timeout_s`."""
-    adapter = extra_config.get("adapter", {})
+    adapter: Any = extra_config.get("adapter", {})
     if isinstance(adapter, dict):
-        adapter = {"timeout_s": _TIMEOUT_S, **adapter}
+        adapter = {"timeout_s": _TIMEOUT_S, **cast("dict[str, Any]", adapter)}
     return {**extra_config, "adapter": adapter}

@@ -264,14 +264,16 @@ def modules() -> list[Any]:
 
 
 def test_this_sglang_is_known() -> None:
-    _interface.check_linker_interface(*modules(), "0.5.23")
+    linker, controller, assembler = modules()
+    _interface.check_linker_interface(linker, controller, assembler, "0.5.23")
 
 
 def test_a_difference_is_named() -> None:
     _, controller, assembler = modules()
-    changed = SimpleNamespace(
-        **{**vars(assembler), "_select_strategy": lambda kvcache: None},
-    )
+
+    def select(kvcache: object) -> None: ...
+
+    changed = SimpleNamespace(**{**vars(assembler), "_select_strategy": select})
     with pytest.raises(ImportError, match=r"UnifiedCacheLinker is missing.*_select_strategy takes"):
         _interface.check_linker_interface(SimpleNamespace(), controller, changed, "9.9.9")
 
