@@ -13,6 +13,7 @@ import importlib
 import json
 from array import array
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
 from typing import Any, Self
@@ -33,7 +34,6 @@ build_full_draft_pools = named(
     "mem_cache.hybrid_cache.hybrid_pool_assembler", "build_full_draft_pools"
 )
 get_server_args = named("runtime_context", "get_server_args")
-linker_factory: Any = importlib.import_module("sglang.srt.mem_cache.unified_cache.linker_factory")
 
 SWAKVPool = named("mem_cache.swa_memory_pool", "SWAKVPool")
 SWATokenToKVPoolAllocator = named("mem_cache.allocator.swa", "SWATokenToKVPoolAllocator")
@@ -77,10 +77,8 @@ class Server:
         self.allocator = _windowed_allocator() if self.windowed else _plain_allocator(kind)
         device = self.allocator.get_kvcache()
         self.devices = [device.full_kv_pool if self.windowed else device]
-        drafts: list[Any] = []
-        if draft is not None:
-            drafts.append(sglang_engine.pools_of(draft, SLOTS)[1])
-        self.devices += drafts
+        self.drafts = [] if draft is None else [sglang_engine.pools_of(draft, SLOTS)[1]]
+        self.devices += self.drafts
         params = CacheInitParams(
             disable=False,
             req_to_token_pool=ReqToTokenPool(
@@ -91,14 +89,13 @@ class Server:
             tp_cache_group=torch.distributed.group.WORLD,
             tree_components=(ComponentType.FULL, ComponentType.SWA)[: 1 + self.windowed],
             sliding_window_size=WINDOW_PAGES * PAGE_TOKENS if self.windowed else None,
-            sidecar_draft_device_pools=tuple(drafts),
         )
         self.cache = UnifiedRadixCache(params)
         self._attach(params)
 
     def _attach(self, params: Any) -> None:
         self.cache.init_hicache(get_server_args(), params)
-        for device in params.sidecar_draft_device_pools:
+        for device in self.drafts:
             specs, entries = build_full_draft_pools(draft_kv_pool=device, tree_cache=self.cache)
             for spec, entry in zip(specs, entries, strict=True):
                 self.cache.register_sidecar_pool(spec, entry)
@@ -238,11 +235,12 @@ class LinkedServer(Server):
     """L1 and L3 of one rank, with a linker between them."""
 
     def _attach(self, params: Any) -> None:
-        self.linker = linker_factory.create_unified_cache_linker(
+        factory = importlib.import_module("sglang.srt.mem_cache.unified_cache.linker_factory")
+        self.linker: Any = factory.create_unified_cache_linker(
             get_server_args(),
-            params,
+            replace(params, sidecar_draft_device_pools=tuple(self.drafts)),
             backend="dynamic",
-            config=linker_factory.get_startup_linker_config(),
+            config=factory.get_startup_linker_config(),
             components=set(self.cache.components),
         )
         self.cache.init_cache_linker(self.linker)
