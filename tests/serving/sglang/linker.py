@@ -22,6 +22,7 @@ _LONG = 600
 _FEW = 8
 _SOME = 32
 _DISK = "64m"
+_EACH_RANK_HAS_A_CORE = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 STALL_LIMIT_S = 8.0
 """The scheduler itself waits for loads, of which each may take 1 s, until the breaker opens."""
 
@@ -29,7 +30,8 @@ STALL_LIMIT_S = 8.0
 def linked(directory: Path, store: Store, *options: str, **fields: object) -> LinkedServer:
     """Return a server over a store."""
     config = ours(store.backend, store.config, fields)
-    return LinkedServer(directory, config, *options, tokens=_SMALL_TOKENS * 2)
+    variables = _EACH_RANK_HAS_A_CORE if options else None
+    return LinkedServer(directory, config, *options, tokens=_SMALL_TOKENS * 2, variables=variables)
 
 
 def small(directory: Path, store: Store) -> LinkedServer:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Generator
 from importlib import metadata
@@ -15,7 +19,7 @@ import pytest
 if metadata.version("sglang") < "0.5.23":
     pytest.skip("this SGLang has no linker", allow_module_level=True)
 
-from servers import RedisServer, wait_until
+from servers import ROOT, RedisServer, wait_until
 from serving.stores import Store
 from sglang_engine import DRAFT, PAGE_TOKENS, TOKENS, CacheRequestHandle
 from sglang_radix import ComponentType, LinkedServer, Server, linker_world, server_world
@@ -224,6 +228,28 @@ def test_a_flush_ends_while_a_store_hangs(redis: RedisServer, file_config: dict[
         redis.resume()
         assert not server.cache.linker.pending_offloads
         assert not server.linker.num_completed_offloads()
+
+
+@pytest.mark.timeout(400)
+def test_no_rank_loads_what_another_rank_lacks(tmp_path: Path) -> None:
+    program = ROOT / "tests/support/sglang_linked_rank.py"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(program), str(rank), str(tmp_path)],
+            env={**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path))},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    seen = [json.loads(rank.communicate(timeout=300)[0].splitlines()[-1]) for rank in ranks]
+    same = {
+        "is_loaded": True,
+        "found": len(TOKENS),
+        "loaded_in_spite_of_damage": 0,
+        "is_free_again": True,
+    }
+    assert seen == [{**same, "corrupt": corrupt} for corrupt in (0, PAGES)]
 
 
 # --- the start --------------------------------------------------------------------------------------
