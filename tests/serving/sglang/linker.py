@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from serving.answers import Asked, Comparison, ask_all, compare
-from serving.damage import PROMPTS, ask_in_rounds
 from serving.faults import Fault, of, strike
 from serving.models import prompt
 from serving.record import note
@@ -150,31 +149,6 @@ def test_two_ranks(few: Asked, tmp_path: Path) -> None:
             assert storage.remove_space(heads[1].id)
         seen = seen_by(server, few, "two ranks: the pages of one are lost")
         assert not seen.cached_tokens
-
-
-@pytest.mark.long
-def test_no_answer_is_wrong(tmp_path: Path) -> None:
-    """A thousand answers while random bits flip in the pages of the store."""
-    asked = computed(tmp_path / "alone", PROMPTS, _SHORT)
-    with (
-        alone(),
-        opened("file", tmp_path / "store") as store,
-        small(tmp_path / "server", store) as server,
-    ):
-        seen, pages = ask_in_rounds(server, asked, store.damage)
-        server.settle()
-        corrupt = server.pages().get("load:corrupt", 0)
-        note(
-            VERSION,
-            "file",
-            "linker, random bits flip between rounds",
-            seen,
-            pages=pages,
-            seen_as_corrupt=corrupt,
-        )
-    assert seen.is_equal
-    assert seen.cached_tokens
-    assert corrupt
 
 
 @pytest.mark.long

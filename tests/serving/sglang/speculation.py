@@ -13,16 +13,7 @@ import pytest
 from serving.answers import Asked, Comparison
 from serving.models import DRAFT, TARGET, checkpoint, prompt
 from serving.record import note
-from serving.sglang.server import (
-    PAGE,
-    VERSION,
-    Attachment,
-    LinkedServer,
-    SGLangServer,
-    alone,
-    ours,
-    own_file,
-)
+from serving.sglang.server import PAGE, VERSION, SGLangServer, alone, ours, own_file
 from serving.stores import Store, opened
 
 ROOT = Path(__file__).parents[3]
@@ -35,7 +26,7 @@ _THRESHOLD = PAGE
 class SpeculatingServer(SGLangServer):
     """A server whose draft model proposes three tokens in each step."""
 
-    def __init__(self, directory: Path, attached: Attachment | None = None) -> None:
+    def __init__(self, directory: Path) -> None:
         draft = f"--speculative-draft-model-path {checkpoint(DRAFT)} --attention-backend triton"
         fewer_programs = "--triton-attention-num-kv-splits 1"
         steps = (
@@ -43,7 +34,7 @@ class SpeculatingServer(SGLangServer):
         )
         super().__init__(
             directory,
-            attached,
+            None,
             *f"--speculative-algorithm STANDALONE {draft} {fewer_programs} {steps}".split(),
             model=TARGET,
             tokens=2048,
@@ -57,10 +48,6 @@ class SpeculatingServer(SGLangServer):
         self.flush()
         self.accept_lengths.clear()
         return asked.again(self.ask, clients=1), list(self.accept_lengths)
-
-
-class LinkedSpeculatingServer(SpeculatingServer, LinkedServer):
-    """The same server with our linker."""
 
 
 def lose_draft_of_ours(store: Store) -> int:
@@ -78,14 +65,10 @@ def zero_draft_of_sglang(server: SGLangServer) -> int:
     return len(files)
 
 
-@pytest.fixture(autouse=True)
-def triton() -> None:
-    if not TRITON.exists():
-        pytest.skip(f"there is no {TRITON}: `make test-serving` makes it")
-
-
 @pytest.mark.long
 def test_a_draft_finds_its_pages(tmp_path: Path) -> None:
+    if not TRITON.exists():
+        pytest.skip(f"there is no {TRITON}: `make test-serving` makes it")
     with alone(), SpeculatingServer(tmp_path / "server") as server:
         asked = Asked.of(server.ask, [prompt(number, each) for number, each in enumerate(_LENGTHS)])
         alone_accepts = list(server.accept_lengths)
@@ -126,28 +109,3 @@ def test_a_draft_finds_its_pages(tmp_path: Path) -> None:
         note(VERSION, "SGLang's file", event, seen, accept_length=length)
         assert seen.cached_tokens == asked.page_tokens(PAGE)
         assert sum(accepts) < sum(alone_accepts)
-
-
-@pytest.mark.long
-def test_a_draft_finds_its_pages_with_a_linker(tmp_path: Path) -> None:
-    with alone(), opened("file", tmp_path / "store") as store:
-        attached = ours(store.backend, store.config)
-        with LinkedSpeculatingServer(tmp_path / "server", attached) as server:
-            asked = Asked.of(server.ask, [prompt(n, each) for n, each in enumerate(_LENGTHS)])
-            alone_accepts = list(server.accept_lengths)
-            assert min(alone_accepts) > 1, "the draft guesses nothing: its pages would not matter"
-
-            def check(event: str, cached_tokens: int) -> None:
-                seen, accepts = server.ask_all(asked)
-                length = round(sum(accepts) / len(accepts), 3)
-                note(VERSION, "file", f"linker, a draft model: {event}", seen, accept_length=length)
-                assert seen.is_equal
-                assert seen.cached_tokens == cached_tokens
-                assert accepts == alone_accepts
-
-            server.settle()
-            server.end()
-            server.start()
-            check("restarted", asked.page_tokens(PAGE))
-            assert lose_draft_of_ours(store)
-            check("the draft's pages are lost", 0)
