@@ -62,6 +62,7 @@ def seen_by(server: SGLangServer, asked: Asked, event: str, **facts: float | str
     return seen
 
 
+@pytest.mark.long
 def test_a_restarted_server_takes_the_tokens_from_the_store(few: Asked, tmp_path: Path) -> None:
     whole = few.page_tokens(PAGE)
     with (
