@@ -6,6 +6,7 @@ import logging
 import queue
 import threading
 import time
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, cast
 
 from hicache_storage.integrations._backend_choice import close_all
@@ -24,6 +25,9 @@ _TIMEOUT_S = 1.0
 """The default deadline of a storage call. It is short, because SGLang's scheduler waits for loads."""
 _KEPT_S = 1.0
 """How long the answer of a lookup is used, because SGLang repeats it for each request that waits."""
+
+_MAX_LOADED = 1 << 16
+"""How many hashes of loaded pages are remembered, because SGLang also offloads what it has loaded."""
 
 _Offload: TypeAlias = "tuple[Sequence[str], Copy | None]"
 
@@ -76,6 +80,7 @@ class Linker:
         self.pools = self._host.pools
         self.layer_done_counter = self._host.controller.layer_done_counter
         self._lookups: dict[str, _Lookup] = {}
+        self._loaded: set[str] = set()
         self._queued: dict[str, tuple[Indices, Indices]] = {}
         self._loading: dict[int, tuple[Sequence[Indices], Any]] = {}
         self._offloads: queue.Queue[_Offload | None] = queue.Queue()
@@ -94,6 +99,7 @@ class Linker:
         kept = self._lookups.get(rid)
         if kept is None or kept.keys != keys:
             found = self._adapter.batch_exists_v2(keys, self._host.side_transfers(keys))
+            self._loaded.difference_update(keys[found.kv_hit_pages :])
             kept = _Lookup(rid, keys, list(found.restorable_prefix_pages), now_s + _KEPT_S)
             self._lookups.pop(rid, None)  # so that the oldest one stays the first one
             self._lookups[rid] = kept
@@ -107,9 +113,13 @@ class Linker:
         if not self._host.all_have(slots):
             if slots is not None:
                 self._host.free(slots)
+            self._loaded.difference_update(kv.keys)
             return False
         assert slots is not None
         self._queued[rid] = slots, kv.device_indices
+        if len(self._loaded) > _MAX_LOADED:
+            self._loaded.clear()
+        self._loaded.update(kv.keys)
         return True
 
     def _read(self, keys: Sequence[str]) -> Indices | None:
@@ -159,7 +169,10 @@ class Linker:
         the result is False.
         """
         (kv,) = transfers
-        self._offloads.put((list(kv.keys), self._host.copy_to_host(kv.device_indices)))
+        known = sum(1 for _ in takewhile(self._loaded.__contains__, kv.keys))
+        keys = list(kv.keys[known:])
+        indices = self._host.page_indices(kv.device_indices, known)
+        self._offloads.put((keys, self._host.copy_to_host(indices) if keys else None))
         return True
 
     def num_completed_offloads(self) -> int:
@@ -183,7 +196,7 @@ class Linker:
 
     def _write(self, keys: Sequence[str], copy: Copy | None) -> bool:
         if copy is None:
-            return False
+            return not keys
         try:
             copy.finished.synchronize()
             if self._gives_up:
@@ -192,7 +205,6 @@ class Linker:
                 return (
                     True  # another rank writes the same pages, and SGLang asks for its result, too
                 )
-            # SGLang also offloads what it has loaded.
             found = self._adapter.batch_exists_v2(
                 keys, self._host.side_transfers(keys)
             ).kv_hit_pages
@@ -213,6 +225,7 @@ class Linker:
             self.finish_layer_wise_loading(index)
         self._results = queue.Queue()
         self._lookups.clear()
+        self._loaded.clear()
         self._queued.clear()
         self._host.reset()
 

@@ -22,12 +22,13 @@ if metadata.version("sglang") < "0.5.23":
 from servers import ROOT, RedisServer, wait_until
 from serving.stores import Store
 from sglang_engine import DRAFT, PAGE_TOKENS, TOKENS, CacheRequestHandle
-from sglang_radix import ComponentType, LinkedServer, Server, linker_world, server_world
+from sglang_radix import ComponentType, LinkedServer, Server, linker_world, named, server_world
 
 from hicache_storage.errors import ConfigError
 from hicache_storage.integrations import sglang as integration
 from hicache_storage.integrations.sglang import _interface
 
+EvictParams = named("mem_cache.base_prefix_cache", "EvictParams")
 PAGES = len(TOKENS) // PAGE_TOKENS
 
 
@@ -172,6 +173,20 @@ def test_a_damaged_page_is_computed_and_stored_again(file_config: dict[str, Any]
             computed = cold.compute(TOKENS)
         with LinkedServer() as third:
             assert third.load_prefix(TOKENS) == (len(TOKENS), computed)
+
+
+def test_a_page_that_is_damaged_after_it_was_loaded_is_stored_again(
+    file_config: dict[str, Any],
+) -> None:
+    with linker_world(file_config), LinkedServer() as warm, LinkedServer() as cold:
+        warm.compute(TOKENS)
+        cold.load_prefix(TOKENS)
+        cold.offload()
+        cold.cache.evict(EvictParams(num_tokens=len(TOKENS)))
+        assert store_of(file_config).damage() == PAGES
+        assert cold.load(cold.match(TOKENS)) == 0
+        cold.compute(TOKENS)
+        assert cold.storage.batch_exists(cold._hashes(TOKENS)) == PAGES
 
 
 def test_a_store_that_dies_is_a_miss(tmp_path: Path, file_config: dict[str, Any]) -> None:
