@@ -21,8 +21,8 @@ if metadata.version("sglang") < "0.5.23":
 
 from servers import ROOT, RedisServer, wait_until
 from serving.stores import Store
-from sglang_engine import DRAFT, PAGE_TOKENS, TOKENS, CacheRequestHandle
-from sglang_radix import ComponentType, LinkedServer, Server, linker_world, named, server_world
+from sglang_engine import DRAFT, PAGE_TOKENS, TOKENS, CacheRequestHandle, named
+from sglang_radix import ComponentType, LinkedServer, Server, linker_world, server_world
 
 from hicache_storage.errors import ConfigError
 from hicache_storage.integrations import sglang as integration
