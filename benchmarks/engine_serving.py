@@ -3,11 +3,11 @@
     python benchmarks/engine_serving.py vllm [--rounds N] [--json FILE] [--path DIRECTORY]
 
 `make bench-serving` runs it for vLLM and for SGLang, each in its environment. The engine serves a small
-model with random weights on the CPU. First, each store is filled by a server of its own. Then one server
-for each candidate starts, and they take turns; meanwhile the others are stopped by SIGSTOP. In its turn
-a server answers prompts whose KV only its store has (hits), then new ones, which it computes and stores
-(misses). Each prompt is asked once, so a hit never comes from the engine's own memory. The second server
-without a store shows the noise.
+model with random weights on the CPU. First, each store is filled by a server of its own; our linker for
+SGLang and SGLang's HiCache share our stores. Then one server for each candidate starts, and they take
+turns; meanwhile the others are stopped by SIGSTOP. In its turn a server answers prompts whose KV only
+its store has (hits), then new ones, which it computes and stores (misses). Each prompt is asked once, so
+a hit never comes from the engine's own memory. The second server without a store shows the noise.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ LENGTH = 1025
 CPU_NBYTES = 256 << 20
 """vLLM's CPU tier. Without room for all prompts that are loaded at once, vLLM computes them."""
 NO_STORE, NOISE = "no store", "no store, again"
+LINKED = ", linker"
+"""What follows the name of a store that SGLang uses without HiCache."""
 KINDS = ("hits", "misses")
 MEASURES = ("first token", "prompts/s", "token after token")
 PROMPTS = {1: 4, CLIENTS: CLIENTS}
@@ -97,17 +99,20 @@ def _of_vllm(place: Path, stores: dict[str, Store]) -> dict[str, Callable[[], En
 
 
 def _of_sglang(place: Path, stores: dict[str, Store]) -> dict[str, Callable[[], EngineServer]]:
+    ours = {f"our {name}": sglang.ours(name, store.config) for name, store in stores.items()}
     attachments = {
         NO_STORE: None,
         NOISE: None,
         "SGLang's file": sglang.own_file(),
-        **{f"our {name}": sglang.ours(name, store.config) for name, store in stores.items()},
+        **ours,
+        **{f"{name}{LINKED}": attached for name, attached in ours.items()},
     }
 
     def make(name: str) -> EngineServer:
         directory = place / f"server {time.monotonic_ns()}"
         own = place / "own"
-        return sglang.SGLangServer(directory, attachments[name], model=MEDIUM, own_directory=own)
+        server = sglang.LinkedServer if name.endswith(LINKED) else sglang.SGLangServer
+        return server(directory, attachments[name], model=MEDIUM, own_directory=own)
 
     return {name: partial(make, name) for name in attachments}
 

@@ -63,8 +63,12 @@ def shown(page: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for row in A_ROW.finditer(text):
         config = json.loads(f"{{{row[1]}}}")
         yield config["backend_name"], split_config(config)[2]
-    for start, config in objects(text):
-        if config.get("module_path") == "hicache_storage.integrations.sglang":
+    for start, found in objects(text):
+        config = found.get("linker_extra_config", found)
+        if "hicache_storage.integrations.sglang" in (
+            found.get("module_path"),
+            found.get("linker_module_path"),
+        ):
             name, _, fields = split_config(config)
             yield name, fields
             continue

@@ -1,4 +1,4 @@
-"""SGLang's `UnifiedRadixCache` with HiCache: the three tiers of a server, driven like a scheduler.
+"""SGLang's `UnifiedRadixCache` with HiCache or with a linker, driven like a scheduler.
 
 with server_world(extra_config):
     with Server() as server:
@@ -13,6 +13,7 @@ import importlib
 import json
 from array import array
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
 from typing import Any, Self
@@ -75,6 +76,9 @@ class Server:
         self._attempts = count()
         self.allocator = _windowed_allocator() if self.windowed else _plain_allocator(kind)
         device = self.allocator.get_kvcache()
+        self.devices = [device.full_kv_pool if self.windowed else device]
+        self.drafts = [] if draft is None else [sglang_engine.pools_of(draft, SLOTS)[1]]
+        self.devices += self.drafts
         params = CacheInitParams(
             disable=False,
             req_to_token_pool=ReqToTokenPool(
@@ -87,11 +91,11 @@ class Server:
             sliding_window_size=WINDOW_PAGES * PAGE_TOKENS if self.windowed else None,
         )
         self.cache = UnifiedRadixCache(params)
+        self._attach(params)
+
+    def _attach(self, params: Any) -> None:
         self.cache.init_hicache(get_server_args(), params)
-        self.devices = [device.full_kv_pool if self.windowed else device]
-        if draft is not None:
-            _, device = sglang_engine.pools_of(draft, SLOTS)
-            self.devices.append(device)
+        for device in self.drafts:
             specs, entries = build_full_draft_pools(draft_kv_pool=device, tree_cache=self.cache)
             for spec, entry in zip(specs, entries, strict=True):
                 self.cache.register_sidecar_pool(spec, entry)
@@ -102,13 +106,17 @@ class Server:
 
     def compute(self, tokens: Sequence[int]) -> list[bytes]:
         """Write random KV into L1, wait until SGLang has stored it in L3, and return its bytes."""
+        held = self._insert_random(tokens)
+        self._until(lambda: self.storage.batch_exists(self._hashes(tokens)) == self._pages(tokens))
+        self._until(lambda: not self.cache.ongoing_backup and not self.cache.ongoing_write_through)
+        return held
+
+    def _insert_random(self, tokens: Sequence[int]) -> list[bytes]:
         indices = self._allocated(len(tokens))
         for tensor in self._tensors():
             tensor.view(torch.uint8).random_(0, 256)
         held = self._held(indices)
         self.cache.insert(InsertParams(key=self._key(tokens), value=indices))
-        self._until(lambda: self.storage.batch_exists(self._hashes(tokens)) == self._pages(tokens))
-        self._until(lambda: not self.cache.ongoing_backup and not self.cache.ongoing_write_through)
         return held
 
     def load_prefix(self, tokens: Sequence[int]) -> tuple[int, list[bytes]]:
@@ -195,6 +203,100 @@ class Server:
     @staticmethod
     def _pages(tokens: Sequence[int]) -> int:
         return len(tokens) // PAGE_TOKENS
+
+
+@contextlib.contextmanager
+def linker_world(
+    extra_config: dict[str, Any],
+    *,
+    layout: str = "page_first_direct",
+    hicache_ratio: float = 2.0,
+    **arguments: Any,
+) -> Generator[None]:
+    """Make this process a server with a linker, with these flags."""
+    with engine_world(
+        hicache_mem_layout=layout,
+        hicache_io_backend="direct",
+        served_model_name="org/model",
+        enable_unified_cache_external_linker=True,
+        unified_cache_external_linker_backend="dynamic",
+        unified_cache_external_linker_config={
+            "linker": "SGLangCacheLinker",
+            "linker_module_path": "hicache_storage.integrations.sglang",
+            "linker_extra_config": extra_config,
+        },
+        hicache_ratio=hicache_ratio,
+        **arguments,
+    ):
+        yield
+
+
+class LinkedServer(Server):
+    """L1 and L3 of one rank, with a linker between them."""
+
+    def _attach(self, params: Any) -> None:
+        factory = importlib.import_module("sglang.srt.mem_cache.unified_cache.linker_factory")
+        self.linker: Any = factory.create_unified_cache_linker(
+            get_server_args(),
+            replace(params, sidecar_draft_device_pools=tuple(self.drafts)),
+            backend="dynamic",
+            config=factory.get_startup_linker_config(),
+            components=set(self.cache.components),
+        )
+        self.cache.init_cache_linker(self.linker)
+        counter = self.linker.layer_done_counter
+        self.allocator.get_kvcache().register_layer_transfer_counter(counter)
+
+    @property
+    def storage(self) -> Any:
+        return self.linker._adapter
+
+    def compute(self, tokens: Sequence[int]) -> list[bytes]:
+        held = self._insert_random(tokens)
+        self.offload()
+        return held
+
+    def offload(self) -> None:
+        """Wait until SGLang has taken the result of each offload."""
+        self._until(lambda: not self.cache.linker.pending_offloads)
+
+    def load_prefix(self, tokens: Sequence[int]) -> tuple[int, list[bytes]]:
+        request = self.match(tokens)
+        self.load(request)
+        index = self.cache.ready_to_load_host_cache()
+        self.linker.layer_done_counter.set_consumer(index)
+        indices = self.cache.path_device_indices(request.last_node)
+        loaded = self.cache.linker.private_load_indices.get(request.rid)
+        if loaded is not None:
+            indices = torch.cat([indices, loaded])
+        assert not self.cache.finish_external_linker_loads([request])
+        held = self._held(indices)
+        if loaded is not None:
+            self.cache.insert(InsertParams(key=self._key(tokens), value=indices))
+        return len(indices), held
+
+    def match(self, tokens: Sequence[int], rid: str = "request") -> Any:
+        """Return a request whose prefix SGLang has looked up in L1 and L3."""
+        request = SimpleNamespace(rid=rid, kv=None, session=None, swa_branching_seqlen=None)
+        matched = self.cache.match_prefix(MatchPrefixParams(key=self._key(tokens), req=request))
+        request.last_node = matched.last_device_node
+        request.matched = matched
+        request.swa_host_hit_length = request.mamba_host_hit_length = 0
+        return request
+
+    def load(self, request: Any) -> int:
+        """Return how many tokens SGLang loads for a request, which is put into the next batch."""
+        loaded, _ = self.cache.init_load_back(
+            InitLoadBackParams(
+                best_match_node=request.matched.best_match_node,
+                host_hit_length=request.matched.host_hit_length,
+                req=request,
+            )
+        )
+        return int(loaded)
+
+    def close(self) -> None:
+        self.linker.close()
 
 
 def _plain_allocator(kind: str) -> Any:

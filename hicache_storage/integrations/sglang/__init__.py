@@ -1,10 +1,19 @@
-"""The adapter for SGLang. It makes every backend of this project usable as SGLang's `dynamic` backend.
+"""The adapters for SGLang. They make every backend of this project usable as SGLang's `dynamic` backend.
+
+Below SGLang's HiCache:
 
     --hicache-storage-backend dynamic --hicache-storage-backend-extra-config
       '{"backend_name": "redis", "module_path": "hicache_storage.integrations.sglang",
         "class_name": "SGLangHiCacheStorage", "interface_v1": 1, "url": "redis://127.0.0.1:6379/0"}'
 
-The first access to `SGLangHiCacheStorage` imports SGLang. See docs/sglang.md for the guide.
+Directly below the radix tree, without a cache in host memory:
+
+    --enable-unified-cache-external-linker --unified-cache-external-linker-backend dynamic
+    --unified-cache-external-linker-config
+      '{"linker": "SGLangCacheLinker", "linker_module_path": "hicache_storage.integrations.sglang",
+        "linker_extra_config": {"backend_name": "redis", "url": "redis://127.0.0.1:6379/0"}}'
+
+The first access to one of the classes imports SGLang. See docs/sglang.md for the guide.
 """
 
 from __future__ import annotations
@@ -17,22 +26,30 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from hicache_storage.integrations.sglang._adapter import Adapter
+    from hicache_storage.integrations.sglang._linker import Linker
 
     SGLangHiCacheStorage: type[Adapter]
+    SGLangCacheLinker: type[Linker]
 
-__all__ = ["SGLangHiCacheStorage"]
+__all__ = ["SGLangCacheLinker", "SGLangHiCacheStorage"]
 
 _STORAGE = "sglang.srt.mem_cache.hicache_storage"
 _METRICS = "sglang.srt.observability.metrics_collector"
 _CONTEXT = "sglang.srt.runtime_context"
 _ARGUMENTS = "sglang.srt.server_args"
 _VARIABLES = "sglang.srt.environ"
+_LINKER = (
+    "sglang.srt.mem_cache.unified_cache.unified_cache_linker",
+    "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller",
+    "sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler",
+)
 
 
 def __getattr__(name: str) -> Any:
-    if name != "SGLangHiCacheStorage":
+    make = {"SGLangHiCacheStorage": _storage_class, "SGLangCacheLinker": _linker_class}.get(name)
+    if make is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = found = _storage_class()
+    globals()[name] = found = make()
     return found
 
 
@@ -48,7 +65,7 @@ def _storage_class() -> type[Adapter]:
 
     storage = importlib.import_module(_STORAGE)
     metrics = importlib.import_module(_METRICS)
-    check_interface(storage, metrics, str(importlib.import_module("sglang").__version__))
+    check_interface(storage, metrics, _version())
     engine = EngineTypes(
         pool_transfer_result=storage.PoolTransferResult,
         storage_metrics=metrics.StorageMetrics,
@@ -60,6 +77,26 @@ def _storage_class() -> type[Adapter]:
     )
     members = {"engine": engine, "__module__": __name__, "__doc__": Adapter.__doc__}
     return type("SGLangHiCacheStorage", (Adapter, storage.HiCacheStorage), members)
+
+
+def _linker_class() -> type[Linker]:
+    """Return the linker as a subclass of SGLang's `UnifiedCacheLinker`, which SGLang's factory requires.
+
+    Raises:
+        ImportError: SGLang is not installed, or its interface differs.
+    """
+    from hicache_storage.integrations.sglang._interface import check_linker_interface  # noqa: PLC0415
+    from hicache_storage.integrations.sglang._linker import Linker  # noqa: PLC0415
+
+    module, controller, assembler = (importlib.import_module(name) for name in _LINKER)
+    check_linker_interface(module, controller, assembler, _version())
+    storage = importlib.import_module(__name__).SGLangHiCacheStorage
+    members = {"storage_class": storage, "__module__": __name__, "__doc__": Linker.__doc__}
+    return type("SGLangCacheLinker", (Linker, module.UnifiedCacheLinker), members)
+
+
+def _version() -> str:
+    return str(importlib.import_module("sglang").__version__)
 
 
 def _launch_arguments() -> Mapping[str, Any]:

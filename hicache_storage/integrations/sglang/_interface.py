@@ -1,12 +1,13 @@
-"""Check that the installed SGLang has the interface that the adapter was written for.
+"""Check that the installed SGLang has the interface that the adapter and the linker were written for.
 
-The check runs once, when the adapter is loaded. It reports every difference that would break a call
-later.
+The check runs once, when the adapter or the linker is loaded. It reports every difference that would
+break a call later.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from typing import TYPE_CHECKING, Any
 
 from hicache_storage.integrations._interface_check import (
     field_names,
@@ -16,7 +17,11 @@ from hicache_storage.integrations._interface_check import (
     unknown_duties,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 TESTED_VERSIONS = ("0.5.22", "0.5.23")
+LINKER_VERSIONS = ("0.5.23",)
 
 # Parameters after `self`, with the names in sglang/srt/mem_cache/hicache_storage.py.
 _METHODS = {
@@ -60,6 +65,29 @@ _MEMBERS = {
     "PoolHitPolicy": {"all_pages", "trailing_pages", "block_groups"},
 }
 _METRICS = {"prefetch_pgs", "backup_pgs", "prefetch_bandwidth", "backup_bandwidth"}
+# Parameters of `UnifiedCacheLinker`, and of what the linker calls in SGLang.
+_LINKER_METHODS = {
+    "lookup": ("rid", "transfers"),
+    "load": ("rid", "transfers"),
+    "start_layer_wise_loading": (),
+    "finish_layer_wise_loading": ("counter_index",),
+    "cancel_queued_load": ("rid",),
+    "offload": ("transfers", "session_id"),
+    "num_completed_offloads": (),
+    "pop_completed_offload": (),
+    "reset": (),
+    "close": (),
+}
+_CONTROLLER_METHODS = {
+    "write": ("device_indices", "priority", "node_id", "extra_pools", "flush", "start_owner"),
+    "start_loading": (),
+    "register_host_pool_entry": ("entry",),
+    "_generate_storage_config": ("model_name", "storage_backend_extra_config"),
+}
+_ASSEMBLER_FUNCTIONS = {
+    "_select_strategy": ("kvcache", "components"),
+    "build_hicache_draft_sidecars": ("draft_device_pools", "tree_cache"),
+}
 
 
 def check_interface(storage: Any, metrics: Any, version: str) -> None:
@@ -72,12 +100,42 @@ def check_interface(storage: Any, metrics: Any, version: str) -> None:
     require_no_difference(found, "SGLang", version, "storage", TESTED_VERSIONS)
 
 
+def check_linker_interface(linker: Any, controller: Any, assembler: Any, version: str) -> None:
+    """Compare SGLang's modules with what the linker knows.
+
+    These are `unified_cache_linker`, `hybrid_cache_controller` and `hybrid_pool_assembler`.
+
+    Raises:
+        ImportError: The interfaces differ. The message has every difference and the remedy.
+    """
+    base = getattr(linker, "UnifiedCacheLinker", None)
+    if base is None:
+        found = ["UnifiedCacheLinker is missing"]
+    else:
+        found = _method_differences(base, _LINKER_METHODS)
+        found += unknown_duties(base, {*_LINKER_METHODS})
+    found += _method_differences(
+        getattr(controller, "HybridCacheController", None), _CONTROLLER_METHODS
+    )
+    for name, expected in _ASSEMBLER_FUNCTIONS.items():
+        function = getattr(assembler, name, None)
+        actual = tuple(inspect.signature(function).parameters) if function else ()
+        if actual != expected:
+            found.append(f"{name} takes ({', '.join(actual)}) instead of ({', '.join(expected)})")
+    found = [clause for clause in found if clause]
+    require_no_difference(found, "SGLang", version, "linker", LINKER_VERSIONS)
+
+
+def _method_differences(base: Any, methods: Mapping[str, tuple[str, ...]]) -> list[str]:
+    return [method_difference(base, name, expected) for name, expected in methods.items()]
+
+
 def differences(storage: Any, metrics: Any) -> list[str]:
     """Return every difference from the known interface, each as a clause."""
     base = getattr(storage, "HiCacheStorage", None)
     if base is None:
         return ["HiCacheStorage is missing"]
-    found = [method_difference(base, name, expected) for name, expected in _METHODS.items()]
+    found = _method_differences(base, _METHODS)
     for name, expected in _NEWER_METHODS.items():
         if hasattr(base, name):
             found.append(method_difference(base, name, expected))

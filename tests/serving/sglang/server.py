@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ _PLATFORM = "native_cpu"
 _ADMIN = "admin"
 _SETTLE_LIMIT_S = 60.0
 _LOOK_S = 0.5
+_LINKER_LOOKS = 6
+"""Our metrics are published each second."""
 _IDLE_LIMIT_S = 60.0
 _IN_SHM = re.compile(r"/dev/shm/\S+(?=$)", re.MULTILINE)
 
@@ -117,18 +119,26 @@ class SGLangServer(EngineServer):
         shown = f"--enable-cache-report --enable-metrics --admin-api-key {_ADMIN}"
         served = [sys.executable, "-m", "serving.sglang.launch"]
         served += ["--model-path", str(checkpoint(self.model))]
+        flags = f"{where} {how} {what} {more} {shown}".split()
+        return [*served, *flags, *self.cache_flags(), *self.options]
+
+    def cache_flags(self) -> list[str]:
+        """Return the flags of what keeps KV beside the device pool."""
         cache = ["--disable-radix-cache"]
         if self.hierarchical:
-            host = f"--enable-hierarchical-cache --hicache-ratio {self.ratio:g}"
-            layout = (
-                f"--hicache-mem-layout {self.layout} --hicache-io-backend {LAYOUTS[self.layout]}"
-            )
-            cache = f"{host} {layout} --hicache-storage-prefetch-policy {self.prefetch}".split()
+            policy = f"--hicache-storage-prefetch-policy {self.prefetch}"
+            cache = ["--enable-hierarchical-cache", *self.host_flags(), *policy.split()]
         if self.attached:
             backend, extra = self.attached
             cache += ["--hicache-storage-backend", backend]
             cache += ["--hicache-storage-backend-extra-config", json.dumps(extra)]
-        return [*served, *f"{where} {how} {what} {more} {shown}".split(), *cache, *self.options]
+        return cache
+
+    def host_flags(self) -> list[str]:
+        """Return the flags of the host memory."""
+        backend = LAYOUTS[self.layout]
+        layout = f"--hicache-mem-layout {self.layout} --hicache-io-backend {backend}"
+        return f"--hicache-ratio {self.ratio:g} {layout}".split()
 
     def environment(self) -> Mapping[str, str]:
         """Return offline settings, and where modules, the platform and Mooncake's libraries are."""
@@ -252,14 +262,17 @@ class SGLangServer(EngineServer):
 
     def settle(self) -> None:
         """Wait until the same number of tokens has been written to the storage in two looks."""
-        seen = [-1.0]
+        self._until_constant(lambda: self.total("backuped_tokens_total"), 2)
 
-        def is_settled() -> bool:
-            seen.append(self.total("backuped_tokens_total"))
+    def _until_constant(self, figure: Callable[[], float], looks: int) -> None:
+        seen: list[float] = []
+
+        def is_constant() -> bool:
+            seen.append(figure())
             time.sleep(_LOOK_S)
-            return seen[-1] == seen[-2]
+            return len(seen) >= looks and len(set(seen[-looks:])) == 1
 
-        wait_until(is_settled, _SETTLE_LIMIT_S)
+        wait_until(is_constant, _SETTLE_LIMIT_S)
 
     def _shared_memory(self) -> list[Path]:
         """Return the files in /dev/shm that the server's processes have mapped."""
@@ -283,6 +296,37 @@ class SGLangServer(EngineServer):
             wait_until(is_done, _IDLE_LIMIT_S)
         except TimeoutError:
             raise TimeoutError(f"{method} {path}: {answers[-1]}") from None
+
+
+class LinkedServer(SGLangServer):
+    """A server with our linker in place of HiCache, or with neither if nothing is attached.
+
+    It has one store from its start to its end. With packed or separate drafts, `loaded_tokens` counts
+    the pages of both models.
+    """
+
+    def cache_flags(self) -> list[str]:
+        if not self.attached:
+            return []
+        linker = {
+            "linker": "SGLangCacheLinker",
+            "linker_module_path": "hicache_storage.integrations.sglang",
+            "linker_extra_config": self.attached[1],
+        }
+        flag = "--unified-cache-external-linker"
+        flags = ["--enable-unified-cache-external-linker", f"{flag}-backend", "dynamic"]
+        return [*flags, f"{flag}-config", json.dumps(linker), *self.host_flags()]
+
+    def loaded_tokens(self) -> float:
+        return PAGE * self.pages().get("load:ok", 0)
+
+    def settle(self) -> None:
+        """Wait until the store has got no page for longer than our metrics may be late."""
+        if self.attached:
+            self._until_constant(self._saved_pages, _LINKER_LOOKS)
+
+    def _saved_pages(self) -> float:
+        return sum(count for name, count in self.pages().items() if name.startswith("save:"))
 
 
 def _unlinked(paths: Sequence[Path]) -> int:
