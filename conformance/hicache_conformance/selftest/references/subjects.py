@@ -151,6 +151,10 @@ class SyncedSubject(WireSubject):
 class SyncedShelfSubject(ShelfSubject):
     storage_class = SyncedShelf
 
+    def config(self, scratch: Scratch) -> Mapping[str, Any]:
+        self._root = scratch.path / "root"  # what is synced is copied next to it
+        return {"path": str(self._root)}
+
     def cut_power(self) -> None:
         assert self._root is not None
         SyncedFiles(self._root).restore()
