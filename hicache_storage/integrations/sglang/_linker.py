@@ -202,9 +202,7 @@ class Linker:
             if self._gives_up:
                 return False
             if not self._config.is_storage_writer:
-                return (
-                    True  # another rank writes the same pages, and SGLang asks for its result, too
-                )
+                return True  # the rank that writes these pages has a result of its own
             found = self._adapter.batch_exists_v2(
                 keys, self._host.side_transfers(keys)
             ).kv_hit_pages
