@@ -21,7 +21,6 @@ from hicache_conformance.selftest.references.streaming import StreamingShelf
 from hicache_conformance.selftest.references.synced import Synced, SyncedShelf
 from hicache_conformance.selftest.references.wire import WireStore
 from hicache_storage.errors import CorruptPage, StorageUnavailable
-from hicache_storage.storage import PageInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
+    from hicache_storage.storage import PageInfo
 
 
 _BEHIND_S = 0.05
@@ -602,11 +602,3 @@ class ExistsFromAnIndex(Shelf):
     def _removed(self, space: KeySpace, page_hash: str) -> bool:
         self._seen.discard(self._path(space, page_hash))
         return super()._removed(space, page_hash)
-
-
-@caught_by("KV-403:damaged_objects_do_not_break_listings", says="scan lists a damaged page")
-class ListsNamesOnly(Shelf):
-    """A scan lists every file that has the name of a page, whatever its length."""
-
-    def _names(self, space: KeySpace) -> list[PageInfo]:
-        return [PageInfo(one.page_hash, space.stored_nbytes) for one in super()._names(space)]
