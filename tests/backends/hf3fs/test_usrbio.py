@@ -11,12 +11,13 @@ import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from hicache_backends.hf3fs import Hf3fsStorage, mount, writer
+from hicache_backends.hf3fs import Hf3fsStorage, mount, usrbio, writer
 from pages import blank, hash_of, page, space
 
 from hicache_storage import BackendNotInstalled, ConfigError
@@ -241,11 +242,20 @@ def test_a_3fs_that_does_not_answer_is_handed_no_more_than_it_may_hold(
     assert [True] == storage.batch_set(SPACE, HASHES[:1], [page(65536)])
 
 
-def test_an_error_of_the_client_costs_one_page(storage: Hf3fsStorage, client: Client) -> None:
-    memory = set(Path("/dev/shm").iterdir())
+def test_an_error_of_the_client_costs_one_page(
+    storage: Hf3fsStorage, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    class Noted(SharedMemory):
+        def __init__(self, *arguments: Any, **fields: Any) -> None:
+            super().__init__(*arguments, **fields)
+            made.append(self.name)
+
+    monkeypatch.setattr(usrbio, "SharedMemory", Noted)
     client.breaks = True
     assert [False] == storage.batch_set(SPACE, HASHES[:1], [page(65536)])
-    assert memory >= set(Path("/dev/shm").iterdir())
+    assert [False] == [Path("/dev/shm", name).exists() for name in made]
     client.breaks = False
 
     assert [True] == storage.batch_set(SPACE, HASHES[:1], [page(65536)])
