@@ -74,7 +74,7 @@ def test_a_flag_prints_all_capabilities(capsys: pytest.CaptureFixture[str]) -> N
 def test_a_wide_terminal_shows_them_in_the_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "220")
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert main(["backends"]) == 0
 
