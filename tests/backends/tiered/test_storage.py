@@ -376,7 +376,11 @@ class TestWrites:
     ) -> None:
         tiers = build()
         used = PageTimes(written_at_s=7.0, used_at_s=8.0)
-        monkeypatch.setattr(tiers.last, "page_times", lambda _, hashes: [used] * len(hashes))
+
+        def times(_: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
+            return [used] * len(hashes)
+
+        monkeypatch.setattr(tiers.last, "page_times", times)
         tiers.set(A)
 
         assert [PageTimes(written_at_s=7.0)] == tiers.storage.page_times(SPACE, [A])
