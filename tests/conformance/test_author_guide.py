@@ -30,7 +30,8 @@ def run_pytest(
     )
 
 
-@pytest.mark.timeout(300)  # all of the kit's quick checks, in one test
+@pytest.mark.slow  # all of the kit's quick checks, in one test
+@pytest.mark.timeout(300)
 def test_the_store_behind_a_server_keeps_the_rules(tmp_path: Path) -> None:
     for name in ("acme_net.py", "test_acme_net.py"):
         (tmp_path / name).write_text(listings(name)[0], encoding="utf-8")
@@ -60,7 +61,8 @@ def test_the_first_version_fails_as_the_guide_says(tmp_path: Path) -> None:
     assert all(line in done.stdout for line in shown)
 
 
-@pytest.mark.timeout(300)  # as above
+@pytest.mark.slow  # as above
+@pytest.mark.timeout(300)
 def test_the_second_version_is_conformant(tmp_path: Path) -> None:
     write(tmp_path, version=1)
 

@@ -38,7 +38,7 @@ class Synced(WireStore):
 class SyncedShelf(Shelf):
     """A store of files whose pages survive a power cut.
 
-    `_sync_file` syncs a file that was written, and `_sync_names` the directory that it was moved to.
+    `_sync_file` syncs a file that was written, and `_sync_names` a directory after a batch of names.
     """
 
     capabilities = replace(Shelf.capabilities, durability=Durability.POWER)
@@ -51,10 +51,19 @@ class SyncedShelf(Shelf):
         super()._write_file(path, data)
         self._sync_file(path)
 
-    def _publish(self, temp: Path, path: Path) -> None:
-        super()._publish(temp, path)
-        self._sync_names(path.parent)
-        self._sync_names(self._root)
+    def _store(
+        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
+    ) -> list[bool]:
+        stored = super()._store(space, hashes, contents)
+        try:
+            if any(stored):
+                self._sync_names(self._folder(space))
+                self._sync_names(self._root)
+        except OSError:
+            self._counters.add("refused")
+            self._remove(space, hashes)
+            return [False] * len(hashes)
+        return stored
 
     def _sync_file(self, path: Path) -> None:
         _sync(path)
