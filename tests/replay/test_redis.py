@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hicache_conformance import FaultProxy
 from replays import replay_args, replay_command, trace_flags
-import pytest
 from servers import RedisServer, wait_until
 
 _LIMIT_S = 200
