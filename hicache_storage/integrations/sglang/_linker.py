@@ -77,8 +77,8 @@ class Linker:
         except BaseException:
             self._adapter.close()
             raise
-        self.pools = self._host.pools
-        self.layer_done_counter = self._host.controller.layer_done_counter
+        self.pools: Mapping[Any, Any] = self._host.pools
+        self.layer_done_counter: Any = self._host.controller.layer_done_counter
         self._lookups: dict[str, _Lookup] = {}
         self._loaded: set[str] = set()
         self._queued: dict[str, tuple[Indices, Indices]] = {}
