@@ -199,20 +199,22 @@ class ComposedStorage(HiCacheStorage):
     def page_times(self, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
         """Return the latest times that a member recorded for each page.
 
-        If a member has a page and records no uses, its gets leave no trace, so the last use is unknown.
+        The last use is unknown if the first member that has the page, which serves it, records no uses.
         """
         self.ensure_open()
         found: list[list[PageTimes]] = []
-        untold = set[str]()
+        told, untold = set[str](), set[str]()
         for member in self._members:
             with self._named(member):
                 found.append(member.storage.page_times(space, hashes))
-                silent = [
+                told.update(
                     one
                     for one, times in zip(hashes, found[-1], strict=True)
-                    if times.used_at_s is None
-                ]
-                untold.update(compress(silent, member.storage.batch_exists(space, silent)))
+                    if times.used_at_s is not None
+                )
+                silent = [one for one in hashes if one not in told and one not in untold]
+                if silent:
+                    untold.update(compress(silent, member.storage.batch_exists(space, silent)))
         latest = [_latest(times) for times in zip(*found, strict=True)]
         return [
             replace(times, used_at_s=None, used_within_s=0.0) if one in untold else times

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
@@ -49,11 +50,15 @@ class Copier:
         *,
         read_only: bool,
     ) -> None:
-        places = [(each.backend, place_of(each.config)) for each in settings.tiers]
+        places = json.dumps(
+            [[each.backend, place_of(each.config)] for each in settings.tiers],
+            sort_keys=True,
+            default=str,
+        )
         self.timeout_s: float = settings.timeout_s
         """How long a call waits for memory, and a removal for copies under way."""
         self.memory: CopyMemory = CopyMemory(storage, settings.copy_nbytes, lower_tiers)
-        self._moves = moves_between(repr(places) if storage.capabilities.shared else None)
+        self._moves = moves_between(places if storage.capabilities.shared else None)
         self._read_only = read_only
         self._promotes = settings.promote != "never" and not read_only
         self._admission = Admission(AdmissionSettings(second_use=settings.promote == "second_use"))

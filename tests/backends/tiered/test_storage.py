@@ -387,6 +387,20 @@ class TestWrites:
         tiers.first.batch_delete(SPACE, [A])
         assert [used] == tiers.storage.page_times(SPACE, [A])
 
+    def test_the_last_use_is_that_of_the_tier_that_serves_the_page(
+        self, build: Build, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tiers = build()
+        used = PageTimes(written_at_s=7.0, used_at_s=8.0)
+
+        def times(_: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
+            return [used] * len(hashes)
+
+        monkeypatch.setattr(tiers.first, "page_times", times)
+        tiers.set(A)
+
+        assert [used] == tiers.storage.page_times(SPACE, [A])
+
     def test_pages_that_change_after_a_set_do_not_change_its_copies(self, build: Build) -> None:
         tiers = build(write="back", promote="always")
         tiers.last.hang("set")
