@@ -83,15 +83,8 @@ def a_batch_of_many_bytes_is_set_and_read(case: Case) -> None:
     for count in (2, 6, 18) if case.quick else (2, 6, 18, 40, 72):
         if count > store.max_batch or not budget.allows(count):
             break
-        nbytes = count * space.stored_nbytes
-        with note(f"in a batch of {count} pages, {nbytes} bytes"), budget.measured(count):
-            pages = case.contents(space, case.hashes(count))
-            if not all(store.set(space, pages)):
-                _must_take_no_more(store, space, pages)
-                break
-            case.must_hold(store, space, pages)
-            store.delete(space, list(pages))
-        case.evidence["largest batch"] = f"{nbytes} bytes"
+        if not _is_taken_whole(case, store, space, count, budget):
+            break
 
 
 @check("KV-204")
@@ -104,17 +97,24 @@ def batches_past_the_sizes_at_which_stores_split_are_whole(case: Case) -> None:
         count = min(split_nbytes // space.stored_nbytes + _BEYOND, most, _MOST_PAGES)
         if not budget.allows(count):
             break
-        nbytes = count * space.stored_nbytes
-        with note(f"in a batch of {count} pages, {nbytes} bytes"), budget.measured(count):
-            pages = case.contents(space, case.hashes(count))
-            if not all(store.set(space, pages)):
-                _must_take_no_more(store, space, pages)
-                break
-            case.must_hold(store, space, pages)
-            store.delete(space, list(pages))
-        case.evidence["largest batch"] = f"{nbytes} bytes"
-        if count == most:
+        if not _is_taken_whole(case, store, space, count, budget) or count == most:
             break
+
+
+def _is_taken_whole(
+    case: Case, store: Probe, space: KeySpace, count: int, budget: TimeBudget
+) -> bool:
+    """Set, read and delete a batch. Return False if the store, which may be full, refused some of it."""
+    nbytes = count * space.stored_nbytes
+    with note(f"in a batch of {count} pages, {nbytes} bytes"), budget.measured(count):
+        pages = case.contents(space, case.hashes(count))
+        if not all(store.set(space, pages)):
+            _must_take_no_more(store, space, pages)
+            return False
+        case.must_hold(store, space, pages)
+        store.delete(space, list(pages))
+    case.evidence["largest batch"] = f"{nbytes} bytes"
+    return True
 
 
 def _must_take_no_more(store: Probe, space: KeySpace, pages: dict[str, bytes]) -> None:
