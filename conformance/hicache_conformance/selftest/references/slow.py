@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from hicache_conformance.selftest.references.dict_store import DictSettings, DictStore
 from hicache_storage.errors import StorageTimeout
 from hicache_storage.settings import Field
-from hicache_storage.storage import Capabilities, Retention
+from hicache_storage.storage import Capabilities, HiCacheStorage, Retention
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -58,6 +58,9 @@ class SlowStore(DictStore):
     def close(self) -> None:
         self._closing.set()
         super().close()
+
+    def remove_space(self, space_id: str) -> int:
+        return HiCacheStorage.remove_space(self, space_id)
 
     def _begin(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page] | None = None
