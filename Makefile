@@ -110,8 +110,6 @@ TEST_JOBS ?= 4
 TESTS ?= tests
 PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_JOBS) --dist loadscope --no-loadscope-reorder \
   --hicache-quick --hicache-report artifacts/conformance
-# In CI the share of the SDK's lines and branches that tests reach may not fall.
-COVERAGE = $(if $(CI),--cov --cov-report=)
 
 test: export OMP_NUM_THREADS = 1
 test: ## run the tests, or those in TESTS, with the kit's quick form over each backend and a short pass of each engine
