@@ -47,8 +47,8 @@ demo: $(VENV)/.base ## replay conversations over the file backend, every byte ch
 	$(BIN)/hicache replay --hicache-storage-backend file \
 	  --hicache-storage-backend-extra-config "{\"path\": \"$$scratch\"}"
 
-demo-sglang: $(SGLANG)/.serving ## SGLang serves: time to first token cold, restarted, and over damaged pages
-	@PYTHONPATH=tests:tests/support $(SGLANG)/bin/python -W ignore -m serving.sglang.demo
+demo-sglang: $(SGLANG)/.serving ## SGLang serves: time to first token cold, restarted, over damaged pages; DEMO=--linker without HiCache
+	@PYTHONPATH=tests:tests/support $(SGLANG)/bin/python -W ignore -m serving.sglang.demo $(DEMO)
 
 demo-vllm: $(VLLM_SERVING)/.done ## vLLM serves: time to first token cold, restarted, and over damaged pages
 	@PYTHONPATH=tests:tests/support $(VLLM_SERVING)/bin/python -W ignore -m serving.vllm.demo

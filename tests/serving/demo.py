@@ -33,6 +33,8 @@ _ENDS = 8  # how many tokens of an answer are printed
 class Demo:
     """One engine with its own store and ours."""
 
+    name: str
+    """What its table is called in the page of the demos."""
     engine: str
     """Its name and version."""
     stores: dict[Store, str]
@@ -85,9 +87,10 @@ def run(demo: Demo) -> int:
     for phase in (computed, *damaged):
         _say(f"{phase.name + ':':32} {' '.join(map(str, phase.begins))} ...\n")
     NOTES.mkdir(parents=True, exist_ok=True)
-    kept = {"engine": demo.engine, "phases": [asdict(phase) for phase in phases]}
-    name = demo.engine.split()[0]
-    (NOTES / f"demo-{name.lower()}.json").write_text(json.dumps(kept, indent=1) + "\n")
+    shown = [asdict(phase) for phase in phases]
+    kept = {"name": demo.name, "engine": demo.engine, "phases": shown}
+    path = NOTES / f"demo-{demo.name.lower().replace(' ', '-')}.json"
+    path.write_text(json.dumps(kept, indent=1) + "\n")
     ours = [phase for phase in phases if demo.stores[OURS] in phase.name]
     wrong = sum(phase.wrong for phase in ours)
     lost = [phase.name for phase in ours if "restarted" in phase.name and not phase.cached_tokens]
@@ -163,8 +166,7 @@ def write_tables() -> None:
     for path in sorted(NOTES.glob("demo-*.json")):
         kept = json.loads(path.read_text())
         table = markdown(TITLES, (Phase(**phase).row() for phase in kept["phases"]))
-        name = kept["engine"].split()[0]
-        text = replace_part(text, f"demo {name}", f"{kept['engine']}:\n\n{table}")
+        text = replace_part(text, f"demo {kept['name']}", f"{kept['engine']}:\n\n{table}")
     PAGE.write_text(text, encoding="utf-8")
 
 

@@ -48,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _selftest(options: RunOptions, console: Console, *, rights: bool) -> int:
+    from hicache_conformance.selftest.references.subjects import must_pass  # noqa: PLC0415
     from hicache_conformance.selftest.selftest import (  # noqa: PLC0415
         checks_without_mutants,
         findings,
@@ -55,7 +56,7 @@ def _selftest(options: RunOptions, console: Console, *, rights: bool) -> int:
     )
 
     found: list[Finding] = []
-    for one in findings(options, rights=rights):
+    for one in findings(options, rights=must_pass() if rights else ()):
         found.append(one)
         console.print(_line(one), markup=False)
     wrong, bare = survivors(found), checks_without_mutants()

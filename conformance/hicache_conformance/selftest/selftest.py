@@ -49,16 +49,20 @@ class Finding:
 
 
 def findings(
-    options: RunOptions, *, wrongs: bool = True, rights: bool = True, processes: int | None = None
+    options: RunOptions,
+    *,
+    wrongs: bool = True,
+    rights: Sequence[type[Subject]] = must_pass(),
+    processes: int | None = None,
 ) -> Iterator[Finding]:
-    """Yield the findings of every right store on all checks, and of every mutant on its own checks.
+    """Yield the findings of the right stores on all checks, and of every mutant on its own checks.
 
     If a mutant survives while others run, it is tried once more alone, because threads race
     differently on a machine that is not busy.
     """
     jobs: list[Job] = []
     if rights:
-        jobs += [Job(_right_findings, subject.__name__) for subject in must_pass()]
+        jobs += [Job(_right_findings, subject.__name__) for subject in rights]
         jobs.append(Job(_outcome_findings))
     if wrongs:
         jobs += [Job(_mutant_findings, mutant.name) for mutant in all_mutants()]

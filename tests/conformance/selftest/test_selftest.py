@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from hicache_conformance.checks import Check, all_checks
 from hicache_conformance.rules import RULES
 from hicache_conformance.run.runner import RunOptions
 from hicache_conformance.selftest.mutants import Mutant, all_mutants, mutant_named
+from hicache_conformance.selftest.references.compositions import TieredSubject
 from hicache_conformance.selftest.references.dict_store import DictStore
-from hicache_conformance.selftest.references.subjects import must_pass
+from hicache_conformance.selftest.references.subjects import (
+    EvictingShelfSubject,
+    RentedSubject,
+    SlowSubject,
+    SqliteSubject,
+    WireSubject,
+    must_pass,
+)
 from hicache_conformance.selftest.selftest import (
     CALL_LIMIT_S,
     checks_without_mutants,
@@ -19,7 +28,21 @@ from hicache_conformance.selftest.selftest import (
     survivors,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hicache_conformance.run.subject import Subject
+
 QUICK = RunOptions(quick=True, call_limit_s=CALL_LIMIT_S)
+FIRST = (
+    EvictingShelfSubject,
+    RentedSubject,
+    SlowSubject,
+    SqliteSubject,
+    TieredSubject,
+    WireSubject,
+)
+"""One store of each kind: files, lent memory, few promises, a database, a composition, a server."""
 
 
 def check_named(name: str) -> Check:
@@ -29,7 +52,7 @@ def check_named(name: str) -> Check:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_every_wrong_store_is_caught_by_each_of_its_checks() -> None:
-    found = list(findings(RunOptions(call_limit_s=CALL_LIMIT_S), rights=False))
+    found = list(findings(RunOptions(call_limit_s=CALL_LIMIT_S), rights=()))
 
     assert survivors(found) == []
     assert {(mutant.name, check) for mutant in all_mutants() for check in mutant.checks} == {
@@ -37,16 +60,21 @@ def test_every_wrong_store_is_caught_by_each_of_its_checks() -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "rights",
+    [
+        pytest.param(FIRST, marks=pytest.mark.slow),
+        pytest.param(tuple(set(must_pass()) - set(FIRST)), marks=pytest.mark.long),
+    ],
+    ids=["kinds", "rest"],
+)
 @pytest.mark.timeout(600)
-def test_every_right_store_passes() -> None:
+def test_a_right_store_passes(rights: Sequence[type[Subject]]) -> None:
     """The test has the quick checks; `make selftest` runs all of them."""
-    found = list(findings(QUICK, wrongs=False))
+    found = list(findings(QUICK, wrongs=False, rights=rights))
 
     assert survivors(found) == []
-    assert {subject.storage_class.__name__ for subject in must_pass()} <= {
-        one.store for one in found
-    }
+    assert {subject.storage_class.__name__ for subject in rights} <= {one.store for one in found}
 
 
 def test_every_rule_has_a_check_and_every_check_a_wrong_store() -> None:

@@ -1,4 +1,4 @@
-"""The demo of SGLang: `make demo-sglang`.
+"""The demo of SGLang: `make demo-sglang`, with `DEMO=--linker` through our linker instead of HiCache.
 
 SGLang's server answers long prompts with a model of random weights. It is ended and started again over
 our `file` store and over SGLang's own `file` backend. Then it is asked what it has not loaded yet, after
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from serving.demo import OURS, OWN, Demo, Store, run
 from serving.models import MEDIUM, checkpoint, prompt
-from serving.sglang.server import VERSION, SGLangServer, ours, own_file
+from serving.sglang.server import VERSION, LinkedServer, SGLangServer, ours, own_file
 from serving.stores import flip_in_files
 
 PROMPTS = 6
@@ -30,16 +30,17 @@ def pages(directory: Path) -> list[Path]:
     return [path for path in files if path.stat().st_size >= _LEAST_PAGE_NBYTES]
 
 
-def main() -> int:
-    """Run the demo in a temporary directory."""
+def main(*, linked: bool) -> int:
+    """Run the demo in a temporary directory. SGLang's own `file` is always below HiCache."""
     checkpoint(MEDIUM)
+    makers = {OURS: LinkedServer if linked else SGLangServer, OWN: SGLangServer}
     with tempfile.TemporaryDirectory() as scratch:
         directories: dict[Store, Path] = {store: Path(scratch, store) for store in (OURS, OWN)}
         attachments = {OURS: ours("file", {"path": str(directories[OURS])}), OWN: own_file()}
 
         @contextmanager
         def serve(store: Store) -> Generator[SGLangServer]:
-            with SGLangServer(
+            with makers[store](
                 Path(tempfile.mkdtemp(dir=scratch, prefix="server-")),
                 attachments[store],
                 model=MEDIUM,
@@ -51,7 +52,8 @@ def main() -> int:
 
         return run(
             Demo(
-                engine=VERSION,
+                name="SGLang linker" if linked else "SGLang",
+                engine=f"{VERSION}, ours as a linker" if linked else VERSION,
                 stores={OURS: "file (ours)", OWN: "file (SGLang's)"},
                 prompts=[prompt(number, LENGTH) for number in range(PROMPTS)],
                 warm_up=prompt(1000, 100),
@@ -62,4 +64,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(linked=sys.argv[1:] == ["--linker"]))

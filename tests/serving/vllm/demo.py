@@ -52,6 +52,7 @@ def main() -> int:
 
         return run(
             Demo(
+                name="vLLM",
                 engine=VERSION,
                 stores={OURS: "file (ours)", OWN: "fs (vLLM's)"},
                 prompts=[prompt(number, LENGTH) for number in range(PROMPTS)],
