@@ -414,13 +414,14 @@ def _joint(member: Member, topic: str) -> str:
 
 
 def _latest(times: Sequence[PageTimes]) -> PageTimes:
-    used = [each for each in times if each.used_at_s is not None]
-    return replace(
-        max(used, key=lambda each: each.used_at_s or 0.0, default=PageTimes()),
-        written_at_s=max(
-            (each.written_at_s for each in times if each.written_at_s is not None), default=None
-        ),
-    )
+    """Return the last write and the last use. A copy written after it was used is a use, too."""
+    written = [each.written_at_s for each in times if each.written_at_s is not None]
+    used = [(each.used_at_s, each.used_within_s) for each in times if each.used_at_s is not None]
+    written_at_s = max(written, default=None)
+    if not used:
+        return PageTimes(written_at_s=written_at_s)
+    used_at_s, used_within_s = max([*used, *((each, 0.0) for each in written)])
+    return PageTimes(written_at_s=written_at_s, used_at_s=used_at_s, used_within_s=used_within_s)
 
 
 def _sum(figures: Sequence[int | None]) -> int | None:

@@ -401,6 +401,19 @@ class TestWrites:
 
         assert [used] == tiers.storage.page_times(SPACE, [A])
 
+    def test_a_copy_that_was_written_later_counts_as_a_use(
+        self, build: Build, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tiers = build()
+        monkeypatch.setattr(
+            tiers.first, "page_times", lambda *_: [PageTimes(written_at_s=7.0, used_at_s=8.0)]
+        )
+        monkeypatch.setattr(tiers.last, "page_times", lambda *_: [PageTimes(written_at_s=20.0)])
+        tiers.set(A)
+
+        (found,) = tiers.storage.page_times(SPACE, [A])
+        assert found == PageTimes(written_at_s=20.0, used_at_s=20.0)
+
     def test_pages_that_change_after_a_set_do_not_change_its_copies(self, build: Build) -> None:
         tiers = build(write="back", promote="always")
         tiers.last.hang("set")
