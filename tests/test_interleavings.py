@@ -333,8 +333,15 @@ class TestScenarios:
         assert report.failure is None, str(report.failure)
 
 
+RARE = {"copies-undone-by-engines", "moves-begin-during-a-removal", "moves-ignore-removals"}
+"""Defects that only one of some thousand orders shows."""
+
+
 class TestDefects:
-    @pytest.mark.parametrize("name", DEFECTS)
+    @pytest.mark.parametrize(
+        "name",
+        [pytest.param(name, marks=pytest.mark.long if name in RARE else ()) for name in DEFECTS],
+    )
     def test_a_defect_that_is_put_back_is_found(self, name: str) -> None:
         defect = DEFECTS[name]
 

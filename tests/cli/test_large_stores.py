@@ -70,10 +70,13 @@ def test_all_pages_are_listed_verified_and_removed(
     assert gone["removed_pages"] == pages
 
 
+@pytest.mark.parametrize("pages", [1_000, pytest.param(10_000, marks=pytest.mark.long)])
 def test_a_copy_through_every_store_is_killed_twice_and_loses_nothing(
-    store_of: Callable[[str], CliStore], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    store_of: Callable[[str], CliStore],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    pages: int,
 ) -> None:
-    pages = 10_000
     chain = [_patient(store_of(name)) for name in ("file", "redis", "s3", "hf3fs", "file")]
     key_space = _filled(chain[0], pages)
 
