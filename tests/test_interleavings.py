@@ -333,7 +333,7 @@ class TestScenarios:
         assert report.failure is None, str(report.failure)
 
 
-RARE = {"copies-undone-by-engines", "moves-begin-during-a-removal", "moves-ignore-removals"}
+RARE = {"copies-undone-by-engines", "moves-that-begin-during-a-removal", "moves-ignore-removals"}
 """Defects that only one of some thousand orders shows."""
 
 
