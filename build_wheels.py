@@ -1,8 +1,8 @@
 """Build the sdist, and from it a wheel for each platform: `make wheel`.
 
-Zig compiles them all on one Linux machine, because it has the headers of each C library and the versions of
-its symbols. auditwheel then checks that the module needs no more than the tag of the wheel promises, and
-abi3audit that it keeps to the limited API of CPython.
+Zig compiles them all on one Linux machine, because it has the headers of each C library, and the
+versions of its symbols. auditwheel then checks that the module needs no more than the tag of the wheel
+promises, and abi3audit that it keeps to the limited API of CPython.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ TARGETS = {
     "musllinux_1_2_x86_64": "x86_64-linux-musl",
     "musllinux_1_2_aarch64": "aarch64-linux-musl",
 }
-"""For each platform of a wheel, Zig's name of the target. All of them are 64 bit and little-endian, so the
-headers of this machine's Python fit."""
+"""For each platform of a wheel, Zig's name of the target.
+
+The headers of this machine's Python fit them all, because they are 64 bit, and little-endian.
+"""
 
 
 def main() -> None:
@@ -54,7 +56,7 @@ def build(sources: Path, platform: str, target: str) -> None:
     audit = ("auditwheel", "show", "--json", "--ldpaths", sources)  # no library of this machine
     shown = run(DIST, *audit, wheel)
     found = json.loads(shown[shown.index("{") :])
-    # The loader of musl takes any name that begins with `libc.` for itself. auditwheel knows only Alpine's.
+    # musl's loader takes each name that begins with `libc.` for itself. auditwheel knows only Alpine's.
     libraries = set(found["external_libs"]) - ({"libc.so"} if "musl" in target else set())
     if libraries or found["sym_tag"] != platform or found["unsupported_isa"]:
         sys.exit(f"{wheel.name} is not of its platform:\n{shown}")
@@ -85,7 +87,8 @@ def contents(path: Path) -> str:
     with zipfile.ZipFile(path) as wheel:
         files = wheel.infolist()
     (module,) = (one for one in files if one.filename.endswith(".so"))
-    return f"  {len(files)} files, {sum(one.file_size for one in files):,} bytes, {module.file_size:,} in C"
+    nbytes = sum(one.file_size for one in files)
+    return f"  {len(files)} files, {nbytes:,} bytes, of them {module.file_size:,} compiled"
 
 
 if __name__ == "__main__":

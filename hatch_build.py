@@ -48,7 +48,9 @@ class PageHook(MetadataHookInterface):
         page = (Path(self.root) / "README.md").read_text(encoding="utf-8")
         repository = os.environ.get("HICACHE_REPOSITORY", "").rstrip("/")
         if repository:
-            files, images = (f"{repository}/{kind}/v{metadata['version']}" for kind in ("blob", "raw"))
+            files, images = (
+                f"{repository}/{kind}/v{metadata['version']}" for kind in ("blob", "raw")
+            )
             page = re.sub(r"\]\((?!https?:|#)", f"]({files}/", page)
             page = re.sub(r'(src|srcset)="(?!https?:)', rf'\1="{images}/', page)
             metadata["urls"] = {"Source": repository, "Changelog": f"{files}/CHANGELOG.md"}

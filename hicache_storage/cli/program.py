@@ -128,7 +128,7 @@ class Program:
 
     def _add_program_flags(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
-            "--version", nargs=0, action=_printing(self._version), help="print the version, and which data plane this installation has"
+            "--version", nargs=0, action=_printing(self._version), help="print the version"
         )
         parser.add_argument(
             "--print-completion",

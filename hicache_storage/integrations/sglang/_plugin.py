@@ -1,4 +1,4 @@
-"""The plug-in of SGLang (`sglang.srt.plugins`): with it, a config needs no module path and no class name.
+"""The plug-in of SGLang (`sglang.srt.plugins`): with it, a config names no module and no class.
 
 SGLang has no registry for these, so hooks write them into the config before SGLang reads it.
 """

@@ -1,4 +1,4 @@
-"""The plug-in of vLLM (`vllm.general_plugins`): with it, a config needs no module path."""
+"""The plug-in of vLLM (`vllm.general_plugins`): with it, a config names no module."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_a_config_that_names_another_class_gets_it() -> None:
 def test_a_config_without_a_backend_is_left_to_sglang(fields: Any) -> None:
     config = type("Config", (), {"extra_config": fields})
 
-    with pytest.raises(ValueError, match="Missing required field|Unknown storage backend"):
+    with pytest.raises(ValueError, match=r"Missing required field|Unknown storage backend"):
         storage.StorageBackendFactory.create_backend("dynamic", config, None)
 
 
