@@ -37,6 +37,7 @@ def name_the_storage(
 
 def name_the_linker(cls: Any, value: Any) -> tuple[tuple[Any, Any], dict[str, Any]]:
     """Return the arguments with our class, if a linker's config names none."""
-    if isinstance(value, dict) and {*value} == {"linker_extra_config"}:
-        value = {"linker": "SGLangCacheLinker", "linker_module_path": _MODULE, **value}
-    return (cls, value), {}
+    fields: Any = value
+    if isinstance(value, dict) and [*fields] == ["linker_extra_config"]:
+        fields = {"linker": "SGLangCacheLinker", "linker_module_path": _MODULE, **fields}
+    return (cls, fields), {}
