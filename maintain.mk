@@ -106,9 +106,9 @@ explore: $(VENV)/.all ## SEEDS interleavings of threads in each scenario, or in 
 explore-proof: $(VENV)/.all ## put mended defects back, and show the seeds that find them
 	@PYTHONPATH=tests/support $(BIN)/python -m interleavings --defects
 
-$(VENV)-wheels/.done: pyproject.toml
+$(VENV)-wheels/.done: pyproject.toml constraints.txt
 	@echo "setting up $(VENV)-wheels"
-	@$(INSTALL) $(VENV)-wheels --group wheels
+	@$(INSTALL) $(VENV)-wheels -c constraints.txt --group wheels
 	@touch $@
 
 wheel: $(VENV)/.all $(VENV)-wheels/.done ## build the sdist and a wheel for each platform in dist/, and replay in new environments where they run

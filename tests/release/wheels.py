@@ -138,7 +138,7 @@ def test_an_installed_wheel_replays(installed_wheel: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("package", "command"),
     [
-        ("pipx", "pipx run {wheel} --version"),
+        ("pipx", "pipx run --spec {wheel} hicache-storage --version"),
         ("pipx", "pipx run --spec {wheel} hicache --version"),
         ("uv", "uvx {wheel} --version"),
         ("uv", "uvx --from {wheel} hicache --version"),
@@ -148,7 +148,7 @@ def test_an_installed_wheel_replays(installed_wheel: Path, tmp_path: Path) -> No
 def test_a_program_runner_runs_the_wheel(
     package: str, command: str, distributions: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """Without an option, it runs the command of the distribution's name."""
+    """From an index, `pipx run hicache-storage` and `uvx hicache-storage` run the second name."""
     programs = made_environment(tmp_path / "environment")
     run(DIST, programs / "pip", "install", "-c", CONSTRAINTS, package)
     homes = {name: str(tmp_path / name) for name in ("PIPX_HOME", "UV_TOOL_DIR")}
