@@ -145,7 +145,7 @@ selftest: $(VENV)/.all ## the conformance kit on wrong and right stores
 	@$(BIN)/hicache-conformance selftest
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) $(VENV)-uv $(VENV)-docs $(VENV)-sglang $(VENV)-s3fs $(LMCACHE) $(SGLANG) $(TRITON) $(VLLM) $(VLLM_SERVING) $(FOREIGN) .servers .pytest_cache .mypy_cache \
+	rm -rf $(VENV) $(VENV)-uv $(VENV)-docs $(VENV)-wheels $(VENV)-sglang $(VENV)-s3fs $(LMCACHE) $(SGLANG) $(TRITON) $(VLLM) $(VLLM_SERVING) $(FOREIGN) .servers .pytest_cache .mypy_cache \
 	  .ruff_cache .hypothesis dist artifacts/sanitized artifacts/site
 
 ifneq ($(firstword $(MAKEFILE_LIST)),maintain.mk)

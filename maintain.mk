@@ -106,11 +106,16 @@ explore: $(VENV)/.all ## SEEDS interleavings of threads in each scenario, or in 
 explore-proof: $(VENV)/.all ## put mended defects back, and show the seeds that find them
 	@PYTHONPATH=tests/support $(BIN)/python -m interleavings --defects
 
-wheel: $(VENV)/.all ## build sdist and wheel in dist/, install each in a new environment and replay there
+$(VENV)-wheels/.done: pyproject.toml constraints.txt
+	@echo "setting up $(VENV)-wheels"
+	@$(INSTALL) $(VENV)-wheels -c constraints.txt --group wheels
+	@touch $@
+
+wheel: $(VENV)/.all $(VENV)-wheels/.done ## build the sdist and a wheel for each platform in dist/, and replay in new environments where they run
 	@$(BIN)/python -m pytest -q --timeout 900 tests/release/wheels.py
 
 # Each extra is installed alone. Its backend is opened on a real server.
-release-check: $(VENV)/.mooncake docs ## before a release: the site, `make wheel`, and each extra of the wheel in an environment of its own
+release-check: $(VENV)/.mooncake $(VENV)-wheels/.done docs ## before a release: the site, `make wheel`, and each extra of the wheel in an environment of its own
 	@$(BIN)/python -m pytest -q --timeout 900 tests/release/*.py
 
 $(VENV)-s3fs/.done: tests/requirements-s3fs.txt pyproject.toml

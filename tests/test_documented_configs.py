@@ -30,6 +30,7 @@ BACKENDS = (
 # The text that names the backend of a config: a flag or call before the config, or a field in it.
 NAMED = re.compile(r"--hicache-storage-backend[ =](\w+)|open_storage\(\s*\"(\w+)\"")
 NEAR = 400
+OURS = "hicache_storage.integrations.sglang"
 A_ROW = re.compile(r'^\| `\w+` \| `("backend_name": .*?)` \|', re.MULTILINE)
 
 
@@ -65,10 +66,7 @@ def shown(page: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield config["backend_name"], split_config(config)[2]
     for start, found in objects(text):
         config = found.get("linker_extra_config", found)
-        if "hicache_storage.integrations.sglang" in (
-            found.get("module_path"),
-            found.get("linker_module_path"),
-        ):
+        if "backend_name" in config and config.get("module_path", OURS) == OURS:
             name, _, fields = split_config(config)
             yield name, fields
             continue

@@ -138,9 +138,11 @@ class Program:
         )
 
     def _version(self, _: object) -> str:
-        from hicache_storage import __version__  # noqa: PLC0415 - `--help` stays fast
+        from hicache_storage import __version__, native  # noqa: PLC0415 - `--help` stays fast
 
-        return f"{self.name} {__version__}"
+        slow = f"data plane in Python: {native.reason}"
+        plane = "compiled data plane" if native.implementation == "compiled" else slow
+        return f"{self.name} {__version__} ({plane})"
 
     def _completion(self, shell: object) -> str:
         """Return a completion script for a shell.

@@ -22,6 +22,7 @@ from pages import hash_of, space
 from servers import ROOT
 
 import hicache_storage
+from hicache_storage import native
 from hicache_storage.cli import _HICACHE, main
 from hicache_storage.cli.operations.proofs import Proof
 from hicache_storage.registry import open_storage
@@ -65,9 +66,11 @@ def test_the_version_is_printed(
     with pytest.raises(SystemExit) as end:
         program(["--version"])
 
-    name, version = capsys.readouterr().out.split()
+    name, version, plane = capsys.readouterr().out.split(maxsplit=2)
     assert name in {"hicache", "hicache-conformance"}
     assert hicache_storage.__version__ == version
+    compiled = native.implementation == "compiled"
+    assert plane.startswith("(compiled data plane)" if compiled else "(data plane in Python: ")
     assert end.value.code == 0
 
 

@@ -120,7 +120,7 @@ def test_every_extra_has_a_test() -> None:
 def test_without_an_extra_files_are_served(installed: Callable[[str], Installed]) -> None:
     plain = installed("")
 
-    assert f"hicache {VERSION}\n" == plain.runs("hicache", "--version")
+    assert f"hicache {VERSION} (compiled data plane)\n" == plain.runs("hicache", "--version")
     assert plain.serves_files()
     for backend, module in CLIENTS.items():
         code, printed = plain.doctor(backend, {})

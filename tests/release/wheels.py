@@ -7,13 +7,13 @@ distributions stay in `dist/`.
 from __future__ import annotations
 
 import json
-import sysconfig
+import re
 import tarfile
 import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
-from distributions import CONSTRAINTS, DIST, VERSION, made_environment, run
+from distributions import CONSTRAINTS, DIST, VERSION, WHEELS_PYTHON, made_environment, run
 from servers import ROOT
 
 if TYPE_CHECKING:
@@ -22,15 +22,29 @@ if TYPE_CHECKING:
 NAME = f"hicache_storage-{VERSION}"
 NO_COMPILER = {"CC": "no-such-compiler"}
 REFERENCE_SERVES = "hicache-storage runs without its compiled data plane: "
-PLATFORM = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+PLATFORMS = {
+    f"{libc}_{machine}"
+    for libc in ("manylinux_2_17", "musllinux_1_2")
+    for machine in ("x86_64", "aarch64")
+}
+RENDER = """
+import sys, zipfile
+from email import message_from_bytes
+from readme_renderer.markdown import render
+wheel = zipfile.ZipFile(sys.argv[1])
+(name,) = (name for name in wheel.namelist() if name.endswith("/METADATA"))
+print(render(message_from_bytes(wheel.read(name)).get_payload()))
+"""
 
 
 @pytest.fixture(scope="module")
 def installed_wheel(
     distributions: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
+    """Install the wheel where there is no program but Python's. Return the programs."""
     programs = made_environment(tmp_path_factory.mktemp("wheel") / "environment")
-    run(DIST, programs / "pip", "install", "-c", CONSTRAINTS, distributions[1], **NO_COMPILER)
+    command = (programs / "pip", "install", "-c", CONSTRAINTS, distributions[1])
+    run(DIST, *command, PATH=str(programs))
     return programs
 
 
@@ -45,17 +59,33 @@ def installed_sdist(
 
 
 def replay(programs: Path, directory: Path) -> str:
+    """Do what `make demo` does, with no program but those of the environment."""
     config = json.dumps({"path": str(directory / "pages")})
     options = ("--hicache-storage-backend", "file", "--hicache-storage-backend-extra-config")
-    return run(directory, programs / "hicache", "replay", *options, config)
+    return run(directory, programs / "hicache", "replay", *options, config, PATH=str(programs))
 
 
 def names_in(wheel: Path) -> set[str]:
     return set(zipfile.ZipFile(wheel).namelist())
 
 
-def test_one_wheel_serves_python_3_11_and_later(distributions: tuple[Path, Path]) -> None:
-    assert f"{NAME}-cp311-abi3-{PLATFORM}.whl" == distributions[1].name
+def test_each_platform_has_one_wheel_for_python_3_11_and_later(
+    distributions: tuple[Path, Path],
+) -> None:
+    wheels = {path.name for path in distributions[1].parent.glob("*.whl")}
+
+    assert {f"{NAME}-cp311-abi3-{platform}.whl" for platform in PLATFORMS} == wheels
+
+
+def test_the_wheels_differ_in_the_compiled_module_only(distributions: tuple[Path, Path]) -> None:
+    """RECORD has the checksum of the module, and WHEEL the tag."""
+    first, *others = (
+        {info.filename: info.CRC for info in zipfile.ZipFile(path).infolist()}
+        for path in DIST.glob("*.whl")
+    )
+    differing = {name for other in others for name, _ in first.items() ^ other.items()}
+
+    assert {"_native.abi3.so", "RECORD", "WHEEL"} == {name.rpartition("/")[2] for name in differing}
 
 
 def test_the_wheel_has_the_packages_and_the_compiled_module(
@@ -103,6 +133,45 @@ def test_an_installed_wheel_is_compiled(installed_wheel: Path, tmp_path: Path) -
 
 def test_an_installed_wheel_replays(installed_wheel: Path, tmp_path: Path) -> None:
     print(replay(installed_wheel, tmp_path))  # noqa: T201 - a failure shows it
+
+
+@pytest.mark.parametrize(
+    ("package", "command"),
+    [
+        ("pipx", "pipx run --spec {wheel} hicache-storage --version"),
+        ("pipx", "pipx run --spec {wheel} hicache --version"),
+        ("uv", "uvx {wheel} --version"),
+        ("uv", "uvx --from {wheel} hicache --version"),
+        ("uv", "uv tool install {wheel} && bin/hicache --version"),
+    ],
+)
+def test_a_program_runner_runs_the_wheel(
+    package: str, command: str, distributions: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """From an index, `pipx run hicache-storage` and `uvx hicache-storage` run the second name."""
+    programs = made_environment(tmp_path / "environment")
+    run(DIST, programs / "pip", "install", "-c", CONSTRAINTS, package)
+    homes = {name: str(tmp_path / name) for name in ("PIPX_HOME", "UV_TOOL_DIR")}
+    homes |= {"UV_TOOL_BIN_DIR": str(tmp_path / "bin"), "UV_PYTHON_DOWNLOADS": "never"}
+    shell = command.format(wheel=distributions[1])
+    printed = run(tmp_path, "/bin/sh", "-c", shell, PATH=f"{programs}:/usr/bin:/bin", **homes)
+
+    assert f"hicache {VERSION} (compiled data plane)" in printed
+
+
+def test_the_page_of_an_index_has_no_relative_link(
+    distributions: tuple[Path, Path], tmp_path: Path
+) -> None:
+    url = "https://github.com/example/hicache-storage"
+    command = (WHEELS_PYTHON, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path)
+    run(ROOT, *map(str, command), HICACHE_NATIVE="0", HICACHE_REPOSITORY=url)
+    (wheel,) = tmp_path.glob("*.whl")
+    page = run(tmp_path, WHEELS_PYTHON, "-c", RENDER, wheel)
+
+    links = re.findall(r'(?:href|src)="([^"]+)"', page)
+    assert f"{url}/blob/v{VERSION}/docs/sglang.md" in links
+    assert f"{url}/raw/v{VERSION}/docs/images/tiers-light.svg" in links
+    assert [] == [link for link in links if not re.match("https?://|#", link)]
 
 
 def test_an_install_without_a_compiler_prints_one_line(

@@ -13,6 +13,7 @@ from servers import ROOT
 VERSION: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 DIST = ROOT / "dist"
 CONSTRAINTS = ROOT / "constraints.txt"
+WHEELS_PYTHON = ROOT / ".venv-wheels" / "bin" / "python"
 
 
 def run(directory: Path, *command: Path | str, **variables: str) -> str:

@@ -3,15 +3,13 @@
 Below SGLang's HiCache:
 
     --hicache-storage-backend dynamic --hicache-storage-backend-extra-config
-      '{"backend_name": "redis", "module_path": "hicache_storage.integrations.sglang",
-        "class_name": "SGLangHiCacheStorage", "interface_v1": 1, "url": "redis://127.0.0.1:6379/0"}'
+      '{"backend_name": "redis", "url": "redis://127.0.0.1:6379/0"}'
 
 Directly below the radix tree, without a cache in host memory:
 
     --enable-unified-cache-external-linker --unified-cache-external-linker-backend dynamic
     --unified-cache-external-linker-config
-      '{"linker": "SGLangCacheLinker", "linker_module_path": "hicache_storage.integrations.sglang",
-        "linker_extra_config": {"backend_name": "redis", "url": "redis://127.0.0.1:6379/0"}}'
+      '{"linker_extra_config": {"backend_name": "redis", "url": "redis://127.0.0.1:6379/0"}}'
 
 The first access to one of the classes imports SGLang. See docs/sglang.md for the guide.
 """

@@ -1,7 +1,6 @@
 """The adapter for vLLM. It makes every backend of this project a secondary tier of vLLM's KV offloading.
 
-    --kv-transfer-config '{"kv_connector": "HiCacheConnector",
-      "kv_connector_module_path": "hicache_storage.integrations.vllm", "kv_role": "kv_both",
+    --kv-transfer-config '{"kv_connector": "HiCacheConnector", "kv_role": "kv_both",
       "kv_connector_extra_config": {"cpu_bytes_to_use": 34359738368, "blocks_per_chunk": 16,
         "backend": "redis", "config": {"url": "redis://127.0.0.1:6379/0"}}}'
 

@@ -41,13 +41,8 @@ def ours(
     backend: str, config: Mapping[str, Any], adapter: Mapping[str, Any] | None = None, **fields: Any
 ) -> Attachment:
     """Return the attachment of a backend of this project."""
-    names = {
-        "module_path": "hicache_storage.integrations.sglang",
-        "class_name": "SGLangHiCacheStorage",
-        "interface_v1": 1,
-        "backend_name": backend,
-    }
-    return "dynamic", {**names, "config": dict(config), "adapter": dict(adapter or {}), **fields}
+    stored = {"backend_name": backend, "config": dict(config), "adapter": dict(adapter or {})}
+    return "dynamic", {**stored, **fields}
 
 
 def own_file(**fields: Any) -> Attachment:
@@ -308,11 +303,7 @@ class LinkedServer(SGLangServer):
     def cache_flags(self) -> list[str]:
         if not self.attached:
             return []
-        linker = {
-            "linker": "SGLangCacheLinker",
-            "linker_module_path": "hicache_storage.integrations.sglang",
-            "linker_extra_config": self.attached[1],
-        }
+        linker = {"linker_extra_config": self.attached[1]}
         flag = "--unified-cache-external-linker"
         flags = ["--enable-unified-cache-external-linker", f"{flag}-backend", "dynamic"]
         return [*flags, f"{flag}-config", json.dumps(linker), *self.host_flags()]

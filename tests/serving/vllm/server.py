@@ -21,7 +21,6 @@ BLOCK = 32
 CHUNK_BLOCKS = 2
 CHUNK = BLOCK * CHUNK_BLOCKS
 """The tokens of a page."""
-MODULE = "hicache_storage.integrations.vllm"
 CPU_NBYTES = 16 << 20
 """The CPU tier: 8,192 tokens of `TINY`."""
 _FILLERS, _FILLER_TOKENS = 10, 900
@@ -50,14 +49,13 @@ def ours(
     backend: str, config: Mapping[str, Any], cpu_nbytes: int = CPU_NBYTES, **fields: Any
 ) -> dict[str, Any]:
     """Return a config with HiCacheConnector over a backend."""
-    connector = {"kv_connector": "HiCacheConnector", "kv_connector_module_path": MODULE}
-    return {**tiers(cpu_nbytes, backend=backend, config=dict(config), **fields), **connector}
+    made = tiers(cpu_nbytes, backend=backend, config=dict(config), **fields)
+    return {**made, "kv_connector": "HiCacheConnector"}
 
 
 def tier(backend: str, config: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
     """Return one more tier over a backend. vLLM asks it before that of `ours`, and writes to both."""
-    kind = {"type": "HiCacheTier", "module_path": MODULE}
-    return {**kind, "backend": backend, "config": dict(config), **fields}
+    return {"type": "HiCacheTier", "backend": backend, "config": dict(config), **fields}
 
 
 class VLLMServer(EngineServer):
