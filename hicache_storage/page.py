@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class Revocable(Protocol):
     """Permission to access the memory of pages, until its owner revokes it. Thread-safe.
 
-    An access copies one chunk, of 256 KiB at most, between the page and the storage's own memory. It
-    makes no system call, so `revoke` returns quickly even if a call of the storage hangs. Any number of
-    pages may share a revocable. Source: Linux, rust/kernel/revocable.rs.
+    An access copies one chunk, of 256 KiB at most, to the page or from it. It makes no system call that
+    waits for a device or a peer, so `revoke` returns quickly even if a call of the storage hangs. Any
+    number of pages may share a revocable. Source: Linux, rust/kernel/revocable.rs.
 
         if not page.revocable.enter():
             return False  # the page is a miss

@@ -84,8 +84,8 @@ class TransferJob:
 
     def record(self, piece: Piece, verdicts: Sequence[Verdict]) -> bool:
         """Record the verdicts of a piece. Return True if it is the last piece."""
-        moved = sum(verdict is Verdict.OK for verdict in verdicts)
-        failure = next((verdict for verdict in verdicts if verdict in _UNANSWERED), None)
+        moved = verdicts.count(Verdict.OK)
+        failure = next(filter(_UNANSWERED.__contains__, verdicts), None)
         with self._lock:
             self.failure = self.failure or failure
             self._verdicts[piece.batch][piece.part] = verdicts

@@ -19,7 +19,6 @@ from hicache_storage.backend_support.executor import when_all_done
 from hicache_storage.backend_support.revocable import AtomicRevocable
 from hicache_storage.backend_support.shared_resource import CallGate
 from hicache_storage.moving.buffers import stride_nbytes
-from hicache_storage.page import Page
 from hicache_storage.page_store.frame import FramedPage
 from hicache_storage.page_store.results import Outcome, Transfer, Verdict
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from hicache_storage.backend_support.deadline import Deadline
     from hicache_storage.keys import KeySpace
     from hicache_storage.moving.buffers import Buffer, Buffers
+    from hicache_storage.page import Page
     from hicache_storage.page_store import PageStore
     from hicache_storage.page_store.counters import Direction
 
@@ -135,8 +135,8 @@ class Lender(ABC):
                 batch.space,
                 batch.hashes,
                 [
-                    FramedPage(header, page)
-                    for page, header in zip(_payloads(batch, revocable), headers, strict=False)
+                    FramedPage(header, page, revocable)
+                    for page, header in zip(_payloads(batch), headers, strict=False)
                 ],
             )
             for batch in batches
@@ -278,13 +278,5 @@ def _remaining_s(deadline: Deadline | None) -> float | None:
     return None if deadline is None else deadline.remaining_s()
 
 
-def _payloads(
-    batch: PageBatch | Transfer, revocable: AtomicRevocable | None = None
-) -> Sequence[Page]:
-    if isinstance(batch, Transfer):
-        pages: Sequence[Page] = [page.payload for page in batch.pages]
-    else:
-        pages = batch.pages
-    if revocable is None:
-        return pages
-    return [Page.of_views(page.segments, page.nbytes, revocable) for page in pages]
+def _payloads(batch: PageBatch | Transfer) -> Sequence[Page]:
+    return [page.payload for page in batch.pages] if isinstance(batch, Transfer) else batch.pages

@@ -12,8 +12,6 @@
 #include "pieces.h"
 #include "xxh3.h"
 
-enum { PIECES = 64 };
-
 int64_t file_exists(const char *path, uint64_t nbytes) {
     struct stat status;
     if (fstatat(AT_FDCWD, path, &status, AT_SYMLINK_NOFOLLOW))
@@ -45,29 +43,24 @@ static int is_named(const uint8_t *trailer, const uint8_t *name) {
     return !memcmp(trailer, name, NAME_NBYTES) && __builtin_bswap64(seal) == xxh3_64(trailer, SEALED_NBYTES);
 }
 
-/* Read the page, and hash each chunk while it is in cache. HIT, MISS if the file ends too early, or what failed. */
+/* Read the page chunk by chunk. HIT, MISS if the file ends too early, or what failed. */
 static int64_t read_page(int fd, const page_read *wanted) {
     cursor at = {wanted->iov, wanted->pieces, 0};
-    struct iovec chunk[PIECES], part[PIECES];
-    size_t skip = wanted->skip, nbytes;
+    struct iovec chunk[PIECES_A_CHUNK];
+    size_t nbytes;
     int64_t offset = 0;
-    xxh3_stream stream;
-    xxh3_begin(&stream);
-    const size_t limit = way_nbytes(&wanted->by, wanted->digest ? CHUNK_NBYTES : SSIZE_MAX);
-    for (size_t count; (count = pieces_take(&at, chunk, PIECES, limit, &nbytes));) {
-        memcpy(part, chunk, count * sizeof *chunk);
-        const int64_t done = pieces_move_by(&wanted->by, fd, part, count, nbytes, offset, 0);
+    way by = wanted->by;
+    page_hash hash = {.skip = wanted->skip};
+    xxh3_begin(&hash.stream);
+    const size_t limit = way_nbytes(&by, wanted->digest ? CHUNK_NBYTES : SSIZE_MAX);
+    for (size_t count; (count = pieces_take(&at, chunk, PIECES_A_CHUNK, limit, &nbytes));) {
+        const int64_t done = pieces_read_by(&by, fd, chunk, count, nbytes, offset, wanted->digest ? &hash : NULL);
         if (done < (int64_t)nbytes)
             return done < 0 ? done : MISS;
-        const struct iovec scratch = {wanted->by.scratch, nbytes};
-        if (wanted->digest && wanted->by.state)
-            pieces_hash(&stream, &scratch, 1, &skip);
-        else if (wanted->digest)
-            pieces_hash(&stream, chunk, count, &skip);
         offset += done;
     }
     if (wanted->digest)
-        *wanted->digest = xxh3_digest(&stream);
+        *wanted->digest = xxh3_digest(&hash.stream);
     return HIT;
 }
 
@@ -129,12 +122,12 @@ int64_t file_check(const char *path, const uint8_t *name, uint64_t nbytes, int64
 
 static int64_t write_page(int fd, const page_write *wanted) {
     cursor at = {wanted->iov, wanted->pieces, 0};
-    struct iovec chunk[PIECES + 1];
+    struct iovec chunk[PIECES_A_CHUNK + 1];
     size_t nbytes;
     int64_t offset = 0;
     const size_t limit = way_nbytes(&wanted->by, SSIZE_MAX);
     do { /* once even for an empty page, which still gets its trailer */
-        size_t count = pieces_take(&at, chunk, PIECES, limit, &nbytes);
+        size_t count = pieces_take(&at, chunk, PIECES_A_CHUNK, limit, &nbytes);
         if (!at.left) { /* the trailer goes with the last pieces, in one call */
             chunk[count].iov_base = (void *)wanted->trailer;
             chunk[count++].iov_len = TRAILER_NBYTES;

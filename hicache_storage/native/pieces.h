@@ -8,7 +8,7 @@
 
 #include "xxh3.h"
 
-enum { PIECES_A_CALL = 1024 /* the kernel accepts no more */, CHUNK_NBYTES = 256 << 10 };
+enum { PIECES_A_CALL = 1024 /* the kernel accepts no more */, PIECES_A_CHUNK = 64, CHUNK_NBYTES = 256 << 10 };
 
 /* A position in a list of pieces. */
 typedef struct {

@@ -4,7 +4,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { WAIT_NS = 20000, PIECES_HASHED = 64 };
+enum { WAIT_NS = 20000 };
 static const uint64_t REVOKED_BIT = 1ULL << 63;
 
 int access_begin(uint64_t *state) {
@@ -53,6 +53,35 @@ int64_t pieces_move_by(const way *by, int fd, struct iovec *iov, size_t count, s
     return done;
 }
 
+/* Read a chunk that is in the page cache. Return 1, 0 if it is not, or MOVE_REVOKED. */
+static int64_t read_cached_by(const way *by, int fd, const struct iovec *iov, size_t count, size_t nbytes, int64_t offset,
+                              page_hash *hash) {
+    if (!access_begin(by->state))
+        return MOVE_REVOKED;
+    const int whole = preadv2(fd, iov, (int)count, offset, RWF_NOWAIT) == (ssize_t)nbytes;
+    if (whole && hash)
+        pieces_hash(&hash->stream, iov, count, &hash->skip);
+    access_end(by->state);
+    return whole;
+}
+
+int64_t pieces_read_by(way *by, int fd, const struct iovec *iov, size_t count, size_t nbytes, int64_t offset,
+                       page_hash *hash) {
+    if (by->state && !by->uncached) {
+        const int64_t whole = read_cached_by(by, fd, iov, count, nbytes, offset, hash);
+        if (whole)
+            return whole == MOVE_REVOKED ? whole : (int64_t)nbytes;
+        by->uncached = 1;
+    }
+    struct iovec part[PIECES_A_CHUNK];
+    memcpy(part, iov, count * sizeof *iov);
+    const int64_t done = pieces_move_by(by, fd, part, count, nbytes, offset, 0);
+    const struct iovec scratch = {by->scratch, nbytes};
+    if (hash && done == (int64_t)nbytes)
+        pieces_hash(&hash->stream, by->state ? &scratch : iov, by->state ? 1 : count, &hash->skip);
+    return done;
+}
+
 int piece_copy_by(uint64_t *state, const struct iovec *piece, uint8_t *scratch, int writing) {
     for (size_t at = 0, step; at < piece->iov_len; at += step) {
         step = piece->iov_len - at < CHUNK_NBYTES ? piece->iov_len - at : CHUNK_NBYTES;
@@ -68,11 +97,11 @@ int piece_copy_by(uint64_t *state, const struct iovec *piece, uint8_t *scratch, 
 
 int pieces_hash_by(uint64_t *state, const struct iovec *iov, size_t count, uint64_t *digest) {
     cursor at = {iov, count, 0};
-    struct iovec chunk[PIECES_HASHED];
+    struct iovec chunk[PIECES_A_CHUNK];
     size_t nbytes, taken, skip = 0;
     xxh3_stream stream;
     xxh3_begin(&stream);
-    while ((taken = pieces_take(&at, chunk, PIECES_HASHED, CHUNK_NBYTES, &nbytes))) {
+    while ((taken = pieces_take(&at, chunk, PIECES_A_CHUNK, CHUNK_NBYTES, &nbytes))) {
         if (state && !access_begin(state))
             return 0;
         pieces_hash(&stream, chunk, taken, &skip);

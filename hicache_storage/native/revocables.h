@@ -15,7 +15,8 @@ enum { SCRATCH_NBYTES = CHUNK_NBYTES + 4096 /* a chunk and a trailer */ };
 /* What `pieces_move_by` returns if the memory was revoked. No errno has this number. */
 #define MOVE_REVOKED INT64_MIN
 
-/* Count one access and return 1, or return 0 if the state is revoked. Make no system call during an access. */
+/* Count one access and return 1, or return 0 if the state is revoked. During an access, make no system call that can wait
+ * for a device. */
 int access_begin(uint64_t *state);
 void access_end(uint64_t *state);
 
@@ -29,7 +30,14 @@ void access_revoke(uint64_t *state);
 typedef struct {
     uint64_t *state;  /* NULL: the memory is not revocable, and is moved without scratch memory */
     uint8_t *scratch; /* SCRATCH_NBYTES that belong to the caller */
+    int uncached;     /* 1: `pieces_read_by` found that bytes of the page must be waited for */
 } way;
+
+/* The digest of a page that is being read. */
+typedef struct {
+    xxh3_stream stream;
+    size_t skip; /* how many bytes are left that it leaves out */
+} page_hash;
 
 /* The most bytes of one `pieces_move_by`. */
 static inline size_t way_nbytes(const way *by, size_t otherwise) { return by->state ? CHUNK_NBYTES : otherwise; }
@@ -37,6 +45,12 @@ static inline size_t way_nbytes(const way *by, size_t otherwise) { return by->st
 /* Move as `pieces_move` does. `iov` is used up. Revocable memory is only copied from or to the scratch memory, within one
  * access, so bytes that were just read are still in the scratch memory afterwards. */
 int64_t pieces_move_by(const way *by, int fd, struct iovec *iov, size_t count, size_t nbytes, int64_t offset, int writing);
+
+/* Read a chunk, and hash it while it is in the processor's cache. Return as `pieces_move` does, or MOVE_REVOKED. Bytes that
+ * are in the page cache go straight to revocable memory, within one access. As soon as the kernel would have to wait for
+ * others, or cannot tell, the rest of the page goes through the scratch memory. */
+int64_t pieces_read_by(way *by, int fd, const struct iovec *iov, size_t count, size_t nbytes, int64_t offset,
+                       page_hash *hash);
 
 /* Copy one piece between its memory and `scratch`. Unless `state` is NULL, each access copies a chunk. Return 0 if the
  * memory is revoked. */

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Revocable
 
 __all__ = [
     "FRAME_NBYTES",
@@ -58,11 +59,16 @@ class FramedPage:
 
     __slots__ = ("header", "payload", "stored")
 
-    def __init__(self, header: memoryview, payload: Page) -> None:
+    def __init__(
+        self, header: memoryview, payload: Page, revocable: Revocable | None = None
+    ) -> None:
+        """Make a page. `revocable` applies to this move only, and replaces that of the payload."""
         self.header: memoryview = header
         self.payload: Page = payload
         self.stored: Page = Page.of_views(
-            (header, *payload.segments), len(header) + payload.nbytes, payload.revocable
+            (header, *payload.segments),
+            len(header) + payload.nbytes,
+            revocable or payload.revocable,
         )
 
 
@@ -205,12 +211,12 @@ def _completed(
     pages: Sequence[FramedPage], checksums: Sequence[int | None] | None
 ) -> Sequence[int]:
     """Return the checksum of every payload, or 0 for a revoked page, which storages no longer read."""
-    known = completed_checksums([page.payload for page in pages], checksums)
+    known = completed_checksums(pages, checksums)
     return [checksum or 0 for checksum in known] if None in known else cast("list[int]", known)
 
 
 def completed_checksums(
-    pages: Sequence[Page], checksums: Sequence[int | None] | None
+    pages: Sequence[FramedPage], checksums: Sequence[int | None] | None
 ) -> Sequence[int | None]:
     """Return `checksums`, and compute the missing ones. A revoked page has None."""
     if checksums is None:
@@ -225,6 +231,7 @@ def completed_checksums(
     return known
 
 
-def payload_checksums(pages: Sequence[Page]) -> list[int | None]:
-    """Return the xxh3-64 of each page, in one call of the data plane. A revoked page has None."""
-    return native.digests([page.segments for page in pages], states_of(pages))
+def payload_checksums(pages: Sequence[FramedPage]) -> list[int | None]:
+    """Return the xxh3-64 of each payload, in one call of the data plane. A revoked page has None."""
+    segments = [page.payload.segments for page in pages]
+    return native.digests(segments, states_of([page.stored for page in pages]))

@@ -240,8 +240,7 @@ class Lane:
             found = [index for index, hit in enumerate(hits) if hit]
             checksums: Sequence[int | None] = [bounced[index].digest for index in found]
             if self._checksum and None in checksums:
-                payloads = [pages[index].payload for index in found]
-                checksums = completed_checksums(payloads, checksums)
+                checksums = completed_checksums([pages[index] for index in found], checksums)
                 if None in checksums:  # revoked after the read: nobody waits for it
                     known = [checksum is not None for checksum in checksums]
                     found, checksums = (

@@ -139,7 +139,7 @@ def test_revocable_pages_are_revoked_when_a_move_has_returned(store: _Recording)
     engine = _Engine(store, RevocablePages, 1 << 20)
     engine.save([batch(range(2))])
 
-    (revocable,) = {page.payload.revocable for page in store.transfers[0].pages}
+    (revocable,) = {page.stored.revocable for page in store.transfers[0].pages}
     assert not revocable.enter()
 
 

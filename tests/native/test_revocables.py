@@ -155,6 +155,36 @@ def test_a_page_of_many_pieces_is_read(module: Any, tmp_path: Path) -> None:
     assert xxhash.xxh3_64_intdigest(page[1:]) == digest
 
 
+@pytest.mark.parametrize("cached_nbytes", [0, CHUNK_NBYTES + 4096])
+def test_a_page_outside_the_page_cache_is_read(
+    module: Any, tmp_path: Path, cached_nbytes: int
+) -> None:
+    page, path, memory = content(NBYTES), tmp_path / "page", bytearray(NBYTES)
+    path.write_bytes(page + trailer())
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), cached_nbytes, 0, os.POSIX_FADV_DONTNEED)
+
+    assert (HIT, xxhash.xxh3_64_intdigest(page[1:])) == read(
+        module, path, [memory], bytearray(8), skip=1
+    )
+    assert page == memory
+
+
+def test_a_page_is_read_where_the_kernel_refuses_to_say_what_it_has(module: Any) -> None:
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("this machine has no tmpfs, which refuses RWF_NOWAIT")
+    page, memory = content(NBYTES), bytearray(NBYTES)
+    with TemporaryDirectory(dir="/dev/shm") as folder:
+        path = Path(folder) / "page"
+        path.write_bytes(page + trailer())
+
+        verdict, digest = read(module, path, [memory], bytearray(8), skip=0)
+
+    assert (HIT, xxhash.xxh3_64_intdigest(page)) == (verdict, digest)
+    assert page == memory
+
+
 def test_a_page_that_was_revoked_before_is_not_read(module: Any, tmp_path: Path) -> None:
     path = tmp_path / "page"
     path.write_bytes(content(NBYTES) + trailer())

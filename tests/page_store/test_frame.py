@@ -191,7 +191,19 @@ def test_a_checksum_does_not_depend_on_the_segments(cuts: tuple[int, ...] | rang
     data = page(1000).tobytes()
     scattered = Page(*(data[start:end] for start, end in itertools.pairwise(cuts)))
 
-    assert xxhash.xxh3_64_intdigest(data) == payload_checksums([scattered])[0]
+    made = FramedPage(memoryview(bytearray(128)), scattered)
+
+    assert xxhash.xxh3_64_intdigest(data) == payload_checksums([made])[0]
+
+
+def test_a_revocable_of_one_move_is_not_that_of_the_payload() -> None:
+    payload, revocable = page(1000), AtomicRevocable()
+    made = FramedPage(memoryview(bytearray(128)), payload, revocable)
+    revocable.revoke()
+
+    assert payload.revocable is None
+    assert revocable is made.stored.revocable
+    assert [None] == payload_checksums([made])
 
 
 def test_a_stored_page_borrows_header_and_payload() -> None:

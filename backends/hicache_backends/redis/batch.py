@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 
 from redis import exceptions
 
-from hicache_backends.redis.page_io import PageRequest, get_pages, set_pages, window_of
+from hicache_backends.redis.page_io import (
+    PageRequest,
+    get_lengths,
+    get_pages,
+    set_pages,
+    set_window,
+    window_of,
+)
 from hicache_backends.redis.replies import (
     FAILURES,
     TIMEOUTS,
@@ -67,6 +74,18 @@ class Router:
 
         return batch.run(work)
 
+    def lengths(self, keys: Sequence[bytes], deadline: Deadline) -> list[Reply]:
+        """Return the length of each key's value. Each reply is an int, an error or `UNANSWERED`."""
+        batch = _Batch(self, keys, deadline)
+
+        def work(connection: Connection, positions: Sequence[int]) -> None:
+            batch.send_asking(connection)
+            found = get_lengths(connection.socket, [keys[position] for position in positions])
+            for position, reply in zip(positions, found, strict=True):
+                batch.replies[position] = reply
+
+        return batch.run(work)
+
     def get(self, keys: Sequence[bytes], pages: Sequence[Page], deadline: Deadline) -> list[Reply]:
         """Read pages. Each reply is True, False, an error or `UNANSWERED`."""
         batch = _Batch(self, keys, deadline)
@@ -100,7 +119,8 @@ class Router:
         batch = _SetBatch(self, requests, deadline)
 
         def work(connection: Connection, positions: Sequence[int]) -> None:
-            window = window_of(self._depth, pages[positions[0]].nbytes)
+            nbytes = pages[positions[0]].nbytes
+            window = set_window(self._depth, nbytes, is_alone=connection.is_alone)
             sources = [pages[position] for position in positions]
             try:
                 sent = batch.requests_for(connection, positions)

@@ -82,6 +82,8 @@ class Connection:
         self._redis_connection: Any = kind(**options)
         self._socket: DeadlineSocket | None = None
         self._is_shut_down = False
+        self.is_alone = True
+        """True if its pool had no other connection in use when this one was taken."""
         self.is_stale = False
         """True after the server has replied that another server must be asked."""
         self.identity: tuple[bytes, bytes] | None = None

@@ -279,8 +279,7 @@ class Index:
         page_keys = [keys.page(page_hash) for page_hash in hashes]
         if not page_keys:
             return []
-        commands = [("STRLEN", key) for key in page_keys]
-        replies = self._router.execute(page_keys, commands, Deadline(self._timeout_s))
+        replies = self._router.lengths(page_keys, Deadline(self._timeout_s))
         return [
             (page_hash, _parse_length(reply))
             for page_hash, reply in zip(hashes, replies, strict=True)
@@ -321,7 +320,7 @@ def prune(router: Router, keys: SpaceKeys, hashes: Sequence[str], deadline: Dead
     marked, _ = _mark_members(router, members, marks, deadline)
     suspects = [(index, one) for index in marked for one in members[index]]
     page_keys = [keys.page(page_hash) for _, page_hash in suspects]
-    lengths = router.execute(page_keys, [("STRLEN", key) for key in page_keys], deadline)
+    lengths = router.lengths(page_keys, deadline)
     gone = [one for one, length in zip(suspects, lengths, strict=True) if length == 0]
     commands = [("ZREMRANGEBYSCORE", index, marks[one], marks[one]) for index, one in gone]
     router.execute([index for index, _ in gone], commands, deadline)

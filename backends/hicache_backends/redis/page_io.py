@@ -1,4 +1,4 @@
-"""GET and SET of pages in RESP2, between a connection and the caller's memory.
+"""GET, SET and STRLEN of pages in RESP2, between a connection and the caller's memory.
 
 A page is sent from its segments and received into them, without a copy. Over a plain socket one
 call of the compiled data plane does this for all pages. Over TLS, or without the compiled module,
@@ -29,12 +29,16 @@ if TYPE_CHECKING:
 WINDOW_NBYTES = 1 << 19
 """How many bytes of small pages are in flight at once. Sending them takes less than a round trip."""
 _MAX_WINDOW_PAGES = 512
+_MOVED_NBYTES = 32 << 10
+"""The size from which a server receives a value in its final place (PROTO_MBULK_BIG_ARG)."""
 _HEAD_NBYTES = 4
 """The length of the shortest reply."""
 _MISS = b"$-1\r"
 _END = b"\r\n"
 _MAX_LINE_NBYTES = 4096
 _MAX_INTEGER_NBYTES = len(b":9223372036854775807")
+_LENGTHS = 1024
+"""How many lengths are requested at once."""
 _MORE_REPLIES = "the server sent more replies than there were requests"
 
 
@@ -59,7 +63,7 @@ class PageRequest:
         before = b"%b*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (
             *(listed, 3 + len(self.options), len(self.key), self.key, self.nbytes),
         )
-        return before, b"\r\n%b%b" % (b"".join(map(_argument, self.options)), listed)
+        return before, b"\r\n%b%b" % (_arguments(self.options), listed)
 
     @property
     def verdict_at(self) -> int:
@@ -72,18 +76,32 @@ class PageRequest:
 
 
 def _pack(command: tuple[bytes, ...]) -> bytes:
-    if not command:
-        return b""
-    return b"*%d\r\n%b" % (len(command), b"".join(map(_argument, command)))
+    return b"*%d\r\n%b" % (len(command), _arguments(command)) if command else b""
 
 
-def _argument(value: bytes) -> bytes:
-    return b"$%d\r\n%b\r\n" % (len(value), value)
+def _arguments(values: tuple[bytes, ...]) -> bytes:
+    return b"".join([b"$%d\r\n%b\r\n" % (len(value), value) for value in values])
 
 
 def window_of(depth: int, page_nbytes: int) -> int:
     """Return how many pages of `page_nbytes` may be in flight at once."""
     return max(depth, min(_MAX_WINDOW_PAGES, WINDOW_NBYTES // page_nbytes))
+
+
+def set_window(depth: int, page_nbytes: int, *, is_alone: bool) -> int:
+    """Return how many pages of `page_nbytes` a connection that sets pages may have in flight.
+
+    If a large page waits behind another one, the server reads its begin too early, and copies it once
+    more. So one page is in flight if that is enough: others keep the server busy, or `depth` is 1.
+
+    Args:
+        depth: The setting.
+        page_nbytes: The size of each page.
+        is_alone: No other connection of this process is in use.
+    """
+    least = _MOVED_NBYTES if depth == 1 else WINDOW_NBYTES
+    is_one = page_nbytes >= least and (depth == 1 or not is_alone)
+    return 1 if is_one else window_of(depth, page_nbytes)
 
 
 # --- get -----------------------------------------------------------------------------------------
@@ -257,15 +275,25 @@ def _set_in_one_call(
     for request, page in zip(requests, pages, strict=True):
         before, after = request.framing()
         pieces.append([before, *page.segments, after])
-    counts = [request.reply_count for request in requests]
+    _exchange(sock, pieces, [request.reply_count for request in requests], window, settle)
+
+
+def _exchange(
+    sock: DeadlineSocket,
+    pieces: Sequence[Sequence[Any]],
+    counts: Sequence[int],
+    window: int,
+    settle: Settle,
+) -> None:
+    """Send requests and settle each as the list of its one-line replies, in one call."""
     verdict, received = native.exchange_lines(
         sock.fileno(), pieces, counts, window, sock.deadline.end_s
     )
     *lines, unfinished = received.split(_END)
     replies = iter(lines)
-    for position, request in enumerate(requests):
-        some = list(itertools.islice(replies, request.reply_count))
-        if len(some) < request.reply_count:
+    for position, count in enumerate(counts):
+        some = list(itertools.islice(replies, count))
+        if len(some) < count:
             break
         settle(position, [_parse_reply(line) for line in some])
     else:
@@ -301,8 +329,41 @@ def _parse_reply(line: bytes) -> Reply:
     raise WrongReply("a reply has an unexpected form")
 
 
+# --- lengths -------------------------------------------------------------------------------------
+
+
+def get_lengths(sock: DeadlineSocket, keys: Sequence[bytes]) -> list[int | ErrorReply]:
+    """Return the length of each key's value, 0 if there is none, or an error.
+
+    Raises:
+        WrongReply: A reply has the wrong kind.
+        OSError: The connection failed.
+    """
+    parts = [keys[start : start + _LENGTHS] for start in range(0, len(keys), _LENGTHS)]
+    requests = [
+        b"".join([b"*2\r\n$6\r\nSTRLEN\r\n$%d\r\n%b\r\n" % (len(key), key) for key in part])
+        for part in parts
+    ]
+    replies: list[Reply] = []
+    if sock.is_compiled:
+        pieces = [[request] for request in requests]
+        _exchange(sock, pieces, [*map(len, parts)], 1, lambda _, found: replies.extend(found))
+    else:
+        lines = _LineReader(sock)
+        for request, part in zip(requests, parts, strict=True):
+            sock.send_buffers([memoryview(request)])
+            replies += [_parse_reply(lines.read()) for _ in part]
+        lines.check_done()
+    if not all(type(reply) is int or isinstance(reply, ErrorReply) for reply in replies):
+        raise WrongReply("a length is not a number")
+    return replies
+
+
+# --- lines ---------------------------------------------------------------------------------------
+
+
 class _LineReader:
-    """A reader of one-line replies, the only kind of reply to SET and ZADD."""
+    """A reader of one-line replies, the only kind of reply to SET, ZADD and STRLEN."""
 
     def __init__(self, sock: DeadlineSocket) -> None:
         self._socket = sock

@@ -151,6 +151,7 @@ class ServerPool:
                 )
             self._check_open()
             connection = self._idle.pop() if self._idle else Connection(self.address, self._access)
+            connection.is_alone = not self._busy
             self._busy[connection] = self._generation
             return connection
 

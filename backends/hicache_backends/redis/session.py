@@ -153,8 +153,7 @@ class Session:
 
     def _lengths(self, page_keys: Sequence[bytes], deadline: Deadline) -> list[Reply]:
         """Return the length of each key's value, or None if the value is not a string."""
-        replies = self._router.execute(page_keys, [("STRLEN", key) for key in page_keys], deadline)
-        return [_length(reply) for reply in replies]
+        return [_length(reply) for reply in self._router.lengths(page_keys, deadline)]
 
     def _new_deployment(self, *, is_cluster: bool) -> Deployment:
         settings = self._settings

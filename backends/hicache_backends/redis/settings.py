@@ -69,7 +69,8 @@ class RedisSettings(Settings):
     depth: int = Field(default=4, ge=1, le=16)
     """How many large pages a connection has in flight for sets.
 
-    For gets there are half as many, and for small pages there are more.
+    For gets there are half as many, and for small pages there are more. While other connections of
+    the process are in use, a set has only one page of 512 KiB or more in flight.
     """
     max_batch: int = Field(default=1024, ge=1, le=16384)
     timeout_s: PositiveSeconds = 10.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
@@ -41,9 +41,16 @@ class ObjectPages(Sequence[Page]):
     @overload
     def __getitem__(self, place: slice) -> list[Page]: ...
     def __getitem__(self, place: int | slice) -> Page | list[Page]:
+        return self._pages()[place]
+
+    def __iter__(self) -> Iterator[Page]:
+        return iter(self._pages())
+
+    def _pages(self) -> list[Page]:
         if len(self._made) < len(self._objects):
-            self._made = [Page(one.byte_array) for one in self._objects]
-        return self._made[place]
+            views = [memoryview(one.byte_array).cast("B") for one in self._objects]
+            self._made = [Page.of_views((view,), view.nbytes) for view in views]
+        return self._made
 
 
 @dataclass(slots=True)

@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 from hicache_backends.redis import RedisStorage
 from hicache_backends.redis.layout import SpaceKeys
-from hicache_backends.redis.page_io import PageRequest, get_pages, set_pages, window_of
+from hicache_backends.redis.page_io import (
+    PageRequest,
+    get_lengths,
+    get_pages,
+    set_pages,
+    set_window,
+    window_of,
+)
 from hicache_backends.redis.replies import UNANSWERED, ErrorReply, Reply, WrongReply
 from pages import blank, hash_of, page, space
 from redis.crc import key_slot
@@ -275,6 +282,19 @@ class TestSet:
 
         with pytest.raises(WrongReply):
             put(peer, 1)
+
+
+@pytest.mark.parametrize(
+    ("depth", "nbytes", "is_alone", "pages"),
+    [(4, 1 << 20, True, 4), (4, 1 << 20, False, 1), (4, 1 << 17, False, 4), (1, 1 << 17, True, 1)],
+)
+def test_one_large_page_is_set_at_a_time_if_that_keeps_the_server_busy(
+    depth: int,
+    nbytes: int,
+    is_alone: bool,  # noqa: FBT001
+    pages: int,
+) -> None:
+    assert pages == set_window(depth, nbytes, is_alone=is_alone)
 
 
 def test_the_window_is_the_depth_for_large_pages_and_wide_for_small_ones() -> None:
@@ -649,3 +669,25 @@ class TestRedirections:
         )
         with pytest.raises(StorageUnavailable, match="ASK"):
             storage.batch_exists(SPACE, HASHES[:3])
+
+
+@pytest.mark.usefixtures("transport")
+class TestLengths:
+    def test_each_key_has_its_own_reply(self, peer: Peer) -> None:
+        peer.send(b":7\r\n:0\r\n-WRONGTYPE no string\r\n")
+        request = b"*2\r\n$6\r\nSTRLEN\r\n$1\r\n%b\r\n"
+
+        assert [7, 0, ErrorReply("WRONGTYPE", "no string")] == get_lengths(
+            peer.socket, [b"a", b"b", b"c"]
+        )
+        assert request % b"a" + request % b"b" + request % b"c" == peer.received()
+
+    @pytest.mark.parametrize("wrong", [b"+OK\r\n", b"$-1\r\n", b":1\r\n:1\r\n", b"*0\r\n"])
+    def test_what_is_not_a_length_is_not_used(self, peer: Peer, wrong: bytes) -> None:
+        peer.send(wrong)
+
+        with pytest.raises(WrongReply):
+            get_lengths(peer.socket, [b"a"])
+
+    def test_no_keys_need_no_server(self, peer: Peer) -> None:
+        assert [] == get_lengths(peer.socket, [])

@@ -6,6 +6,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -305,26 +306,30 @@ def listed(storage: RedisStorage) -> set[str]:
 @contextmanager
 def between_commands(at: int, act: Callable[[], None]) -> Generator[list[int], None, None]:
     """Send commands one by one, and call `act` before command `at`. Yield the count of all commands."""
-    connection_class: Any = Connection
-    execute = connection_class.execute
+    module: Any = batch
+    execute, get_lengths = Connection.execute, module.get_lengths
     sent = [0]
 
-    def one_by_one(connection: Connection, commands: Sequence[Any]) -> list[Any]:
+    def send(
+        call: Callable[[Any, Any], list[Any]], place: Any, commands: Sequence[Any]
+    ) -> list[Any]:
         replies: list[Any] = []
         for command in commands:
             if sent[0] == at:
-                connection_class.execute = execute
+                patches.undo()
                 act()
-                connection_class.execute = one_by_one
+                patch()
             sent[0] += 1
-            replies += execute(connection, [command])
+            replies += call(place, [command])
         return replies
 
-    connection_class.execute = one_by_one
-    try:
+    def patch() -> None:
+        patches.setattr(Connection, "execute", lambda *given: send(execute, *given))
+        patches.setattr(module, "get_lengths", partial(send, get_lengths))
+
+    with pytest.MonkeyPatch.context() as patches:
+        patch()
         yield sent
-    finally:
-        connection_class.execute = execute
 
 
 def set_all(storage: RedisStorage) -> None:

@@ -21,9 +21,9 @@ READ = [
     "read_files",
     "file_read",
     "read_page",
-    "pieces_move_by",
-    "pieces_move",
-    "preadv",
+    "pieces_read_by",
+    "read_cached_by",
+    "preadv2",
 ]
 SEND = ["exchange_lines", "lines_exchange", "socket_send", "sendmsg"]
 
