@@ -3,7 +3,7 @@
 python benchmarks/lmcache_bench_l2.py [--rounds N] [--sizes 256,2048]
 
 `make bench-lmcache-l2` makes its environment, and prints the tables of docs/lmcache.md. Each run is a
-process of its own with an empty store, five measured rounds of 32 objects, and a comparison of the bytes.
+process of its own with an empty store, five measured rounds of 32 objects, and a check of the bytes.
 
 LMCache's benchmark gives each object a `kv_rank` of its own, so each is alone in its key space below our
 adapter. Our backends therefore also run with `kv_rank` 0 for all objects ("one rank"), as an engine with
