@@ -14,13 +14,23 @@ import sys
 from collections.abc import Generator, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import yaml
 from documents import code_blocks
 from hicache_backends.redis import RedisSettings
-from manifests import DEPLOY, ENGINES, Host, Manifest, container, kustomized, pod
+from manifests import (
+    DEPLOY,
+    ENGINES,
+    DeployedRedis,
+    EngineHost,
+    Manifest,
+    container,
+    kustomized,
+    new_secret,
+    pod,
+)
 from prometheus_server import ALERTS, promtool
 from servers import ROOT, RedisServer, free_port, library_path, program
 
@@ -220,47 +230,23 @@ def test_promtool_accepts_the_scrape_config(tmp_path: Path) -> None:
 # --- Redis, and what its clients may do
 
 
-class Deployed(NamedTuple):
-    """A Redis with the container's command and the Secret of the page."""
-
-    server: RedisServer
-    secret: dict[str, str]
-    manifests: list[Manifest]
-
-
 @pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Generator[Deployed]:
-    """Yield the server of the folder `vllm`."""
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Generator[DeployedRedis]:
+    """Yield the server of the folder `vllm`, with the Secret of the page."""
     directory = tmp_path_factory.mktemp("redis")
-    manifests = kustomized(DEPLOY / "vllm")
-    spec = pod(manifests, "hicache-redis")
     _run_in_clone(_shell("openssl rand"), directory)
     secret = {name: (directory / name).read_text() for name in ("password", "users.acl")}
-
-    class Container(RedisServer):
-        def command(self) -> list[str]:
-            host = Host(self.directory, {"6379": str(self.port)})
-            host.mount(spec, "redis", {**_contents(manifests, spec), "users": secret})
-            name, *arguments = host.command(spec, "redis")
-            return [program(name), *arguments, "--bind", self.address]
-
-    with Container(directory / "server") as server:
-        yield Deployed(server, secret, manifests)
+    with DeployedRedis(directory / "server", "vllm", secret) as server:
+        yield server
 
 
-def _contents(manifests: list[Manifest], spec: Manifest) -> dict[str, Mapping[str, str]]:
-    data = _config_maps(manifests)
-    volumes = (one for one in spec["volumes"] if "configMap" in one)
-    return {one["name"]: data[one["configMap"]["name"]] for one in volumes}
-
-
-def _client(redis: Deployed, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _client(redis: DeployedRedis, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the probe of the container, or another command of its user."""
     found = container(pod(redis.manifests, "hicache-redis"), "redis")
     name, *words = found["livenessProbe"]["exec"]["command"]
     assert words.pop() == "ping"
     return subprocess.run(
-        [program(name), "-p", str(redis.server.port), *words, *(arguments or ["ping"])],
+        [program(name), "-p", str(redis.port), *words, *(arguments or ["ping"])],
         env={**os.environ, **library_path()},
         capture_output=True,
         text=True,
@@ -268,27 +254,24 @@ def _client(redis: Deployed, *arguments: str) -> subprocess.CompletedProcess[str
     )
 
 
-def test_the_probe_answers(redis: Deployed) -> None:
+def test_the_probe_answers(redis: DeployedRedis) -> None:
     assert _client(redis).stdout == "PONG\n"
     assert _client(redis).returncode == 0
 
 
 @pytest.mark.parametrize("command", ["get hicache:x", "info", "acl list", "flushall"])
-def test_the_user_of_the_probe_may_do_nothing_else(redis: Deployed, command: str) -> None:
+def test_the_user_of_the_probe_may_do_nothing_else(redis: DeployedRedis, command: str) -> None:
     refused = _client(redis, *command.split())
 
     assert refused.returncode
     assert "NOPERM" in refused.stderr
 
 
-def _doctor(redis: Deployed, directory: Path, password: str, engine: str = "vllm") -> int:
+def _doctor(
+    redis: RedisServer, secret: Mapping[str, str], directory: Path, engine: str = "vllm"
+) -> int:
     """Run the init container of an engine. Return its exit code."""
-    manifests = redis.manifests if engine == "vllm" else kustomized(DEPLOY / engine)
-    spec = pod(manifests, f"hicache-{engine}")
-    host = Host(directory, {"hicache-redis:6379": f"127.0.0.1:{redis.server.port}"})
-    contents = {**_contents(manifests, spec), "password": {"password": password}}
-    host.mount(spec, "doctor", contents)
-    shell, *words = host.command(spec, "doctor")
+    shell, *words = EngineHost(directory, engine, redis, secret).run("doctor")
     scripts = str(Path(sys.executable).parent)
     environment = {**os.environ, "PATH": f"{scripts}:{os.environ['PATH']}"}
     done = subprocess.run(
@@ -299,23 +282,25 @@ def _doctor(redis: Deployed, directory: Path, password: str, engine: str = "vllm
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_the_doctor_lets_an_engine_start(
-    redis: Deployed, tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]
+    redis: DeployedRedis, tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Whether the machine is fast enough is not the point, so the code may be that of a slow store."""
-    assert _doctor(redis, tmp_path, redis.secret["password"], name) == 0
+    assert _doctor(redis, redis.secret, tmp_path, name) == 0
     assert "redis answers" in capfd.readouterr().out
 
 
-def test_a_wrong_password_keeps_an_engine_from_starting(redis: Deployed, tmp_path: Path) -> None:
-    assert _doctor(redis, tmp_path, "wrong") == 1
+def test_a_wrong_password_keeps_an_engine_from_starting(
+    redis: DeployedRedis, tmp_path: Path
+) -> None:
+    assert _doctor(redis, new_secret(), tmp_path) == 1
 
 
 def test_a_redis_that_is_down_does_not(
-    redis: Deployed, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    redis: DeployedRedis, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    server = RedisServer(tmp_path / "never-started")
+    down = RedisServer(tmp_path / "never-started")
 
-    assert _doctor(redis._replace(server=server), tmp_path, redis.secret["password"]) == 0
+    assert _doctor(down, redis.secret, tmp_path) == 0
     assert "cannot connect" in capfd.readouterr().out
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+import secrets
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from servers import ROOT
+from servers import ROOT, RedisServer, program
 
 DEPLOY = ROOT / "deploy"
 ENGINES = ("vllm", "sglang")
@@ -51,6 +53,21 @@ def container(spec: Manifest, name: str) -> Manifest:
     return found
 
 
+def config_maps(manifests: list[Manifest], spec: Manifest) -> dict[str, Mapping[str, str]]:
+    """Return the files of a pod's ConfigMaps by the name of the volume."""
+    data = {one["metadata"]["name"]: one["data"] for one in manifests if "data" in one}
+    volumes = (one for one in spec["volumes"] if "configMap" in one)
+    return {one["name"]: data[one["configMap"]["name"]] for one in volumes}
+
+
+def new_secret() -> dict[str, str]:
+    """Return the files of a Secret `hicache-redis`."""
+    password = secrets.token_hex(16)
+    users = (DEPLOY / "redis/users.acl").read_text(encoding="utf-8")
+    digest = hashlib.sha256(password.encode()).hexdigest()
+    return {"password": password, "users.acl": users.replace("PASSWORD_SHA256", digest)}
+
+
 class Host:
     """A directory of this machine in the place of a container's file system.
 
@@ -84,3 +101,36 @@ class Host:
         """Return the command of a container."""
         found = container(spec, name)
         return [self.here(word) for word in [*found["command"], *found.get("args", [])]]
+
+
+class DeployedRedis(RedisServer):
+    """The Redis of an engine's folder, by the container's command, its config and its users."""
+
+    def __init__(self, directory: Path, engine: str, secret: Mapping[str, str]) -> None:
+        super().__init__(directory)
+        self.manifests = kustomized(DEPLOY / engine)
+        self.secret = secret
+
+    def command(self) -> list[str]:
+        spec = pod(self.manifests, "hicache-redis")
+        host = Host(self.directory, {"6379": str(self.port)})
+        host.mount(spec, "redis", {**config_maps(self.manifests, spec), "users": self.secret})
+        name, *arguments = host.command(spec, "redis")
+        return [program(name), *arguments, "--bind", self.address]
+
+
+class EngineHost(Host):
+    """A host with the volumes of an engine's containers, which has this server for its Redis."""
+
+    def __init__(
+        self, directory: Path, engine: str, redis: RedisServer, secret: Mapping[str, str]
+    ) -> None:
+        super().__init__(directory, {"hicache-redis:6379": f"{redis.address}:{redis.port}"})
+        manifests = kustomized(DEPLOY / engine)
+        self.spec = pod(manifests, f"hicache-{engine}")
+        self._contents = {**config_maps(manifests, self.spec), "password": secret}
+
+    def run(self, name: str) -> list[str]:
+        """Make the volumes of a container, and return its command."""
+        self.mount(self.spec, name, self._contents)
+        return self.command(self.spec, name)
