@@ -35,6 +35,24 @@ PREFETCH_POLICIES = tuple(policy.value for policy in PrefetchPolicy)
 WRITE_POLICIES = tuple(policy.value for policy in WritePolicy)
 MEM_LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
 
+SGLANG_FIELDS = frozenset(
+    {
+        "allocator",
+        "backend_name",
+        "class_name",
+        "file_storage_path",
+        "hicache_storage_pass_prefix_keys",
+        "interface_v1",
+        "module_path",
+        "prefetch_threshold",
+        "prefetch_timeout_base",
+        "prefetch_timeout_per_ki_token",
+        "tp_lcm_size",
+    }
+)
+"""SGLang's own fields of the extra config. SGLang removes some of them, but not on every path
+(disaggregation/decode_kvcache_offload_manager.py passes all fields on)."""
+
 _DEFAULTS = ControllerSettings()
 _MAX_FLAG_DIGITS = 18
 _MAX_JSON_DIGITS = 100
@@ -48,6 +66,7 @@ _PLACE = re.compile(r"at (?:line [0-9]+, column [0-9]+|end of document)(?=\)?$)"
 _WRONG_TAG = "a value is not of the type that its tag names"
 _BACKEND = "--hicache-storage-backend"
 _EXTRA_CONFIG = "--hicache-storage-backend-extra-config"
+_SGLANG_ADAPTER = "hicache_storage.integrations.sglang"
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, engine_flags_in_help: bool = True) -> None:
@@ -140,15 +159,21 @@ class StorageChoice:
     def from_arguments(cls, arguments: argparse.Namespace) -> Self:
         """Return the choice that parsed command-line arguments describe. See `add_arguments`.
 
+        The flags of a server with this project's adapter choose the backend below the adapter, which
+        itself runs only in SGLang.
+
         Raises:
             ConfigError: No backend is named, or the extra config is wrong.
         """
         if not arguments.hicache_storage_backend:
             raise ConfigError(f"{_BACKEND} is required; `hicache backends` lists the names")
+        backend = arguments.hicache_storage_backend
         config = load_extra_config(arguments.hicache_storage_backend_extra_config)
         fields = _pop_engine_fields(config)
+        if backend == "dynamic" and config.get("module_path") == _SGLANG_ADAPTER:
+            backend, config = _below_adapter(config)
         return cls(
-            backend=arguments.hicache_storage_backend,
+            backend=backend,
             mem_layout=arguments.hicache_mem_layout,
             page_tokens=arguments.page_size,
             served_model_name=arguments.served_model_name,
@@ -360,6 +385,16 @@ def _pop_engine_fields(config: dict[str, Any]) -> dict[str, Any]:
             except (TypeError, ValueError) as error:
                 raise ConfigError(str(error)) from None
     return found
+
+
+def _below_adapter(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the name of the backend below SGLang's adapter, and the backend's own fields."""
+    name, below = config.get("backend_name"), config.get("config", {})
+    if not isinstance(name, str) or not isinstance(below, dict):
+        raise ConfigError(f"{_EXTRA_CONFIG}: backend_name must be a string, and config an object")
+    others = {*SGLANG_FIELDS, "adapter", "config"}
+    beside = {field: value for field, value in config.items() if field not in others}
+    return name, {**beside, **cast("dict[str, Any]", below)}
 
 
 def _check_flag(name: str, value: object) -> None:

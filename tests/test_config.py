@@ -32,6 +32,13 @@ def _choice(extra: dict[str, Any] | None = None, *argv: str) -> StorageChoice:
 
 
 _EXTRA = "--hicache-storage-backend-extra-config"
+_DYNAMIC = ("--hicache-storage-backend", "dynamic")
+_ADAPTER = {
+    "backend_name": "memory",
+    "module_path": "hicache_storage.integrations.sglang",
+    "class_name": "SGLangHiCacheStorage",
+    "interface_v1": 1,
+}
 
 
 class TestFlags:
@@ -138,6 +145,22 @@ class TestStorageChoice:
     def test_open_gives_the_backend_its_fields(self) -> None:
         with _choice({"capacity_nbytes": "1KiB", "prefetch_threshold": 1}).open() as storage:
             assert storage.stats().capacity_nbytes == 1024
+
+    @pytest.mark.parametrize(
+        "own", [{"capacity_nbytes": 1024}, {"config": {"capacity_nbytes": 1024}}]
+    )
+    def test_an_engines_flags_choose_the_backend_below_the_adapter(
+        self, own: dict[str, Any]
+    ) -> None:
+        """The adapter is a class of SGLang, which a program that looks at the store does not need."""
+        choice = _choice({**_ADAPTER, "adapter": {"metrics_port": 9401}, **own}, *_DYNAMIC)
+
+        assert (choice.backend, choice.config) == ("memory", {"capacity_nbytes": 1024})
+
+    @pytest.mark.parametrize("wrong", [{"backend_name": 1}, {"config": "@store.yaml"}])
+    def test_an_adapter_without_a_backend_is_refused(self, wrong: dict[str, Any]) -> None:
+        with pytest.raises(ConfigError, match="backend_name must be a string, and config an"):
+            _choice({**_ADAPTER, **wrong}, *_DYNAMIC)
 
     def test_the_config_is_not_in_the_repr(self) -> None:
         assert _SECRET not in repr(_choice({"password": _SECRET}))

@@ -10,7 +10,16 @@ import pytest
 from servers import ROOT
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
-FOLDERS = ("hicache_storage", "backends", "conformance", "tests", "benchmarks", "examples", "docs")
+FOLDERS = (
+    "hicache_storage",
+    "backends",
+    "conformance",
+    "tests",
+    "benchmarks",
+    "examples",
+    "docs",
+    "deploy",
+)
 _CODE = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]*)`")
 _LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)")
 

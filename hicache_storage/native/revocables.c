@@ -1,8 +1,11 @@
 #define _GNU_SOURCE
 #include "revocables.h"
 
+#include <linux/fs.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { WAIT_NS = 20000 };
 static const uint64_t REVOKED_BIT = 1ULL << 63;
@@ -53,12 +56,13 @@ int64_t pieces_move_by(const way *by, int fd, struct iovec *iov, size_t count, s
     return done;
 }
 
-/* Read a chunk that is in the page cache. Return 1, 0 if it is not, or MOVE_REVOKED. */
+/* Read a chunk that is in the page cache. Return 1, 0 if it is not, or MOVE_REVOKED. The system call is made by its number,
+ * because glibc has `preadv2` from 2.26 on, and musl from 1.2.5. */
 static int64_t read_cached_by(const way *by, int fd, const struct iovec *iov, size_t count, size_t nbytes, int64_t offset,
                               page_hash *hash) {
     if (!access_begin(by->state))
         return MOVE_REVOKED;
-    const int whole = preadv2(fd, iov, (int)count, offset, RWF_NOWAIT) == (ssize_t)nbytes;
+    const int whole = syscall(SYS_preadv2, fd, iov, count, offset, 0L, RWF_NOWAIT) == (long)nbytes;
     if (whole && hash)
         pieces_hash(&hash->stream, iov, count, &hash->skip);
     access_end(by->state);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from hicache_storage.config import SGLANG_FIELDS
 from hicache_storage.errors import ConfigError
 from hicache_storage.events.settings import EventSettings
 from hicache_storage.integrations._metrics_settings import MetricsSettings
@@ -17,24 +18,6 @@ if TYPE_CHECKING:
 
 _NAME = "sglang"
 _FIELD = "adapter"
-
-# SGLang's own fields of the extra config. SGLang removes some of them, but not on every path
-# (disaggregation/decode_kvcache_offload_manager.py passes all fields on).
-_ENGINE_FIELDS = frozenset(
-    {
-        "allocator",
-        "backend_name",
-        "class_name",
-        "file_storage_path",
-        "hicache_storage_pass_prefix_keys",
-        "interface_v1",
-        "module_path",
-        "prefetch_threshold",
-        "prefetch_timeout_base",
-        "prefetch_timeout_per_ki_token",
-        "tp_lcm_size",
-    }
-)
 
 
 class AdapterSettings(MetricsSettings, ExplainLogSettings, SwitchIntervalSettings):
@@ -89,7 +72,7 @@ def split_config(
         )
     settings = AdapterSettings.parse(f"{_NAME}.{_FIELD}", _object(fields.pop(_FIELD, {}), _FIELD))
     nested = _object(fields.pop("config", {}), "config")
-    own = {key: value for key, value in fields.items() if key not in _ENGINE_FIELDS}
+    own = {key: value for key, value in fields.items() if key not in SGLANG_FIELDS}
     return name, settings, {**own, **nested}
 
 
