@@ -35,7 +35,7 @@ PREFETCH_POLICIES = tuple(policy.value for policy in PrefetchPolicy)
 WRITE_POLICIES = tuple(policy.value for policy in WritePolicy)
 MEM_LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
 
-SGLANG_FIELDS = frozenset(
+SGLANG_FIELDS: frozenset[str] = frozenset(
     {
         "allocator",
         "backend_name",
