@@ -157,6 +157,19 @@ class TestStorageChoice:
 
         assert (choice.backend, choice.config) == ("memory", {"capacity_nbytes": 1024})
 
+    def test_the_adapter_needs_no_module(self) -> None:
+        """The plug-in of SGLang adds it."""
+        choice = _choice({"backend_name": "memory", "capacity_nbytes": 1024}, *_DYNAMIC)
+
+        assert (choice.backend, choice.config) == ("memory", {"capacity_nbytes": 1024})
+
+    def test_another_module_is_left_to_the_registry(self) -> None:
+        other = {"backend_name": "acme", "module_path": "acme", "class_name": "Acme"}
+
+        choice = _choice(other, *_DYNAMIC)
+
+        assert (choice.backend, choice.config) == ("dynamic", other)
+
     @pytest.mark.parametrize("wrong", [{"backend_name": 1}, {"config": "@store.yaml"}])
     def test_an_adapter_without_a_backend_is_refused(self, wrong: dict[str, Any]) -> None:
         with pytest.raises(ConfigError, match="backend_name must be a string, and config an"):
