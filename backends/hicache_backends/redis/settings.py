@@ -70,7 +70,8 @@ class RedisSettings(Settings):
     """How many large pages a connection has in flight for sets.
 
     For gets there are half as many, and for small pages there are more. While other connections of
-    the process are in use, a set has only one page of 512 KiB or more in flight.
+    the process are in use, a set has only one page of 512 KiB or more in flight. 1: one page of
+    32 KiB or more, in sets.
     """
     max_batch: int = Field(default=1024, ge=1, le=16384)
     timeout_s: PositiveSeconds = 10.0

@@ -323,8 +323,11 @@ def between_commands(at: int, act: Callable[[], None]) -> Generator[list[int], N
             replies += call(place, [command])
         return replies
 
+    def one_by_one(connection: Connection, commands: Sequence[Any]) -> list[Any]:
+        return send(execute, connection, commands)
+
     def patch() -> None:
-        patches.setattr(Connection, "execute", lambda *given: send(execute, *given))
+        patches.setattr(Connection, "execute", one_by_one)
         patches.setattr(module, "get_lengths", partial(send, get_lengths))
 
     with pytest.MonkeyPatch.context() as patches:

@@ -23,7 +23,7 @@ READ = [
     "read_page",
     "pieces_read_by",
     "read_cached_by",
-    "preadv2",
+    "syscall",
 ]
 SEND = ["exchange_lines", "lines_exchange", "socket_send", "sendmsg"]
 
