@@ -405,10 +405,16 @@ class TestWrites:
         self, build: Build, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         tiers = build()
-        monkeypatch.setattr(
-            tiers.first, "page_times", lambda *_: [PageTimes(written_at_s=7.0, used_at_s=8.0)]
-        )
-        monkeypatch.setattr(tiers.last, "page_times", lambda *_: [PageTimes(written_at_s=20.0)])
+        used = PageTimes(written_at_s=7.0, used_at_s=8.0)
+
+        def first(_: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
+            return [used] * len(hashes)
+
+        def last(_: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
+            return [PageTimes(written_at_s=20.0)] * len(hashes)
+
+        monkeypatch.setattr(tiers.first, "page_times", first)
+        monkeypatch.setattr(tiers.last, "page_times", last)
         tiers.set(A)
 
         (found,) = tiers.storage.page_times(SPACE, [A])
