@@ -35,7 +35,7 @@ PREFETCH_POLICIES = tuple(policy.value for policy in PrefetchPolicy)
 WRITE_POLICIES = tuple(policy.value for policy in WritePolicy)
 MEM_LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
 
-SGLANG_FIELDS = frozenset(
+SGLANG_FIELDS: frozenset[str] = frozenset(
     {
         "allocator",
         "backend_name",
@@ -170,10 +170,7 @@ class StorageChoice:
         backend = arguments.hicache_storage_backend
         config = load_extra_config(arguments.hicache_storage_backend_extra_config)
         fields = _pop_engine_fields(config)
-        # SGLang's plug-in completes a config that names none.
-        names_none = not {"module_path", "class_name"} & config.keys()
-        is_ours = names_none or config.get("module_path") == _SGLANG_ADAPTER
-        if backend == "dynamic" and is_ours:
+        if backend == "dynamic" and _names_our_adapter(config):
             backend, config = _below_adapter(config)
         return cls(
             backend=backend,
@@ -388,6 +385,13 @@ def _pop_engine_fields(config: dict[str, Any]) -> dict[str, Any]:
             except (TypeError, ValueError) as error:
                 raise ConfigError(str(error)) from None
     return found
+
+
+def _names_our_adapter(config: Mapping[str, Any]) -> bool:
+    """Return whether SGLang would load this project's adapter, which needs no module and no class."""
+    if "class_name" not in config and "module_path" not in config:
+        return "backend_name" in config
+    return config.get("module_path") == _SGLANG_ADAPTER
 
 
 def _below_adapter(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -157,15 +157,18 @@ class TestStorageChoice:
 
         assert (choice.backend, choice.config) == ("memory", {"capacity_nbytes": 1024})
 
-    def test_an_engine_that_loads_the_plug_in_names_no_adapter(self) -> None:
-        choice = _choice({"backend_name": "file", "path": "a"}, *_DYNAMIC)
+    def test_the_adapter_needs_no_module(self) -> None:
+        """The plug-in of SGLang adds it."""
+        choice = _choice({"backend_name": "memory", "capacity_nbytes": 1024}, *_DYNAMIC)
 
-        assert (choice.backend, choice.config) == ("file", {"path": "a"})
+        assert (choice.backend, choice.config) == ("memory", {"capacity_nbytes": 1024})
 
-    def test_a_class_without_a_module_is_left_to_the_registry(self) -> None:
-        choice = _choice({"backend_name": "file", "class_name": "Mine"}, *_DYNAMIC)
+    def test_another_module_is_left_to_the_registry(self) -> None:
+        other = {"backend_name": "acme", "module_path": "acme", "class_name": "Acme"}
 
-        assert choice.backend == "dynamic"
+        choice = _choice(other, *_DYNAMIC)
+
+        assert (choice.backend, choice.config) == ("dynamic", other)
 
     @pytest.mark.parametrize("wrong", [{"backend_name": 1}, {"config": "@store.yaml"}])
     def test_an_adapter_without_a_backend_is_refused(self, wrong: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from fuzz.choices import CANARY, Choices
 
+from hicache_storage.config import SGLANG_FIELDS
 from hicache_storage.errors import ConfigError
 from hicache_storage.integrations.lmcache._object_layouts import _serde_label
 from hicache_storage.integrations.lmcache._settings import AdapterSettings as LMCacheSettings
@@ -14,7 +15,7 @@ from hicache_storage.integrations.sglang import _settings as sglang
 from hicache_storage.integrations.sglang._launch import LaunchIdentity, _adapter_of
 from hicache_storage.integrations.vllm import _settings as vllm
 
-_SGLANG = sorted({*sglang._ENGINE_FIELDS, "adapter", "config", "path", "url"})
+_SGLANG = sorted({*SGLANG_FIELDS, "adapter", "config", "path", "url"})
 _ADAPTER = sorted(sglang.AdapterSettings.model_fields)
 _TIER = sorted({*vllm.TierSettings.model_fields, *vllm._TIER_NAMES})
 _VLLM = sorted({*vllm._ENGINE_FIELDS, *_TIER})
