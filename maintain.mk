@@ -352,8 +352,9 @@ truth-matrix: $(VENV)/.all ## write the tables of docs/field-report.md from docs
 REPRODUCE = -W ignore -m field.reproduce docs/field/reproduced
 
 field-reproduce: $(SGLANG)/.field $(LMCACHE)/.field $(VLLM)/.done $(FOREIGN)/.done ## the short programs that show broken rules with a store alone
-	@PYTHONPATH=tests/support:$(FOREIGN) $(SGLANG)/bin/python $(REPRODUCE) sglang-file peercache
-	@PYTHONPATH=tests/support $(LMCACHE)/bin/python $(REPRODUCE) lmcache-fs lmcache-fs-native lmcache-resp
+	@PYTHONPATH=tests/support:$(FOREIGN) $(SGLANG)/bin/python $(REPRODUCE) \
+	  sglang-file sglang-hf3fs sglang-mooncake sglang-nixl sglang-seaweedfs peercache
+	@PYTHONPATH=tests/support $(LMCACHE)/bin/python $(REPRODUCE) lmcache-fs lmcache-fs-native lmcache-resp lmcache-s3
 	@PYTHONPATH=tests/support:$(FOREIGN) $(VLLM)/bin/python $(REPRODUCE) vllm-fs spoolcache redhare openlake
 
 NEWEST := $(CURDIR)/artifacts/newest
