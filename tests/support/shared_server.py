@@ -30,12 +30,13 @@ class OnSharedServer(Subject, Generic[S]):
 
     @property
     def running(self) -> S:
-        return self.own or self.shared
+        return self.shared if self.own is None else self.own
 
     @contextmanager
     def server(self) -> Generator[S, None, None]:
-        with self._new() as self.own:
-            yield self.own
+        with self._new() as server:
+            self.own = server
+            yield server
 
     @classmethod
     def _new(cls) -> Any:
