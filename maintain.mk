@@ -352,15 +352,16 @@ truth-matrix: $(VENV)/.all ## write the tables of docs/field-report.md from docs
 REPRODUCE = -W ignore -m field.reproduce docs/field/reproduced
 
 field-reproduce: $(SGLANG)/.field $(LMCACHE)/.field $(VLLM)/.done $(FOREIGN)/.done ## the short programs that show broken rules with a store alone
-	@PYTHONPATH=tests/support:$(FOREIGN) $(SGLANG)/bin/python $(REPRODUCE) sglang-file peercache
-	@PYTHONPATH=tests/support $(LMCACHE)/bin/python $(REPRODUCE) lmcache-fs lmcache-fs-native lmcache-resp
+	@PYTHONPATH=tests/support:$(FOREIGN) $(SGLANG)/bin/python $(REPRODUCE) \
+	  sglang-file sglang-hf3fs sglang-mooncake sglang-nixl sglang-seaweedfs peercache
+	@PYTHONPATH=tests/support $(LMCACHE)/bin/python $(REPRODUCE) lmcache-fs lmcache-fs-native lmcache-resp lmcache-s3
 	@PYTHONPATH=tests/support:$(FOREIGN) $(VLLM)/bin/python $(REPRODUCE) vllm-fs spoolcache redhare openlake
 
 NEWEST := $(CURDIR)/artifacts/newest
 newest_version = $(shell $(PYTHON) -m pip index versions --disable-pip-version-check $(1) 2> /dev/null | sed -nE '1s/.*\((.*)\)/\1/p')
-RUN_NEWEST = $(MAKE) --no-print-directory --keep-going FOREIGN=$(NEWEST)/foreign
+run_newest = $(if $(2),PYTHONPATH=$(NEWEST)/$(1) $(MAKE) --no-print-directory --keep-going FOREIGN=$(NEWEST)/foreign $(2))
 
-# The newest releases lie beside the pinned ones, and come before them.
+# The newest releases lie beside the pinned ones, and come before them. FIELD names some of the stores.
 field-newest: $(SGLANG)/.field $(LMCACHE)/.field $(VLLM)/.done ## the kit on the newest releases of all these, and what changed since the records
 	@rm -rf $(NEWEST) artifacts/field
 	@$(INSTALL) $(SGLANG) --no-deps --target $(NEWEST)/sglang sglang
@@ -368,9 +369,9 @@ field-newest: $(SGLANG)/.field $(LMCACHE)/.field $(VLLM)/.done ## the kit on the
 	@$(VLLM)/bin/python tests/install_vllm.py $(call newest_version,vllm) $(NEWEST)/vllm
 	@$(INSTALL) $(VLLM) --no-deps --target $(NEWEST)/foreign $$(sed -nE 's/^([a-z-]+)==.*/\1/p' tests/requirements-field-foreign.txt)
 	@touch $(NEWEST)/foreign/.done
-	@-PYTHONPATH=$(NEWEST)/sglang $(RUN_NEWEST) $(filter field-sglang-% field-peercache,$(FIELD))
-	@-PYTHONPATH=$(NEWEST)/lmcache $(RUN_NEWEST) $(filter field-lmcache-%,$(FIELD))
-	@-PYTHONPATH=$(NEWEST)/vllm $(RUN_NEWEST) field-vllm-fs field-spoolcache field-redhare field-openlake
+	@-$(call run_newest,sglang,$(filter field-sglang-% field-peercache,$(FIELD)))
+	@-$(call run_newest,lmcache,$(filter field-lmcache-%,$(FIELD)))
+	@-$(call run_newest,vllm,$(filter field-vllm-% field-spoolcache field-redhare field-openlake,$(FIELD)))
 	@$(BIN)/python -m field.changes docs/field artifacts/field
 
 $(LMCACHE)/.field: $(LMCACHE)/.done .servers/.done tests/requirements-field-lmcache.txt

@@ -81,8 +81,11 @@ def reproduce(plan: Plan) -> list[Sighting]:
                 timeout=LIMIT_S,
             )
         found = sightings(program, done.stdout)
-        if not found:
-            raise RuntimeError(f"{program} {arguments} showed nothing: {done.stderr[-2000:]}")
+        if done.returncode or not found:
+            raise RuntimeError(
+                f"{program} {arguments} ended with {done.returncode} after {len(found)} lines:"
+                f" {done.stderr[-2000:]}"
+            )
         seen += found
     return seen
 
@@ -104,6 +107,32 @@ def _lmcache_resp(folder: Path) -> Generator[list[str]]:
 
     with RedisServer(folder) as server:
         yield [json.dumps({"type": "resp", "host": "127.0.0.1", "port": server.port})]
+
+
+@contextmanager
+def _lmcache_s3(folder: Path) -> Generator[list[str]]:
+    from s3_kit import BucketHost  # noqa: PLC0415 - of the tests
+
+    with BucketHost(folder) as server:
+        keys = {"aws_access_key_id": server.access_key, "aws_secret_access_key": server.secret_key}
+        place = {"s3_endpoint": server.config["endpoint"], "s3_region": "us-east-1"}
+        yield [json.dumps({"type": "s3", "disable_tls": True, **place, **keys})]
+
+
+@contextmanager
+def _s3(folder: Path) -> Generator[list[str]]:
+    from servers import Ministack  # noqa: PLC0415 - of the tests
+
+    with Ministack(folder) as server:
+        yield [server.endpoint_url, server.access_key, server.secret_key]
+
+
+@contextmanager
+def _mooncake(folder: Path) -> Generator[list[str]]:
+    from servers import MooncakeMaster, MooncakeNode  # noqa: PLC0415 - of the tests
+
+    with MooncakeMaster(folder) as master, MooncakeNode(master, "64mb"):
+        yield [json.dumps(master.config(metadata_server="P2PHANDSHAKE", global_segment_size=0))]
 
 
 @contextmanager
@@ -132,6 +161,15 @@ def _peercache(folder: Path) -> Generator[list[str]]:
 
 _SGLANG = "from field.sglang.engine import module; module('mem_cache.hicache_storage')"
 """`sglang` without the imports of its front end, whose packages are not in the environment."""
+_HF3FS = "from field.sglang.hf3fs import _hf3fs; _hf3fs()"
+_NIXL = (
+    "from field.sglang.nixl import _UNUSED_CLASSES, module, replace_classes;"
+    "replace_classes(_UNUSED_CLASSES); module('mem_cache.storage.nixl.hicache_nixl')"
+)
+_MOONCAKE = (
+    "from servers import load_mooncake; load_mooncake();"
+    "from field.sglang.mooncake import _POOLS, replace_classes; replace_classes(_POOLS)"
+)
 PLANS = {
     "lmcache-fs": Plan("lmcache", ("lmcache/keys", "lmcache/damage"), _lmcache("fs")),
     "lmcache-fs-native": Plan("lmcache", ("lmcache/keys", "lmcache/damage"), _lmcache("fs_native")),
@@ -140,6 +178,7 @@ PLANS = {
         ("lmcache/keys", "lmcache/resp", "lmcache/lookups", "lmcache/deleted"),
         _lmcache_resp,
     ),
+    "lmcache-s3": Plan("lmcache", ("lmcache/keys", "lmcache/s3"), _lmcache_s3),
     "openlake": Plan("openlake-vllm", ("openlake/pages", "openlake/closing"), _openlake),
     "peercache": Plan(
         "peercache", ("peercache/pages", "peercache/ring", "peercache/closing"), _peercache
@@ -147,6 +186,24 @@ PLANS = {
     "redhare": Plan("redhare", ("redhare/pages", "redhare/closing", "redhare/layout"), _redis),
     "sglang-file": Plan(
         "sglang", ("sglang-file/keys", "sglang-file/damage", "sglang-file/clear"), _folder, _SGLANG
+    ),
+    "sglang-hf3fs": Plan(
+        "sglang",
+        ("sglang-hf3fs/pages", "sglang-hf3fs/server", "sglang-hf3fs/slots"),
+        _folder,
+        _HF3FS,
+    ),
+    "sglang-mooncake": Plan(
+        "sglang", ("sglang-mooncake/keys", "sglang-mooncake/objects"), _mooncake, _MOONCAKE
+    ),
+    "sglang-nixl": Plan(
+        "sglang",
+        ("sglang-nixl/keys", "sglang-nixl/files", "sglang-nixl/writes"),
+        _folder,
+        _NIXL,
+    ),
+    "sglang-seaweedfs": Plan(
+        "sglang", ("sglang-seaweedfs/pages", "sglang-seaweedfs/damage"), _s3, _SGLANG
     ),
     "spoolcache": Plan("spoolcache", ("spoolcache/damage", "spoolcache/opening"), _folder),
     "vllm-fs": Plan("vllm", ("vllm-fs/pages",), _folder),

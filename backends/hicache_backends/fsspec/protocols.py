@@ -74,6 +74,7 @@ _PROTOCOLS = (
         publishing=Publishing.PUT,
         durability=Durability.PROCESS,
         shared=False,
+        has_directories=False,  # a directory goes with its last file
     ),
     Protocol(
         names=("file", "local"),

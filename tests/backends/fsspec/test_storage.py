@@ -322,6 +322,14 @@ class TestClear:
             assert 0 < left < len(hashes)  # what was done stays done
             assert store.clear(SPACE) == left
 
+    def test_the_last_key_space_of_a_memory_filesystem_can_be_removed(self) -> None:
+        with open_store("memory://emptied") as store:
+            store.open_space(SPACE)
+            store.batch_set(SPACE, [A], [page()])
+
+            assert store.remove_space(SPACE.id) == 1
+            assert store.batch_exists(SPACE, [A]) == [False]
+
     def test_a_page_that_cannot_be_removed_raises_after_all_others_are_removed(
         self, scripted: Hooks
     ) -> None:

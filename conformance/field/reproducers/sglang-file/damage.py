@@ -20,9 +20,10 @@ except OSError as error:
     print(f"KV-003 KV-008 KV-202 KV-403: a short file fails its batch ({str(error)[:10]}):", True)
 healed = store.set("aa", good) and first.stat().st_size == 999
 print("KV-403: a set returns True and does not heal it:", not healed)
-resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
 try:
     store.get("bb", page)
 except OSError as error:
     print(f"KV-307: a get without a free descriptor raises ({error.strerror}):", True)
-resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+resource.setrlimit(resource.RLIMIT_NOFILE, limits)

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
-import pytest
 from field.sglang.peercache import PeerCache
 from hicache_conformance import Scratch, StorageConformance
 from servers import ServerProcess
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-    from pathlib import Path
+from shared_server import OnSharedServer
 
 _LOOPBACK = {
     "local_hostname": "127.0.0.1",
@@ -52,38 +47,19 @@ class PeerCacheServer(ServerProcess):
         return "ready" in self.log.read_text(errors="replace")
 
 
-class TestPeerCache(StorageConformance):
+class TestPeerCache(OnSharedServer[PeerCacheServer], StorageConformance):
     """`PeerCacheStore` with its defaults. The tests share a server, except those that stop it."""
 
     storage_class = PeerCache
     absent = PeerCache.absent
-    directories: ClassVar[pytest.TempPathFactory]
-    shared_server: ClassVar[PeerCacheServer]
-    own_server: PeerCacheServer | None = None
-
-    @pytest.fixture(scope="class", autouse=True)
-    @classmethod
-    def started(cls, tmp_path_factory: pytest.TempPathFactory) -> Generator[None, None, None]:
-        cls.directories = tmp_path_factory
-        with PeerCacheServer(cls._directory()) as cls.shared_server:
-            yield
+    server_class = PeerCacheServer
 
     def config(self, scratch: Scratch) -> dict[str, Any]:
-        server = self.own_server or self.shared_server
         own = {
-            "discovery_addr": f"127.0.0.1:{server.port}",
+            "discovery_addr": f"127.0.0.1:{self.running.port}",
             "mode": "centralized",
             "role": "inference",
             "disk_enabled": False,
             "prefix": scratch.prefix,
         }
         return {"extra_config": _LOOPBACK | own}
-
-    @contextmanager
-    def server(self) -> Generator[PeerCacheServer, None, None]:
-        with PeerCacheServer(self._directory()) as self.own_server:
-            yield self.own_server
-
-    @classmethod
-    def _directory(cls) -> Path:
-        return cls.directories.mktemp("peercache")

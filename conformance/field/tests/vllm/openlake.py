@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import socket
-from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
-import pytest
 from field.vllm.openlake import OpenLake
 from hicache_conformance import Scratch, StorageConformance
 from servers import ServerProcess, free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
+from shared_server import OnSharedServer
 
 _CONFIG = """\
 self_id = 0
@@ -65,27 +61,12 @@ class OpenLakeServer(ServerProcess):
             return True
 
 
-class TestOpenLake(StorageConformance):
+class TestOpenLake(OnSharedServer[OpenLakeServer], StorageConformance):
     """`openlake_client.Client`. The tests share a daemon, except those that stop it."""
 
     storage_class = OpenLake
     absent = OpenLake.absent
-    directories: ClassVar[pytest.TempPathFactory]
-    shared_server: ClassVar[OpenLakeServer]
-    own_server: OpenLakeServer | None = None
-
-    @pytest.fixture(scope="class", autouse=True)
-    @classmethod
-    def started(cls, tmp_path_factory: pytest.TempPathFactory) -> Generator[None, None, None]:
-        cls.directories = tmp_path_factory
-        with OpenLakeServer(tmp_path_factory.mktemp("openlake")) as cls.shared_server:
-            yield
+    server_class = OpenLakeServer
 
     def config(self, scratch: Scratch) -> dict[str, Any]:
-        server = self.own_server or self.shared_server
-        return {"nodes": [f"127.0.0.1:{server.port}"], "cache_prefix": scratch.prefix}
-
-    @contextmanager
-    def server(self) -> Generator[OpenLakeServer, None, None]:
-        with OpenLakeServer(self.directories.mktemp("openlake")) as self.own_server:
-            yield self.own_server
+        return {"nodes": [f"127.0.0.1:{self.running.port}"], "cache_prefix": scratch.prefix}

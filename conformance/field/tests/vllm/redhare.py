@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
-import pytest
 from field.vllm.redhare import Redhare
 from hicache_conformance import Scratch, StorageConformance
 from servers import RedisServer
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
+from shared_server import OnSharedServer
 
 
-class TestRedhare(StorageConformance):
+class TestRedhare(OnSharedServer[RedisServer], StorageConformance):
     """`redhare.KvStore` without a cold tier. The tests share a Redis, except those that stop it."""
 
     storage_class = Redhare
     absent = Redhare.absent
-    directories: ClassVar[pytest.TempPathFactory]
-    shared_server: ClassVar[RedisServer]
-    own_server: RedisServer | None = None
-
-    @pytest.fixture(scope="class", autouse=True)
-    @classmethod
-    def started(cls, tmp_path_factory: pytest.TempPathFactory) -> Generator[None, None, None]:
-        cls.directories = tmp_path_factory
-        with RedisServer(tmp_path_factory.mktemp("redis")) as cls.shared_server:
-            yield
+    server_class = RedisServer
 
     def config(self, scratch: Scratch) -> dict[str, Any]:
-        server = self.own_server or self.shared_server
-        return {"redis_url": server.url, "cluster": scratch.prefix}
-
-    @contextmanager
-    def server(self) -> Generator[RedisServer, None, None]:
-        with RedisServer(self.directories.mktemp("redis")) as self.own_server:
-            yield self.own_server
+        return {"redis_url": self.running.url, "cluster": scratch.prefix}

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from contextlib import closing
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING
 
 from hicache_conformance.checks import check
+from hicache_conformance.scenarios.attempts import call_at_once
 from hicache_conformance.scenarios.key_space_neighbours import similar_ids
-from hicache_conformance.scenarios.setup import fitting, note, open_and_set, open_store, store_many
+from hicache_conformance.scenarios.setup import (
+    TimeBudget,
+    fitting,
+    note,
+    open_and_set,
+    open_store,
+    store_many,
+)
 from hicache_conformance.scenarios.small_stores import small_store
 from hicache_conformance.tools.processes.threads import Threads, held_set
 
@@ -22,6 +31,14 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
     from hicache_storage.storage import PageInfo
 
+_ALIKE_PAGES = 1100
+_ALIKE_DIGITS = 16
+_ALIKE_STEP = 100
+_ALIKE_S = 1.5
+"""For how long pages are set, so that a slow store sets fewer."""
+_RACED_PAGES = 64
+_RACED_S = 4.0
+_RACED_S_QUICK = 0.5
 _CALL_LIMIT_S = 10.0
 """How long a call may wait for a listing that its reader has paused."""
 
@@ -80,6 +97,45 @@ def scan_follows_every_change(case: Case) -> None:
     open_and_set(case, store, space, *hashes[:2])
     with note("after the key space was cleared and two pages set"):
         must_list(case, store, space, hashes[:2])
+
+
+@check("KV-104")
+def pages_whose_hashes_begin_alike_are_listed(case: Case) -> None:
+    """Scan lists every page, even if the hashes of more than a thousand begin with the same digits."""
+    store, space = open_store(case, 64)
+    head = case.hashes(1)[0][:_ALIKE_DIGITS]
+    hashes = [head + one[_ALIKE_DIGITS:] for one in case.hashes(_ALIKE_PAGES)]
+    budget = TimeBudget(_ALIKE_S)
+    count = 0
+    while count < len(hashes) and budget.allows(_ALIKE_STEP):
+        part = hashes[count : count + _ALIKE_STEP]
+        with budget.measured(len(part)):
+            case.must_set(store, space, case.contents(space, part))
+        count += len(part)
+    case.evidence["pages whose hashes begin alike"] = f"{count} of {_ALIKE_PAGES}"
+    must_list(case, store, space, hashes[:count])
+
+
+@check("KV-104", stochastic=True)
+def what_sets_and_deletes_at_once_leave_is_listed(case: Case) -> None:
+    """If a page was set, deleted and listed at the same time and is there, scan lists it afterwards."""
+    store, space = open_store(case, 64)
+    hashes = case.hashes(_RACED_PAGES)
+    pages = case.contents(space, hashes)
+    calls = (
+        lambda: store.set(space, pages),
+        lambda: store.delete(space, hashes),
+        lambda: store.scan(space),
+    )
+    until_s = time.monotonic() + (_RACED_S_QUICK if case.quick else _RACED_S)
+    turns = 0
+    while time.monotonic() < until_s:
+        call_at_once(calls)
+        seen = zip(hashes, store.exists(space, hashes), strict=True)
+        with note("it was set, deleted and listed at the same time"):
+            must_list(case, store, space, [one for one, there in seen if there], others=hashes)
+        turns += 1
+    case.evidence["turns"] = str(turns)
 
 
 @check("KV-104", quick=False)

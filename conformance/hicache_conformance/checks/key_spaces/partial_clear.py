@@ -150,11 +150,11 @@ def a_removed_key_space_is_gone_and_no_other(case: Case) -> None:
 @check("KV-103")
 def a_removed_key_space_gives_its_room_back(case: Case) -> None:
     """After `remove_space`, a full store accepts as many pages as at first."""
-    _remove_space(case.open(), "0" * 32)
+    remove_space(case.open(), "0" * 32)
     small = small_store(case)
     small.require_kept()
     first, _ = small.fill()
-    _remove_space(small.probe, small.space.id)
+    remove_space(small.probe, small.space.id)
     small.probe.open_space(small.space)
     again, _ = small.fill()
     why = "was filled, and whose key space was removed,"
@@ -162,7 +162,7 @@ def a_removed_key_space_gives_its_room_back(case: Case) -> None:
 
 
 def _must_count(case: Case, store: Probe, space_id: str, pages: int, why: str) -> None:
-    found = _remove_space(store, space_id)
+    found = remove_space(store, space_id)
     if found not in range(pages if case.keeps else 0, pages + 1):
         raise store.violation(
             "remove_space does not return the number of pages that it removed",
@@ -171,7 +171,7 @@ def _must_count(case: Case, store: Probe, space_id: str, pages: int, why: str) -
         )
 
 
-def _remove_space(store: Probe, space_id: str) -> object:
+def remove_space(store: Probe, space_id: str) -> object:
     """Remove a key space. End the check if the store has no `remove_space`."""
     storage = store.storage
     number = store.trace.began(f"{store.label}.remove_space {space_id[:6]}", [])

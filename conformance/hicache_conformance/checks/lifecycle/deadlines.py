@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import signal
 import time
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hicache_conformance.checks import check
 from hicache_conformance.rules import Need
-from hicache_conformance.run.outcomes import Unknown, Violation
+from hicache_conformance.run.outcomes import NotVerified, Unknown, Violation
 from hicache_conformance.scenarios.attempts import make_attempt
 from hicache_conformance.scenarios.fault_path import (
+    TIMEOUT_S,
     FaultPath,
     must_end_in_time,
     open_direct_path,
@@ -23,6 +25,7 @@ from hicache_conformance.scenarios.setup import fitting
 from hicache_conformance.tools.network.proxy import FaultProxy
 from hicache_conformance.tools.processes.child import Child
 from hicache_conformance.tools.processes.machine import MachineDelay
+from hicache_conformance.tools.processes.threads import Threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 _SIGNALLED_EVERY_S = 0.2
+_LONGER = 3.0
+_BREAK_SHARE = 0.85
 _STEP_SHARE = 0.3
 """Each direction takes this share of `timeout_s`, so a round trip is well in time."""
 _BATCH = 48
@@ -65,6 +70,27 @@ def steps_that_are_each_in_time_do_not_add_up(case: Case) -> None:
             partial(caller.delete, absent),
         ):
             _must_end(path, call, "each round trip takes most of timeout_s")
+
+
+@check("KV-304")
+def connections_that_break_late_do_not_prolong_a_call(case: Case) -> None:
+    """A call ends in time, even if each of its connections breaks shortly before the time limit."""
+    with open_fault_path(case, 4 << 10) as short:
+        if short.timeout_s > TIMEOUT_S:
+            raise NotVerified("the store takes no `timeout_s` of the kit's choice")
+        long_s = _LONGER * short.timeout_s  # so that a second try exceeds the tolerance, too
+        path = replace(short, config={**short.config, "timeout_s": long_s}, timeout_s=long_s)
+        caller = path.caller()
+        pages = path.stored_pages(caller, 1)
+        path.on_all(FaultProxy.go_silent)
+        with Threads() as threads:
+            getting = threads.start(lambda: caller.get(list(pages)))
+            while not getting.wait(_BREAK_SHARE * long_s):
+                path.on_all(FaultProxy.refuse)
+                path.on_all(FaultProxy.go_silent)
+            attempt = getting.result()
+        path.on_all(FaultProxy.pass_through)
+        must_end_in_time(path, attempt, "each connection breaks late")
 
 
 @check("KV-304")

@@ -18,6 +18,8 @@ from hicache_conformance.scenarios.fault_path import (
     open_fault_path,
 )
 from hicache_conformance.tools.network.proxy import FaultProxy
+from hicache_conformance.tools.processes.resources import wait_until
+from hicache_conformance.tools.processes.threads import Threads
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
@@ -97,6 +99,30 @@ def a_late_page_is_not_taken_for_a_later_one(case: Case) -> None:
             _must_be_right(path, caller, later, pages)
             for page_hash in hashes:
                 _must_be_right(path, caller, page_hash, pages)
+
+
+@check("KV-305")
+def a_late_page_is_not_taken_for_one_that_is_awaited(case: Case) -> None:
+    """If the reply of a get that timed out comes while the next get waits, it is not its page."""
+    with open_fault_path(case, 4 << 10) as path:
+        caller = path.caller()
+        late, awaited = (dict([page]) for page in path.stored_pages(caller, 2).items())
+        path.on_all(partial(FaultProxy.go_silent, direction="down"))
+        must_not_be_foreign(path, caller.get(list(late)))
+        with Threads() as threads:
+            getting = threads.start(lambda: _get_at_once(path, caller, awaited))
+            wait_until(lambda: getting.done, path.timeout_s / 4)  # the requests are on their way
+            path.on_all(FaultProxy.pass_through)
+            getting.result()
+
+
+def _get_at_once(path: FaultPath, caller: Caller, pages: Mapping[str, bytes]) -> None:
+    """Get a page over each connection. A get may fail or miss, but must not have another page."""
+    ((page_hash, data),) = pages.items()
+    for attempt in call_at_once([partial(caller.get, [page_hash])] * path.width):
+        must_not_be_foreign(path, attempt)
+        if attempt.error is None and attempt.answer != [None]:
+            _must_hold(path, caller, page_hash, attempt.answer, data)
 
 
 @check("KV-305")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hicache_conformance.checks import check
+from hicache_conformance.checks.key_spaces.partial_clear import remove_space
 from hicache_conformance.rules import Need
 from hicache_conformance.run.outcomes import NotDeclared, NotVerified, Violation
 from hicache_conformance.scenarios.framed_store import PAGE_STORE, FramedStore, framed_space
@@ -14,7 +15,7 @@ from hicache_conformance.tools.observation.pages_at_rest import InSharedFiles, O
 from hicache_storage.page_store.results import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from hicache_conformance.case.case import Case
     from hicache_conformance.case.probe import Probe
@@ -37,6 +38,8 @@ _DAMAGES: dict[str, Damage] = {
     "doubled": lambda raw, _: raw + raw,
     "removed": lambda _raw, _: None,
 }
+_MANY_HASHES = 1100
+"""More than backends ask a server for at once."""
 _EXTENDED = ("extended by a byte", "extended by another page", "doubled")
 _REMOVED = "removed"
 
@@ -125,6 +128,73 @@ def damaged_objects_do_not_break_listings(case: Case) -> None:
             store.clear(space)
             others = [page_hash for page_hash in pages if page_hash != damaged]
             case.must_miss(store, space, others, "was cleared")
+
+
+@check("KV-403", Need.ENUMERABLE)
+def clear_counts_a_damaged_object_only_if_it_was_listed(case: Case) -> None:
+    """If an object was damaged, clear returns how many pages a scan has listed just before."""
+    for description, damage in _damages(case).items():
+        store, space = open_store(case, _PAGE_NBYTES, tenant=description)
+        _damaged(case, store, space, damage)
+        listed = len(store.scan(space))
+        removed = store.clear(space)
+        if removed not in range(listed if case.keeps else 0, listed + 1):
+            raise store.violation(
+                f"clear counts a page that is none (its object was {description})",
+                expected=f"{listed}, as many as scan listed",
+                got=repr(removed),
+            )
+
+
+@check("KV-403")
+def a_fault_behind_many_hashes_is_found(case: Case) -> None:
+    """If `faults` finds a damaged page alone, it finds it also as the last of many hashes."""
+    store, space = open_store(case, _PAGE_NBYTES)
+    _, damaged = _damaged(case, store, space, _DAMAGES["cut to half"])
+    if not _has_fault(store, space, [damaged]):
+        raise NotDeclared("the store's `faults` does not find a page of a wrong length")
+    most = min(case.claims.max_batch or _MANY_HASHES, _MANY_HASHES)
+    if not _has_fault(store, space, [*case.hashes(2 * most), damaged]):
+        raise store.violation(
+            "`faults` finds a damaged page alone, and not as the last of many hashes",
+            expected=f"{damaged[:8]} among the faults of {2 * most + 1} hashes",
+            got="no fault",
+        )
+
+
+def _has_fault(store: Probe, space: KeySpace, hashes: Sequence[str]) -> bool:
+    return any(fault.page_hash == hashes[-1] for fault in store.storage.faults(space, hashes))
+
+
+@check("KV-403")
+def a_damaged_object_goes_with_its_key_space(case: Case) -> None:
+    """If an object was damaged, `remove_space` removes it with the other pages."""
+    remove_space(case.open(), "0" * 32)
+    for description, damage in _damages(case).items():
+        store, space = open_store(case, _PAGE_NBYTES, tenant=description)
+        pages = case.stored(store, space, 3)
+        damaged = list(pages)[1]
+        found = _own_object(case, space, pages, damaged)
+        _apply_damage(found, damage, pages)
+        remove_space(store, space.id)
+        if _has_bytes(case, space, damaged, found):
+            raise store.violation(
+                f"remove_space leaves the page whose object was {description}",
+                expected="no object: nobody can name it any more",
+                got=f"the object of {damaged[:8]}",
+            )
+
+
+def _has_bytes(case: Case, space: KeySpace, page_hash: str, found: OwnObject) -> bool:
+    """Return whether the object is there, and not empty."""
+    if case.subject.offers("peek"):
+        return bool(case.subject.peek(space, page_hash))
+    if case.subject.offers("tamper"):
+        raise NotVerified("needs the back door `peek`")
+    try:
+        return bool(found.read())
+    except FileNotFoundError:
+        return False
 
 
 @check("KV-403")

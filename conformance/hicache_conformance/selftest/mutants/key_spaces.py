@@ -6,6 +6,7 @@ import re
 import secrets
 import shutil
 import threading
+import time
 from collections import Counter
 from dataclasses import replace
 from itertools import chain
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from hicache_conformance.selftest.references.file_a_page import ShelfSettings
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
+
+_OF_A_BUCKET = 512
 
 
 class _Confused(DictStore):
@@ -704,6 +707,41 @@ class ModelBeforeTheName(Shelf):
 
 
 # --- remove_space ----------------------------------------------------------------------------------
+
+
+@caught_by("KV-104:pages_whose_hashes_begin_alike_are_listed", says="does not list a page")
+class ListsAPartOfEachBucket(DictStore):
+    """Names are in buckets by the first digits of the hash, and a scan reads 512 of each."""
+
+    def _names(self, space: KeySpace) -> list[PageInfo]:
+        seen = Counter[str]()
+        found: list[PageInfo] = []
+        for info in super()._names(space):
+            seen[info.page_hash[:2]] += 1
+            if seen[info.page_hash[:2]] <= _OF_A_BUCKET:
+                found.append(info)
+        return found
+
+
+@caught_by("KV-104:what_sets_and_deletes_at_once_leave_is_listed", says="does not list a page")
+class UnlistsWhatWasSetSince(DictStore):
+    """A delete takes the page out of the index a moment later, though it may have been set since."""
+
+    _unlisted: set[Hashable] = own(set)
+
+    def _removed(self, space: KeySpace, page_hash: str) -> bool:
+        removed = super()._removed(space, page_hash)
+        time.sleep(0.001)
+        self._unlisted.add(self._key(space, page_hash))
+        return removed
+
+    def _put(self, key: Hashable, stored: Stored) -> None:
+        self._unlisted.discard(key)
+        super()._put(key, stored)
+
+    def _names(self, space: KeySpace) -> list[PageInfo]:
+        found = super()._names(space)
+        return [one for one in found if self._key(space, one.page_hash) not in self._unlisted]
 
 
 @caught_by("KV-103:a_removed_key_space_is_gone_and_no_other", says="lists a key space")

@@ -8,6 +8,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -71,6 +72,22 @@ class WaitsForTheRest(_Wrapped):
     def _received(self, connection: Connection, deadline: Deadline) -> Message:
         del deadline
         return super()._received(connection, _ForTheBeginning(self._settings.timeout_s))
+
+
+@caught_by("KV-304:connections_that_break_late_do_not_prolong_a_call")
+class BeginsAnewWithEachConnection(WireStore):
+    """If a connection breaks, the call tries another one, and its time begins anew."""
+
+    def _exchange(self, operation: Operation, *parts: bytes) -> Sequence[bytes]:
+        until_s = time.monotonic() + 2 * self._settings.timeout_s
+        while True:
+            try:
+                return super()._exchange(operation, *parts)
+            except StorageTimeout:
+                raise
+            except StorageUnavailable:
+                if time.monotonic() > until_s:
+                    raise
 
 
 @caught_by("KV-304:a_server_that_does_not_accept_is_an_error_in_time")
@@ -431,6 +448,17 @@ class TakesLateReplies(_Reusing):
     def _check(self, request: Message, reply: Message) -> None:
         if reply.operation != Operation.GET:
             super()._check(request, reply)
+
+
+@caught_by(
+    "KV-305:a_late_page_is_not_taken_for_one_that_is_awaited",
+    seen_in="planted in the redis backend of this project",
+)
+class TakesTheReplyThatComes(TakesLateReplies):
+    """As `TakesLateReplies`, but a connection on which a late reply has come already is dropped."""
+
+    def _is_fresh(self, connection: Connection) -> bool:
+        return connection.is_quiet()
 
 
 @caught_by("KV-305:a_late_verdict_is_not_taken_for_a_later_one")

@@ -21,6 +21,7 @@ from hicache_conformance.selftest.references.streaming import StreamingShelf
 from hicache_conformance.selftest.references.synced import Synced, SyncedShelf
 from hicache_conformance.selftest.references.wire import WireStore
 from hicache_storage.errors import CorruptPage, StorageUnavailable
+from hicache_storage.storage import HiCacheStorage, PageFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -465,6 +466,35 @@ class ListingStumbles(Shelf):
             if info.nbytes != space.stored_nbytes:
                 raise CorruptPage("wrong_size", f"page {info.page_hash} has {info.nbytes} bytes")
         return found
+
+
+@caught_by("KV-403:clear_counts_a_damaged_object_only_if_it_was_listed", says="counts a page")
+class ClearCountsDamage(Shelf):
+    """Clear counts all objects that it removes, though a scan lists the whole ones."""
+
+    def clear(self, space: KeySpace) -> int:
+        found = self._names(space)
+        super().clear(space)
+        return len(found)
+
+
+@caught_by("KV-403:a_fault_behind_many_hashes_is_found", says="not as the last of many hashes")
+class FaultsOfTheFirstThousand(Shelf):
+    """`faults` looks at no more than a thousand of the hashes that it is given."""
+
+    def faults(self, space: KeySpace, hashes: Sequence[str] | None = None) -> Iterator[PageFault]:
+        for page_hash in (hashes or [])[:1000]:
+            if self._path(space, page_hash).exists() and not self._has(space, page_hash):
+                yield PageFault(page_hash, "wrong_size")
+
+
+@caught_by("KV-403:a_damaged_object_goes_with_its_key_space", says="remove_space leaves")
+class RemovesWholePages(Shelf):
+    """`remove_space` removes the pages that a scan lists, and damaged ones stay for good."""
+
+    def remove_space(self, space_id: str) -> int:
+        found = [space for space in self._known_spaces() if space.id == space_id]
+        return sum(HiCacheStorage.clear(self, space) for space in found)
 
 
 @caught_by("KV-404:a_flipped_bit_is_a_miss_and_heals", says="not healed by the next save")
