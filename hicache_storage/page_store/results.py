@@ -35,9 +35,8 @@ class Verdict(enum.Enum):
     """The page was not offered to the storage (`hicache_storage.page_store.admission`). Callers with an
     `Admission` use this verdict; a page store never does."""
 
-    __hash__ = (
-        object.__hash__
-    )  # that of Enum is written in Python, and pages are counted by verdict
+    if not TYPE_CHECKING:
+        __hash__ = object.__hash__  # Enum's is written in Python, and pages are counted by verdict
 
 
 @dataclass(frozen=True, slots=True)
