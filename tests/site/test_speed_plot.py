@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from servers import ROOT
 from speed_plot import THEMES, path_of, rows_of, svg
@@ -39,6 +41,6 @@ def test_a_picture_is_that_of_the_table(theme: str) -> None:
 
 
 def test_another_figure_is_another_picture() -> None:
-    changed = README.replace("6.53", "6.54")
+    changed = re.sub(r"\| [\d.]+ \|$", "| 9.99 |", README, count=1, flags=re.MULTILINE)
 
     assert svg(changed, THEMES["light"]) != svg(README, THEMES["light"])
