@@ -85,6 +85,7 @@ def _leave_unpinned() -> None:
         original(self, *arguments, **options)
 
     base.HostKVCache.__init__ = unpinned
+    base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 1 << 30  # of 10 GiB, several servers leave nothing
 
 
 def _copy(
