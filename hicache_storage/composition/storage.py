@@ -414,14 +414,20 @@ def _joint(member: Member, topic: str) -> str:
 
 
 def _latest(times: Sequence[PageTimes]) -> PageTimes:
-    """Return the last write and the last use. A copy written after it was used is a use, too."""
+    """Return the last write and the last use. A copy written after it was used is a use, too.
+
+    Uses that a member may not have recorded count until the latest moment at which one may have been.
+    """
     written = [each.written_at_s for each in times if each.written_at_s is not None]
     used = [(each.used_at_s, each.used_within_s) for each in times if each.used_at_s is not None]
     written_at_s = max(written, default=None)
     if not used:
         return PageTimes(written_at_s=written_at_s)
-    used_at_s, used_within_s = max([*used, *((each, 0.0) for each in written)])
-    return PageTimes(written_at_s=written_at_s, used_at_s=used_at_s, used_within_s=used_within_s)
+    used_at_s = max([*written, *(at_s for at_s, _ in used)])
+    until_s = max([used_at_s, *(at_s + within_s for at_s, within_s in used)])
+    return PageTimes(
+        written_at_s=written_at_s, used_at_s=used_at_s, used_within_s=until_s - used_at_s
+    )
 
 
 def _sum(figures: Sequence[int | None]) -> int | None:

@@ -27,6 +27,11 @@ A, B, C = (hash_of(number) for number in range(3))
 DEADLINE_S = 0.2
 
 
+def always(times: PageTimes) -> Callable[[KeySpace, Sequence[str]], list[PageTimes]]:
+    """Return a `page_times` that gives every page the same times."""
+    return lambda _, hashes: [times] * len(hashes)
+
+
 class Tiers:
     """Three stores under a test's control, and a tiered storage over the first ones of them."""
 
@@ -377,10 +382,7 @@ class TestWrites:
         tiers = build()
         used = PageTimes(written_at_s=7.0, used_at_s=8.0)
 
-        def times(_: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
-            return [used] * len(hashes)
-
-        monkeypatch.setattr(tiers.last, "page_times", times)
+        monkeypatch.setattr(tiers.last, "page_times", always(used))
         tiers.set(A)
 
         assert [PageTimes(written_at_s=7.0)] == tiers.storage.page_times(SPACE, [A])
@@ -393,10 +395,7 @@ class TestWrites:
         tiers = build()
         used = PageTimes(written_at_s=7.0, used_at_s=8.0)
 
-        def times(_: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
-            return [used] * len(hashes)
-
-        monkeypatch.setattr(tiers.first, "page_times", times)
+        monkeypatch.setattr(tiers.first, "page_times", always(used))
         tiers.set(A)
 
         assert [used] == tiers.storage.page_times(SPACE, [A])
@@ -407,18 +406,24 @@ class TestWrites:
         tiers = build()
         used = PageTimes(written_at_s=7.0, used_at_s=8.0)
 
-        def first(_: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
-            return [used] * len(hashes)
-
-        def last(_: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
-            return [PageTimes(written_at_s=20.0)] * len(hashes)
-
-        monkeypatch.setattr(tiers.first, "page_times", first)
-        monkeypatch.setattr(tiers.last, "page_times", last)
+        monkeypatch.setattr(tiers.first, "page_times", always(used))
+        monkeypatch.setattr(tiers.last, "page_times", always(PageTimes(written_at_s=20.0)))
         tiers.set(A)
 
         (found,) = tiers.storage.page_times(SPACE, [A])
         assert found == PageTimes(written_at_s=20.0, used_at_s=20.0)
+
+    def test_a_later_copy_hides_no_use_that_may_not_have_been_recorded(
+        self, build: Build, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tiers = build()
+        used = PageTimes(written_at_s=7.0, used_at_s=8.0, used_within_s=300.0)
+        monkeypatch.setattr(tiers.first, "page_times", always(used))
+        monkeypatch.setattr(tiers.last, "page_times", always(PageTimes(written_at_s=20.0)))
+        tiers.set(A)
+
+        (found,) = tiers.storage.page_times(SPACE, [A])
+        assert found == PageTimes(written_at_s=20.0, used_at_s=20.0, used_within_s=288.0)
 
     def test_pages_that_change_after_a_set_do_not_change_its_copies(self, build: Build) -> None:
         tiers = build(write="back", promote="always")
