@@ -399,9 +399,13 @@ def _below_adapter(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     name, below = config.get("backend_name"), config.get("config", {})
     if not isinstance(name, str) or not isinstance(below, dict):
         raise ConfigError(f"{_EXTRA_CONFIG}: backend_name must be a string, and config an object")
+    return name, fields_of_backend(config, cast("dict[str, Any]", below))
+
+
+def fields_of_backend(config: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a backend's fields of SGLang's extra config: those in `below`, its `config`, come first."""
     others = {*SGLANG_FIELDS, "adapter", "config"}
-    beside = {field: value for field, value in config.items() if field not in others}
-    return name, {**beside, **cast("dict[str, Any]", below)}
+    return {**{name: value for name, value in config.items() if name not in others}, **below}
 
 
 def _check_flag(name: str, value: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from hicache_storage.config import SGLANG_FIELDS
+from hicache_storage.config import fields_of_backend
 from hicache_storage.errors import ConfigError
 from hicache_storage.events.settings import EventSettings
 from hicache_storage.integrations._metrics_settings import MetricsSettings
@@ -64,16 +64,15 @@ def split_config(
     Raises:
         ConfigError: A field is invalid or missing.
     """
-    fields = dict(extra or {})
+    fields = extra or {}
     name = fields.get("backend_name")
     if not isinstance(name, str) or not name:
         raise ConfigError(
             f"{_NAME}: backend_name: this field is required: the name of a backend, for example 'redis'"
         )
-    settings = AdapterSettings.parse(f"{_NAME}.{_FIELD}", _object(fields.pop(_FIELD, {}), _FIELD))
-    nested = _object(fields.pop("config", {}), "config")
-    own = {key: value for key, value in fields.items() if key not in SGLANG_FIELDS}
-    return name, settings, {**own, **nested}
+    settings = AdapterSettings.parse(f"{_NAME}.{_FIELD}", _object(fields.get(_FIELD, {}), _FIELD))
+    nested = _object(fields.get("config", {}), "config")
+    return name, settings, fields_of_backend(fields, nested)
 
 
 def _object(value: object, name: str) -> dict[str, Any]:
