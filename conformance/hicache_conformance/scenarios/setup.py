@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hicache_conformance.run.outcomes import NotDeclared, NotVerified, Violation
 from hicache_conformance.tools.network.endpoints import endpoints_in
+from hicache_storage.errors import UnsupportedOperation
 from hicache_storage.storage import Durability
 
 if TYPE_CHECKING:
@@ -103,6 +104,18 @@ def open_and_set(case: Case, store: Probe, space: KeySpace, *hashes: str) -> Non
     """Open a key space and set pages with these hashes in it."""
     store.open_space(space)
     case.must_set(store, space, case.contents(space, hashes))
+
+
+def remove_space(store: Probe, space_id: str) -> object:
+    """Remove a key space. End the check if the store has no `remove_space`."""
+    storage = store.storage
+    number = store.trace.began(f"{store.label}.remove_space {space_id[:6]}", [])
+    try:
+        found = storage.remove_space(space_id)
+    except UnsupportedOperation:
+        raise NotDeclared("the store does not remove key spaces") from None
+    store.trace.ended(number, repr(found))
+    return found
 
 
 def another_handle(case: Case, store: Probe) -> Probe:

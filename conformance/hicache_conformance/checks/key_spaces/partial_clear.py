@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from hicache_conformance.checks import check
 from hicache_conformance.rules import Need
-from hicache_conformance.run.outcomes import NotDeclared, Violation
+from hicache_conformance.run.outcomes import Violation
 from hicache_conformance.scenarios.attempts import make_attempt
 from hicache_conformance.scenarios.fault_path import FaultPath, foreign_exception, open_fault_path
 from hicache_conformance.scenarios.lifecycle_actors import receive_result, use
-from hicache_conformance.scenarios.setup import fitting, open_store
+from hicache_conformance.scenarios.setup import fitting, open_store, remove_space
 from hicache_conformance.scenarios.small_stores import small_store
 from hicache_conformance.tools.network.proxy import FaultProxy
 from hicache_conformance.tools.processes.resources import no_free_descriptors
-from hicache_storage.errors import HiCacheError, UnsupportedOperation
+from hicache_storage.errors import HiCacheError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -169,18 +169,6 @@ def _must_count(case: Case, store: Probe, space_id: str, pages: int, why: str) -
             expected=f"{pages}: {why}",
             got=repr(found),
         )
-
-
-def remove_space(store: Probe, space_id: str) -> object:
-    """Remove a key space. End the check if the store has no `remove_space`."""
-    storage = store.storage
-    number = store.trace.began(f"{store.label}.remove_space {space_id[:6]}", [])
-    try:
-        found = storage.remove_space(space_id)
-    except UnsupportedOperation:
-        raise NotDeclared("the store does not remove key spaces") from None
-    store.trace.ended(number, repr(found))
-    return found
 
 
 @check("KV-103", Need.ENUMERABLE)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hicache_conformance.checks import check
-from hicache_conformance.checks.key_spaces.partial_clear import remove_space
 from hicache_conformance.rules import Need
 from hicache_conformance.run.outcomes import NotDeclared, NotVerified, Violation
 from hicache_conformance.scenarios.framed_store import PAGE_STORE, FramedStore, framed_space
 from hicache_conformance.scenarios.killed_writers import keep_open_if_shared, reopen
-from hicache_conformance.scenarios.setup import note, open_store
+from hicache_conformance.scenarios.setup import note, open_store, remove_space
 from hicache_conformance.tools.observation.pages_at_rest import InSharedFiles, OwnObject, at_rest
 from hicache_storage.page_store.results import Verdict
 
