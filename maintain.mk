@@ -25,7 +25,7 @@ test-slow: ## what `make test` leaves to CI: engines in full, their servers, the
 # Counting lines more than doubles the processor time of the SDK's own tests, so CI does without it.
 COVERAGE_FLOOR := 95
 
-coverage: ## both, and the share of the SDK's lines and branches that they reach, which may not fall
+coverage: ## `make test test-slow` with the lines and branches of the SDK counted; they must reach COVERAGE_FLOOR %
 	@$(MAKE) --no-print-directory test COVERAGE="--cov --cov-report="
 	@$(MAKE) --no-print-directory test-slow COVERAGE="--cov --cov-report= --cov-append"
 	@$(BIN)/coverage report --skip-covered --fail-under=$(COVERAGE_FLOOR)

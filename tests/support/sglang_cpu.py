@@ -85,7 +85,8 @@ def _leave_unpinned() -> None:
         original(self, *arguments, **options)
 
     base.HostKVCache.__init__ = unpinned
-    base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 1 << 30  # of 10 GiB, several servers leave nothing
+    # SGLang's 10 GiB are too much where many servers share one machine.
+    base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 1 << 30
 
 
 def _copy(

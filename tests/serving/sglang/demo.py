@@ -7,6 +7,7 @@ one bit of every page was flipped.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 from collections.abc import Generator
@@ -64,4 +65,6 @@ def main(*, linked: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(linked=sys.argv[1:] == ["--linker"]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--linker", action="store_true", help="our linker instead of HiCache")
+    sys.exit(main(linked=parser.parse_args().linker))
