@@ -88,11 +88,14 @@ def events(serving: str) -> str:
 
 
 def _rows(serving: str, kind: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the engine and the cells of each row of the tables between `KIND ENGINE` and its end."""
+    """Yield the engine and the cells of each row of the tables between `KIND ENGINE` and its end.
+
+    A table of `KIND ENGINE linker` is not read: it shows the engine's own store a second time.
+    """
     engine = ""
     for line in serving.splitlines():
-        if line.startswith(f"<!-- {kind} "):
-            engine = line.removeprefix(f"<!-- {kind} ").removesuffix(" -->")
+        if opening := re.fullmatch(rf"<!-- {kind} (\S+) -->", line):
+            engine = opening[1]
         elif line.startswith("<!-- end"):
             engine = ""
         elif engine and line.startswith(f"{engine} "):

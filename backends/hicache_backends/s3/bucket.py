@@ -88,12 +88,16 @@ class Bucket:
     ) -> tuple[list[ListedObject], str | None]:
         """Return up to 1,000 objects whose names begin with `prefix`, and the next position.
 
-        The first position is an empty string. The position after the last objects is None.
+        The first position is an empty string. The position after the last objects is None. An object
+        that the answer has twice is returned once: RustFS (its issue 2439) and rclone list some so.
         """
         with self._boto_call(deadline):
             answer, following = self._list(Prefix=prefix, ContinuationToken=position)
-            found = [ListedObject(one["Key"], one["Size"]) for one in answer.get("Contents", ())]
-        return found, following
+            found = {
+                one["Key"]: ListedObject(one["Key"], one["Size"])
+                for one in answer.get("Contents", ())
+            }
+        return list(found.values()), following
 
     def list_folders(
         self, prefix: str, position: str, deadline: Deadline

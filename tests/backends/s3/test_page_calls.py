@@ -215,6 +215,12 @@ class TestListing:
             with pytest.raises(StorageUnavailable, match="stops before its end"):
                 list(store.scan(space()))
 
+    def test_an_object_that_the_answer_has_twice_is_listed_once(self, server: ScriptedS3) -> None:
+        with storage(server) as store:
+            server.of_bucket = listing(NAMES[0], NAMES[1], NAMES[1], nbytes=NBYTES)
+
+            assert [one.page_hash for one in store.scan(space())] == [hash_of(0), hash_of(1)]
+
     def test_names_beside_the_prefix_are_nobodys_pages(self, server: ScriptedS3) -> None:
         """A store may ignore the prefix of the request."""
         foreign = [name_of(space(), hash_of(0)).partition("/")[2], f"other/{NAMES[1]}"]
