@@ -186,6 +186,28 @@ def test_output_that_cannot_be_written_is_one_line(argv: list[str], unbuffered: 
     assert (2, expected) == (done.returncode, done.stderr)
 
 
+@pytest.mark.parametrize(
+    ("closed", "argv", "code", "said"),
+    [
+        (">&-", "backends", 2, "hicache: standard output cannot be written: Bad file descriptor\n"),
+        ("2>&-", "nonsense", 2, ""),
+        ("<&-", "backends --json", 0, ""),
+    ],
+)
+def test_a_stream_that_is_closed_changes_no_exit_code(
+    closed: str, argv: str, code: int, said: str
+) -> None:
+    """A job of cron or of a daemon may have closed them."""
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" -m hicache_storage.cli {argv} {closed}', sys.executable],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+    assert (code, said) == (done.returncode, done.stderr)
+
+
 _CONFIG = '{"url": "redis://:TOPSECRET@h"}'
 
 
