@@ -38,7 +38,9 @@ def text_table(
     cells = [*rows]
     for index, (title, column) in enumerate(zip_longest(titles, columns, fillvalue=columns[-1])):
         texts = [title, *(row[index] for row in cells)]
-        whole = texts if column in "lr" else [word[:_LONG] for text in texts for word in text.split()]
+        whole = (
+            texts if column in "lr" else [word[:_LONG] for text in texts for word in text.split()]
+        )
         table.add_column(
             title,
             justify="right" if column in "rR" else "left",
