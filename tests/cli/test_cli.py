@@ -199,7 +199,7 @@ def test_a_stream_that_is_closed_changes_no_exit_code(
 ) -> None:
     """A job of cron or of a daemon may have closed them."""
     done = subprocess.run(
-        ["sh", "-c", f'"$0" -m hicache_storage.cli {argv} {closed}', sys.executable],
+        ["/bin/sh", "-c", f'"$0" -m hicache_storage.cli {argv} {closed}', sys.executable],
         check=False,
         capture_output=True,
         text=True,
