@@ -418,11 +418,18 @@ def _of_a_tier(error: HiCacheError) -> HiCacheError:
     [
         (
             _of_a_tier(_unavailable("file: Permission denied", errno.EACCES)),
-            "let this user write there",
+            "let this user read and write there",
         ),
         (_unavailable("file: Read-only file system", errno.EROFS), "mount it for writing"),
-        (_unavailable("file: Permission denied", errno.EACCES), "let this user write there"),
+        (
+            _unavailable("file: Permission denied", errno.EACCES),
+            "let this user read and write there",
+        ),
         (_unavailable("hf3fs: earlier writers may still write for another 65 s"), "wait 65 s"),
+        (
+            _unavailable("file: /kv/spaces/0a/b1 cannot be listed: Permission denied"),
+            "let this user read and write there",
+        ),
         (StorageTimeout("redis: no answer"), "raise timeout_s"),
         (_unavailable("redis: refused"), "start the store"),
         (_unavailable("hf3fs: /kv/index cannot be used: database or disk is full"), "make room"),
@@ -430,6 +437,27 @@ def _of_a_tier(error: HiCacheError) -> HiCacheError:
 )
 def test_the_advice_fits_the_reason(error: HiCacheError, advice: str) -> None:
     assert advice in opening_problem(error).advice
+
+
+@pytest.mark.parametrize(
+    ("damage", "advice"),
+    [("{", "an engine that opens them"), (None, "let this user read the manifests")],
+)
+def test_the_advice_on_a_key_space_fits_its_damage(
+    damage: str | None, advice: str, file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space = file_store.fill(range(2))
+    manifest = Path(file_store.config["path"]) / "spaces" / space.id / "manifest.json"
+    manifest.unlink()
+    if damage is None:
+        manifest.symlink_to(manifest)
+    else:
+        manifest.write_text(damage)
+
+    code, checks = _checked(capsys, file_store)
+
+    assert 1 == code
+    assert checks["key spaces"]["advice"].startswith(advice)
 
 
 @pytest.mark.parametrize("damage", ["lost", "of another program"])

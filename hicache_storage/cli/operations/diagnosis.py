@@ -49,6 +49,14 @@ _LEAST_FREE_SHARE = 0.05
 _REQUESTS_TOKENS = (1024, 8192, 32_768, 131_072)
 _VOLATILE = frozenset({"tmpfs", "ramfs", "overlay"})
 
+_UNREADABLE_ADVICE = {
+    "opens its name": "if they are yours, add the keys that sealed them to the config; `hicache gc"
+    " --unreadable` removes them",
+    "manifest cannot be read": "let this user read the manifests, or check the disk",
+    "": "an engine that opens them may write their manifests again; `hicache gc --unreadable` removes"
+    " them with all their pages",
+}
+"""What to do about key spaces, by words of the reason why they cannot be read."""
 _REMOVAL_ADVICE = (
     f"when the store answers, `hicache gc --model {PROBE_MODEL} --yes` removes what is left of them"
 )
@@ -204,8 +212,7 @@ def _key_spaces(spaces: Sequence[KeySpace], unreadable: Sequence[UnreadableSpace
         Status.PROBLEM,
         f"{len(unreadable):,} of {len(spaces) + len(unreadable):,} cannot be read: "
         + "; ".join([*named, *more]),
-        "if they are sealed, add the keys that sealed them to the config; `hicache gc"
-        " --unreadable` removes them",
+        next(_UNREADABLE_ADVICE[words] for words in _UNREADABLE_ADVICE if words in str(named)),
     )
 
 
@@ -292,8 +299,10 @@ def opening_problem(error: HiCacheError) -> Check:
         cause = cause.__cause__
     if isinstance(cause, OSError) and cause.errno == errno.EROFS:
         advice = _READ_ONLY_ADVICE
-    elif isinstance(cause, OSError) and cause.errno in {errno.EACCES, errno.EPERM}:
-        advice = "let this user write there, or run as the user of the engines"
+    elif os.strerror(errno.EACCES) in str(error) or (
+        isinstance(cause, OSError) and cause.errno in {errno.EACCES, errno.EPERM}
+    ):
+        advice = "let this user read and write there, or run as the user of the engines"
     elif "is full" in str(error) or (
         isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}
     ):
