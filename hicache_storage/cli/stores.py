@@ -167,10 +167,11 @@ def _named_choice(name: str, flag: str) -> config.StorageChoice:
     """
     file = os.path.expanduser(os.environ.get(_STORES) or _STORES_FILE)  # noqa: PTH111 - that of pathlib raises RuntimeError
     where = f"{flag} {shown(name)!r}"
-    if not Path(file).exists():
-        raise ConfigError(
-            f"{where}: there is no file {shown(file)}: write it, or name another one in {_STORES}"
-        )
+    with suppress(OSError):  # reading the file says so
+        if not Path(file).exists():
+            raise ConfigError(
+                f"{where}: there is no file {shown(file)}: write it, or name another one in {_STORES}"
+            )
     stores = config.read_config_file(file, where)
     if name not in stores:
         raise ConfigError(

@@ -115,6 +115,8 @@ def test_the_version_is_printed(
         ([*_REPLAY, "--served-model-name", "\udc80"], "UTF-8"),
         ([*_REPLAY, "--trace", "/no/such.jsonl"], "/no/such.jsonl: cannot be read"),
         ([*_REPLAY, "--json", "/no/such/file.json"], "there is no directory /no/such"),
+        ([*_REPLAY, "--json", "x" * 300], "cannot be written: File name too long"),
+        (["explain", "x" * 300], "cannot be read: File name too long"),
         ([*_REPLAY, "--json", "/"], "is a directory"),
         ([*_REPLAY, _EXTRA, "{"], "is not JSON"),
         ([*_REPLAY, _EXTRA, '{"prefetch_threshold": "9"}'], "prefetch_threshold: must be an int"),

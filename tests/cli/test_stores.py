@@ -206,6 +206,15 @@ def test_a_wrong_name_of_a_store_is_one_line(
     assert message.count("\n") == 1
 
 
+def test_a_file_of_stores_that_cannot_be_looked_for_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HICACHE_STORES", f"{'x' * 300}.toml")
+
+    assert main(["ls", "--store", "prod"]) == 2
+    assert "cannot be read: File name too long\n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
