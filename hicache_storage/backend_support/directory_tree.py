@@ -146,13 +146,14 @@ class DirectoryTree:
         """Raise if the tree is gone, because a missing tree is not the same as an empty one.
 
         Raises:
-            StorageUnavailable: The directory of key spaces cannot be found.
+            StorageUnavailable: The directory of key spaces is gone, or cannot be reached.
         """
         try:
             os.stat(self.spaces)
         except OSError as error:
+            state = "is gone" if error.errno == errno.ENOENT else "cannot be reached"
             raise StorageUnavailable(
-                f"{self.backend}: {self.spaces} is gone: {error.strerror}"
+                f"{self.backend}: {self.spaces} {state}: {error.strerror}"
             ) from error
 
     # --- key spaces ------------------------------------------------------------------------------

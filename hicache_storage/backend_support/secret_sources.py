@@ -25,7 +25,7 @@ def read_secret_file(field: str, path: str) -> str:
     shown = (
         repr(path)
         if is_path
-        else "the file (its path is not shown, because its directory does not exist)"
+        else "the file (its path is not shown, because it names no existing directory)"
     )
     try:
         secret = Path(path).read_text(encoding="utf-8").strip()

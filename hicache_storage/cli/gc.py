@@ -165,6 +165,7 @@ def _print_json(
         "backend": backend,
         "spaces": [candidate.as_json() for candidate in found],
         "unreadable_spaces": [asdict(one) for one in unreadable],
+        "removed_spaces": removal.spaces,
         "removed_pages": removal.pages,
         "kept": [one.space_id for one in removal.kept],
         "reasons": {one.space_id: one.reason for one in removal.kept},
@@ -199,8 +200,8 @@ def _print_removal(removal: Removal, *, is_done: bool, stays: bool) -> None:
     from hicache_storage.cli.operations.selection import SHORT_ID_DIGITS  # noqa: PLC0415
 
     if is_done:
-        verb = "was" if removal.pages == 1 else "were"
-        write_line(f"{counted(removal.pages, 'page')} {verb} removed.")
+        spaces, pages = counted(removal.spaces, "key space"), counted(removal.pages, "page")
+        write_line(f"Removed {spaces} with {pages}.")
     elif stays:
         write_line("Nothing was removed. Use --yes to remove them.")
     for one in removal.kept:

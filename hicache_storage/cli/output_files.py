@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,16 +30,24 @@ def check_outputs(arguments: argparse.Namespace) -> None:
     """Refuse a file that cannot be written, before the work starts.
 
     Raises:
-        ConfigError: A path is a directory, or its directory does not exist.
+        ConfigError: A path is a directory, or its directory does not exist or must not be written to.
     """
     for flag in ("json", "html"):
         path: Path | None = getattr(arguments, flag, None)
         if path is None:
             continue
-        if path.is_dir():
-            raise ConfigError(f"--{flag} {shown(path)}: is a directory, not a file")
-        if not path.parent.is_dir():
-            raise ConfigError(f"--{flag} {shown(path)}: there is no directory {shown(path.parent)}")
+        try:
+            if path.is_dir():
+                raise ConfigError(f"--{flag} {shown(path)}: is a directory, not a file")
+            if not path.parent.is_dir():
+                raise ConfigError(
+                    f"--{flag} {shown(path)}: there is no directory {shown(path.parent)}"
+                )
+            file = path if path.exists() else path.parent
+        except OSError as error:
+            raise _unwritable(flag, path, error) from None
+        if not os.access(file, os.W_OK):
+            raise _unwritable(flag, path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
 
 
 def write_outputs(
@@ -60,4 +70,8 @@ def _write(flag: str, path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--{flag} {shown(path)}: cannot be written: {error.strerror}") from None
+        raise _unwritable(flag, path, error) from None
+
+
+def _unwritable(flag: str, path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"--{flag} {shown(path)}: cannot be written: {error.strerror}")

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _FILE_WIDTH = 80
+_BETWEEN = 3
+"""Blanks between two columns of a table."""
 
 
 def output_console() -> Console:
@@ -39,10 +41,15 @@ def output_console() -> Console:
 
 
 def print_lines(console: Console, parts: Iterable[Table | str]) -> None:
-    """Print tables and paragraphs, without spaces at line ends. The terminal wraps paragraphs."""
+    """Print tables and paragraphs, without spaces at line ends. The terminal wraps long lines."""
+    width = console.width
     with console.capture() as captured:
         for part in parts:
+            if not isinstance(part, str):
+                least = sum((column.min_width or 0) + _BETWEEN for column in part.columns)
+                console.width = max(width, least)  # or rich drops columns
             console.print(part, soft_wrap=isinstance(part, str))
+    console.width = width
     sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130
 _DISTRIBUTION = "hicache-storage"
 _SHELLS = ("bash", "zsh", "tcsh")
+_CLOSED = (("stdin", "r", os.O_RDONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY))
 
 
 class Verb(Protocol):
@@ -56,6 +57,7 @@ class Program:
 
     def main(self, argv: Sequence[str]) -> int:
         """Run one verb, and return its exit code."""
+        _open_closed_streams()
         with log_of(self.name) as log:
             return self._main(argv, log)
 
@@ -209,6 +211,13 @@ def _redacted(message: str, argv: Sequence[str]) -> str:
                 message = message.replace(repr(value), repr(shown(value)))
                 message = message.replace(value, shown(value))
     return message
+
+
+def _open_closed_streams() -> None:
+    """Open the standard streams that the caller has closed. Writing on such a stdout is an error."""
+    for name, mode, flags in _CLOSED:
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))
 
 
 def _gave_stdout_up() -> bool:

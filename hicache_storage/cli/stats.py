@@ -151,4 +151,4 @@ def _document(backend: str, look: Look, stores: Sequence[Mapping[str, Any]]) -> 
 def _print_unreadable(look: Look) -> None:
     if look.unreadable_spaces:
         spaces = counted(look.unreadable_spaces, "key space")
-        write_line(f"{spaces} cannot be read and not counted: `hicache ls` names them")
+        write_line(f"Not counted: {spaces} that cannot be read; see `hicache ls`")

@@ -51,13 +51,22 @@ _FLAGS = (
     "page-size",
     "served-model-name",
 )
+_HICACHE_FLAGS = ("--model-path", "--hicache-io-backend", "--hicache-size", "--hicache-ratio")
 
 
 def add_store_arguments(
     parser: argparse.ArgumentParser, *, engine_flags_in_help: bool = False
 ) -> None:
-    """Add SGLang's storage flags, and `--config` and `--store`."""
+    """Add SGLang's storage flags, and `--config` and `--store`.
+
+    The parser also accepts HiCache's other flags, which decide nothing about a store.
+    """
+    import argparse  # noqa: PLC0415 - only programs that parse flags need it
+
     config.add_arguments(parser, engine_flags_in_help=engine_flags_in_help)
+    for flag in _HICACHE_FLAGS:
+        parser.add_argument(flag, help=argparse.SUPPRESS)
+    parser.add_argument("--enable-hierarchical-cache", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument(
         "--config", metavar="FILE", help="a .json, .toml or .yaml file that holds these flags"
     )
@@ -158,10 +167,11 @@ def _named_choice(name: str, flag: str) -> config.StorageChoice:
     """
     file = os.path.expanduser(os.environ.get(_STORES) or _STORES_FILE)  # noqa: PTH111 - that of pathlib raises RuntimeError
     where = f"{flag} {shown(name)!r}"
-    if not Path(file).exists():
-        raise ConfigError(
-            f"{where}: there is no file {shown(file)}: write it, or name another one in {_STORES}"
-        )
+    with suppress(OSError):  # reading the file says so
+        if not Path(file).exists():
+            raise ConfigError(
+                f"{where}: there is no file {shown(file)}: write it, or name another one in {_STORES}"
+            )
     stores = config.read_config_file(file, where)
     if name not in stores:
         raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -121,7 +122,7 @@ class LogReader:
 
     def _lines(self) -> Iterator[str]:
         older = older_file(self._path)
-        for path in (older, self._path) if older.is_file() else (self._path,):
+        for path in (older, self._path) if os.path.isfile(older) else (self._path,):  # noqa: PTH113 - no error
             try:
                 with path.open(encoding="utf-8", errors="replace") as file:
                     yield from iter(lambda: file.readline(_MAX_LINE_CHARACTERS), "")

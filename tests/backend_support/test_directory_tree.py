@@ -80,6 +80,13 @@ class TestCreate:
         with pytest.raises(StorageUnavailable, match="spaces is gone"):
             listed(tree)
 
+    def test_a_root_that_cannot_be_reached_is_not_gone(self, tree: Tree) -> None:
+        Path(tree.spaces).rmdir()
+        Path(tree.spaces).symlink_to("spaces")
+
+        with pytest.raises(StorageUnavailable, match="spaces cannot be reached: Too many levels"):
+            tree.check_exists()
+
 
 class TestManifests:
     def test_a_key_space_is_made_once(self, tree: Tree, temp_path: str | None) -> None:

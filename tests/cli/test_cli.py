@@ -115,6 +115,8 @@ def test_the_version_is_printed(
         ([*_REPLAY, "--served-model-name", "\udc80"], "UTF-8"),
         ([*_REPLAY, "--trace", "/no/such.jsonl"], "/no/such.jsonl: cannot be read"),
         ([*_REPLAY, "--json", "/no/such/file.json"], "there is no directory /no/such"),
+        ([*_REPLAY, "--json", "x" * 300], "cannot be written: File name too long"),
+        (["explain", "x" * 300], "cannot be read: File name too long"),
         ([*_REPLAY, "--json", "/"], "is a directory"),
         ([*_REPLAY, _EXTRA, "{"], "is not JSON"),
         ([*_REPLAY, _EXTRA, '{"prefetch_threshold": "9"}'], "prefetch_threshold: must be an int"),
@@ -184,6 +186,28 @@ def test_output_that_cannot_be_written_is_one_line(argv: list[str], unbuffered: 
 
     expected = "hicache: standard output cannot be written: No space left on device\n"
     assert (2, expected) == (done.returncode, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("closed", "argv", "code", "said"),
+    [
+        (">&-", "backends", 2, "hicache: standard output cannot be written: Bad file descriptor\n"),
+        ("2>&-", "nonsense", 2, ""),
+        ("<&-", "backends --json", 0, ""),
+    ],
+)
+def test_a_stream_that_is_closed_changes_no_exit_code(
+    closed: str, argv: str, code: int, said: str
+) -> None:
+    """A job of cron or of a daemon may have closed them."""
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'"$0" -m hicache_storage.cli {argv} {closed}', sys.executable],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+    assert (code, said) == (done.returncode, done.stderr)
 
 
 _CONFIG = '{"url": "redis://:TOPSECRET@h"}'

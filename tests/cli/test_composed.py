@@ -98,16 +98,23 @@ class TestLs:
 
         assert "tiers" not in found["spaces"][0]
 
+    @pytest.mark.parametrize(
+        ("verb", "name"), [("ls", "tier 'nvme': stripe 'b'"), ("stats", "nvme/b")]
+    )
     def test_a_stripe_that_is_gone_is_not_an_empty_one(
-        self, tiered: CliStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self,
+        tiered: CliStore,
+        verb: str,
+        name: str,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
     ) -> None:
         tiered.fill(range(5))
         shutil.rmtree(tmp_path / "b")
 
-        assert main(["ls", *tiered.flags]) == 2
+        assert main([verb, *tiered.flags]) == 2
 
-        err = capsys.readouterr().err
-        assert f"tier 'nvme': stripe 'b': there is no store at {tmp_path}/b\n" in err
+        assert f"{name}: there is no store at {tmp_path}/b\n" in capsys.readouterr().err
 
     @pytest.mark.parametrize("tier", ["bucket", "nvme/a"])
     def test_the_stores_beside_it_are_listed(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from cli_stores import CliStore, run_json
 from looks import read_only_mount
+from redis_servers import client_of_one
 from s3_kit import config_of
 from servers import RedisServer, S3Server, free_port
 from stores import Gate, HookedStorage, failing
@@ -20,8 +21,16 @@ from verb_processes import interrupted, slow_store
 
 from hicache_storage import KeySpace, StorageTimeout, StorageUnavailable
 from hicache_storage.cli import main
-from hicache_storage.cli.operations.diagnosis import Check, Status, mount_of, opening_problem, worst
+from hicache_storage.cli.operations.diagnosis import (
+    Check,
+    Status,
+    mount_of,
+    opening_problem,
+    probe_checks,
+    worst,
+)
 from hicache_storage.cli.operations.probe import probe
+from hicache_storage.config import StorageChoice
 from hicache_storage.errors import HiCacheError
 from hicache_storage.storage import PageTimes
 
@@ -211,6 +220,19 @@ def test_pages_that_stay_are_a_failure() -> None:
     assert [("delete", "2 of 2 pages may be left")] == measured.failures
 
 
+def test_a_store_that_goes_down_meanwhile_is_no_question_of_rights() -> None:
+    storage = HookedStorage()
+    gone = failing(StorageUnavailable("redis: cannot connect to cache:6379: Connection refused"))
+    for call in ("batch_set", "batch_exists", "batch_delete"):
+        storage.hooks[call] = gone
+
+    measured = probe(storage, pages=2, page_nbytes=512, page_tokens=16)
+
+    write, delete, *_ = probe_checks(measured, StorageChoice(backend="redis"))
+    assert write.advice.startswith("start the store")
+    assert "gc --model hicache-doctor --yes" in delete.advice
+
+
 def test_the_innermost_mount_is_named(tmp_path: Path) -> None:
     mounts = tmp_path / "mountinfo"
     mounts.write_text(
@@ -233,7 +255,7 @@ def test_a_problem_outweighs_notes() -> None:
     assert worst(checks) is Status.PROBLEM
 
 
-def test_ctrl_c_ends_it_and_leaves_no_page(file_store: CliStore, tmp_path: Path) -> None:
+def test_ctrl_c_ends_it_and_leaves_nothing(file_store: CliStore, tmp_path: Path) -> None:
     slow = slow_store(file_store, tmp_path)
 
     code, _, errors = interrupted(tmp_path, "doctor", *_SMALL, *slow.flags)
@@ -241,7 +263,7 @@ def test_ctrl_c_ends_it_and_leaves_no_page(file_store: CliStore, tmp_path: Path)
     assert code == 130
     assert errors.endswith("hicache: interrupted\n")
     with file_store.open() as storage:
-        assert [] == [info for space in storage.spaces() for info in storage.scan(space)]
+        assert [] == [*storage.spaces()]
 
 
 def test_a_store_at_its_capacity_is_proved_and_not_written_to(
@@ -329,7 +351,7 @@ def test_pages_from_the_future_are_counted(
     code, checks = _checked(capsys, file_store)
 
     assert 1 == code
-    assert checks["times"]["fact"].startswith("2 of 5 pages have times in the future")
+    assert checks["times"]["fact"].startswith("2 of 5 pages: times in the future")
 
 
 def test_a_get_that_moves_nothing_is_a_failure() -> None:
@@ -396,11 +418,18 @@ def _of_a_tier(error: HiCacheError) -> HiCacheError:
     [
         (
             _of_a_tier(_unavailable("file: Permission denied", errno.EACCES)),
-            "let this user write there",
+            "let this user read and write there",
         ),
         (_unavailable("file: Read-only file system", errno.EROFS), "mount it for writing"),
-        (_unavailable("file: Permission denied", errno.EACCES), "let this user write there"),
+        (
+            _unavailable("file: Permission denied", errno.EACCES),
+            "let this user read and write there",
+        ),
         (_unavailable("hf3fs: earlier writers may still write for another 65 s"), "wait 65 s"),
+        (
+            _unavailable("file: /kv/spaces/0a/b1 cannot be listed: Permission denied"),
+            "let this user read and write there",
+        ),
         (StorageTimeout("redis: no answer"), "raise timeout_s"),
         (_unavailable("redis: refused"), "start the store"),
         (_unavailable("hf3fs: /kv/index cannot be used: database or disk is full"), "make room"),
@@ -408,3 +437,53 @@ def _of_a_tier(error: HiCacheError) -> HiCacheError:
 )
 def test_the_advice_fits_the_reason(error: HiCacheError, advice: str) -> None:
     assert advice in opening_problem(error).advice
+
+
+@pytest.mark.parametrize(
+    ("damage", "advice"),
+    [("{", "an engine that opens them"), (None, "let this user read the manifests")],
+)
+def test_the_advice_on_a_key_space_fits_its_damage(
+    damage: str | None, advice: str, file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space = file_store.fill(range(2))
+    manifest = Path(file_store.config["path"]) / "spaces" / space.id / "manifest.json"
+    manifest.unlink()
+    if damage is None:
+        manifest.symlink_to(manifest)
+    else:
+        manifest.write_text(damage)
+
+    code, checks = _checked(capsys, file_store)
+
+    assert 1 == code
+    assert checks["key spaces"]["advice"].startswith(advice)
+
+
+@pytest.mark.parametrize("damage", ["lost", "of another program"])
+def test_an_index_that_is_not_there_is_not_a_store_that_does_not_run(
+    damage: str, store_of: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = store_of("hf3fs")
+    store.fill(range(2))
+    index = Path(store.config["path"]) / "index.sqlite"
+    index.unlink()
+    if damage != "lost":
+        index.write_bytes(b"notes" * 1000)
+
+    code, checks = _checked(capsys, store)
+
+    assert (1, "problem", "") == (code, checks["open"]["status"], checks["open"]["advice"])
+
+
+def test_a_prefix_of_another_program_is_not_a_store_that_does_not_run(
+    redis_server: RedisServer, store_of: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = store_of("redis")
+    with client_of_one(redis_server) as client:
+        client.set(f"{store.config['prefix']}spaces", "of another program")
+
+    code, checks = _checked(capsys, store)
+
+    assert (1, "") == (code, checks["open"]["advice"])
+    assert "choose another prefix" in checks["open"]["fact"]

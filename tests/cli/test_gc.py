@@ -129,7 +129,7 @@ def test_a_key_space_that_was_used_meanwhile_is_kept(
     assert len(store.numbers(used)) == 3
     assert store.numbers(unused) == []
     assert capsys.readouterr().out == (
-        f"2 pages were removed.\nKey space {used.id[:8]} was kept: it was used meanwhile.\n"
+        f"Removed 1 key space with 2 pages.\nKey space {used.id[:8]} was kept: it was used meanwhile.\n"
     )
 
 

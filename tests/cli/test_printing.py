@@ -8,6 +8,7 @@ import pytest
 from rich.table import Table
 
 from hicache_storage.cli.printing import output_console, print_lines
+from hicache_storage.text_tables import text_table
 
 _EVIL = "m\x1b[2J\x1b]52;c;eA==\x07\u202e\r"
 
@@ -33,3 +34,19 @@ def test_what_others_wrote_commands_no_terminal(
         assert sequence not in text
     assert "m\\x1b[2J" in text
     assert "\nthe next line\n" in text
+
+
+def test_a_narrow_terminal_cuts_no_number(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a number is a wrong one. What may wrap, wraps between words."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "20")
+    rows = [("2d0d6709", "1,344.1", "0.07", "some words")]
+
+    print_lines(output_console(), [text_table(("space", "MiB/s", "s", "fact"), rows, "lrRL")])
+
+    lines = capsys.readouterr().out.splitlines()
+    assert [["2d0d6709", "1,344.1", "0.07", "some"], ["words"]] == [
+        line.split() for line in lines[3:5]
+    ]

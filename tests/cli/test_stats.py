@@ -116,7 +116,7 @@ def test_key_spaces_that_cannot_be_read_are_told(
     (Path(file_store.config["path"]) / "spaces" / target.id / "manifest.json").write_text("{")
 
     assert main(["stats", *file_store.flags]) == 1
-    assert "1 key space cannot be read" in capsys.readouterr().out
+    assert "Not counted: 1 key space that cannot be read;" in capsys.readouterr().out
 
 
 def test_a_count_needs_a_watch(file_store: CliStore, capsys: pytest.CaptureFixture[str]) -> None:

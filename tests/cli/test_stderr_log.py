@@ -42,7 +42,7 @@ def test_a_quiet_verb_prints_its_result_only(
 
     printed = capsys.readouterr()
     assert printed.err == ""
-    assert printed.out.endswith("2 pages were removed.\n")
+    assert printed.out.endswith("Removed 1 key space with 2 pages.\n")
 
 
 @pytest.mark.parametrize("flags", [["--quiet"], ["--quiet", "--log-format", "json"]])

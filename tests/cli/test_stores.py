@@ -70,6 +70,17 @@ def test_a_store_of_another_backend_is_no_empty_one(
     assert printed.out == ""
 
 
+def test_the_flags_of_a_server_in_the_readme_can_be_pasted(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file_store.fill(range(2))
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    typed = readme.partition("sglang.launch_server ")[2].partition("--hicache-storage-backend")[0]
+
+    assert main(["ls", *typed.replace("\\\n", "").split(), *file_store.flags]) == 0
+    assert "2 pages" in capsys.readouterr().out
+
+
 def test_a_config_file_holds_backend_and_config(
     file_store: CliStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,6 +204,15 @@ def test_a_wrong_name_of_a_store_is_one_line(
     assert reason in message
     assert "TOPSECRET" not in message
     assert message.count("\n") == 1
+
+
+def test_a_file_of_stores_that_cannot_be_looked_for_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HICACHE_STORES", f"{'x' * 300}.toml")
+
+    assert main(["ls", "--store", "prod"]) == 2
+    assert "cannot be read: File name too long\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ def page() -> str:
         "Written by `make cli-page` from the parsers; `--help` shows the same, `--version` the version.",
         "[Commands for operators](cli.md) says what the verbs are for.",
         "",
-        "A verb with `--hicache-storage-backend` accepts the other flags of an engine, too, so that the",
-        "engine's command line can be pasted. Every verb of `hicache` also has `--quiet`, which prints",
+        "A verb with `--hicache-storage-backend` accepts the other flags of HiCache, too, so that you",
+        "can paste those of an engine. Every verb of `hicache` also has `--quiet`, which prints",
         "only errors on stderr, and `--log-format json`, which prints each message there as JSON.",
         "",
     ]

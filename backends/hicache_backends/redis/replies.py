@@ -21,6 +21,10 @@ _CODES: dict[type[exceptions.RedisError], str] = {
 }
 _FULL = frozenset({"OOM", "MISCONF", "NOREPLICAS"})
 _KEY_ONLY = frozenset({"WRONGTYPE"})
+_REMEDIES = {
+    "NOPERM": "give the user the commands and keys that docs/backends/redis.md lists",
+    "WRONGTYPE": "another program has keys with this prefix, so choose another prefix",
+}
 _REDIRECTIONS = frozenset({"MOVED", "ASK", "READONLY"})
 _STALE = frozenset(
     {
@@ -95,7 +99,8 @@ class Refused(Exception):
     """A refusal that concerns all commands of a batch."""
 
     def __init__(self, reply: ErrorReply) -> None:
-        super().__init__(f"{reply.code} {reply.text}")
+        remedy = _REMEDIES.get(reply.code)
+        super().__init__(f"{reply.code} {reply.text}{f': {remedy}' if remedy else ''}")
         self.reply = reply
 
 

@@ -9,6 +9,7 @@ from hicache_backends.striped.settings import StripedSettings
 from hicache_storage.composition.member import noting
 from hicache_storage.composition.storage import ComposedStorage
 from hicache_storage.errors import StorageTimeout
+from hicache_storage.settings import counted
 from hicache_storage.storage import PageTimes
 
 if TYPE_CHECKING:
@@ -124,8 +125,8 @@ class StripedStorage(ComposedStorage):
         pages = sum(member.doubtful_writes(space_id) for member in self._members)
         if pages:
             raise StorageTimeout(
-                f"striped: writes of {pages} pages are still under way, and nothing was removed:"
-                " try again"
+                f"striped: writes of {counted(pages, 'page')} are still under way, and nothing was"
+                " removed: try again"
             )
 
     def _spread(

@@ -13,6 +13,7 @@ from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.composition.member import noting
 from hicache_storage.composition.parts import place_of
 from hicache_storage.page_store.admission import Admission, AdmissionSettings
+from hicache_storage.settings import counted
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -133,7 +134,9 @@ class Copier:
     def heal(self, member: Member, space: KeySpace, hashes: Sequence[str]) -> None:
         """Delete wrong pages from one tier. If it refuses, they stay, and other tiers serve them."""
         logger.warning(
-            "%s has %d wrong pages, and other tiers replace them", member.label, len(hashes)
+            "%s has %s; other tiers have them whole",
+            member.label,
+            counted(len(hashes), "wrong page"),
         )
         if not self._read_only:
             with noting([]):

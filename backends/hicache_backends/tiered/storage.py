@@ -16,6 +16,7 @@ from hicache_storage.composition.claims import weakest
 from hicache_storage.composition.member import noting
 from hicache_storage.composition.storage import ComposedStorage
 from hicache_storage.errors import StorageTimeout, UnsupportedOperation
+from hicache_storage.settings import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -220,5 +221,6 @@ def _fitting(space: KeySpace, pages: Sequence[Page]) -> list[int] | None:
 def _refuse_running(left: set[str]) -> None:
     if left:
         raise StorageTimeout(
-            f"tiered: copies of {len(left)} pages are still under way, so nothing was removed: try again"
+            f"tiered: copies of {counted(len(left), 'page')} are still under way, so nothing was"
+            " removed: try again"
         )

@@ -193,6 +193,14 @@ def _waivers(path: Path | None) -> Mapping[str, Waiver]:
 
 
 def _check_directory(path: Path | None) -> None:
-    """Raise before the run if the report could not be written after it."""
-    if path is not None and path.exists() and not path.is_dir():
-        raise ConfigError(f"--report {path}: is a file, not a directory")
+    """Make the directory, and raise before the run if the report could not be written after it."""
+    if path is None:
+        return
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise ConfigError(f"--report {path}: is a file, not a directory") from None
+    except OSError as error:
+        raise ConfigError(f"--report {path}: cannot be made: {error.strerror}") from None
+    if not os.access(path, os.W_OK):
+        raise ConfigError(f"--report {path}: this user may not write there")

@@ -58,8 +58,10 @@ class Kept:
 class Removal:
     """The result of a removal."""
 
+    spaces: int = 0
+    """How many key spaces were removed."""
     pages: int = 0
-    """How many pages were removed."""
+    """How many pages they had."""
     kept: list[Kept] = field(default_factory=list[Kept])
     """The key spaces that were used after they had been chosen, or that could not be removed."""
 
@@ -148,6 +150,7 @@ def remove(
         except StorageUnavailable as error:
             removal.kept.append(Kept(space_id, str(error), is_doubt=True))
             continue
+        removal.spaces += 1
         removal.pages += pages
         tell(space_id, pages)
 

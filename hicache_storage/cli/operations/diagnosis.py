@@ -41,11 +41,25 @@ _CLOCK_SKEW_S = 5.0
 _TIMES_S = 2.0
 """How long to ask for the times of pages in each key space."""
 _MOST_NAMED = 4
+_SAYS_WHAT_TO_DO = re.compile(
+    "again|move that file|when an engine opens|choose another|give the user"
+)
 _LEFT = re.compile(r"for another ([0-9]+ s)")
 _LEAST_FREE_SHARE = 0.05
 _REQUESTS_TOKENS = (1024, 8192, 32_768, 131_072)
 _VOLATILE = frozenset({"tmpfs", "ramfs", "overlay"})
 
+_UNREADABLE_ADVICE = {
+    "opens its name": "if they are yours, add the keys that sealed them to the config; `hicache gc"
+    " --unreadable` removes them",
+    "manifest cannot be read": "let this user read the manifests, or check the disk",
+    "": "an engine that opens them may write their manifests again; `hicache gc --unreadable` removes"
+    " them with all their pages",
+}
+"""What to do about key spaces, by words of the reason why they cannot be read."""
+_REMOVAL_ADVICE = (
+    f"when the store answers, `hicache gc --model {PROBE_MODEL} --yes` removes what is left of them"
+)
 _ADVICE = {
     "write": "let this user write, make room, or use smaller pages; until then engines store nothing",
     "read": "let this user read, and check the store's log; until then every page is a miss",
@@ -57,6 +71,7 @@ _ADVICE = {
 _READ_ONLY_ADVICE = (
     "mount it for writing, because engines write; ls, verify and copy can read it as it is"
 )
+_DOWN_ADVICE = "start the store, or see why it does not answer; until then engines run without L3"
 _SLOW_ADVICE = "the store is slow: raise timeout_s in its config, or check its load and the network"
 
 
@@ -197,8 +212,7 @@ def _key_spaces(spaces: Sequence[KeySpace], unreadable: Sequence[UnreadableSpace
         Status.PROBLEM,
         f"{len(unreadable):,} of {len(spaces) + len(unreadable):,} cannot be read: "
         + "; ".join([*named, *more]),
-        "if they are sealed, add the keys that sealed them to the config; `hicache gc"
-        " --unreadable` removes them",
+        next(_UNREADABLE_ADVICE[words] for words in _UNREADABLE_ADVICE if words in str(named)),
     )
 
 
@@ -220,8 +234,8 @@ def _times(storage: HiCacheStorage, spaces: Iterable[KeySpace]) -> Iterator[Chec
         yield Check(
             "times",
             Status.PROBLEM,
-            f"{ahead:,} of {looked:,} pages have times in the future, by up"
-            f" to {format_age(most_s)}",
+            f"{ahead:,} of {counted(looked, 'page')}: times in the future, by up to"
+            f" {format_age(most_s)}",
             "synchronize the clocks of all writers with NTP; until then these pages stay longer"
             " than others",
         )
@@ -285,8 +299,10 @@ def opening_problem(error: HiCacheError) -> Check:
         cause = cause.__cause__
     if isinstance(cause, OSError) and cause.errno == errno.EROFS:
         advice = _READ_ONLY_ADVICE
-    elif isinstance(cause, OSError) and cause.errno in {errno.EACCES, errno.EPERM}:
-        advice = "let this user write there, or run as the user of the engines"
+    elif os.strerror(errno.EACCES) in str(error) or (
+        isinstance(cause, OSError) and cause.errno in {errno.EACCES, errno.EPERM}
+    ):
+        advice = "let this user read and write there, or run as the user of the engines"
     elif "is full" in str(error) or (
         isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}
     ):
@@ -297,8 +313,8 @@ def opening_problem(error: HiCacheError) -> Check:
         advice = "check the store's load, or raise timeout_s"
     elif (left := _LEFT.search(str(error))) is not None:
         advice = f"wait {left[1]}, then engines can open the store"
-    elif "again" in str(error):
-        advice = ""  # the message already says what to do
+    elif _SAYS_WHAT_TO_DO.search(str(error)):
+        advice = ""
     return Check("open", Status.PROBLEM, str(error), advice)
 
 
@@ -323,15 +339,19 @@ def probe_checks(measured: Measured, choice: StorageChoice) -> Iterator[Check]:
 
 def _failures(measured: Measured) -> Iterator[Check]:
     for step, error in measured.failures:
-        is_late = Verdict.TIMEOUT.value in error
-        yield Check(step, Status.PROBLEM, error, _SLOW_ADVICE if is_late else _ADVICE[step])
+        advice = _ADVICE[step]
+        if Verdict.TIMEOUT.value in error:
+            advice = _SLOW_ADVICE
+        elif measured.is_down:
+            advice = _REMOVAL_ADVICE if step == "delete" else _DOWN_ADVICE
+        yield Check(step, Status.PROBLEM, error, advice)
     if measured.is_late:
         yield Check(
             "late pages",
             Status.NOTE,
             f"the store may still carry out writes of model {PROBE_MODEL} that it did not answer"
             " in time",
-            f"`hicache gc --model {PROBE_MODEL} --yes` removes what is left of them",
+            _REMOVAL_ADVICE,
         )
 
 

@@ -15,6 +15,7 @@ from hicache_storage.cli.operations.batches import PageMemory, batches, pages_pe
 from hicache_storage.cli.operations.proofs import PageProver, Proof, framed_page
 from hicache_storage.errors import HiCacheError, UnsupportedOperation
 from hicache_storage.page_store import PageStore, PageStoreSettings, PoolSpec, Transfer, Verdict
+from hicache_storage.scalars import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +52,8 @@ class Measured:
     """How far the time of a page is before the start of its write, or after its end."""
     is_late: bool = False
     """True if the store did not answer a write in time. It may still carry the write out."""
+    is_down: bool = False
+    """True if the store did not answer at the end."""
 
 
 def probe(
@@ -79,13 +82,15 @@ def probe(
         try:
             _Probe(store, space, hashes, measured).run()
         finally:
-            left = _delete(store, space, hashes)
+            left = _delete(store, space, hashes, measured)
             if measured.is_late:
                 left = _delete_late(store, space, hashes, min(timeout_s, _MOST_LATE_S))
-        if left:
-            measured.failures.append(("delete", f"{left} of {pages} pages may be left"))
-        elif not measured.is_late:
-            _remove_space(storage, store.framed(space), measured)
+            if left:
+                measured.failures.append(
+                    ("delete", f"{left:,} of {counted(pages, 'page')} may be left")
+                )
+            elif not measured.is_late:
+                _remove_space(storage, store.framed(space), measured)
     return measured
 
 
@@ -114,17 +119,18 @@ def prove(storage: HiCacheStorage, pages: int) -> Measured | None:
         wrong = Counter(proof.value for proof in proofs if proof not in _FINE)
         if wrong:
             reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(wrong.items()))
-            measured.failures.append(("read", f"of {len(hashes)} pages: {reasons}"))
+            measured.failures.append(("read", f"of {counted(len(hashes), 'page')}: {reasons}"))
         else:
             measured.read_nbytes_s = len(hashes) * space.stored_nbytes / max(elapsed_s, 1e-9)
         return measured
     return None
 
 
-def _delete(store: PageStore, space: KeySpace, hashes: list[str]) -> int:
+def _delete(store: PageStore, space: KeySpace, hashes: list[str], measured: Measured) -> int:
     """Delete the probe's pages. Return how many may be left."""
     deleted = store.delete(space, hashes)
     left = store.present(space, hashes)
+    measured.is_down = None in left
     return max(len(hashes) - deleted, len(hashes) - left.count(False))
 
 
@@ -198,7 +204,9 @@ class _Probe:
         if wrong:
             reasons = ", ".join(sorted(verdict.value for verdict in wrong))
             count = len(verdicts) - verdicts.count(Verdict.OK)
-            self._fail(step, f"{count} of {len(verdicts)} pages failed: {reasons}", wrong)
+            self._fail(
+                step, f"{count:,} of {counted(len(verdicts), 'page')} failed: {reasons}", wrong
+            )
             return None
         return len(verdicts) * self._space.page_nbytes / max(elapsed_s, 1e-9)
 

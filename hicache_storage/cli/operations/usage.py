@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hicache_storage.composition.parts import undivided
+from hicache_storage.errors import StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
     from hicache_storage.cli.progress import Meter
@@ -73,13 +74,17 @@ def look_at(storage: HiCacheStorage, meter: Meter) -> Look:
     stores: list[StoreLook] = []
     for name, part in undivided(storage).items():
         pages, nbytes = set[bytes](), 0
-        for space in part.spaces():
-            space_id = bytes.fromhex(space.id)
-            for info in part.scan(space):
-                pages.add(space_id + bytes.fromhex(info.page_hash))
-                nbytes += info.nbytes
-                meter.advance(1, 0)
-        stores.append(StoreLook(name, frozenset(pages), nbytes, _fill(name, part)))
+        try:
+            for space in part.spaces():
+                space_id = bytes.fromhex(space.id)
+                for info in part.scan(space):
+                    pages.add(space_id + bytes.fromhex(info.page_hash))
+                    nbytes += info.nbytes
+                    meter.advance(1, 0)
+            fill = _fill(name, part)
+        except (StorageUnavailable, StorageTimeout) as error:
+            raise type(error)(f"{name}: {error}" if name else str(error)) from error
+        stores.append(StoreLook(name, frozenset(pages), nbytes, fill))
     return Look(at_s, began_s, stores, sum(1 for _ in storage.unreadable_spaces()))
 
 

@@ -122,6 +122,7 @@ def test_a_run_in_which_no_rule_ran_exits_with_3() -> None:
         (["--hicache-storage-backend", "memory", "--waivers", "nowhere.toml"], "nowhere.toml"),
         (["--hicache-storage-backend", "memory", "--repot", "out"], "--report"),
         (["--hicache-storage-backend", "memory", "--report", __file__], "is a file"),
+        (["--hicache-storage-backend", "memory", "--report", "/proc/out"], "cannot be made"),
         (["compare", "a.json", "b.json"], "a.json"),
     ],
 )
