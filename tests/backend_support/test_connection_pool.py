@@ -217,7 +217,7 @@ class TestClose:
 
         def call() -> None:
             try:
-                use(pool)
+                pool.acquire(Deadline(10 * SOON_S)).__enter__()
             except StorageClosed as error:
                 raised.append(error)
 

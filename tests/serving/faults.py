@@ -6,6 +6,8 @@
 A fault strikes under eight clients and is mended while they go on. Each answer, before, meanwhile and
 after, must be that of the engine without a store, none may fail, and none may take longer than the
 deadlines allow. Pages must come from the store before the fault, and again after it.
+
+`watch` does the same with a store that comes with an engine, and only notes what it saw.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from servers import wait_until
-from serving.answers import CLIENTS, Asked, Traffic
+from serving.answers import CLIENTS, Asked, Comparison, Traffic
 from serving.engine import EngineServer
 from serving.record import note
 from serving.stores import IN_DIRECTORY, WITH_SERVER, Store
@@ -42,10 +44,15 @@ class Fault:
     mend: Callable[[Store], object] = _nothing
 
 
+STOPPED = Fault("its server is stopped, and goes on", WITH_SERVER, Store.pause, Store.resume)
+KILLED = Fault(
+    "its server is killed, and comes back empty", WITH_SERVER, Store.kill, Store.start_empty
+)
+FULL = Fault("it is full, and has room again", ("file", "redis"), Store.fill, Store.make_room)
 FAULTS = (
-    Fault("its server is stopped, and goes on", WITH_SERVER, Store.pause, Store.resume),
-    Fault("its server is killed, and comes back empty", WITH_SERVER, Store.kill, Store.start_empty),
-    Fault("it is full, and has room again", ("file", "redis"), Store.fill, Store.make_room),
+    STOPPED,
+    KILLED,
+    FULL,
     Fault(
         "its directory is removed, and is there again",
         IN_DIRECTORY,
@@ -61,6 +68,22 @@ def of(store: str) -> Sequence[Fault]:
     return [fault for fault in FAULTS if store in fault.stores]
 
 
+@dataclass(frozen=True)
+class Course:
+    """What the clients saw of a fault."""
+
+    seen: Comparison
+    """All answers."""
+    calm: Comparison
+    """The answers before the fault, from the first that the store could give."""
+    since: Comparison
+    """The answers since the fault struck."""
+    loaded_in_calm: int
+    """How many tokens came from the store before the fault."""
+    loads_again: bool
+    """Whether pages came from the store again, soon after the fault was mended."""
+
+
 def strike(
     fault: Fault,
     store: Store,
@@ -69,7 +92,7 @@ def strike(
     *,
     stall_limit_s: float,
 ) -> None:
-    """Let a fault strike and note what the clients saw.
+    """Let a fault strike, and check that it costs no answer and little time.
 
     Args:
         fault: What happens.
@@ -78,6 +101,15 @@ def strike(
         asked: More prompts than the engine's own pools hold, so that their KV comes from the store.
         stall_limit_s: How much longer than the slowest answer in calm an answer may take.
     """
+    course = watch(fault, store, server, asked)
+    assert course.seen.is_equal, course
+    assert course.since.slowest_s <= course.calm.slowest_s + stall_limit_s, course
+    assert course.loaded_in_calm, "nothing came from the store before the fault"
+    assert course.loads_again, course
+
+
+def watch(fault: Fault, store: Store, server: EngineServer, asked: Asked) -> Course:
+    """Let a fault strike under eight clients, and note what they saw. Judge nothing."""
     loaded = [server.loaded_tokens()]
     with Traffic(server.ask, asked) as traffic:
         _wait(traffic, 0, len(asked.prompts))
@@ -92,8 +124,12 @@ def strike(
         loaded.append(server.loaded_tokens())
         fault.mend(store)
         mended_s = time.monotonic()
-        wait_until(lambda: _loads_again(server, loaded[-1]), _RECOVERY_LIMIT_S)
-        recovery_s = time.monotonic() - mended_s
+        try:
+            wait_until(lambda: _loads_again(server, loaded[-1]), _RECOVERY_LIMIT_S)
+        except TimeoutError:
+            recovery: float | str = f"loads nothing again within {_RECOVERY_LIMIT_S:g} s"
+        else:
+            recovery = round(time.monotonic() - mended_s, 1)
         _wait(traffic, traffic.answered(), len(asked.prompts))
     before, meanwhile = (int(end - start) for start, end in pairwise(loaded))
     seen, since = traffic.comparison(), traffic.comparison(struck)
@@ -105,11 +141,9 @@ def strike(
         slowest_in_calm_s=round(calm.slowest_s, 2),
         loaded_in_calm=before,
         loaded_meanwhile=meanwhile,
-        loads_again_after_s=round(recovery_s, 1),
+        loads_again_after_s=recovery,
     )
-    assert seen.is_equal, seen
-    assert since.slowest_s <= calm.slowest_s + stall_limit_s, (since, calm)
-    assert before, "nothing came from the store before the fault"
+    return Course(seen, calm, since, before, not isinstance(recovery, str))
 
 
 def _loads_again(server: EngineServer, before: float) -> bool:

@@ -152,6 +152,17 @@ class Store:
             assert connection.recv(64) == b"+OK\r\n"
 
 
+class EngineFiles(Store):
+    """The directory of a store that comes with an engine. The SDK can't open it."""
+
+    def clear(self) -> None:
+        """Remove all files, as an operator does who has no other way."""
+        assert self.directory is not None
+        for path in self.directory.rglob("*"):
+            if path.is_file():
+                path.unlink(missing_ok=True)
+
+
 @contextmanager
 def opened(name: str, directory: Path, **fields: Any) -> Generator[Store]:
     """Yield a store of `KEEPING`, or `memory`, with its server running. `fields` go into its config."""

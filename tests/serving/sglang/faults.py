@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from serving.answers import Asked
-from serving.faults import Fault, of, strike
+from serving.faults import FULL, KILLED, STOPPED, Fault, of, strike, watch
 from serving.sglang.conftest import many
-from serving.sglang.server import SGLangServer, ours
-from serving.stores import KEEPING, Store, opened, small_disk
+from serving.sglang.server import SGLangServer, ours, own_file
+from serving.stores import KEEPING, EngineFiles, Store, opened, small_disk
 
 _PROMPTS = 32
 _DISK = "64m"
@@ -47,3 +48,35 @@ def test_a_fault(
         strike(fault, store, small, asked, stall_limit_s=STALL_LIMIT_S)
         small.settle()
         small.detach()
+
+
+@pytest.mark.long
+def test_the_file_backend_of_sglang_is_full(
+    small: SGLangServer, asked: Asked, tmp_path: Path
+) -> None:
+    small.detach()
+    small.flush()
+    with small_disk(tmp_path / "disk", _DISK) as pages:
+        pages.mkdir()
+        small.own_directory.symlink_to(pages)
+        small.attach(own_file())
+        store = EngineFiles("SGLang's file", {}, directory=pages)
+        course = watch(FULL, store, small, asked)
+        small.settle()
+        small.detach()
+    assert course.loaded_in_calm, course
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", [STOPPED, KILLED], ids=lambda fault: fault.name)
+def test_the_mooncake_backend_of_sglang(
+    fault: Fault, small: SGLangServer, asked: Asked, tmp_path: Path
+) -> None:
+    small.detach()
+    small.flush()
+    with opened("mooncake", tmp_path / "store") as store:
+        small.attach(("mooncake", store.config))
+        course = watch(fault, replace(store, backend="SGLang's mooncake"), small, asked)
+        small.settle()
+        small.detach()
+    assert course.loaded_in_calm, course

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from serving.answers import Asked
-from serving.faults import Fault, of, strike
-from serving.stores import KEEPING, Store, opened, small_disk
+from serving.faults import FULL, Fault, of, strike, watch
+from serving.stores import KEEPING, EngineFiles, Store, opened, small_disk
 from serving.vllm.conftest import SMALL, SMALL_NBYTES, many
-from serving.vllm.server import VLLMServer, ours
+from serving.vllm.server import VLLMServer, fs, ours
 
 _PROMPTS = 32
 _DISK = "64m"
@@ -72,3 +72,12 @@ def test_a_fault(
 ) -> None:
     server, store = over(name)
     strike(fault, store, server, asked, stall_limit_s=STALL_LIMIT_S)
+
+
+@pytest.mark.long
+def test_the_fs_tier_of_vllm_is_full(asked: Asked, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", _DISK) as pages:
+        store = EngineFiles("vLLM's fs", {}, directory=pages)
+        with VLLMServer(tmp_path / "server", fs(pages, SMALL_NBYTES), *SMALL) as server:
+            course = watch(FULL, store, server, asked)
+    assert course.loaded_in_calm, course
