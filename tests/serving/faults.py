@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -24,6 +25,8 @@ from serving.record import note
 from serving.stores import IN_DIRECTORY, WITH_SERVER, Store
 
 _STAGE_LIMIT_S = 300.0
+FOREIGN_LIMIT_S = 60.0
+"""How long a fault of an engine's own store lasts at most, if the answers do not come."""
 _FAULT_S = 6.0
 """How long a fault lasts at least: deadlines pass, breakers open, and late metrics arrive."""
 _RECOVERY_LIMIT_S = 60.0
@@ -108,8 +111,18 @@ def strike(
     assert course.loads_again, course
 
 
-def watch(fault: Fault, store: Store, server: EngineServer, asked: Asked) -> Course:
-    """Let a fault strike under eight clients, and note what they saw. Judge nothing."""
+def watch(
+    fault: Fault,
+    store: Store,
+    server: EngineServer,
+    asked: Asked,
+    *,
+    stage_limit_s: float = _STAGE_LIMIT_S,
+) -> Course:
+    """Let a fault strike under eight clients, and note what they saw. Judge nothing.
+
+    The fault is mended after a round of the prompts, or after `stage_limit_s` if that comes first.
+    """
     loaded = [server.loaded_tokens()]
     with Traffic(server.ask, asked) as traffic:
         _wait(traffic, 0, len(asked.prompts))
@@ -119,7 +132,8 @@ def watch(fault: Fault, store: Store, server: EngineServer, asked: Asked) -> Cou
         struck, struck_s = traffic.answered(), time.monotonic()
         loaded.append(server.loaded_tokens())
         fault.strike(store)
-        _wait(traffic, struck, len(asked.prompts))
+        with suppress(TimeoutError):
+            _wait(traffic, struck, len(asked.prompts), stage_limit_s)
         wait_until(lambda: time.monotonic() > struck_s + _FAULT_S, _STAGE_LIMIT_S)
         loaded.append(server.loaded_tokens())
         fault.mend(store)
@@ -130,7 +144,8 @@ def watch(fault: Fault, store: Store, server: EngineServer, asked: Asked) -> Cou
             recovery: float | str = f"loads nothing again within {_RECOVERY_LIMIT_S:g} s"
         else:
             recovery = round(time.monotonic() - mended_s, 1)
-        _wait(traffic, traffic.answered(), len(asked.prompts))
+        with suppress(TimeoutError):
+            _wait(traffic, traffic.answered(), len(asked.prompts), stage_limit_s)
     before, meanwhile = (int(end - start) for start, end in pairwise(loaded))
     seen, since = traffic.comparison(), traffic.comparison(struck)
     note(
@@ -152,6 +167,6 @@ def _loads_again(server: EngineServer, before: float) -> bool:
     return server.loaded_tokens() > before
 
 
-def _wait(traffic: Traffic, since: int, answers: int) -> None:
+def _wait(traffic: Traffic, since: int, answers: int, limit_s: float = _STAGE_LIMIT_S) -> None:
     """Wait until so many answers have come that were asked after answer number `since`."""
-    wait_until(lambda: traffic.answered() >= since + answers + CLIENTS, _STAGE_LIMIT_S)
+    wait_until(lambda: traffic.answered() >= since + answers + CLIENTS, limit_s)

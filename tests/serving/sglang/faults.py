@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from serving.answers import Asked
-from serving.faults import FULL, KILLED, STOPPED, Fault, of, strike, watch
+from serving.faults import FOREIGN_LIMIT_S, FULL, KILLED, STOPPED, Fault, of, strike, watch
 from serving.sglang.conftest import many
 from serving.sglang.server import SGLangServer, ours, own_file
-from serving.stores import KEEPING, EngineFiles, Store, opened, small_disk
+from serving.stores import KEEPING, EngineStore, Store, opened, small_disk
 
 _PROMPTS = 32
 _DISK = "64m"
@@ -60,7 +60,7 @@ def test_the_file_backend_of_sglang_is_full(
         pages.mkdir()
         small.own_directory.symlink_to(pages)
         small.attach(own_file())
-        store = EngineFiles("SGLang's file", {}, directory=pages)
+        store = EngineStore("SGLang's file", {}, directory=pages)
         course = watch(FULL, store, small, asked)
         small.settle()
         small.detach()
@@ -72,11 +72,17 @@ def test_the_file_backend_of_sglang_is_full(
 def test_the_mooncake_backend_of_sglang(
     fault: Fault, small: SGLangServer, asked: Asked, tmp_path: Path
 ) -> None:
-    small.detach()
-    small.flush()
-    with opened("mooncake", tmp_path / "store") as store:
-        small.attach(("mooncake", store.config))
-        course = watch(fault, replace(store, backend="SGLang's mooncake"), small, asked)
-        small.settle()
-        small.detach()
+    """It gets a server of its own, because it may not be idle again after a fault."""
+    small.pause()  # its scheduler spins if it is idle
+    try:
+        with (
+            opened("mooncake", tmp_path / "store") as store,
+            SGLangServer(
+                tmp_path / "server", ("mooncake", store.config), tokens=small.tokens
+            ) as server,
+        ):
+            own = replace(store, backend="SGLang's mooncake")
+            course = watch(fault, own, server, asked, stage_limit_s=FOREIGN_LIMIT_S)
+    finally:
+        small.resume()
     assert course.loaded_in_calm, course
