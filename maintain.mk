@@ -203,7 +203,7 @@ test-vllm-full: $(VLLM)/.before/.done ## the same, and in the release before, to
 	@$(VLLM_TESTS)
 	@PYTHONPATH=$(VLLM)/.before $(VLLM_TESTS)
 
-test-serving: $(VENV)/.all $(SERVING) ## real servers of vLLM and SGLang over every store, restarted, under faults; writes docs/serving.md
+test-serving: $(VENV)/.all $(SERVING) $(LMCACHE)/.tests ## real servers of vLLM and SGLang over every store, restarted, under faults; writes docs/serving.md
 	@$(BIN)/python -m pytest -q -m long tests/serving
 	@PYTHONPATH=tests:tests/support $(BIN)/python -m serving.record
 

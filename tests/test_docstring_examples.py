@@ -22,7 +22,7 @@ MODULES = [
     ),
     *(
         module.name
-        for package in ("page_store", "controller")
+        for package in ("backend_support", "page_store", "controller")
         for module in pkgutil.iter_modules(
             importlib.import_module(f"hicache_storage.{package}").__path__,
             f"hicache_storage.{package}.",

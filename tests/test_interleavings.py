@@ -59,7 +59,7 @@ SHORT = {
     "victims": 500,
     "executor": 500,
     "single-flight": 500,
-    "server-pool": 500,
+    "connection-pool": 500,
 }
 """The seeds of the scenarios whose runs take long. The others have 1,000."""
 

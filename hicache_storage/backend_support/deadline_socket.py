@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import select
 import socket
@@ -77,7 +78,7 @@ class DeadlineSocket:
     """
 
     def __init__(self, connected: socket.socket, deadline: Deadline) -> None:
-        self.deadline = deadline
+        self.deadline: Deadline = deadline
         self._socket = connected
         self._is_tls = isinstance(connected, ssl.SSLSocket)
         self._never_waits = False
@@ -86,6 +87,34 @@ class DeadlineSocket:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._socket, name)
+
+    def reader(self) -> io.BufferedReader:
+        """Return a reader for the replies to one call. It raises what `receive_into` raises."""
+        return io.BufferedReader(_Arrivals(self))
+
+    # --- methods that a ConnectionPool calls -----------------------------------------------------
+
+    def prepare(self, deadline: Deadline) -> bool:
+        """Set the deadline of the next call. Return False if bytes have arrived, or the end."""
+        self.deadline = deadline
+        try:
+            self._socket.recv(1)
+        except _NOT_READY:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def shut_down(self) -> None:
+        """End the connection for both sides. Wake up a thread that waits on the socket."""
+        with suppress(OSError):  # the server may have ended it already
+            # SSLSocket.shutdown would end encryption first. The thread that uses the socket could
+            # then send unencrypted bytes before the connection ends.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Free the socket, and send nothing. Idempotent."""
+        self._socket.close()
 
     # --- methods that redis-py calls -------------------------------------------------------------
 
@@ -146,13 +175,6 @@ class DeadlineSocket:
             return ConnectionResetError("the server ended the connection")
         return OSError(code, os.strerror(code))
 
-    def shut_down(self) -> None:
-        """End the connection for both sides. Wake up a thread that waits on the socket."""
-        with suppress(OSError):  # the server may have ended it already
-            # SSLSocket.shutdown would end encryption first. The thread that uses the socket could
-            # then send unencrypted bytes before the connection ends.
-            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
-
     def _when(self, event: int, call: Callable[..., _T], *arguments: Any) -> _T:
         """Make a call once the socket is ready for it, and return its result.
 
@@ -174,6 +196,20 @@ class DeadlineSocket:
                     event = select.POLLOUT
             self._poller.register(self._socket, event)
             self._poller.poll(left_s * _MS)
+
+
+class _Arrivals(io.RawIOBase):
+    """What arrives at a socket. The end of the connection is an error, never a short read."""
+
+    def __init__(self, connected: DeadlineSocket) -> None:
+        self._socket = connected
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        into = [memoryview(buffer)]
+        return len(into[0]) - sum(map(len, self._socket.receive_into(into, 1)))
 
 
 def _join_small(buffers: Sequence[memoryview]) -> list[memoryview]:

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,6 +14,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 logger: logging.Logger = logging.getLogger(__name__)
+
+
+class _HasAfterFork(Protocol):
+    def after_fork(self) -> None: ...
+
+
+def reset_in_children(one: _HasAfterFork) -> None:
+    """Call `one.after_fork` in each child right after its fork. Keep no reference to `one`."""
+    _OPEN.add(one)
 
 
 class ForkLocal(Generic[T]):
@@ -38,7 +47,7 @@ class ForkLocal(Generic[T]):
         self._locks: dict[int, threading.Lock] = {}
         self._owner = os.getpid()
         self._value = make()
-        _OPEN.add(self)
+        reset_in_children(self)
 
     def get(self) -> T:
         """Return this process's value."""
@@ -89,7 +98,7 @@ class ForkLocal(Generic[T]):
 _NO_PROCESS = 0
 _ABANDONED: list[object] = []
 """Values of this process's ancestors. The list keeps them alive until the process ends."""
-_OPEN: weakref.WeakSet[ForkLocal[Any]] = weakref.WeakSet()
+_OPEN: weakref.WeakSet[_HasAfterFork] = weakref.WeakSet()
 
 
 def _after_fork() -> None:

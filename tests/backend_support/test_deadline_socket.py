@@ -218,3 +218,60 @@ class TestConnect:
         path = str(tmp_path / "absent")
         with pytest.raises(FileNotFoundError):
             connect([(socket.AF_UNIX, (path,))], Deadline(SOON_S))
+
+
+class TestPrepare:
+    def test_an_idle_connection_gets_the_next_deadline(
+        self, pair: tuple[DeadlineSocket, socket.socket]
+    ) -> None:
+        sock, _ = pair
+        deadline = Deadline(LIMIT_S)
+
+        assert sock.prepare(deadline)
+        assert deadline is sock.deadline
+
+    def test_a_late_reply_is_noticed(self, pair: tuple[DeadlineSocket, socket.socket]) -> None:
+        sock, far = pair
+        far.sendall(b"late")
+
+        assert not sock.prepare(Deadline(SOON_S))
+
+    @pytest.mark.parametrize("is_closed", [False, True])
+    def test_an_end_is_noticed(
+        self,
+        pair: tuple[DeadlineSocket, socket.socket],
+        is_closed: bool,  # noqa: FBT001
+    ) -> None:
+        sock, far = pair
+        (sock if is_closed else far).close()
+
+        assert not sock.prepare(Deadline(SOON_S))
+
+
+class TestReader:
+    def test_lines_and_bytes_are_read(self, pair: tuple[DeadlineSocket, socket.socket]) -> None:
+        sock, far = pair
+        page = bytes(range(256)) * 1000
+        sending, _ = in_thread(lambda: far.sendall(b"$256000\r\n" + page + b"\r\n+OK\r\n"))
+        reader = sock.reader()
+
+        assert b"$256000\r\n" == reader.readline()
+        assert page + b"\r\n" == reader.read(len(page) + 2)
+        assert b"+OK\r\n" == reader.readline()
+        sending.join(SOON_S)
+
+    def test_an_end_is_an_error_and_not_a_short_read(
+        self, pair: tuple[DeadlineSocket, socket.socket]
+    ) -> None:
+        sock, far = pair
+        far.sendall(b"half a p")
+        far.close()
+
+        with pytest.raises(ConnectionResetError):
+            sock.reader().read(16)
+
+    def test_it_keeps_the_deadline(self, pair: tuple[DeadlineSocket, socket.socket]) -> None:
+        sock, _ = pair
+        sock.deadline = Deadline(LIMIT_S)
+
+        assert took_s(lambda: sock.reader().readline()) < LATE_S

@@ -4,14 +4,15 @@ Each scenario notes what it saw, and goes on to assert it:
 
     note("vLLM 0.32.0", "redis", "the server is stopped", comparison, stored_tokens=2816)
 
-`python -m serving.record` replaces the tables of `docs/serving.md` by what was noted. If a scenario runs
-again, its new note takes the place of the old one. An engine without notes keeps its tables.
+`python -m serving.record` writes what was noted into the tables of `docs/serving.md`. If a scenario runs
+again, its new row takes the place of the old one. Rows of the same version of the engine that nobody
+noted stay, so you can run a few scenarios alone.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -105,15 +106,30 @@ def replace_part(text: str, name: str, part: str) -> str:
 
 def main() -> None:
     """Write the tables of the engines that have notes into the page."""
-    text = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(with_notes(PAGE.read_text(encoding="utf-8"), notes()), encoding="utf-8")
+
+
+def with_notes(text: str, noted: Iterable[Note]) -> str:
+    """Return the page with these notes."""
     by_engine: dict[str, list[Note]] = {}
-    for each in notes():
+    for each in noted:
         by_engine.setdefault(each.engine, []).append(each)
     for engine, seen in by_engine.items():
-        by_store = sorted(seen, key=lambda each: each.store)
-        table = markdown(TITLES, (each.row() for each in by_store))
-        text = replace_part(text, f"events {engine.split()[0]}", f"{engine}:\n\n{table}")
-    PAGE.write_text(text, encoding="utf-8")
+        part = f"events {engine.split()[0]}"
+        rows = {(row[0], row[1]): row for row in _rows_of(text, part, engine)}
+        rows |= {(each.store, each.event): each.row() for each in seen}
+        table = markdown(TITLES, sorted(rows.values(), key=lambda row: row[0]))
+        text = replace_part(text, part, f"{engine}:\n\n{table}")
+    return text
+
+
+def _rows_of(text: str, part: str, engine: str) -> Iterator[Sequence[str]]:
+    """Yield the rows of a table of the page, if they are of this version of the engine."""
+    table = text.partition(f"<!-- {part} -->")[2].partition(f"<!-- end of {part} -->")[0]
+    opening, *lines = table.strip().splitlines()
+    if opening == f"{engine}:":
+        for line in lines[3:]:  # after an empty line and the head of the table
+            yield [cell.strip() for cell in line[1:].removesuffix("|").split("|")]
 
 
 def _path(engine: str) -> Path:

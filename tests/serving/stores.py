@@ -87,7 +87,7 @@ class Store:
         The directory must be on `small_disk`, unless the store is Redis.
         """
         if isinstance(self.server, RedisServer):
-            self._configure_redis("maxmemory", "1")
+            self._command_redis("CONFIG SET maxmemory 1")
             self.clear()
             return
         assert self.directory is not None, f"{self.backend} cannot be filled"
@@ -103,7 +103,7 @@ class Store:
     def make_room(self) -> None:
         """Take back what `fill` did."""
         if isinstance(self.server, RedisServer):
-            self._configure_redis("maxmemory", "0")
+            self._command_redis("CONFIG SET maxmemory 0")
         else:
             assert self.directory is not None
             (self.directory.parent / _FILLER).unlink(missing_ok=True)
@@ -145,11 +145,25 @@ class Store:
         assert self.server is not None, f"{self.backend} has no server"
         return self.server
 
-    def _configure_redis(self, name: str, value: str) -> None:
+    def _command_redis(self, command: str) -> None:
         assert isinstance(self.server, RedisServer)
         with self.server.connected() as connection:
-            connection.sendall(f"CONFIG SET {name} {value}\r\n".encode())
+            connection.sendall(f"{command}\r\n".encode())
             assert connection.recv(64) == b"+OK\r\n"
+
+
+class EngineStore(Store):
+    """A store that comes with an engine, in a directory or a server. The SDK can't open it."""
+
+    def clear(self) -> None:
+        """Remove all pages, as an operator does who has no other way."""
+        if isinstance(self.server, RedisServer):
+            self._command_redis("FLUSHALL")
+            return
+        assert self.directory is not None
+        for path in self.directory.rglob("*"):
+            if path.is_file():
+                path.unlink(missing_ok=True)
 
 
 @contextmanager

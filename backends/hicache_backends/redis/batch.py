@@ -120,7 +120,7 @@ class Router:
 
         def work(connection: Connection, positions: Sequence[int]) -> None:
             nbytes = pages[positions[0]].nbytes
-            window = set_window(self._depth, nbytes, is_alone=connection.is_alone)
+            window = set_window(self._depth, nbytes, is_alone=connection.pool.in_use == 1)
             sources = [pages[position] for position in positions]
             try:
                 sent = batch.requests_for(connection, positions)
@@ -207,22 +207,20 @@ class _Batch:
         try:
             with server.acquire(self.deadline) as connection:
                 work(connection, positions)
-                self._note_errors(server, connection, positions)
+                self._note_errors(server, positions)
         except WritesInDoubt as doubt:
             self._note_failure(doubt)
             self.resolve(server, doubt, positions)
         except FAILURES as error:
             self._note_failure(error)
 
-    def _note_errors(
-        self, server: ServerPool, connection: Connection, positions: Sequence[int]
-    ) -> None:
+    def _note_errors(self, server: ServerPool, positions: Sequence[int]) -> None:
         for position in positions:
             reply = self.replies[position]
             if isinstance(reply, ErrorReply):
                 self._refused_by[position] = server
                 if reply.is_stale:
-                    connection.is_stale = True
+                    server.retire()
                     self.router.deployment.invalidate()
 
     def _note_failure(self, error: Exception) -> None:

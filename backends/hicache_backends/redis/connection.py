@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from hicache_backends.redis.access import Access, Address
     from hicache_backends.redis.replies import Command, Reply
+    from hicache_storage.backend_support.connection_pool import ConnectionPool
     from hicache_storage.backend_support.deadline import Deadline
     from hicache_storage.backend_support.resolver import SocketAddress
 
@@ -44,11 +45,9 @@ if not hasattr(redis.connection.Connection, _CONNECT):
 class _WithSocket:
     """A mixin that gives redis-py's connection classes a connected socket."""
 
-    given_socket: DeadlineSocket | None = None
+    given_socket: DeadlineSocket
 
     def _connect(self) -> Any:
-        if self.given_socket is None:
-            raise ConnectionAbortedError("the connection was closed while it was being made")
         return self.given_socket
 
 
@@ -61,12 +60,13 @@ class UnixConnection(_WithSocket, redis.connection.UnixDomainSocketConnection):
 
 
 class Connection:
-    """A connection. One thread at a time may use it; any thread may call `shut_down`.
+    """A connection of a pool. One thread at a time may use it; any thread may call `shut_down`."""
 
-    After an exception, drop the connection, because replies may still arrive.
-    """
-
-    def __init__(self, address: Address, access: Access) -> None:
+    def __init__(
+        self, pool: ConnectionPool[Connection], address: Address, access: Access, deadline: Deadline
+    ) -> None:
+        """Connect. The first `prepare` greets the server."""
+        self.pool = pool
         self._address = address
         self._access = access
         options = {**access.options, "socket_timeout": None}
@@ -80,34 +80,23 @@ class Connection:
             kind = TcpConnection
             options |= {"host": address.host, "port": address.port}
         self._redis_connection: Any = kind(**options)
-        self._socket: DeadlineSocket | None = None
-        self._is_shut_down = False
-        self.is_alone = True
-        """True if its pool had no other connection in use when this one was taken."""
-        self.is_stale = False
-        """True after the server has replied that another server must be asked."""
+        self.socket = DeadlineSocket(dial(address, access.context, deadline), deadline)
+        self._redis_connection.given_socket = self.socket
+        self._is_greeted = False
         self.identity: tuple[bytes, bytes] | None = None
         """The server's id for this connection, and the client's address as the server sees it."""
 
-    @property
-    def socket(self) -> DeadlineSocket:
-        assert self._socket is not None
-        return self._socket
-
     def prepare(self, deadline: Deadline) -> bool:
-        """Connect, unless the connection is up and idle. Set its deadline.
-
-        Return True if the connection is new.
-        """
-        if self._socket is not None and self._is_idle(self._socket, deadline):
+        """Set the deadline. Greet the server once, and later return False if anything has arrived."""
+        self.socket.deadline = deadline
+        if not self._is_greeted:
+            self._greet()
+            self._is_greeted = True
+            return True
+        try:
+            return not self._redis_connection.can_read(0)
+        except (OSError, exceptions.RedisError):
             return False
-        self.drop()
-        made = DeadlineSocket(dial(self._address, self._access.context, deadline), deadline)
-        self._socket = self._redis_connection.given_socket = made
-        if self._is_shut_down:
-            raise ConnectionAbortedError("the connection was closed while it was being made")
-        self._greet()
-        return True
 
     def execute(self, commands: Sequence[Command]) -> list[Reply]:
         """Send commands that carry no page, many at a time. Return their replies."""
@@ -120,18 +109,13 @@ class Connection:
         return replies
 
     def shut_down(self) -> None:
-        """End the connection for good. A thread that waits in it wakes up."""
-        self._is_shut_down = True
-        if self._socket is not None:
-            self._socket.shut_down()
+        """End the connection. A thread that waits in it wakes up."""
+        self.socket.shut_down()
 
-    def drop(self) -> None:
-        """Close the connection. `prepare` may connect it again."""
+    def close(self) -> None:
+        """Free the connection. redis-py sends nothing in a forked child."""
         self._redis_connection.disconnect()
-        if self._socket is not None:
-            self._socket.close()
-        self._socket = self._redis_connection.given_socket = None
-        self.is_stale = False
+        self.socket.close()
 
     # --- parts -----------------------------------------------------------------------------------
 
@@ -155,18 +139,11 @@ class Connection:
             return self._redis_connection.read_response()
         except exceptions.ResponseError as error:
             reply = ErrorReply.from_exception(error)
-            self.is_stale |= reply.is_stale
+            if reply.is_stale:
+                self.pool.retire()
             return reply
         except MALFORMED as error:
             raise WrongReply("a reply has an unexpected form") from error
-
-    def _is_idle(self, connected: DeadlineSocket, deadline: Deadline) -> bool:
-        """Return True if nothing has arrived since the last use, neither a late reply nor the end."""
-        connected.deadline = deadline
-        try:
-            return not self._redis_connection.can_read(0)
-        except (OSError, exceptions.RedisError):
-            return False
 
     def _read_identity(self) -> tuple[bytes, bytes] | None:
         commands: list[Command] = [("CLIENT", "INFO")]

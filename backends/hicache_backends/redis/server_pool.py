@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 import threading
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hicache_backends.redis.connection import Connection
 from hicache_backends.redis.replies import WrongReply
-from hicache_storage.errors import StorageClosed, StorageTimeout
+from hicache_storage.backend_support.connection_pool import ConnectionPool
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from hicache_backends.redis.access import Access, Address
     from hicache_storage.backend_support.deadline import Deadline
 
@@ -62,47 +59,18 @@ def parse_info(info: str) -> dict[str, str]:
     return {name: value.strip() for name, _, value in lines}
 
 
-class ServerPool:
-    """A pool of connections to one server. One call at a time uses a connection. Thread-safe."""
+class ServerPool(ConnectionPool[Connection]):
+    """The connections to one server. A failure ends all of them, a wrong reply only its own.
+
+    After a wrong reply, usually one page is damaged and the server works.
+    """
 
     def __init__(self, address: Address, access: Access, limit: int) -> None:
+        def connect(deadline: Deadline) -> Connection:
+            return Connection(self, address, access, deadline)
+
+        super().__init__(connect, size=limit, local_errors=(WrongReply,))
         self.address = address
-        self.connections_made = 0
-        self._access = access
-        self._limit = limit
-        self._changed = threading.Condition()
-        self._idle: list[Connection] = []
-        self._busy: dict[Connection, int] = {}
-        """The connections in use, each with its generation."""
-        self._generation = 0
-        """The current generation. If one connection fails, its whole generation ends."""
-        self._closed = False
-
-    @contextmanager
-    def acquire(self, deadline: Deadline) -> Generator[Connection, None, None]:
-        """Lend a connection that is ready. If it fails or is stale, its whole generation ends.
-
-        A wrong reply ends only its own connection, because usually one page is damaged and the
-        server works.
-
-        Raises:
-            StorageTimeout: All connections were in use.
-            StorageClosed: The pool is closed.
-            OSError, RedisError: The server cannot be reached, or refuses the credentials.
-        """
-        connection = self._take(deadline)
-        try:
-            self.connections_made += connection.prepare(deadline)
-            self._check_open()  # `close` cannot end a connection that is being made
-            yield connection
-        except WrongReply:
-            self._put_back(connection, is_sound=False, ends_generation=False)
-            raise
-        except BaseException:
-            self._put_back(connection, is_sound=False, ends_generation=True)
-            raise
-        is_stale = connection.is_stale
-        self._put_back(connection, is_sound=not is_stale, ends_generation=is_stale)
 
     def facts(self, deadline: Deadline) -> ServerFacts:
         """Ask the server for its facts.
@@ -117,68 +85,6 @@ class ServerPool:
         with self.acquire(deadline) as connection:
             (reply,) = connection.execute([("INFO",)])
         return reply.decode(errors="replace") if isinstance(reply, bytes) else ""
-
-    def close(self) -> None:
-        """End all connections, even those in use, and open no new ones. Idempotent."""
-        with self._changed:
-            self._closed = True
-            for connection in self._busy:
-                connection.shut_down()
-            self._drop_idle()
-            self._changed.notify_all()
-
-    def wait_closed(self, deadline: Deadline) -> None:
-        """Wait until no connection is in use. A connection that is being made cannot be ended."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._busy, deadline.remaining_s())
-
-    def abandon(self) -> None:
-        """Close a forked child's copies of the connections. The parent's copies stay open.
-
-        Take no lock: a thread that does not exist in the child may have held it.
-        """
-        self._closed = True
-        for connection in (*self._idle, *self._busy):
-            connection.drop()
-
-    # --- parts -----------------------------------------------------------------------------------
-
-    def _take(self, deadline: Deadline) -> Connection:
-        with self._changed:
-            if not self._changed.wait_for(self._may_take, deadline.remaining_s()):
-                raise StorageTimeout(
-                    f"all {self._limit} connections were in use for {deadline.timeout_s:g} s"
-                )
-            self._check_open()
-            connection = self._idle.pop() if self._idle else Connection(self.address, self._access)
-            connection.is_alone = not self._busy
-            self._busy[connection] = self._generation
-            return connection
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StorageClosed(
-                f"the connections to {self.address} were closed: open a new storage"
-            )
-
-    def _may_take(self) -> bool:
-        return self._closed or len(self._busy) < self._limit
-
-    def _put_back(self, connection: Connection, *, is_sound: bool, ends_generation: bool) -> None:
-        with self._changed:
-            generation = self._busy.pop(connection)
-            if ends_generation:  # the address may lead to another server now
-                self._generation += 1
-                self._drop_idle()
-            if is_sound and generation == self._generation and not self._closed:
-                self._idle.append(connection)
-            else:
-                connection.drop()
-            self._changed.notify_all()
-
-    def _drop_idle(self) -> None:
-        while self._idle:
-            self._idle.pop().drop()
 
 
 class ServerPools:
@@ -217,9 +123,3 @@ class ServerPools:
         """Wait until no connection is in use."""
         for pool in list(self._pools.values()):
             pool.wait_closed(deadline)
-
-    def abandon(self) -> None:
-        """Close a forked child's copies of all connections. Take no lock."""
-        self._closed = True
-        for pool in self._pools.values():
-            pool.abandon()

@@ -100,11 +100,6 @@ class Session:
         for pools in all_pools:
             pools.wait_closed(deadline)
 
-    def abandon(self) -> None:
-        """Close a forked child's copies of all connections."""
-        self.pools.abandon()
-        self._sentinel_pools.abandon()
-
     # --- parts -----------------------------------------------------------------------------------
 
     def _set(

@@ -70,7 +70,7 @@ class RedisStorage(HiCacheStorage):
         except ValueError as error:
             raise ConfigError(f"redis: {error}") from None
         self._secrets = settings.secrets(self._servers.options.get("password"))
-        self._sessions = ForkLocal(self._new_session, close=Session.close, abandon=Session.abandon)
+        self._sessions = ForkLocal(self._new_session, close=Session.close)
         try:
             self._declare(self._facts(Deadline(settings.timeout_s)))
         except BaseException:

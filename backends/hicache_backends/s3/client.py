@@ -7,7 +7,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from hicache_backends.s3.addresses import Addresses, is_loopback
-from hicache_backends.s3.connections import ConnectionPool, Request
+from hicache_backends.s3.connections import IdleConnections, Request
 from hicache_backends.s3.exchange import Call, Exchange, Pause
 from hicache_backends.s3.losses import CallFailed, Loss, ReplyLost
 from hicache_backends.s3.signing import EMPTY_SHA256, UNSIGNED_PAYLOAD, Signer
@@ -65,7 +65,7 @@ class Client:
         settings: S3Settings,
         target: Target,
         credentials: ForkLocal[CredentialCache],
-        connections: ForkLocal[ConnectionPool],
+        connections: ForkLocal[IdleConnections],
         counters: Counters,
         *,
         signs_payload: bool,
@@ -260,10 +260,10 @@ def open_client(settings: S3Settings, access: Access, counters: Counters) -> Cli
     target = access.target
     tls = access.tls_context() if target.is_tls else None
 
-    def connections() -> ConnectionPool:
+    def connections() -> IdleConnections:
         most_idle = 2 * settings.parallelism * settings.fan_out
         addresses = Addresses(target.host, target.port)
-        return ConnectionPool(target.host, addresses, tls, most_idle=most_idle)
+        return IdleConnections(target.host, addresses, tls, most_idle=most_idle)
 
     is_transport_safe = target.is_tls or is_loopback(target.host)
     signs = settings.sign_payload
@@ -271,7 +271,7 @@ def open_client(settings: S3Settings, access: Access, counters: Counters) -> Cli
         settings,
         target,
         ForkLocal(access.credential_cache, close=lambda _: None),
-        ForkLocal(connections, close=ConnectionPool.close, abandon=ConnectionPool.abandon),
+        ForkLocal(connections, close=IdleConnections.close, abandon=IdleConnections.abandon),
         counters,
         signs_payload=not is_transport_safe if signs is None else signs,
     )

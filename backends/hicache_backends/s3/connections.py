@@ -263,9 +263,10 @@ class Connection:
         return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
 
 
-class ConnectionPool:
+class IdleConnections:
     """The idle connections of one process to one server, and the number of running calls.
 
+    Unlike in a `ConnectionPool`, a call uses many connections at once, and never waits for one.
     Thread-safe.
     """
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from hicache_backends.s3.addresses import Address
-    from hicache_backends.s3.connections import ConnectionPool
+    from hicache_backends.s3.connections import IdleConnections
     from hicache_storage.backend_support.deadline import Deadline
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class Exchange:
     """The requests of one storage call, under its deadline. One thread uses it, once."""
 
     def __init__(
-        self, connections: ConnectionPool, *, deadline: Deadline, fan_out: int, stall_s: float
+        self, connections: IdleConnections, *, deadline: Deadline, fan_out: int, stall_s: float
     ) -> None:
         self._connections = connections
         self._deadline = deadline

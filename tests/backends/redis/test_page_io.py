@@ -459,7 +459,7 @@ class TestFailover:
             for call in calls:
                 forwarder.target_port = first.port
                 first.answer = first_reply
-                storage._sessions.get().pools.at(storage._settings.address)._drop_idle()
+                storage._sessions.get().pools.at(storage._settings.address)._close_idle()
                 with suppress(StorageUnavailable):
                     call()
                 forwarder.target_port = second.port

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from serving.answers import Asked
-from serving.faults import Fault, of, strike
+from serving.faults import FOREIGN_LIMIT_S, FULL, KILLED, STOPPED, Fault, of, strike, watch
 from serving.sglang.conftest import many
-from serving.sglang.server import SGLangServer, ours
-from serving.stores import KEEPING, Store, opened, small_disk
+from serving.sglang.server import SGLangServer, ours, own_file
+from serving.stores import KEEPING, EngineStore, Store, opened, small_disk
 
 _PROMPTS = 32
 _DISK = "64m"
@@ -47,3 +48,41 @@ def test_a_fault(
         strike(fault, store, small, asked, stall_limit_s=STALL_LIMIT_S)
         small.settle()
         small.detach()
+
+
+@pytest.mark.long
+def test_the_file_backend_of_sglang_is_full(
+    small: SGLangServer, asked: Asked, tmp_path: Path
+) -> None:
+    small.detach()
+    small.flush()
+    with small_disk(tmp_path / "disk", _DISK) as pages:
+        pages.mkdir()
+        small.own_directory.symlink_to(pages)
+        small.attach(own_file())
+        store = EngineStore("SGLang's file", {}, directory=pages)
+        course = watch(FULL, store, small, asked)
+        small.settle()
+        small.detach()
+    assert course.loaded_in_calm, course
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", [STOPPED, KILLED], ids=lambda fault: fault.name)
+def test_the_mooncake_backend_of_sglang(
+    fault: Fault, small: SGLangServer, asked: Asked, tmp_path: Path
+) -> None:
+    """It gets a server of its own, because it may not be idle again after a fault."""
+    small.pause()  # its scheduler spins if it is idle
+    try:
+        with (
+            opened("mooncake", tmp_path / "store") as store,
+            SGLangServer(
+                tmp_path / "server", ("mooncake", store.config), tokens=small.tokens
+            ) as server,
+        ):
+            own = replace(store, backend="SGLang's mooncake")
+            course = watch(fault, own, server, asked, stage_limit_s=FOREIGN_LIMIT_S)
+    finally:
+        small.resume()
+    assert course.loaded_in_calm, course

@@ -7,11 +7,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from servers import RedisServer
 from serving.answers import Asked
-from serving.faults import Fault, of, strike
-from serving.stores import KEEPING, Store, opened, small_disk
+from serving.faults import FOREIGN_LIMIT_S, FULL, KILLED, STOPPED, Fault, of, strike, watch
+from serving.stores import KEEPING, EngineStore, Store, opened, small_disk
 from serving.vllm.conftest import SMALL, SMALL_NBYTES, many
-from serving.vllm.server import VLLMServer, ours
+from serving.vllm.lmcache import LMCacheServer, LMCacheVLLM
+from serving.vllm.server import VLLMServer, fs, ours
 
 _PROMPTS = 32
 _DISK = "64m"
@@ -72,3 +74,25 @@ def test_a_fault(
 ) -> None:
     server, store = over(name)
     strike(fault, store, server, asked, stall_limit_s=STALL_LIMIT_S)
+
+
+@pytest.mark.long
+def test_the_fs_tier_of_vllm_is_full(asked: Asked, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", _DISK) as pages:
+        store = EngineStore("vLLM's fs", {}, directory=pages)
+        with VLLMServer(tmp_path / "server", fs(pages, SMALL_NBYTES), *SMALL) as server:
+            course = watch(FULL, store, server, asked)
+    assert course.loaded_in_calm, course
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", [STOPPED, KILLED, FULL], ids=lambda fault: fault.name)
+def test_the_resp_adapter_of_lmcache(fault: Fault, asked: Asked, tmp_path: Path) -> None:
+    with (
+        RedisServer(tmp_path / "redis") as redis,
+        LMCacheServer(tmp_path / "lmcache", redis) as lmcache,
+        LMCacheVLLM(tmp_path / "server", lmcache, *SMALL) as server,
+    ):
+        store = EngineStore("LMCache's resp", {}, redis)
+        course = watch(fault, store, server, asked, stage_limit_s=FOREIGN_LIMIT_S)
+    assert course.loaded_in_calm, course

@@ -23,6 +23,8 @@ CHUNK = BLOCK * CHUNK_BLOCKS
 """The tokens of a page."""
 CPU_NBYTES = 16 << 20
 """The CPU tier: 8,192 tokens of `TINY`."""
+_TOKEN_NBYTES = CPU_NBYTES // 8192
+_OWN_CONNECTOR = "OffloadingConnector"
 _FILLERS, _FILLER_TOKENS = 10, 900
 _REGION = re.compile(r"/dev/shm/(vllm_offload_[0-9a-f-]+\.mmap)")
 _LOOK_S = 1.2
@@ -33,7 +35,7 @@ def tiers(cpu_nbytes: int = CPU_NBYTES, **fields: Any) -> dict[str, Any]:
     """Return a config of vLLM's own connector: its CPU tier, and what `fields` say."""
     extra = {"cpu_bytes_to_use": cpu_nbytes, "blocks_per_chunk": CHUNK_BLOCKS}
     return {
-        "kv_connector": "OffloadingConnector",
+        "kv_connector": _OWN_CONNECTOR,
         "kv_role": "kv_both",
         "kv_connector_extra_config": {**extra, "offload_prompt_only": False, **fields},
     }
@@ -174,6 +176,8 @@ class VLLMServer(EngineServer):
         return found
 
     def loaded_tokens(self) -> float:
+        if self.kv and self.kv["kv_connector"] == _OWN_CONNECTOR:
+            return self.total("vllm:kv_offload_tiering_read_bytes_total") / _TOKEN_NBYTES
         return self.pages().get("load:ok", 0) * CHUNK
 
     def settle(self) -> None:

@@ -39,7 +39,6 @@ _MODULES = (
     "hicache_storage.slot_allocator",
     "hicache_backends.memory.storage",
     "hicache_backends.file.eviction",
-    "hicache_backends.redis.server_pool",
 )
 # Modules of other threads, processes and engines, and code that checks and storages of scenarios
 # use.

@@ -9,6 +9,7 @@ from interleavings.scenarios.backend_support import (
     SingleFlightScenario,
 )
 from interleavings.scenarios.compositions import StripesScenario, TiersScenario
+from interleavings.scenarios.connection_pool import ConnectionPoolScenario
 from interleavings.scenarios.controller import ControllerScenario, WriteBackScenario
 from interleavings.scenarios.handoff import HandoffScenario
 from interleavings.scenarios.host_pool import HostPoolScenario
@@ -19,7 +20,6 @@ from interleavings.scenarios.page_store import (
     ImpatienceScenario,
     PageStoreScenario,
 )
-from interleavings.scenarios.server_pool import ServerPoolScenario
 from interleavings.scenarios.victims import VictimsScenario
 
 SCENARIOS: dict[str, type[Scenario]] = {
@@ -38,7 +38,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
         SharedResourceScenario,
         MemoryScenario,
         VictimsScenario,
-        ServerPoolScenario,
+        ConnectionPoolScenario,
         TiersScenario,
         StripesScenario,
     )
