@@ -137,8 +137,6 @@ class _HandleUser:
             yield from filter(None, [self._foreign_error(attempt)])
             if attempt.answer == [True]:
                 self.report.taken[page_hash] = data
-            elif attempt.answer == [False] and self._keeps:
-                yield f"a set was refused, though the store has room: {page_hash[:8]}"
         for page_hash, data in [*self.kept.items(), *fresh.items()]:
             was_set = page_hash in self.kept or page_hash in self.report.taken
             read, seen = self.caller.get([page_hash]), self.caller.exists([page_hash])

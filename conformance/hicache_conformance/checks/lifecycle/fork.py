@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hicache_conformance.case.case import Case
     from hicache_storage.keys import KeySpace
 
-_PAGE_NBYTES = 256 << 10
+_PAGE_NBYTES = 16 << 10
 _TIMEOUT_S = 5.0
 _STORM_S = 2.0
 _STORM_QUICK_S = 0.2

@@ -83,12 +83,13 @@ class FaultProxy:
 
     def silence_after(self, nbytes: int) -> None:
         """Deliver `nbytes` more of requests, then go silent, as if the client had died."""
+        nbytes = _not_negative("nbytes", nbytes)
         self._behave(Mode(cut=Cut("up", nbytes, orderly=False, silences=True)))
 
     def deliver_late_after(self, requests: int) -> None:
-        """Let pieces of `requests` pass, reset the client that sends the next one, then pass through.
+        """Let this many pieces of requests pass, and reset the client that sends the next one.
 
-        The server gets the request of the reset client only with the next mode.
+        The server gets that piece when another mode is set. Everything else passes through.
         """
         self._behave(Mode(hang_up=HangUp(_not_negative("requests", requests))))
 
