@@ -18,6 +18,7 @@ _MANY = 1 << 16
 _MANY_ABSENT = 500_000
 """With so many pages, about eight of these hashes begin with the same 32 bits as one of them."""
 _AT_ONCE = 256
+"""Some stores need room for all pages of a batch at once, and a small one has about a thousand."""
 _ASKED_AT_ONCE = 8192
 _MANY_SETS_S = 20.0
 _MANY_LOOKUPS_S = 10.0

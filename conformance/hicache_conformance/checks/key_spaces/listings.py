@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from hicache_conformance.case.case import Case
     from hicache_conformance.case.probe import Probe
     from hicache_conformance.scenarios.fault_path import FaultPath
-    from hicache_conformance.tools.processes.threads import Task
     from hicache_storage.keys import KeySpace
     from hicache_storage.storage import PageInfo
 
@@ -160,35 +159,28 @@ def a_page_that_is_set_during_a_listing_is_listed_later(case: Case) -> None:
         lister = path.caller("lister").probe.storage
         store, space = open_store(case, 64, tenant="lost")
         pages = case.contents(space, case.hashes(_LOST_PAGES))
-        took_s = 0.0
-        for _ in range(1 + (_LISTINGS_QUICK if case.quick else _LISTINGS)):
-            case.must_set(store, space, pages)
-            for page_hash in pages:
-                case.subject.tamper(space, page_hash, None)
-            path.on_all(partial(FaultProxy.delay, seconds=_LATE_S))
-            began_s = time.monotonic()
+        path.on_all(partial(FaultProxy.delay, seconds=_LATE_S))
+        _lose(case, store, space, pages)
+        began_s = time.monotonic()
+        list(lister.scan(space))
+        pause_s = (time.monotonic() - began_s) / _LOST_PAGES
+        for _ in range(_LISTINGS_QUICK if case.quick else _LISTINGS):
+            _lose(case, store, space, pages)
             with Threads() as threads:
                 listing = threads.start(lambda: list(lister.scan(space)))
-                if took_s:
-                    _set_over_time(store, space, pages, listing, took_s)
-            took_s = time.monotonic() - began_s
-            path.on_all(FaultProxy.pass_through)
+                for page_hash, data in pages.items():
+                    listing.wait(pause_s)
+                    store.set(space, {page_hash: data})
             seen = zip(pages, store.exists(space, list(pages)), strict=True)
             with note("its object was lost, and it was set again during another listing"):
                 must_list(case, store, space, [one for one, is_there in seen if is_there])
 
 
-def _set_over_time(
-    store: Probe,
-    space: KeySpace,
-    pages: Mapping[str, bytes],
-    listing: Task[list[PageInfo]],
-    limit_s: float,
-) -> None:
-    """Set pages one by one, spread over the time that a listing takes."""
-    for page_hash, data in pages.items():
-        listing.wait(limit_s / len(pages))
-        store.set(space, {page_hash: data})
+def _lose(case: Case, store: Probe, space: KeySpace, pages: Mapping[str, bytes]) -> None:
+    """Set pages, and remove their objects behind the store's back."""
+    case.must_set(store, space, pages)
+    for page_hash in pages:
+        case.subject.tamper(space, page_hash, None)
 
 
 @check("KV-104", Need.SHARED)

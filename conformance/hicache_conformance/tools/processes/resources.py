@@ -16,7 +16,7 @@ import struct
 import threading
 import time
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -122,7 +122,8 @@ def unwritable(directories: Iterable[Path]) -> Generator[None, None, None]:
     finally:
         libc.capset(_CAPABILITIES, held)
         for each, mode in modes.items():
-            each.chmod(mode)
+            with suppress(FileNotFoundError):
+                each.chmod(mode)
 
 
 @contextmanager
