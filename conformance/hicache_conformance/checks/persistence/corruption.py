@@ -15,6 +15,7 @@ from hicache_conformance.scenarios.setup import note, open_store, remove_space
 from hicache_conformance.tools.observation.pages_at_rest import InSharedFiles, OwnObject, at_rest
 from hicache_conformance.tools.processes.threads import rapid_switching
 from hicache_storage.page_store.results import Verdict
+from hicache_storage.storage import Retention
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -153,6 +154,8 @@ def a_damaged_object_is_listed_as_a_page_or_as_a_fault(case: Case) -> None:
 @check("KV-403", stochastic=True)
 def a_set_beside_the_healing_of_its_page_stays(case: Case) -> None:
     """If gets find a damaged page while a set stores it again, the page is there afterwards."""
+    if case.claims.retention is Retention.BEST_EFFORT:
+        raise NotDeclared("the store may forget pages at any time")
     store, space = open_store(case, _PAGE_NBYTES)
     other = case.open() if case.claims.shared else store
     other.open_space(space)
