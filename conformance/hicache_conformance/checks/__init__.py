@@ -19,6 +19,7 @@ _MODULES = (
     "basics.contents",
     "basics.removal",
     "basics.refusals",
+    "basics.unwritable",
     "basics.admission",
     "basics.sizes",
     "basics.times",

@@ -394,6 +394,33 @@ def test_a_truncated_reply_ends_in_order(echo: ProxiedEcho, nbytes: int) -> None
     assert 1 == echo.proxy.cuts
 
 
+@pytest.mark.parametrize("nbytes", [0, 10])
+def test_after_so_many_bytes_of_a_request_all_is_silent(echo: ProxiedEcho, nbytes: int) -> None:
+    client, other = echo.connect(), echo.connect()
+    client.echo(b"before")
+    echo.server.received.clear()
+    echo.proxy.silence_after(nbytes)
+    client.send(bytes(100))
+    until(lambda: echo.proxy.held >= 100 - nbytes)
+    other.send(b"x")
+
+    assert other.is_silent()
+    assert nbytes == len(echo.server.received)
+
+
+def test_the_request_of_a_client_that_was_reset_is_delivered_late(echo: ProxiedEcho) -> None:
+    client, other = echo.connect(), echo.connect()
+    echo.proxy.deliver_late_after(1)
+    client.echo(b"first")
+    client.send(b"late")
+
+    assert "reset" == client.ending()
+    assert b"x" == other.echo(b"x")
+    assert b"firstx" == echo.server.received
+    echo.proxy.pass_through()
+    until(lambda: echo.server.received.endswith(b"late"))
+
+
 def test_bytes_of_all_connections_count_towards_a_cut(echo: ProxiedEcho) -> None:
     first, second = echo.connect(), echo.connect()
     echo.proxy.reset_after(10, direction="down")
@@ -466,7 +493,15 @@ def test_passing_through_ends_a_delay_for_what_is_on_its_way(echo: ProxiedEcho) 
 
 @pytest.mark.parametrize(
     ("mode", "value"),
-    [("drip", 0), ("drip", -1), ("delay", -1), ("reset_after", -1), ("truncate_after", -1)],
+    [
+        ("drip", 0),
+        ("drip", -1),
+        ("delay", -1),
+        ("reset_after", -1),
+        ("truncate_after", -1),
+        ("silence_after", -1),
+        ("deliver_late_after", -1),
+    ],
 )
 def test_impossible_values_are_refused(echo: ProxiedEcho, mode: str, value: int) -> None:
     with pytest.raises(ValueError, match=str(value)):

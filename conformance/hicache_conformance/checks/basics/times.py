@@ -11,7 +11,7 @@ from hicache_conformance.scenarios.setup import open_store
 from hicache_storage.storage import PageTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from hicache_conformance.case.case import Case
     from hicache_conformance.case.probe import Probe
@@ -73,27 +73,54 @@ def a_get_is_a_use_and_asking_is_none(case: Case) -> None:
     """A get moves the time of the last use, but only for its own page. `page_times` moves none."""
     store, space = open_store(case)
     pages = case.stored(store, space, 2)
-    got, other = pages
-    before = _times(store, space, [got, other])
+    before = _some_time_later(store, space, list(pages))
+    got = dict(list(pages.items())[:1])
+    case.must_hold(store, space, got)
+    _must_move_the_first(case, store, space, before, "get")
+
+
+@check("KV-010")
+def setting_a_present_page_is_a_use(case: Case) -> None:
+    """A set of a present page moves the time of its last use, and the times of no other page."""
+    store, space = open_store(case)
+    pages = case.stored(store, space, 2)
+    before = _some_time_later(store, space, list(pages))
+    case.must_set(store, space, dict(list(pages.items())[:1]))
+    _must_move_the_first(case, store, space, before, "set of a present page")
+
+
+def _some_time_later(store: Probe, space: KeySpace, hashes: Sequence[str]) -> dict[str, PageTimes]:
+    """Return the times of pages, once a use now would give other ones.
+
+    Raises:
+        NotDeclared: The store does not note each use.
+    """
+    before = _times(store, space, hashes)
     if before[0].used_at_s is None:
         raise NotDeclared("the store does not record when a page was used")
     if before[0].used_within_s > _GRAIN_S:
         raise NotDeclared(f"the store notes a use every {before[0].used_within_s:g} s only")
-    _pass_time(store, space, [got, other], before)
-    case.must_hold(store, space, {got: pages[got]})
-    after = _times(store, space, [got, other])
+    _pass_time(store, space, hashes, before)
+    return dict(zip(hashes, before, strict=True))
+
+
+def _must_move_the_first(
+    case: Case, store: Probe, space: KeySpace, before: Mapping[str, PageTimes], what: str
+) -> None:
+    after = _times(store, space, list(before))
     if case.forgets(store):
         return
-    if not (after[0].used_at_s or 0) > before[0].used_at_s:
+    (used, then), (other, same) = before.items()
+    if not (after[0].used_at_s or 0) > (then.used_at_s or 0):
         raise store.violation(
-            "a get does not move the time of the last use",
-            expected=f"later than {before[0].used_at_s}",
-            got=f"{after[0].used_at_s} for {got[:8]}",
+            f"a {what} does not move the time of the last use",
+            expected=f"later than {then.used_at_s}",
+            got=f"{after[0].used_at_s} for {used[:8]}",
         )
-    if after[1] != before[1]:
+    if after[1] != same:
         raise store.violation(
-            "the get of one page moved the times of another",
-            expected=str(before[1]),
+            f"the {what} moved the times of another",
+            expected=str(same),
             got=f"{after[1]} for {other[:8]}",
         )
 

@@ -6,11 +6,14 @@ import threading
 import time
 from collections import Counter
 from contextlib import closing
+from functools import partial
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING
 
 from hicache_conformance.checks import check
+from hicache_conformance.rules import Need
 from hicache_conformance.scenarios.attempts import call_at_once
+from hicache_conformance.scenarios.fault_path import open_fault_path
 from hicache_conformance.scenarios.key_space_neighbours import similar_ids
 from hicache_conformance.scenarios.setup import (
     TimeBudget,
@@ -21,13 +24,15 @@ from hicache_conformance.scenarios.setup import (
     store_many,
 )
 from hicache_conformance.scenarios.small_stores import small_store
+from hicache_conformance.tools.network.proxy import FaultProxy
 from hicache_conformance.tools.processes.threads import Threads, held_set
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from hicache_conformance.case.case import Case
     from hicache_conformance.case.probe import Probe
+    from hicache_conformance.scenarios.fault_path import FaultPath
     from hicache_storage.keys import KeySpace
     from hicache_storage.storage import PageInfo
 
@@ -40,6 +45,13 @@ _ALIKE_S = 1.0
 _RACED_PAGES = 64
 _RACED_S = 4.0
 _RACED_S_QUICK = 0.5
+_LOST_PAGES = 128
+_LATE_S = 0.01
+"""How late the bytes of a listing come, so that pages are set between any two of its steps."""
+_LISTINGS = 5
+_LISTINGS_QUICK = 2
+_LACKING_NBYTES = (1, 60, 180, 500)
+"""How many bytes before the end of a set its writer is cut off."""
 _CALL_LIMIT_S = 10.0
 """How long a call may wait for a listing that its reader has paused."""
 
@@ -138,6 +150,64 @@ def what_sets_and_deletes_at_once_leave_is_listed(case: Case) -> None:
             must_list(case, store, space, [one for one, there in seen if there], others=hashes)
         turns += 1
     case.evidence["turns"] = str(turns)
+
+
+@check("KV-104", Need.TAMPER, Need.SHARED, stochastic=True)
+def a_page_that_is_set_during_a_listing_is_listed_later(case: Case) -> None:
+    """If pages whose objects were lost are set again during a listing, later listings have them."""
+    with open_fault_path(case, 64, short_timeout=False) as path:
+        lister = path.caller("lister").probe.storage
+        store, space = open_store(case, 64, tenant="lost")
+        pages = case.contents(space, case.hashes(_LOST_PAGES))
+        path.on_all(partial(FaultProxy.delay, seconds=_LATE_S))
+        _lose(case, store, space, pages)
+        began_s = time.monotonic()
+        list(lister.scan(space))
+        pause_s = (time.monotonic() - began_s) / _LOST_PAGES
+        for _ in range(_LISTINGS_QUICK if case.quick else _LISTINGS):
+            _lose(case, store, space, pages)
+            with Threads() as threads:
+                listing = threads.start(lambda: list(lister.scan(space)))
+                for page_hash, data in pages.items():
+                    listing.wait(pause_s)
+                    store.set(space, {page_hash: data})
+            seen = zip(pages, store.exists(space, list(pages)), strict=True)
+            with note("its object was lost, and it was set again during another listing"):
+                must_list(case, store, space, [one for one, is_there in seen if is_there])
+
+
+def _lose(case: Case, store: Probe, space: KeySpace, pages: Mapping[str, bytes]) -> None:
+    """Set pages, and remove their objects behind the store's back."""
+    case.must_set(store, space, pages)
+    for page_hash in pages:
+        case.subject.tamper(space, page_hash, None)
+
+
+@check("KV-104", Need.SHARED)
+def a_page_of_a_set_that_broke_off_is_listed_if_it_is_there(case: Case) -> None:
+    """If a writer is cut off before the last bytes of a set, a scan lists its page if it is there."""
+    with open_fault_path(case, 1024) as path:
+        writer, space = path.caller("writer"), path.space
+        store = case.open()
+        store.open_space(space)
+        before = _bytes_up(path)
+        path.answer_of(partial(writer.set, case.contents(space, case.hashes(1))))
+        cost = _bytes_up(path) - before
+        lacking = [nbytes for nbytes in _LACKING_NBYTES if nbytes < cost]
+        for nbytes in lacking[: 1 if case.quick else None]:
+            page = case.contents(space, case.hashes(1))
+            path.on_all(partial(FaultProxy.silence_after, nbytes=cost - nbytes))
+            writer.set(page)
+            path.on_all(FaultProxy.drop_held)
+            path.on_all(FaultProxy.pass_through)
+            if store.exists(space, list(page)) == [True]:
+                with note(f"its writer was cut off, {nbytes} bytes before the end of its set"):
+                    listed = {info.page_hash for info in store.scan(space)}
+                    none_of(store, "scan does not list a page that is there", page.keys() - listed)
+
+
+def _bytes_up(path: FaultPath) -> int:
+    return sum(proxy.bytes_up for proxy in path.proxies)
 
 
 @check("KV-104", quick=False)

@@ -12,7 +12,7 @@ from hicache_conformance.run.outcomes import Violation
 from hicache_conformance.scenarios.attempts import make_attempt
 from hicache_conformance.scenarios.fault_path import FaultPath, foreign_exception, open_fault_path
 from hicache_conformance.scenarios.lifecycle_actors import receive_result, use
-from hicache_conformance.scenarios.setup import fitting, open_store, remove_space
+from hicache_conformance.scenarios.setup import fitting, note, open_store, remove_space
 from hicache_conformance.scenarios.small_stores import small_store
 from hicache_conformance.tools.network.proxy import FaultProxy
 from hicache_conformance.tools.processes.resources import no_free_descriptors
@@ -145,6 +145,23 @@ def a_removed_key_space_is_gone_and_no_other(case: Case) -> None:
     store.open_space(space)
     case.must_set(store, space, removed)
     case.must_hold(store, space, removed)
+
+
+@check("KV-103")
+def a_removed_key_space_can_be_used_again(case: Case) -> None:
+    """After `remove_space`, each handle that had read pages of the key space can set pages there."""
+    store, space = open_store(case, 300)
+    handles = [store, case.open()] if case.claims.shared else [store]
+    for turn in range(2 * len(handles)):
+        handle, remover = handles[turn % len(handles)], handles[0]
+        handle.open_space(space)
+        pages = case.stored(handle, space, 3)
+        case.must_hold(handle, space, pages)  # A handle may remember what it has seen.
+        remove_space(remover, space.id)
+        with note("its key space was removed since, and opened again"):
+            handle.open_space(space)
+            case.must_set(handle, space, pages)
+            case.must_hold(handle, space, pages)
 
 
 @check("KV-103")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from dataclasses import replace
@@ -12,15 +13,24 @@ from hicache_conformance.case import retention_baseline
 from hicache_conformance.checks import check
 from hicache_conformance.checks.key_spaces.listings import must_list, none_of
 from hicache_conformance.rules import Need
+from hicache_conformance.run.outcomes import NotDeclared
 from hicache_conformance.scenarios.key_space_neighbours import neighbours, rich_space
-from hicache_conformance.scenarios.setup import another_handle, fitting, note, open_and_set
+from hicache_conformance.scenarios.setup import (
+    another_handle,
+    fitting,
+    note,
+    open_and_set,
+    remove_space,
+)
+from hicache_conformance.tools.observation.files import regular_files
+from hicache_storage.keys import KeySpace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from hicache_conformance.case.case import Case
     from hicache_conformance.case.probe import Probe
-    from hicache_storage.keys import KeySpace
 
 _MANY_SPACES = 1050
 _OPENING_S = 8.0
@@ -44,6 +54,59 @@ def another_handle_lists_the_same(case: Case) -> None:
     for space in spaces:
         again.open_space(space)
         must_list(case, again, space, hashes[1:] if space is spaces[0] else hashes)
+
+
+@check("KV-104", Need.SHARED)
+def a_damaged_manifest_hides_no_other_key_space(case: Case) -> None:
+    """If the file that describes a key space is damaged, another handle still lists the others."""
+    spaces, _ = _with_a_damaged_manifest(case)
+    again = case.open()
+    listed = {space.id for space in again.spaces()}
+    lacking = {space.id for space in spaces[1:]} - listed
+    none_of(again, "spaces() leaves out a key space that holds pages", lacking)
+
+
+@check("KV-103", Need.SHARED)
+def a_key_space_whose_manifest_is_damaged_can_be_removed(case: Case) -> None:
+    """If the file that describes a key space is damaged, `remove_space` still removes its pages."""
+    remove_space(case.open(), "0" * 32)
+    (damaged, *_), hashes = _with_a_damaged_manifest(case)
+    again = case.open()
+    removed = remove_space(again, damaged.id)
+    if any(again.exists(damaged, hashes)):
+        raise again.violation(
+            "remove_space leaves the pages of a key space whose manifest is damaged",
+            expected="no page: a key space of either kind is removed",
+            got=f"{removed}, and its pages are there",
+        )
+
+
+def _with_a_damaged_manifest(case: Case) -> tuple[list[KeySpace], list[str]]:
+    """Store the same pages in three key spaces, and damage the manifest of the first.
+
+    Raises:
+        NotDeclared: The store describes no key space in a file of its own.
+    """
+    store = case.open()
+    tenants = ("first", "second", "third")
+    spaces = [case.space(fitting(case, 64), tenant=tenant) for tenant in tenants]
+    hashes = case.hashes(2)
+    for space in spaces:
+        open_and_set(case, store, space, *hashes)
+    found = [path for path in regular_files(case.scratch.path) if _describes(path, spaces[0])]
+    if not found:
+        raise NotDeclared("the store describes no key space in a file of its own")
+    for path in found:
+        path.write_bytes(b"{")
+    return spaces, hashes
+
+
+def _describes(path: Path, space: KeySpace) -> bool:
+    """Return whether a file holds the manifest of a key space as the contract's JSON."""
+    try:
+        return KeySpace.from_manifest(json.loads(path.read_bytes())) == space
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 @check("KV-104", Need.DURABLE)

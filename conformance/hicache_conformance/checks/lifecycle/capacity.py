@@ -5,15 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hicache_conformance.checks import check
-from hicache_conformance.run.outcomes import NotDeclared
+from hicache_conformance.rules import Need
+from hicache_conformance.run.outcomes import NotDeclared, NotVerified
 from hicache_conformance.scenarios.setup import note
 from hicache_conformance.scenarios.small_stores import SmallStore, small_store
+from hicache_storage.backend_support.revocable import AtomicRevocable
 from hicache_storage.storage import Retention
 
 if TYPE_CHECKING:
     from hicache_conformance.case.case import Case
 
 _PAGES = 16
+_MOST_REFUSED = 256
+_LEAST_LEFT = 4
+"""The least pages of which a check can tell whether they were evicted."""
 
 
 @check("KV-307")
@@ -85,9 +90,7 @@ def setting_a_present_page_takes_no_more_room(case: Case) -> None:
 @check("KV-307")
 def a_page_twice_in_a_batch_takes_room_once(case: Case) -> None:
     """A batch that names each page twice uses room for each page once, and a delete frees it."""
-    if case.claims.retention is Retention.BEST_EFFORT:
-        raise NotDeclared("the store may forget pages at any time, not only for lack of room")
-    small = small_store(case)
+    small = _lasting_store(case)
     first = _kept_when_filled(small)
     for _ in range(2 * small.pages):
         (page,) = case.contents(small.space, case.hashes(1)).items()
@@ -101,6 +104,61 @@ def a_page_twice_in_a_batch_takes_room_once(case: Case) -> None:
             "a store that was given pages twice in a batch has lost room",
             expected=f"about {len(first)} pages have room, as at first",
             got=f"{len(again)} pages",
+        )
+
+
+@check("KV-307")
+def deleted_pages_make_room_before_others_go(case: Case) -> None:
+    """If half of a full store was deleted, new pages take that room, and the other half stays."""
+    small = _lasting_store(case)
+    kept = _half_emptied(small)
+    _must_have_room(small, kept, "half of a full store was deleted")
+
+
+@check("KV-307", Need.REVOCABLE)
+def sets_of_revoked_pages_take_no_room(case: Case) -> None:
+    """If half of a full store was deleted, sets of pages that were revoked leave that room free."""
+    small = _lasting_store(case)
+    kept = _half_emptied(small)
+    memory = small.probe.memory(small.space, 1)
+    memory.pages[0].revocable = AtomicRevocable()
+    memory.pages[0].revocable.revoke()
+    for page_hash in case.hashes(min(2 * small.pages, _MOST_REFUSED)):
+        small.probe.storage.batch_set(small.space, [page_hash], memory.pages)
+    _must_have_room(small, kept, "pages were refused, and half of a full store deleted before")
+
+
+def _lasting_store(case: Case) -> SmallStore:
+    """Return a small store that loses pages only for lack of room."""
+    if case.claims.retention is Retention.BEST_EFFORT:
+        raise NotDeclared("the store may forget pages at any time, not only for lack of room")
+    return small_store(case)
+
+
+def _half_emptied(small: SmallStore) -> list[str]:
+    """Fill the store, and delete the newer half of its pages. Return the pages that are left."""
+    taken, _ = small.fill()
+    seen = zip(taken, small.probe.exists(small.space, list(taken)), strict=True)
+    there = [page_hash for page_hash, is_there in seen if is_there]
+    half = len(there) // 2
+    if half < _LEAST_LEFT:
+        raise NotVerified(f"the small store keeps {len(there)} pages only")
+    small.probe.delete(small.space, there[half:])
+    return there[:half]
+
+
+def _must_have_room(small: SmallStore, kept: list[str], why: str) -> None:
+    """Set half as many new pages as have room. Raise if most of them, or as many others, are lost."""
+    new = small.case.contents(small.space, small.case.hashes(len(kept) // 2))
+    small.probe.set(small.space, new)
+    hashes = [*kept, *new]
+    lost = small.probe.exists(small.space, hashes).count(False)
+    if lost > len(new) // 2:
+        raise small.probe.violation(
+            f"pages are lost for lack of room, though {why}",
+            expected=f"all of the {len(kept)} pages that were left and {len(new)} new ones: at first"
+            f" {2 * len(kept)} had room",
+            got=f"{lost} of them are gone",
         )
 
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _GOOD_ROUNDS = 2
 """After this many good rounds in a row over every connection, all connections are usable."""
 _CUT_AT_NBYTES = (0, 5, 100, 4000)
+_SLOW_S = 0.1
+"""How late replies come, so that each of many calls needs a connection of its own."""
 
 
 @check("KV-305")
@@ -55,6 +57,20 @@ def it_works_again_after_silence(case: Case) -> None:
         _all_at_once(path, caller, twice=not case.quick)
         path.on_all(FaultProxy.pass_through)
         must_work_again(path, caller, "its calls timed out")
+
+
+@check("KV-305")
+def gets_that_time_out_use_up_no_connection(case: Case) -> None:
+    """The same storage works again after gets timed out on all connections that it had in use."""
+    with open_fault_path(case, 4 << 10) as path:
+        caller = path.caller()
+        gets = [partial(caller.get, list(path.stored_pages(caller, 1)))] * (2 * path.width)
+        for fault in (partial(FaultProxy.delay, seconds=_SLOW_S), FaultProxy.go_silent):
+            path.on_all(fault)
+            for attempt in call_at_once(gets):
+                must_not_be_foreign(path, attempt)
+        path.on_all(FaultProxy.pass_through)
+        must_work_again(path, caller, "gets on all of its connections timed out")
 
 
 @check("KV-305", quick=False)

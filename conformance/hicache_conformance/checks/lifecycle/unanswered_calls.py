@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hicache_conformance.checks import check
 from hicache_conformance.checks.lifecycle.recovery import must_work_again
 from hicache_conformance.rules import Need
-from hicache_conformance.run.outcomes import NotVerified
+from hicache_conformance.run.outcomes import NotDeclared, NotVerified
 from hicache_conformance.scenarios.attempts import Caller, make_attempt
 from hicache_conformance.scenarios.fault_path import FaultPath, must_not_be_foreign, open_fault_path
 from hicache_conformance.tools.network.proxy import FaultProxy
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _WATCHED_S = 1.5
 """How long a deleted page must stay away: longer than the time limit of a call that tries again."""
 _POLL_S = 0.05
+_MOST_REQUESTS = 4
+"""A set that sends more requests than these is tried with the first ones only."""
+_LATE_REQUEST_S = 0.3
 _FAULTS: dict[str, Callable[[FaultProxy], object]] = {
     "the server never answers": FaultProxy.go_silent,
     "the server refuses connections": FaultProxy.refuse,
@@ -112,6 +115,36 @@ def a_set_that_timed_out_brings_no_deleted_page_back(case: Case) -> None:
         while time.monotonic() < until_s:  # a thread of the store may try again
             time.sleep(_POLL_S)
             _must_be_gone(path, caller, late)
+
+
+@check("KV-006")
+def a_refused_page_whose_request_comes_late_never_shows(case: Case) -> None:
+    """If a set is False because its connection ended, its page stays away when its request arrives."""
+    with open_fault_path(case, 1 << 10) as path:
+        caller = path.caller()
+        path.stored_pages(caller, 1)
+        refused = 0
+        for requests in range(_MOST_REQUESTS):
+            late = case.contents(path.space, case.hashes(1))
+            path.on_all(partial(FaultProxy.deliver_late_after, requests=requests))
+            attempt = caller.set(late)
+            path.on_all(FaultProxy.pass_through)
+            must_not_be_foreign(path, attempt)
+            if attempt.answer != [False]:
+                continue
+            refused += 1
+            until_s = time.monotonic() + _LATE_REQUEST_S
+            while time.monotonic() < until_s:
+                if path.answer_of(partial(caller.exists, list(late))) != [False]:
+                    raise caller.probe.violation(
+                        "a page is there although its batch_set returned False",
+                        expected="a miss: its request came after its connection had ended",
+                        got="a hit",
+                        sequence=case.trace.sequence("batch_set"),
+                    )
+                time.sleep(_POLL_S)
+        if not refused:
+            raise NotDeclared("no set returned False when its connection ended")
 
 
 def _must_be_gone(path: FaultPath, caller: Caller, pages: Mapping[str, bytes]) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from hicache_conformance.checks import check
 from hicache_conformance.rules import Need
 from hicache_conformance.run.outcomes import NotDeclared, NotVerified, Violation
+from hicache_conformance.scenarios.attempts import call_at_once
 from hicache_conformance.scenarios.framed_store import PAGE_STORE, FramedStore, framed_space
 from hicache_conformance.scenarios.killed_writers import keep_open_if_shared, reopen
 from hicache_conformance.scenarios.setup import note, open_store, remove_space
 from hicache_conformance.tools.observation.pages_at_rest import InSharedFiles, OwnObject, at_rest
+from hicache_conformance.tools.processes.threads import rapid_switching
 from hicache_storage.page_store.results import Verdict
+from hicache_storage.storage import Retention
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +43,9 @@ _DAMAGES: dict[str, Damage] = {
 }
 _MANY_HASHES = 1100
 """More than backends ask a server for at once."""
+_READERS = 3
+_HEALED_S = 3.0
+_HEALED_S_QUICK = 0.7
 _EXTENDED = ("extended by a byte", "extended by another page", "doubled")
 _REMOVED = "removed"
 
@@ -127,6 +134,59 @@ def damaged_objects_do_not_break_listings(case: Case) -> None:
             store.clear(space)
             others = [page_hash for page_hash in pages if page_hash != damaged]
             case.must_miss(store, space, others, "was cleared")
+
+
+@check("KV-403", Need.ENUMERABLE)
+def a_damaged_object_is_listed_as_a_page_or_as_a_fault(case: Case) -> None:
+    """If `faults` finds a damaged page in a listing, a scan does not list it as a page."""
+    for description, damage in _damages(case).items():
+        store, space = open_store(case, _PAGE_NBYTES, tenant=description)
+        _, damaged = _damaged(case, store, space, damage)
+        faults = {fault.page_hash for fault in store.storage.faults(space)}
+        if damaged in faults & {info.page_hash for info in store.scan(space)}:
+            raise store.violation(
+                f"scan lists a page that `faults` finds damaged (its object was {description})",
+                expected="one of the two: scan hides damaged objects",
+                got=f"{damaged[:8]} in both",
+            )
+
+
+@check("KV-403", stochastic=True)
+def a_set_beside_the_healing_of_its_page_stays(case: Case) -> None:
+    """If gets find a damaged page while a set stores it again, the page is there afterwards."""
+    if case.claims.retention is Retention.BEST_EFFORT:
+        raise NotDeclared("the store may forget pages at any time")
+    store, space = open_store(case, _PAGE_NBYTES)
+    other = case.open() if case.claims.shared else store
+    other.open_space(space)
+    until_s = time.monotonic() + (_HEALED_S_QUICK if case.quick else _HEALED_S)
+    turns = 0
+    with rapid_switching():
+        while time.monotonic() < until_s:
+            pages, damaged = _damaged(case, store, space, _DAMAGES["cut to half"])
+            page = {damaged: pages[damaged]}
+            if _is_set_while_got(store, other, space, page):
+                with note("other threads got the damaged page at the same time"):
+                    case.must_hold(store, space, page)
+            store.delete(space, list(pages))
+            turns += 1
+    case.evidence["turns"] = str(turns)
+
+
+def _is_set_while_got(
+    store: Probe, other: Probe, space: KeySpace, page: Mapping[str, bytes]
+) -> bool:
+    """Set a page while threads get it. Return the verdict of the set."""
+    verdicts: list[bool] = []
+
+    def put() -> None:
+        verdicts.extend(store.set(space, page))
+
+    def get() -> None:
+        other.get(space, list(page))
+
+    call_at_once([put, *[get] * _READERS])
+    return all(verdicts)
 
 
 @check("KV-403", Need.ENUMERABLE)

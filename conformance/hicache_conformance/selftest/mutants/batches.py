@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -19,6 +21,7 @@ from hicache_storage.errors import StorageTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from hicache_conformance.selftest.references.dict_store import DictSettings
     from hicache_conformance.selftest.references.wire_protocol import Operation
@@ -30,6 +33,26 @@ if TYPE_CHECKING:
 
 
 # --- KV-202 --------------------------------------------------------------------------------------
+
+
+@caught_by("KV-202:a_page_whose_file_cannot_be_made_changes_no_other", says="returned True")
+class OneWrittenIsAllWritten(Shelf):
+    """Files are in two folders. If one page of a batch could be written, all verdicts are True."""
+
+    capabilities = replace(Shelf.capabilities, enumerable=False)
+
+    def _path(self, space: KeySpace, page_hash: str) -> Path:
+        return self._folder(space) / str(int(page_hash, 16) % 2) / page_hash
+
+    def _replaced(self, path: Path, data: bytes) -> bool:
+        with suppress(OSError):
+            path.parent.mkdir(exist_ok=True)
+        return super()._replaced(path, data)
+
+    def _store(
+        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
+    ) -> list[bool]:
+        return [any(super()._store(space, hashes, contents))] * len(hashes)
 
 
 @caught_by(

@@ -7,16 +7,18 @@ import secrets
 import shutil
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from hicache_conformance.run.subject import Scratch
 from hicache_conformance.selftest.mutants import caught_by, own
 from hicache_conformance.selftest.references.dict_store import DictStore
 from hicache_conformance.selftest.references.file_a_page import Shelf
 from hicache_conformance.selftest.references.rented import Rented
+from hicache_conformance.selftest.references.subjects import WireSubject
 from hicache_conformance.selftest.references.wire import WireStore
 from hicache_conformance.selftest.references.wire_protocol import Operation
 from hicache_storage.errors import StorageUnavailable
@@ -742,6 +744,106 @@ class UnlistsWhatWasSetSince(DictStore):
     def _names(self, space: KeySpace) -> list[PageInfo]:
         found = super()._names(space)
         return [one for one in found if self._key(space, one.page_hash) not in self._unlisted]
+
+
+class _Listed(WireStore):
+    """A store that lists the pages of an index, which all its handles share."""
+
+    _index: ClassVar[dict[str, set[str]]] = defaultdict(set)
+
+    def _store(
+        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
+    ) -> list[bool]:
+        stored = super()._store(space, hashes, contents)
+        self._note(space, hashes)
+        return stored
+
+    def _note(self, space: KeySpace, hashes: Sequence[str]) -> None:
+        self._index[space.id].update(hashes)
+
+    def _names(self, space: KeySpace) -> list[PageInfo]:
+        names = self._index[space.id]
+        return [one for one in super()._names(space) if one.page_hash in names]
+
+
+class _ListedSubject(WireSubject):
+    storage_class = _Listed
+
+    def tamper(self, space: KeySpace, page_hash: str, data: bytes | None) -> None:
+        if data is None:
+            with WireStore.from_config(self.config(Scratch(Path(), ""))) as store:
+                store.batch_delete(space, [page_hash])
+
+
+class _UnlistsWhatWasAbsentSubject(_ListedSubject):
+    pass
+
+
+@caught_by(
+    "KV-104:a_page_that_is_set_during_a_listing_is_listed_later",
+    says="does not list a page",
+    subject=_UnlistsWhatWasAbsentSubject,
+)
+class UnlistsWhatWasAbsent(_Listed):
+    """A scan takes the pages out of the index that were absent a moment before."""
+
+    def _names(self, space: KeySpace) -> list[PageInfo]:
+        found = super()._names(space)
+        absent = self._index[space.id] - {one.page_hash for one in found}
+        self._greet()  # another round trip, in which the pages may be set
+        self._index[space.id] -= absent
+        return found
+
+
+_UnlistsWhatWasAbsentSubject.storage_class = UnlistsWhatWasAbsent
+
+
+@caught_by(
+    "KV-104:a_page_of_a_set_that_broke_off_is_listed_if_it_is_there", says="does not list a page"
+)
+class ListsAPageAfterwards(_Listed):
+    """A page is listed one round trip after it was stored, so a writer that dies leaves it unlisted."""
+
+    def _note(self, space: KeySpace, hashes: Sequence[str]) -> None:
+        self._greet()
+        super()._note(space, hashes)
+
+
+@caught_by("KV-104:a_damaged_manifest_hides_no_other_key_space", says="raised StorageUnavailable")
+class StumblesOverAManifest(Shelf):
+    """A manifest that is damaged makes `spaces()` raise."""
+
+    def _known_spaces(self) -> list[KeySpace]:
+        found = super()._known_spaces()
+        if len(found) < sum(1 for _ in self._root.iterdir()):
+            raise StorageUnavailable(f"shelf: {self._root} has a manifest that is damaged")
+        return found
+
+
+@caught_by("KV-103:a_clear_that_may_not_remove_files_says_so", says="clear returned 0")
+class ClearsWhatItCan(Shelf):
+    """Clear removes the files that it can, and returns their number."""
+
+    def clear(self, space: KeySpace) -> int:
+        return sum(self._removed(space, info.page_hash) for info in self._names(space))
+
+
+@caught_by("KV-103:a_removed_key_space_can_be_used_again", says="batch_set refused")
+class RemembersRemovedFolders(Shelf):
+    """A handle makes the folder of a key space once, though `remove_space` may have removed it."""
+
+    _made: set[str] = own(set)
+
+    def remove_space(self, space_id: str) -> int:
+        removed = sum(self.clear(space) for space in self._known_spaces() if space.id == space_id)
+        shutil.rmtree(self._root / space_id, ignore_errors=True)
+        return removed
+
+    def _remember(self, space: KeySpace) -> bool:
+        if space.id in self._made:
+            return True
+        self._made.add(space.id)
+        return super()._remember(space)
 
 
 @caught_by("KV-103:a_removed_key_space_is_gone_and_no_other", says="lists a key space")

@@ -13,6 +13,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 import pydantic
@@ -423,6 +424,38 @@ class ForgetsToEvict(EvictingStore):
     def _make_room(self, key: Hashable, nbytes: int) -> bool:
         del key, nbytes
         return True
+
+
+@caught_by("KV-307:deleted_pages_make_room_before_others_go", says="lost for lack of room")
+class EvictsForDeletedPages(EvictingStore):
+    """For each page that was deleted, a later set evicts another one, though there is room."""
+
+    _owed = 0
+
+    def _removed(self, space: KeySpace, page_hash: str) -> bool:
+        self._owed += self._has(space, page_hash)
+        return super()._removed(space, page_hash)
+
+    def _make_room(self, key: Hashable, nbytes: int) -> bool:
+        if self._owed and self._pages:
+            self._owed -= 1
+            self._evict()
+        return super()._make_room(key, nbytes)
+
+
+@caught_by("KV-307:sets_of_revoked_pages_take_no_room", says="lost for lack of room")
+class EvictsForRevokedPages(EvictingStore):
+    """A set makes room before it finds that its page was revoked."""
+
+    capabilities = replace(EvictingStore.capabilities, revocable=True)
+
+    def _store(
+        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
+    ) -> list[bool]:
+        with self._lock:
+            if self._pages and not all(contents):
+                self._evict()
+        return super()._store(space, hashes, contents)
 
 
 @caught_by(

@@ -438,6 +438,36 @@ class KeepsBrokenConnections(_Reusing):
         return isinstance(error, ConnectionError)
 
 
+@caught_by("KV-305:gets_that_time_out_use_up_no_connection", says="does not work again")
+class LosesConnectionsThatTimedOut(WireStore):
+    """A get that times out on a connection that was used before never ends its turn in the pool."""
+
+    _known: set[Connection] = own(set)
+
+    def _give_back(self, number: int, connection: Connection) -> None:
+        self._known.add(connection)
+        super()._give_back(number, connection)
+
+    def _after_failure(self, number: int, connection: Connection) -> None:
+        if isinstance(sys.exception(), TimeoutError) and connection in self._known:
+            connection.close()
+        else:
+            super()._after_failure(number, connection)
+
+
+@caught_by("KV-006:a_refused_page_whose_request_comes_late_never_shows", says="returned False")
+class LooksUpWhatItSent(WireStore):
+    """If the connection of a set breaks, the verdicts are those of a lookup over another one."""
+
+    def _store(
+        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
+    ) -> list[bool]:
+        try:
+            return super()._store(space, hashes, contents)
+        except StorageUnavailable:
+            return self._present(space, hashes)
+
+
 @caught_by("KV-305:a_late_page_is_not_taken_for_a_later_one")
 class TakesLateReplies(_Reusing):
     """A connection whose get timed out is used again, and the late reply is taken for the next reply."""

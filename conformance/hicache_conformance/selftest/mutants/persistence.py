@@ -21,7 +21,7 @@ from hicache_conformance.selftest.references.streaming import StreamingShelf
 from hicache_conformance.selftest.references.synced import Synced, SyncedShelf
 from hicache_conformance.selftest.references.wire import WireStore
 from hicache_storage.errors import CorruptPage, StorageUnavailable
-from hicache_storage.storage import HiCacheStorage, PageFault
+from hicache_storage.storage import HiCacheStorage, PageFault, PageInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
-    from hicache_storage.storage import PageInfo
 
 
 _BEHIND_S = 0.05
@@ -468,6 +467,32 @@ class ListingStumbles(Shelf):
         return found
 
 
+@caught_by("KV-403:a_damaged_object_is_listed_as_a_page_or_as_a_fault", says="scan lists a page")
+class ListsItsFaults(Shelf):
+    """A scan lists every object as a page, though `faults` knows that some have a wrong length."""
+
+    def scan(self, space: KeySpace) -> Iterator[PageInfo]:
+        self.ensure_open()
+        return (PageInfo(one.page_hash, space.stored_nbytes) for one in self._names(space))
+
+    def faults(self, space: KeySpace, hashes: Sequence[str] | None = None) -> Iterator[PageFault]:
+        for info in self._names(space):
+            if info.nbytes != space.stored_nbytes and info.page_hash in (hashes or info.page_hash):
+                yield PageFault(info.page_hash, "wrong_size")
+
+
+@caught_by("KV-403:a_set_beside_the_healing_of_its_page_stays", says="is False for a page")
+class HealsWithoutASecondLook(Shelf):
+    """A get that has read a damaged object removes whatever is under its name a moment later."""
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        data = super()._read(space, page_hash)
+        if data is not None and len(data) != space.stored_nbytes:
+            time.sleep(0.001)
+            self._removed(space, page_hash)
+        return data
+
+
 @caught_by("KV-403:clear_counts_a_damaged_object_only_if_it_was_listed", says="counts a page")
 class ClearCountsDamage(Shelf):
     """Clear counts all objects that it removes, though a scan lists the whole ones."""
@@ -488,7 +513,11 @@ class FaultsOfTheFirstThousand(Shelf):
                 yield PageFault(page_hash, "wrong_size")
 
 
-@caught_by("KV-403:a_damaged_object_goes_with_its_key_space", says="remove_space leaves")
+@caught_by(
+    "KV-403:a_damaged_object_goes_with_its_key_space",
+    "KV-103:a_key_space_whose_manifest_is_damaged_can_be_removed",
+    says="remove_space leaves",
+)
 class RemovesWholePages(Shelf):
     """`remove_space` removes the pages that a scan lists, and damaged ones stay for good."""
 

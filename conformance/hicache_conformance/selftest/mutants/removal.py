@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 _SOON_S = 0.1
 
 
+@caught_by("KV-007:a_page_whose_file_stays_is_not_deleted", says="was deleted")
+class TakesFilesForRemoved(Shelf):
+    """A delete returns True, also if the file system did not remove the file."""
+
+    def _removed(self, space: KeySpace, page_hash: str) -> bool:
+        super()._removed(space, page_hash)
+        return True
+
+
 @caught_by("KV-007:deleting_an_absent_page_is_true", says="batch_delete is False")
 class AbsentIsFalse(DictStore):
     """Deleting an absent page returns False."""
@@ -231,6 +240,16 @@ class TimesInKiloseconds(EvictingStore):
     def _times(self, key: Hashable) -> PageTimes:
         used_s = super()._times(key).used_at_s
         return PageTimes(used_at_s=None if used_s is None else used_s / 1000)
+
+
+@caught_by("KV-010:setting_a_present_page_is_a_use", says="does not move the time")
+class KeepsTheFirstTimes(EvictingStore):
+    """A set of a present page leaves the times of the page as they were."""
+
+    def _put(self, key: Hashable, stored: Stored) -> None:
+        before = self._used_s.get(key) if key in self._pages else None
+        super()._put(key, stored)
+        self._used_s[key] = before or self._used_s[key]
 
 
 @caught_by("KV-010:a_get_is_a_use_and_asking_is_none")

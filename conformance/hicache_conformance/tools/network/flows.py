@@ -24,6 +24,8 @@ class Cut:
     direction: Direction
     left_nbytes: int
     orderly: bool
+    silences: bool = False
+    """True: no connection is ended, but nothing passes any more."""
 
 
 @dataclass
@@ -33,6 +35,14 @@ class Flip:
     direction: Direction
     left_nbytes: int
     """How many bytes pass before the one that is damaged."""
+
+
+@dataclass
+class HangUp:
+    """A fault that ends the client's side of one connection, and delivers its request later."""
+
+    left_requests: int
+    """How many pieces of requests pass before."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,7 @@ class Mode:
     nbytes_per_s: float | None = None
     cut: Cut | None = None
     flip: Flip | None = None
+    hang_up: HangUp | None = None
 
 
 @dataclass

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Self, TypeVar
 
 from hicache_conformance.tools.network.endpoints import Endpoint, endpoints_in, redirected
-from hicache_conformance.tools.network.flows import Cut, Direction, Flip, Mode
+from hicache_conformance.tools.network.flows import Cut, Direction, Flip, HangUp, Mode
 from hicache_conformance.tools.network.relay_process import HostedRelay
 
 __all__ = ["Direction", "Endpoint", "FaultProxy", "endpoints_in", "redirected"]
@@ -80,6 +80,18 @@ class FaultProxy:
         With 0, the connection that carries the next bytes is reset before any of them is delivered.
         """
         self._behave(Mode(cut=Cut(direction, _not_negative("nbytes", nbytes), orderly=False)))
+
+    def silence_after(self, nbytes: int) -> None:
+        """Deliver `nbytes` more of requests, then go silent, as if the client had died."""
+        nbytes = _not_negative("nbytes", nbytes)
+        self._behave(Mode(cut=Cut("up", nbytes, orderly=False, silences=True)))
+
+    def deliver_late_after(self, requests: int) -> None:
+        """Let this many pieces of requests pass, and reset the client that sends the next one.
+
+        The server gets that piece when another mode is set. Everything else passes through.
+        """
+        self._behave(Mode(hang_up=HangUp(_not_negative("requests", requests))))
 
     def truncate_after(self, nbytes: int) -> None:
         """Deliver `nbytes` more of replies, end their connection without a reset, then pass through."""

@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hicache_conformance.tools.network.flows import Connection, Counts, Flow, Mode
+from hicache_conformance.tools.network.flows import Connection, Counts, Flow, HangUp, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -272,6 +272,17 @@ class Relay:
         else:
             self._record_arrival(connection, flow)
             flow.take(data)
+            if flow.direction == "up" and self.mode.hang_up is not None:
+                self._hang_up(connection, self.mode.hang_up)
+
+    def _hang_up(self, connection: Connection, fault: HangUp) -> None:
+        """Reset the client if it is its turn. Hold its request until the mode changes."""
+        if fault.left_requests:
+            fault.left_requests -= 1
+            return
+        self.mode = Mode()
+        connection.silenced = connection.up.ended = True
+        self._close(connection.client, reset=True)
 
     def _record_arrival(self, connection: Connection, flow: Flow) -> None:
         """Count a round trip, and silence the connection if the mode says so."""
@@ -318,7 +329,9 @@ class Relay:
             self.mode.flip.left_nbytes -= sent
         if cut is not None and cut.direction == flow.direction:
             cut.left_nbytes -= sent
-            if not cut.left_nbytes:
+            if not cut.left_nbytes and cut.silences:
+                self.mode = Mode(silent=frozenset(("up", "down")))
+            elif not cut.left_nbytes:
                 self._cut(connection, flow, orderly=cut.orderly)
 
     def _flip(self, flow: Flow) -> None:
