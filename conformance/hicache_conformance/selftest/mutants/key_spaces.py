@@ -830,20 +830,23 @@ class ClearsWhatItCan(Shelf):
 
 @caught_by("KV-103:a_removed_key_space_can_be_used_again", says="batch_set refused")
 class RemembersRemovedFolders(Shelf):
-    """A handle makes the folder of a key space once, though `remove_space` may have removed it."""
+    """A handle that has read a page never makes its folder again, though `remove_space` removes it."""
 
-    _made: set[str] = own(set)
+    _known: set[str] = own(set)
 
     def remove_space(self, space_id: str) -> int:
         removed = sum(self.clear(space) for space in self._known_spaces() if space.id == space_id)
         shutil.rmtree(self._root / space_id, ignore_errors=True)
         return removed
 
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        data = super()._read(space, page_hash)
+        if data is not None:
+            self._known.add(space.id)
+        return data
+
     def _remember(self, space: KeySpace) -> bool:
-        if space.id in self._made:
-            return True
-        self._made.add(space.id)
-        return super()._remember(space)
+        return space.id in self._known or super()._remember(space)
 
 
 @caught_by("KV-103:a_removed_key_space_is_gone_and_no_other", says="lists a key space")
