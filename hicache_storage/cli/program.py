@@ -85,6 +85,9 @@ class Program:
         except HiCacheError as error:
             log.print_error(_redacted(str(error), argv))
             return self.wrong_input
+        except MemoryError:
+            log.print_error("this machine does not have the memory: choose smaller or fewer pages")
+            return self.wrong_input
         except KeyboardInterrupt:
             log.print_error("interrupted")
             return _INTERRUPTED
