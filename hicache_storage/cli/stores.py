@@ -194,7 +194,7 @@ def config_file_choice(name: str, flag: str) -> config.StorageChoice:
 
 
 def _choice_of(found: dict[str, Any], where: str) -> config.StorageChoice:
-    parser = Parser(prog=where, add_help=False, allow_abbrev=False)
+    parser = Parser(add_help=False, allow_abbrev=False)
     config.add_arguments(parser)
     fields = _storage_fields(found, where)
     if not fields.get(_BACKEND):
@@ -204,7 +204,12 @@ def _choice_of(found: dict[str, Any], where: str) -> config.StorageChoice:
         for key, value in fields.items()
         if value is not None
     ]
-    return config.StorageChoice.from_arguments(parser.parse(argv)[0])
+    try:
+        arguments, _ = parser.parse(argv)
+    except ConfigError as error:  # it speaks of flags, and of their help
+        reason = str(error).removeprefix("argument --").partition(" (see ")[0]
+        raise ConfigError(f"{where}: {reason}") from None
+    return config.StorageChoice.from_arguments(arguments)
 
 
 def open_store(choice: config.StorageChoice) -> HiCacheStorage:
