@@ -361,6 +361,8 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
 
 
 def _check_fields(value: Any, where: str) -> dict[str, Any]:
+    if value is None:
+        raise ConfigError(f"{where}: must be an object with fields, but is empty")
     if not isinstance(value, dict):
         raise ConfigError(f"{where}: must be an object with fields, not {type(value).__name__}")
     fields: dict[Any, Any] = cast("Any", value)

@@ -164,7 +164,8 @@ class PageFault:
 
     page_hash: str
     reason: str
-    """One word for tables: `wrong_size`, `corrupt`, `not_authentic`, `unknown_key`."""
+    """One word for tables: `wrong_size`, `corrupt`, `not_authentic`, `unknown_key`, or `unreadable` if
+    the store could not look at the page, which may be right."""
     detail: str = ""
 
 

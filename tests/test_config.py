@@ -212,7 +212,7 @@ class TestExtraConfig:
             ("c.toml", b"a = \n", "is not TOML"),
             ("c.yaml", b"a: b: c\n", "is not YAML: .* at line 1, column 5"),
             ("c.yaml", b"a: \x01\n", "is not YAML"),
-            ("c.yaml", b"", "must be an object with fields, not NoneType"),
+            ("c.yaml", b"", "must be an object with fields, but is empty"),
             ("c.yaml", b"1: x\n", "a field's name must be a string, not 1"),
             ("c.yaml", b"? \n", "a field's name must be a string, not None"),
             *(

@@ -20,7 +20,7 @@ from hicache_storage.cli.progress import meter
 from hicache_storage.cli.signal_stop import SignalStop
 from hicache_storage.cli.sizes import parse_share, size
 from hicache_storage.cli.stores import add_store_arguments, open_store, store_choice
-from hicache_storage.errors import shown
+from hicache_storage.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +34,8 @@ _FOUND = 1
 _MOST_THREADS = 256
 _MOST_BATCH = 1024
 _MOST_PAGES = 10_000_000_000
+_MOST_WORKING_PAGES = 100_000_000
+"""The hashes of so many pages take about 13 GB of memory."""
 _OPERATIONS = ("read", "write", "look-up")
 _MIX = "read=70,write=20,look-up=10"
 _DURATION_S = 10.0
@@ -183,6 +185,11 @@ def _settings(arguments: argparse.Namespace, choice: config.StorageChoice) -> Be
     if duration_s is None and arguments.pages is None:
         duration_s = _DURATION_S
     sizes = arguments.page_bytes or [model_page_nbytes(arguments.model, page_tokens)]
+    if (pages := arguments.working_set // min(sizes)) > _MOST_WORKING_PAGES:
+        raise ConfigError(
+            f"--working-set: has {pages:,} pages, but the verb can remember"
+            f" {_MOST_WORKING_PAGES:,}: choose a smaller one, or larger pages"
+        )
     return BenchSettings(
         page_sizes=tuple(dict.fromkeys(sizes)),
         page_tokens=page_tokens,

@@ -9,6 +9,7 @@ from hicache_storage.cli.progress import meter
 from hicache_storage.cli.selection_flags import add_selection_arguments, selection_of
 from hicache_storage.cli.sizes import counted, format_nbytes, size
 from hicache_storage.cli.stores import (
+    TO_TIER,
     add_store_arguments,
     add_target_arguments,
     add_tier_argument,
@@ -65,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     with open_listed_store(choice, "copy", arguments.tier) as source:
         selected = selection_of(arguments).of(source)
         result.unreadable = selected.unreadable
-        with opened(target_choice, arguments.to_tier, flag="--to-tier") as target:
+        with opened(target_choice, arguments.to_tier, flag=TO_TIER) as target:
             is_done = False
             lacking = None
             try:

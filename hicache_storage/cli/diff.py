@@ -9,6 +9,7 @@ from hicache_storage.cli.progress import meter
 from hicache_storage.cli.selection_flags import add_selection_arguments, selection_of
 from hicache_storage.cli.sizes import counted
 from hicache_storage.cli.stores import (
+    TO_TIER,
     add_store_arguments,
     add_target_arguments,
     add_tier_argument,
@@ -60,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     with (
         open_listed_store(choice, "diff", arguments.tier) as source,
-        open_listed_store(target_choice, "diff", arguments.to_tier, flag="--to-tier") as target,
+        open_listed_store(target_choice, "diff", arguments.to_tier, flag=TO_TIER) as target,
     ):
         compared = select_pairs(source, target, selection_of(arguments))
         total, found = Differences(unreadable=compared.unreadable), list["SpaceDifference"]()

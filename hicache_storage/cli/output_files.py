@@ -30,12 +30,14 @@ def check_outputs(arguments: argparse.Namespace) -> None:
     """Refuse a file that cannot be written, before the work starts.
 
     Raises:
-        ConfigError: A path is a directory, or its directory does not exist or must not be written to.
+        ConfigError: A path is `-` or a directory, or its directory is missing or not writable.
     """
     for flag in ("json", "html"):
         path: Path | None = getattr(arguments, flag, None)
         if path is None:
             continue
+        if str(path) == "-":
+            raise ConfigError(f"--{flag} -: name a file, because the tables go to standard output")
         try:
             if path.is_dir():
                 raise ConfigError(f"--{flag} {shown(path)}: is a directory, not a file")

@@ -82,8 +82,11 @@ class Program:
             arguments = self._parse(argv)
             set_format(arguments)
             code: int = arguments.run(arguments)
-        except HiCacheError as error:
+        except (HiCacheError, ImportError) as error:  # HICACHE_NATIVE may insist on what is missing
             log.print_error(_redacted(str(error), argv))
+            return self.wrong_input
+        except MemoryError:
+            log.print_error("this machine does not have the memory: choose smaller or fewer pages")
             return self.wrong_input
         except KeyboardInterrupt:
             log.print_error("interrupted")

@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         rows = [
             (
-                one["store"] or choice.backend,
+                one["store"] or arguments.tier or choice.backend,
                 f"{one['pages']:,}",
                 format_nbytes(one["nbytes"]),
                 "" if one["capacity_nbytes"] is None else format_nbytes(one["capacity_nbytes"]),
@@ -109,7 +109,8 @@ def _watch(choice: config.StorageChoice, arguments: argparse.Namespace) -> int:
             sys.stdout.write(f"{json.dumps(_document(choice.backend, look, stores))}\n")
         else:
             for one in stores:
-                write_line(_line(format_time(look.at_s), choice.backend, one))
+                whole = arguments.tier or choice.backend
+                write_line(_line(format_time(look.at_s), whole, one))
         lines += 1
     return _FOUND if look.unreadable_spaces else 0
 
@@ -126,10 +127,10 @@ def _look(choice: config.StorageChoice, tier: str | None, shown: Meter) -> Look:
         return look_at(storage, shown)
 
 
-def _line(at: str, backend: str, one: Mapping[str, Any]) -> str:
+def _line(at: str, whole: str, one: Mapping[str, Any]) -> str:
     new, gone = (one[name] / one["elapsed_s"] for name in ("new_pages", "gone_pages"))
     return (
-        f"{at:20}  {one['store'] or backend:12} {one['pages']:>12,}"
+        f"{at:20}  {one['store'] or whole:12} {one['pages']:>12,}"
         f" {format_nbytes(one['nbytes']):>10} {_share(one):>7} {new:>8,.1f} {gone:>8,.1f}"
     )
 

@@ -51,6 +51,7 @@ _FLAGS = (
     "page-size",
     "served-model-name",
 )
+TO_TIER = "--to-tier"
 _HICACHE_FLAGS = ("--model-path", "--hicache-io-backend", "--hicache-size", "--hicache-ratio")
 
 
@@ -94,7 +95,7 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
     add("--to-extra-config", metavar="JSON|@FILE", help="its config, in the form of the source's")
     add("--to-config", metavar="FILE", help="a file that holds both, instead of these flags")
     add("--to-store", metavar="NAME", help="a store of the file that --store reads, instead")
-    add_tier_argument(group, flag="--to-tier")
+    add_tier_argument(group, flag=TO_TIER)
 
 
 def source_and_target(
@@ -193,7 +194,7 @@ def config_file_choice(name: str, flag: str) -> config.StorageChoice:
 
 
 def _choice_of(found: dict[str, Any], where: str) -> config.StorageChoice:
-    parser = Parser(prog=where, add_help=False, allow_abbrev=False)
+    parser = Parser(add_help=False, allow_abbrev=False)
     config.add_arguments(parser)
     fields = _storage_fields(found, where)
     if not fields.get(_BACKEND):
@@ -203,7 +204,12 @@ def _choice_of(found: dict[str, Any], where: str) -> config.StorageChoice:
         for key, value in fields.items()
         if value is not None
     ]
-    return config.StorageChoice.from_arguments(parser.parse(argv)[0])
+    try:
+        arguments, _ = parser.parse(argv)
+    except ConfigError as error:  # it speaks of flags, and of their help
+        reason = str(error).removeprefix("argument --").partition(" (see ")[0]
+        raise ConfigError(f"{where}: {reason}") from None
+    return config.StorageChoice.from_arguments(arguments)
 
 
 def open_store(choice: config.StorageChoice) -> HiCacheStorage:
@@ -249,6 +255,8 @@ def open_to_change(
     Raises:
         ConfigError: The store, or one of its parts, holds more than its capacity in the choice. Or it
             has no such tier.
+        StorageUnavailable, StorageTimeout: A part does not answer, or is missing. Only the target of a
+            copy (`TO_TIER`) makes a missing store.
     """
     with suppress(NoSuchStore):
         open_before_change(choice, tier, flag=flag).close()
@@ -261,9 +269,11 @@ def open_before_change(
     """Open the chosen store read-only, and check what `open_to_change` checks.
 
     Raises:
-        ConfigError: As in `open_to_change`.
+        ConfigError, StorageUnavailable, StorageTimeout: As in `open_to_change`.
         NoSuchStore: There is no store. `open_to_change` would make one.
     """
+    from hicache_storage.cli.operations.answering import Answering  # noqa: PLC0415 - `--help` stays fast
+
     storage = open_existing_store(choice)
     with ExitStack() as stack:
         stack.callback(storage.close)
@@ -274,6 +284,10 @@ def open_before_change(
                 f"{choice.backend}: {excess}. Opening the store for writing with this config"
                 " would evict pages: use the capacity_nbytes of the engines"
             )
+        for name, error in Answering.of(storage).failed.items():
+            is_target = tier is None or f"{name}/".startswith(f"{tier}/")
+            if flag != TO_TIER or not is_target:
+                raise type(error)(f"{name}: {error}") from error
         stack.pop_all()
     return _tier_of(storage, tier, flag)
 

@@ -66,6 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print what was found. Return 0 if every page is right, otherwise 1."""
     choice = store_choice(arguments)
     asks = arguments.delete_wrong and not arguments.yes
+    if arguments.yes and not arguments.delete_wrong:
+        raise ConfigError("--yes is for --delete-wrong: add it, or leave out --yes")
     if asks and (arguments.json or not sys.stdin.isatty()):
         raise ConfigError("--delete-wrong asks on a terminal: use --yes if there is none")
     from hicache_storage.cli.operations.verification import Verification, verify  # noqa: PLC0415 - wrong flags fail fast

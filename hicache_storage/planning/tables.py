@@ -65,10 +65,11 @@ def facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if nbytes is not None:
             yield f"{float(share):.0%} of that", f"an L2 of {size(nbytes)} without L3"
     yield "write policy", report["write_policy"]
-    unit = bandwidth_unit(report)[1]
-    windows = "mean, then the 99th percentile of windows of 60 s and of 1 s"
-    yield "read, write", f"{unit}/s of L3: {windows}"
-    yield "unread", "share of the pages written to L3 that are not read before the trace ends"
+    if any(option["storage_nbytes"] for option in report["options"]):
+        unit = bandwidth_unit(report)[1]
+        windows = "mean, then the 99th percentile of windows of 60 s and of 1 s"
+        yield "read, write", f"{unit}/s of L3: {windows}"
+        yield "unread", "share of the pages written to L3 that are not read before the trace ends"
     if report["sample"] is not None:
         worst = max(option["error"] for option in report["options"])
         yield "sample", f"{percent(report['sample']['rate'])} of blocks: hits ± {percent(worst)}"

@@ -400,6 +400,8 @@ def test_the_page_is_self_contained(file_store: CliStore, tmp_path: Path) -> Non
         (["--duration", "1s", "--pages", "5"], "not allowed with"),
         (["--page-bytes", "0"], "--page-bytes: must be at least one byte"),
         (["--json", "/no/such/file.json"], "there is no directory /no/such"),
+        (["--page-bytes", "1B", "--working-set", "1TB"], "has 1,000,000,000,000 pages, but"),
+        (["--page-bytes", "1PB"], "does not have the memory: choose smaller or fewer pages"),
         (["--compare", "/no/such.json"], "--compare /no/such.json: cannot be read"),
     ],
 )

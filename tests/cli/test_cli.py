@@ -188,6 +188,22 @@ def test_output_that_cannot_be_written_is_one_line(argv: list[str], unbuffered: 
     assert (2, expected) == (done.returncode, done.stderr)
 
 
+@pytest.mark.parametrize("argv", [["--version"], _REPLAY])
+def test_a_data_plane_that_cannot_be_had_is_one_line(argv: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hicache_storage.cli", *argv],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HICACHE_NATIVE": "yes"},
+    )
+
+    expected = (
+        "hicache: HICACHE_NATIVE is 'yes': set it to 0 (Python) or 1 (compiled), or unset it\n"
+    )
+    assert (2, expected) == (done.returncode, done.stderr)
+
+
 @pytest.mark.parametrize(
     ("closed", "argv", "code", "said"),
     [

@@ -116,6 +116,36 @@ class TestLs:
 
         assert f"{name}: there is no store at {tmp_path}/b\n" in capsys.readouterr().err
 
+    @pytest.mark.parametrize("verb", ["gc", "rm", "verify", "copy"])
+    def test_a_change_elsewhere_does_not_make_it_anew(
+        self, tiered: CliStore, verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Its disk may not be mounted, and the root disk would fill up."""
+        space = tiered.fill(range(5))
+        break_file(tmp_path / "bucket", 2)
+        shutil.rmtree(tmp_path / "b")
+        argv = {
+            "gc": ["--model", space.model, "--yes", "--tier", "bucket"],
+            "rm": [space.id, hash_of(0), "--yes", "--tier", "bucket"],
+            "verify": ["--delete-wrong", "--yes", "--tier", "bucket"],
+            "copy": ["--tier", "bucket", *tiered.target_flags, "--to-tier", "nvme/a"],
+        }[verb]
+
+        assert main([verb, *tiered.flags, *argv]) == 2
+        assert f"nvme/b: there is no store at {tmp_path}/b\n" in capsys.readouterr().err
+        assert not (tmp_path / "b").exists()
+
+    def test_a_copy_makes_it_where_the_pages_go(
+        self, tiered: CliStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Its disk may be new."""
+        tiered.fill(range(5))
+        shutil.rmtree(tmp_path / "b")
+        argv = ["--tier", "bucket", *tiered.target_flags, "--to-tier", "nvme"]
+
+        assert main(["copy", *tiered.flags, *argv]) == 0, capsys.readouterr()
+        assert (tmp_path / "b").exists()
+
     @pytest.mark.parametrize("tier", ["bucket", "nvme/a"])
     def test_the_stores_beside_it_are_listed(
         self, tiered: CliStore, tmp_path: Path, tier: str, capsys: pytest.CaptureFixture[str]

@@ -103,6 +103,13 @@ def test_a_wrong_config_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None
     assert "did you mean 'url'?" in capsys.readouterr().err
 
 
+def test_pages_that_no_machine_holds_are_wrong_use(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--page-bytes", "1EB", *file_store.flags]) == 2
+    assert "does not have the memory: choose smaller or fewer pages\n" in capsys.readouterr().err
+
+
 def test_a_redis_without_a_limit_is_noted(
     store_of: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

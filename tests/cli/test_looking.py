@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import shutil
 import tempfile
@@ -103,10 +104,14 @@ def directory() -> Iterator[Path]:
 
 
 @contextmanager
-def _user_without_rights(root: Path) -> Generator[None, None, None]:
-    """Take from this process the right to change the files of `root`, but not the right to read."""
+def _user_without_rights(root: Path, hidden: str = "") -> Generator[None, None, None]:
+    """Take from this process the right to change the files of `root`, but not the right to read.
+
+    Files with a path that ends in `hidden` cannot be read either.
+    """
     for path in (root, *root.rglob("*")):
-        path.chmod(0o555 if path.is_dir() else 0o444)
+        is_hidden = hidden and str(path).endswith(hidden)
+        path.chmod(0o555 if path.is_dir() else 0o000 if is_hidden else 0o444)
     if os.geteuid() != 0:
         yield
     else:
@@ -206,6 +211,36 @@ def test_a_user_without_rights_can_look(
         code = _runs_without_a_change(place, place.store, VERBS[verb], space_id)
 
     assert code in expected.get(verb, {0})
+
+
+@pytest.mark.parametrize(
+    ("backend", "hidden"),
+    [("file", hash_of(3)), ("fsspec", hash_of(3)), ("hf3fs", "slots-0000")],
+)
+def test_a_page_that_the_user_may_not_read_is_not_called_wrong(
+    backend: str,
+    hidden: str,
+    request: pytest.FixtureRequest,
+    directory: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It may be right, and `--delete-wrong` deletes pages that are wrong."""
+    place = _place(backend, request, directory)
+    place.store.fill(range(5))
+    assert (
+        main(["verify", "--json", *place.store.flags]) == 0
+    )  # that user may not read Python's files
+    capsys.readouterr()
+
+    with _user_without_rights(directory / "kv", hidden):
+        code = main(["verify", "--json", *place.store.flags])
+
+    printed = capsys.readouterr()
+    assert code != 0
+    if code == 1:
+        assert {"unreadable"} == {one["reason"] for one in json.loads(printed.out)["findings"]}
+    else:
+        assert "ermission denied" in printed.err
 
 
 @pytest.mark.parametrize("verb", [*VERBS, "doctor"])

@@ -34,6 +34,14 @@ def test_tables_in_a_file_have_narrow_plain_lines(capfd: pytest.CaptureFixture[s
         assert shown in printed.out
 
 
+def test_columns_that_no_table_has_are_not_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*_PLAN, "--storage-size", "0"]) == 0
+
+    assert not {"unread", "read, write"} & {
+        line.partition("  ")[0] for line in capsys.readouterr().out.splitlines()
+    }
+
+
 def test_json_has_the_figures_under_stable_names(tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
 
@@ -102,6 +110,7 @@ def test_a_trace_file_is_read(tmp_path: Path, capfd: pytest.CaptureFixture[str])
         (["--storage-price", "-1"], "--storage-price"),
         (["--trace", "missing.jsonl"], "missing.jsonl"),
         (["--json", "missing/plan.json"], "there is no directory missing"),
+        (["--json", "-"], "--json -: name a file"),
         (["--html", "."], "--html .: is a directory"),
         (["--seed", "x"], "must be a whole number, not 'x'"),
         (["--scale-bytes", "0"], "must be a number like 1/64"),

@@ -87,6 +87,10 @@ def test_each_tier_has_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert [1 << 20, None] == [one["capacity_nbytes"] for one in (near, far)]
     _, found = run_json(capsys, "stats", *store.flags, "--tier", "far")
     assert [4] == [one["pages"] for one in found["stores"]]
+    assert main(["stats", *store.flags, "--tier", "far"]) == 0
+    assert "far" in capsys.readouterr().out
+    assert main(["stats", *store.flags, "--tier", "far", "--watch", "10ms", "--count", "1"]) == 0
+    assert "far" in capsys.readouterr().out
 
 
 def test_an_empty_store_is_no_error(store: CliStore, capsys: pytest.CaptureFixture[str]) -> None:

@@ -120,8 +120,9 @@ def test_the_config_may_be_text_as_in_a_flag(
         ),
         (
             '{"hicache-storage-backend": "file", "page-size": 0}',
-            "must be a whole number, 1 or more",
+            "engine.json: page-size: must be a whole number, 1 or more, not '0'\n",
         ),
+        ("null", "must be an object with fields, but is empty"),
         ("[1]", "must be an object with fields"),
     ],
 )

@@ -137,6 +137,13 @@ def test_an_empty_store_is_fine(store: CliStore, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out.startswith("0 pages, 0 B in ")
 
 
+def test_yes_without_a_deletion_is_wrong_use(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", "--yes", *file_store.flags]) == 2
+    assert "--yes is for --delete-wrong" in capsys.readouterr().err
+
+
 def test_deleting_needs_yes_where_nobody_can_be_asked(
     file_store: CliStore, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -222,7 +222,7 @@ class FileReader(Reader):
                 yield PageFault(page_hash, "corrupt", "its file does not end with its trailer")
             elif check < 0:
                 yield PageFault(
-                    page_hash, "corrupt", f"its file cannot be read: {os.strerror(-check)}"
+                    page_hash, "unreadable", f"its file cannot be read: {os.strerror(-check)}"
                 )
 
     def _is_there(self, files: PageFiles, page_hash: str) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import abc
+import errno
+import os
 import time
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -230,7 +232,13 @@ class SlotReader(Reader, Generic[_MountT]):
             wrong = {one: places[one] for one, verdict in verdicts.items() if verdict != native.HIT}
             still = view.still(wrong, deadline) if wrong else frozenset[str]()
         for page_hash in wrong:
-            if page_hash in still:
+            if page_hash not in still:
+                continue
+            verdict = verdicts[page_hash]
+            if verdict < 0 and verdict != -errno.ENOENT:
+                detail = f"its slot cannot be read: {os.strerror(-verdict)}"
+                yield PageFault(page_hash, "unreadable", detail)
+            else:
                 yield PageFault(page_hash, "corrupt", "its slot does not hold its marks")
 
     @contextmanager

@@ -75,11 +75,18 @@ class PageMemory:
         self._local = threading.local()
 
     def views(self, count: int) -> list[memoryview]:
-        """Return memory for `count` pages of this thread. The next call returns the same memory."""
+        """Return memory for `count` pages of this thread. The next call returns the same memory.
+
+        Raises:
+            MemoryError: The machine does not have it.
+        """
         buffer: mmap.mmap | None = getattr(self._local, "buffer", None)
         if buffer is None:
             # A mapping begins at a page boundary, which is aligned enough for every store.
-            buffer = self._local.buffer = mmap.mmap(-1, self._stride * self._pages)
+            try:
+                buffer = self._local.buffer = mmap.mmap(-1, self._stride * self._pages)
+            except (OSError, OverflowError) as error:
+                raise MemoryError(str(error)) from None
         whole = memoryview(buffer)
         starts = (number * self._stride for number in range(count))
         return [whole[start : start + self._nbytes] for start in starts]

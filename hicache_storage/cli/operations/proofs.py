@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hicache_storage.storage import HiCacheStorage, PageFault
 
 _CHECKSUMMED = 1
-_WORDS = frozenset({"wrong_size", "corrupt", "not_authentic", "unknown_key"})
+_WORDS = frozenset({"wrong_size", "corrupt", "not_authentic", "unknown_key", "unreadable"})
 """The reasons that a `PageFault` can have."""
 
 
