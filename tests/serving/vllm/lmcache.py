@@ -19,8 +19,8 @@ from serving.vllm.server import CHUNK, VLLMServer
 
 ROOT = Path(__file__).parents[3]
 ENVIRONMENT = ROOT / ".venv-lmcache"
-_L1_GB = 0.004
-"""The memory of LMCache: 2,000 tokens, so that most pages come from Redis."""
+_L1_GB = 0.01
+"""The memory of LMCache: 5,000 tokens, so that pages come from Redis."""
 _GETS = re.compile(r"cmdstat_get:calls=(\d+)")
 
 
