@@ -29,7 +29,7 @@ class Engine:
 
     def _run(self, run: Callable[..., None], which: str) -> None:
         place = ROOT / "tests/serving" / self.folder
-        names = {"conftest", "demo", "device", "launch", "server"}
+        names = {"conftest", "demo", "device", "launch", "lmcache", "server"}
         scenarios = [str(path) for path in sorted(place.glob("*.py")) if path.stem not in names]
         run(ROOT / self.environment / "bin/python", "-m", which, "--timeout", "1800", *scenarios)
 
