@@ -484,6 +484,11 @@ with open_storage("mooncake", json.loads(sys.argv[1])):
         assert self._process.stdout.readline() == b"ready\n"
         return self
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "it is not running"
+        return self._process.pid
+
     def __exit__(self, *exc_info: object) -> None:
         assert self._process is not None
         try:

@@ -61,6 +61,10 @@ class MasterFailed(Exception):
     """The master did not answer a call."""
 
 
+class TransferOverdue(Exception):
+    """The native client gave up a transfer, which still goes on if the peer goes on."""
+
+
 def checked(codes: list[int]) -> list[int]:
     """Return the codes of a native call.
 
@@ -83,6 +87,10 @@ class Client:
         self._native = module.MooncakeDistributedStore()
         self._gate = CallGate()
         self._closed = Future[None]()
+        self._ended = Future[None]()
+        """Done when the native client moves no byte any more."""
+        self.retired = False
+        """True if the native client must be replaced, because a transfer of it is overdue."""
         self._is_suspect = False
         self._has_joined = False
         close_at_exit(self)
@@ -144,15 +152,10 @@ class Client:
             StorageUnavailable, StorageTimeout, StorageClosed: The work was not begun.
         """
         self._enter()
-
-        def run() -> T:
-            try:
-                return work()
-            finally:
-                self._leave()
-
         try:
-            ended = SingleFlight("hicache-mooncake", run).wait(deadline.remaining_s())
+            ended = SingleFlight("hicache-mooncake", lambda: self._counted(work)).wait(
+                deadline.remaining_s()
+            )
         except StorageUnavailable:  # the system cannot start another thread
             self._leave()
             raise
@@ -232,10 +235,27 @@ class Client:
 
     def _run(self, task: Callable[[Any], T]) -> T:
         self._enter()
+        return self._counted(lambda: self._translated(task))
+
+    def _counted(self, work: Callable[[], T]) -> T:
+        """Run `work()`, and end its call.
+
+        If a transfer is overdue, the call keeps its memory until the native client is closed, because
+        bytes move for as long as the client is open.
+        """
         try:
-            return self._translated(task)
-        finally:
-            self._leave()
+            try:
+                return work()
+            finally:
+                self._leave()
+        except TransferOverdue:
+            self.retired = True
+            if self._gate.close():
+                self._close_native()
+            self._ended.result()
+            raise StorageTimeout(
+                f"{self._name()}: a peer did not answer for so long that the client was replaced"
+            ) from None
 
     def _run_abandonable(self, task: Callable[[Any], T], deadline: Deadline) -> T:
         try:
@@ -251,7 +271,7 @@ class Client:
         """Run a task, and translate exceptions of the library."""
         try:
             return task(self._native)
-        except (HiCacheError, MasterFailed):
+        except (HiCacheError, MasterFailed, TransferOverdue):
             raise
         except Exception as error:  # noqa: BLE001 - the library may raise anything
             raise StorageUnavailable(
@@ -284,8 +304,9 @@ class Client:
                 return  # closing a client whose setup failed can crash
             if probe_master(self._settings, _LEAVE_PROBE_S) is MasterState.ANSWERS:
                 native.close()
+                self._ended.set_result(None)
             else:
-                DEFERRED_CLOSES.add(native, self._settings)
+                DEFERRED_CLOSES.add(native, self._settings, self._ended)
         finally:
             self._closed.set_result(None)
 

@@ -38,15 +38,15 @@ class ClientCache:
         """Return a connected client for `settings`."""
         key = _key(settings)
         with self._lock:
-            if key in self._open:
-                client, users = self._open[key]
+            client, users = self._open.get(key, (None, 0))
+            if client is not None and not client.retired:
                 self._open[key] = client, users + 1
                 return client
         client = Client(module, settings)
         client.connect(Deadline(settings.timeout_s))
         with self._lock:
             other = self._open.get(key)
-            if other is None:
+            if other is None or other[0].retired:
                 self._open[key] = client, 1
                 return client
             self._open[key] = other[0], other[1] + 1

@@ -24,6 +24,8 @@ from hicache_backends.mooncake.master import MasterState, probe_master
 from hicache_storage.errors import StorageUnavailable
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from hicache_backends.mooncake.settings import MooncakeSettings
 
 _MASTER_POLL_S = 0.5
@@ -41,13 +43,16 @@ class DeferredCloses:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: list[tuple[Any, MooncakeSettings]] = []
+        self._waiting: list[tuple[Any, MooncakeSettings, Future[None]]] = []
 
-    def add(self, native: Any, settings: MooncakeSettings) -> None:
-        """Close `native` when its master answers. The caller must not call `native` any more."""
+    def add(self, native: Any, settings: MooncakeSettings, ended: Future[None]) -> None:
+        """Close `native` when its master answers, and finish `ended` then.
+
+        The caller must not call `native` any more.
+        """
         _keep_alive(native)
         with self._lock:
-            self._waiting.append((native, settings))
+            self._waiting.append((native, settings, ended))
             if len(self._waiting) > 1:
                 return
         threading.Thread(target=self._watch, name="hicache-mooncake-closes", daemon=True).start()
@@ -67,9 +72,10 @@ class DeferredCloses:
             with self._lock:
                 waiting = list(self._waiting)
             for entry in waiting:
-                native, settings = entry
+                native, settings, ended = entry
                 if probe_master(settings, _MASTER_ANSWER_S) is MasterState.ANSWERS:
                     native.close()
+                    ended.set_result(None)
                     ctypes.pythonapi.Py_DecRef(ctypes.py_object(native))
                     with self._lock:
                         self._waiting.remove(entry)

@@ -70,7 +70,8 @@ class MooncakeStorage(HiCacheStorage):
         self._counters = Counters()
         self._lock = threading.Lock()
         self._client = CLIENT_CACHE.acquire(_native_module, settings)
-        self._buffers: list[int] = []
+        self._buffers: dict[int, int] = {}
+        """The size of each registered range, by its start."""
         try:
             self._transfers = Transfers(self._client, register_staging=settings.protocol != "tcp")
             self._replicas = _replicas(settings)
@@ -94,6 +95,8 @@ class MooncakeStorage(HiCacheStorage):
         if self.is_forked_copy:
             raise StorageClosed(FORKED)
         super().ensure_open()
+        if self._client.retired:
+            self._replace_client()
 
     def open_space(self, space: KeySpace) -> None:
         super().open_space(space)
@@ -264,7 +267,7 @@ class MooncakeStorage(HiCacheStorage):
         for start, nbytes in Page(buffer).addresses:
             if self._client.register(start, nbytes):
                 with self._lock:
-                    self._buffers.append(start)
+                    self._buffers[start] = nbytes
             else:  # then pages of this buffer are copied
                 self._counters.add("buffers_not_registered")
 
@@ -291,6 +294,21 @@ class MooncakeStorage(HiCacheStorage):
             CLIENT_CACHE.release(self._settings, self._client)
 
     # --- parts ---------------------------------------------------------------------------------------
+
+    def _replace_client(self) -> None:
+        """Join the cluster with a new client, and register all memory again."""
+        with self._lock:
+            if not self._client.retired:
+                return
+            client = CLIENT_CACHE.acquire(_native_module, self._settings)
+            self._transfers = Transfers(client, register_staging=self._settings.protocol != "tcp")
+            self._buffers = {
+                start: nbytes
+                for start, nbytes in self._buffers.items()
+                if client.register(start, nbytes)
+            }
+            self._client = client
+        self._counters.add("clients_replaced")
 
     def _deadline(self) -> Deadline:
         return Deadline(self._settings.timeout_s)
@@ -327,7 +345,7 @@ class MooncakeStorage(HiCacheStorage):
         with self._lock:
             if start not in self._buffers:
                 return
-            self._buffers.remove(start)
+            del self._buffers[start]
         if self._client.pid == os.getpid():
             self._client.unregister(start)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from itertools import compress
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from hicache_backends.mooncake.client import checked
+from hicache_backends.mooncake.client import TransferOverdue, checked
 from hicache_backends.mooncake.objects import not_stored
 from hicache_storage.backend_support.copies import copy_pages
 from hicache_storage.errors import StorageUnavailable
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Move: TypeAlias = "Callable[[Any, Sequence[str], Sequence[Page]], list[int]]"
 
+_FAILED = -800
+_GIVEN_UP_S = 55.0
+"""A transfer that failed after this time was given up by the native client, which waits for 60 s. It
+then goes on, and moves bytes when the peer goes on. Any transfer that failed earlier has ended."""
 _STAGED_NBYTES = 64 << 20
 """The most staging memory of one native call, unless a single page is larger."""
 
@@ -89,8 +94,12 @@ class Transfers:
         def task(native: Any) -> list[int]:
             if start is not None:
                 native.register_buffer(start, sum(page.nbytes for page in pages))
+            began_s = time.monotonic()
             try:
-                return move(native, keys, pages)
+                codes = move(native, keys, pages)
+                if _FAILED in codes and time.monotonic() - began_s >= _GIVEN_UP_S:
+                    raise TransferOverdue
+                return codes
             finally:
                 if start is not None:
                     native.unregister_buffer(start)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -17,9 +19,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pages import blank, hash_of, page, space
-from servers import MooncakeMaster, library_path, load_mooncake, wait_until
+from servers import MooncakeMaster, MooncakeNode, library_path, load_mooncake, wait_until
 
 from hicache_storage import open_storage
 from hicache_storage.backend_support.deadline import Deadline
@@ -388,6 +391,58 @@ def test_two_processes_on_two_segments_share_pages_and_a_dead_one_s_are_misses(
         assert False in left
     here.close()
     there.close()
+
+
+def test_a_client_that_gave_up_a_transfer_is_replaced_before_the_call_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hicache_backends.mooncake.transfers._GIVEN_UP_S", 0)
+    with (
+        MooncakeMaster(tmp_path, "--default_kv_lease_ttl=10s") as master,
+        opened(master, global_segment_size=0, timeout_s=8) as storage,
+    ):
+        pool = bytearray(4096)
+        storage.register_buffer(pool)
+        with MooncakeNode(master, "64mb") as node:
+            assert [True] == storage.batch_set(SPACE, [A], [page(seed=1)])
+            os.kill(node.pid, signal.SIGKILL)
+            with pytest.raises(StorageTimeout, match="the client was replaced"):
+                storage.batch_get(SPACE, [A], [Page(pool)])
+        retired = vars(storage)["_client"]
+
+        assert [False] == storage.batch_exists(SPACE, [B])
+        client = vars(storage)["_client"]
+        assert client is not retired
+        assert retired.native() is None
+        assert client.registered.outside([Page(pool)], [0]) == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(200)
+def test_no_byte_changes_after_a_get_whose_peer_hangs_for_longer_than_the_client_waits(
+    tmp_path: Path,
+) -> None:
+    """The client drops a connection after 30 s and gives up after 60 s, but other pages still arrive."""
+    nbytes, hashes = 1 << 20, [hash_of(number) for number in range(64)]
+    large = space(page_nbytes=nbytes)
+    with (
+        MooncakeMaster(tmp_path, "--default_kv_lease_ttl=200s") as master,
+        opened(master, global_segment_size=0, timeout_s=100) as storage,
+        MooncakeNode(master, "128mb") as node,
+    ):
+        storage.open_space(large)
+        assert all(storage.batch_set(large, hashes, [page(nbytes, n) for n in range(64)]))
+        pool = np.ones(64 * nbytes, np.uint8)
+        storage.register_buffer(pool)
+        os.kill(node.pid, signal.SIGSTOP)
+        pages = [Page(part) for part in np.split(pool, 64)]
+        with pytest.raises(StorageTimeout, match="the client was replaced"):
+            storage.batch_get(large, hashes, pages)
+
+        pool[:] = 7  # the engine reuses its memory
+        os.kill(node.pid, signal.SIGCONT)
+        wait_until(lambda: storage.batch_set(large, [hash_of(64)], [blank(nbytes)]) == [True])
+        assert (pool == 7).all()
 
 
 def test_a_wheel_without_the_system_s_libraries_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
