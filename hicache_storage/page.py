@@ -70,7 +70,7 @@ class Page:
         (4, b'vv')
     """
 
-    __slots__ = ("_addresses", "digest", "digest_skip", "nbytes", "revocable", "segments")
+    __slots__ = ("_addresses", "digest", "digest_skip", "given", "nbytes", "revocable", "segments")
 
     segments: tuple[memoryview, ...]
     nbytes: int
@@ -89,6 +89,12 @@ class Page:
     `Capabilities.revocable` ignores this permission.
     """
 
+    given: bool
+    """True if a storage may keep the memory of a page that it stores, instead of copying it.
+
+    The page then has one segment. Only storages that claim `Capabilities.keeps_given` get such pages.
+    """
+
     def __init__(self, *segments: HostBuffer) -> None:
         views = [_bytes_of(segment) for segment in segments]
         self.segments = tuple(view for view in views if view.nbytes)
@@ -96,6 +102,7 @@ class Page:
         self._addresses: tuple[tuple[int, int], ...] | None = None
         self.digest_skip = self.digest = None
         self.revocable = None
+        self.given = False
 
     @classmethod
     def of_views(
@@ -108,6 +115,7 @@ class Page:
         page._addresses = None  # noqa: SLF001 - a constructor
         page.digest_skip = page.digest = None
         page.revocable = revocable
+        page.given = False
         return page
 
     @property

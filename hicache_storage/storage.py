@@ -101,6 +101,9 @@ class Capabilities:
     """True if a call touches a page with a `Page.revocable` only between its `enter` and `leave`, and so
     never after `revoke` has returned. A get of a revoked page is a miss; a set stores the whole page or
     nothing. Requires `scatter_gather`, because these pages get no bounce buffer."""
+    keeps_given: bool = False
+    """True if a set of a page that is `given` is faster, because the storage keeps its memory instead of
+    copying it. The page store then copies each page before it calls `batch_set`."""
 
     def __post_init__(self) -> None:
         for name in ("alignment", "parallelism", *LIMITS):
@@ -512,6 +515,7 @@ class HiCacheStorage(abc.ABC):
             "scatter_gather",
             "bounded",
             "revocable",
+            "keeps_given",
         ):
             if getattr(narrowed, claim) > getattr(widest, claim):
                 raise ValueError(f"an instance may not widen {claim} beyond its class's")

@@ -387,6 +387,7 @@ def test_capabilities_are_described_in_single_words() -> None:
         "max_batch_nbytes": "4194304",
         "bounded": "no",
         "revocable": "no",
+        "keeps_given": "no",
     } == told
     assert "unlimited" == describe(Capabilities())["max_batch"]
 

@@ -10,22 +10,25 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from concurrent.futures import wait
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import compress, islice
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 from hicache_storage import native
-from hicache_storage.backend_support.executor import when_all_done
+from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.backend_support.executor import DaemonExecutor, when_all_done
 from hicache_storage.backend_support.revocable import AtomicRevocable
 from hicache_storage.backend_support.shared_resource import CallGate
 from hicache_storage.moving.buffers import stride_nbytes
 from hicache_storage.page_store.frame import FramedPage
 from hicache_storage.page_store.results import Outcome, Transfer, Verdict
+from hicache_storage.page_store.splitting import even_cuts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hicache_storage.backend_support.deadline import Deadline
     from hicache_storage.keys import KeySpace
     from hicache_storage.moving.buffers import Buffer, Buffers
     from hicache_storage.page import Page
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 
 _MAX_MOVE_NBYTES = 32 << 20
 _MAX_MOVE_PAGES = 1024
+# A part of a large move: its copy and its storage call take a few milliseconds each.
+_PART_NBYTES = 16 << 20
 # The limit of the buffers leaves room for this many moves, so that threads can work in parallel.
 _MOVES = 8
 _UNHASHED = -1
@@ -95,6 +100,10 @@ class Lender(ABC):
         Raises:
             Exception: The move failed, and nothing touches the engine's memory any more.
         """
+
+    def close(self) -> None:
+        """Release the buffers."""
+        self.buffers.close()
 
     def max_pages(self, space: KeySpace) -> int:
         """Return the most pages that one move may have."""
@@ -262,10 +271,59 @@ class CopiedPages(Lender):
             return None
         try:
             return native.copy_pages(
-                [page.segments for page in targets], [page.segments for page in sources], skip
+                [page.segments for page in targets],
+                [page.segments for page in sources],
+                skip,
+                self._loads,
             )
         finally:
             self._engine.end()
+
+
+class ParallelCopies(CopiedPages):
+    """A lender that splits a large move, so that it copies one part while the store moves another."""
+
+    def __init__(self, store: PageStore, direction: Direction, buffers: Buffers) -> None:
+        super().__init__(store, direction, buffers)
+        settings = store.settings
+        self._timeout_s = settings.timeout_s if self._loads else settings.writes_s
+        threads = store.storage.capabilities.parallelism + 1
+        self._executor = DaemonExecutor(f"hicache-copy-{direction}", threads)
+
+    def move(self, batches: Batches, deadline: Deadline | None = None) -> Outcome | None:
+        pages = len(batches[0].hashes)
+        nbytes = pages * batches[0].space.page_nbytes
+        parts = list(even_cuts(pages, max(1, min(pages, nbytes // _PART_NBYTES))))
+        if len(parts) == 1:
+            return super().move(batches, deadline)
+        deadline = deadline or Deadline(self._timeout_s)
+        moves = [
+            self._executor.submit(partial(self._move_part, _cut(batches, part), deadline))
+            for part in parts
+        ]
+        wait(moves)  # even if one has failed, because the others touch the engine's memory
+        verdicts: list[list[Verdict]] = [[] for _ in batches]
+        for part, move in zip(parts, moves, strict=True):
+            outcome = move.result()
+            none = [[Verdict.UNAVAILABLE] * (part.stop - part.start)] * len(batches)
+            for known, more in zip(verdicts, outcome.verdicts if outcome else none, strict=True):
+                known.extend(more)
+        return Outcome(verdicts, when_all_done([]))
+
+    def _move_part(self, batches: Batches, deadline: Deadline) -> Outcome | None:
+        return None if deadline.passed() else super().move(batches, deadline)
+
+    def close(self) -> None:
+        super().close()
+        self._executor.close(0)
+
+
+def _cut(batches: Batches, part: slice) -> Batches:
+    """Return the same part of each batch. All of them have the same hashes."""
+    cut: list[Any] = [
+        replace(cast("Any", one), hashes=one.hashes[part], pages=one.pages[part]) for one in batches
+    ]
+    return cut
 
 
 def _settled(outcome: Outcome) -> Outcome:

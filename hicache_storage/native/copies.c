@@ -2,8 +2,13 @@
 
 #include <string.h>
 
+#include "far.h"
 #include "revocables.h"
 #include "xxh3.h"
+
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
 
 enum { HASHED_NBYTES = 128 << 10 }; /* small enough to hash while it is in the L2 cache */
 
@@ -21,10 +26,40 @@ static size_t left_in(position *at) {
     return at->piece->iov_len - at->offset;
 }
 
+/* Copy a step around the caches, so that the processor does not read the target before it writes it. */
+static void copy_step(uint8_t *into, const uint8_t *from) {
+#if defined(__x86_64__)
+    if ((uintptr_t)into % sizeof(__m128i) == 0) {
+        for (size_t i = 0; i < FAR_STEP_NBYTES / sizeof(__m128i); i++)
+            _mm_stream_si128((__m128i *)into + i, _mm_loadu_si128((const __m128i *)from + i));
+        return;
+    }
+#endif
+    memcpy(into, from, FAR_STEP_NBYTES);
+}
+
+/* Copy and hash what is not in the caches, to where nobody reads it soon. */
+static void copy_far(uint8_t *into, const uint8_t *from, size_t nbytes, xxh3_stream *hashed) {
+    for (; nbytes >= FAR_BLOCK_NBYTES; nbytes -= FAR_BLOCK_NBYTES) {
+        const uint8_t *block = from;
+        for (size_t step = 0; step < FAR_STEPS; step++) {
+            far_ask(block, step);
+            if (hashed)
+                xxh3_update(hashed, from, FAR_STEP_NBYTES);
+            copy_step(into, from);
+            into += FAR_STEP_NBYTES;
+            from += FAR_STEP_NBYTES;
+        }
+    }
+    if (hashed)
+        xxh3_update(hashed, from, nbytes);
+    memcpy(into, from, nbytes);
+}
+
 /* Copy everything, in accesses of a chunk each unless `state` is NULL. Return 0 if the memory is revoked. */
 static int copy(uint64_t *state, const struct iovec *target, const struct iovec *source, size_t nbytes,
-                xxh3_stream *hashed, size_t skip) {
-    const size_t most = hashed ? HASHED_NBYTES : state ? CHUNK_NBYTES : SIZE_MAX;
+                xxh3_stream *hashed, size_t skip, int far) {
+    const size_t most = state ? CHUNK_NBYTES : hashed && !far ? HASHED_NBYTES : SIZE_MAX;
     position to = {target, 0}, from = {source, 0};
     while (nbytes) {
         size_t length = left_in(&to), other = left_in(&from);
@@ -33,34 +68,43 @@ static int copy(uint64_t *state, const struct iovec *target, const struct iovec 
         if (length > most)
             length = most;
         uint8_t *into = (uint8_t *)to.piece->iov_base + to.offset;
+        const uint8_t *bytes = (const uint8_t *)from.piece->iov_base + from.offset;
+        const size_t less = skip < length ? skip : length;
+        skip -= less;
         if (state && !access_begin(state))
             return 0;
-        memcpy(into, (const uint8_t *)from.piece->iov_base + from.offset, length);
+        if (far) {
+            memcpy(into, bytes, less);
+            copy_far(into + less, bytes + less, length - less, hashed);
+        } else {
+            memcpy(into, bytes, length);
+        }
         if (state)
             access_end(state);
-        if (hashed) {
-            const size_t less = skip < length ? skip : length;
-            skip -= less;
+        if (hashed && !far)
             xxh3_update(hashed, into + less, length - less);
-        }
         to.offset += length;
         from.offset += length;
         nbytes -= length;
     }
+#if defined(__x86_64__)
+    if (far)
+        _mm_sfence(); /* other threads see the bytes before they learn of the page */
+#endif
     return 1;
 }
 
-void copy_pieces(const struct iovec *target, const struct iovec *source, size_t nbytes) {
-    (void)copy(NULL, target, source, nbytes, NULL, 0);
+void copy_pieces(const struct iovec *target, const struct iovec *source, size_t nbytes, int far) {
+    (void)copy(NULL, target, source, nbytes, NULL, 0, far);
 }
 
 int copy_pieces_by(uint64_t *state, const struct iovec *target, const struct iovec *source, size_t nbytes) {
-    return copy(state, target, source, nbytes, NULL, 0);
+    return copy(state, target, source, nbytes, NULL, 0, 0);
 }
 
-uint64_t copy_hashed(const struct iovec *target, const struct iovec *source, size_t nbytes, size_t skip) {
+uint64_t copy_hashed(const struct iovec *target, const struct iovec *source, size_t nbytes, size_t skip, int far) {
     xxh3_stream stream;
     xxh3_begin(&stream);
-    (void)copy(NULL, target, source, nbytes, &stream, skip);
+    (void)copy(NULL, target, source, nbytes, &stream, skip, far);
     return xxh3_digest(&stream);
 }

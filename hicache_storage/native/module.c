@@ -42,8 +42,9 @@ static PyObject *copy_pages(PyObject *module, PyObject *arguments) {
     (void)module;
     PyObject *target_pages, *source_pages, *result = NULL;
     Py_ssize_t skip;
+    int far = 0;
     batch targets, sources;
-    if (!PyArg_ParseTuple(arguments, "OOn", &target_pages, &source_pages, &skip) ||
+    if (!PyArg_ParseTuple(arguments, "OOn|p", &target_pages, &source_pages, &skip, &far) ||
         copies_hold(&targets, &sources, target_pages, source_pages))
         return NULL;
     uint64_t *values = calloc(targets.pages + 1, sizeof *values);
@@ -55,9 +56,9 @@ static PyObject *copy_pages(PyObject *module, PyObject *arguments) {
             const struct iovec *into = targets.iov + targets.first[page], *from = sources.iov + sources.first[page];
             const size_t nbytes = batch_nbytes(&targets, page);
             if (skip < 0)
-                copy_pieces(into, from, nbytes);
+                copy_pieces(into, from, nbytes, far);
             else
-                values[page] = copy_hashed(into, from, nbytes, (size_t)skip);
+                values[page] = copy_hashed(into, from, nbytes, (size_t)skip, far);
         }
         Py_END_ALLOW_THREADS
         result = list_of_unsigned(values, skip < 0 ? 0 : targets.pages);

@@ -15,6 +15,7 @@ typedef XXH3_state_t xxh3_stream;
 /* A stream hashes a page that arrives in any number of pieces. */
 void xxh3_begin(xxh3_stream *stream);
 void xxh3_update(xxh3_stream *stream, const void *data, size_t nbytes);
+void xxh3_update_far(xxh3_stream *stream, const void *data, size_t nbytes); /* of memory that is not in the caches */
 uint64_t xxh3_digest(const xxh3_stream *stream);
 uint64_t xxh3_64(const void *data, size_t nbytes);
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
 import xxhash
 
 from hicache_storage import native
@@ -40,6 +41,7 @@ __all__ = [
     "are_right",
     "completed_checksums",
     "frame_nbytes",
+    "given_copies",
     "payload_checksums",
 ]
 
@@ -229,6 +231,37 @@ def completed_checksums(
     for index, value in zip(unknown, values, strict=True):
         known[index] = value
     return known
+
+
+def given_copies(pages: Sequence[FramedPage], *, hashed: bool) -> list[FramedPage]:
+    """Copy pages into new memory of one segment each, which the storage may keep.
+
+    With `hashed`, also hash the payloads on the way, unless all digests are known. Headers are left
+    out.
+    """
+    copies = [_given(page) for page in pages]
+    known = [page.payload.digest for page in pages]
+    unhashed = hashed and None in known
+    digests = native.copy_pages(
+        [copy.payload.segments for copy in copies],
+        [page.payload.segments for page in pages],
+        0 if unhashed else -1,
+        True,
+    )
+    for copy, digest in zip(copies, digests if unhashed else known, strict=True):
+        copy.payload.digest = digest
+    return copies
+
+
+def _given(page: FramedPage) -> FramedPage:
+    """Return a page of the same size in new memory."""
+    nbytes, frame = page.stored.nbytes, len(page.header)
+    memory = np.empty(nbytes, np.uint8).data
+    payload = Page.of_views((memory[frame:],), nbytes - frame)
+    copy = FramedPage(memory[:frame], payload)
+    copy.stored = Page.of_views((memory,), nbytes)
+    copy.stored.given = True
+    return copy
 
 
 def payload_checksums(pages: Sequence[FramedPage]) -> list[int | None]:

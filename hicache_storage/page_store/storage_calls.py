@@ -14,6 +14,8 @@ from functools import partial
 from itertools import compress
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+import numpy as np
+
 from hicache_storage.backend_support.copies import copy_pages
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
@@ -24,7 +26,7 @@ from hicache_storage.page_store.breaker import Breakers
 from hicache_storage.page_store.call_durations import CallDurations
 from hicache_storage.page_store.call_guard import CallGuard
 from hicache_storage.page_store.counters import nbytes_counter, pages_counter
-from hicache_storage.page_store.frame import Framing, completed_checksums
+from hicache_storage.page_store.frame import Framing, completed_checksums, given_copies
 from hicache_storage.page_store.results import Outcome, Verdict
 from hicache_storage.page_store.splitting import LatencyEstimator, even_cuts, piece_count
 from hicache_storage.page_store.state_log import StateLog
@@ -228,7 +230,7 @@ class Lane:
         hashes, pages = part.hashes, part.pages
         with self._call(part):
             stored = [page.stored for page in pages]
-            bounced = self._bounce_pages(part.framed, stored)
+            bounced = self._bounce_pages(stored)
             skip = len(pages[0].header) if self._checksum else None
             for target in bounced:
                 target.digest, target.digest_skip = None, skip
@@ -260,26 +262,25 @@ class Lane:
 
     def _write_part(self, part: _Part) -> list[Verdict]:
         with self._call(part):
-            Framing(part.framed, checksum=self._checksum).write(part.pages, part.hashes)
-            stored = [page.stored for page in part.pages]
-            bounced = self._bounce_pages(part.framed, stored)
-            if bounced is not stored:
-                copy_pages(bounced, stored)
+            pages = part.pages
+            claims = self._storage.capabilities
+            if claims.keeps_given or not claims.scatter_gather:
+                pages = given_copies(pages, hashed=self._checksum)
+            Framing(part.framed, checksum=self._checksum).write(pages, part.hashes)
+            stored = [page.stored for page in pages]
             accepted = checked_answers(
-                self._storage.batch_set(part.framed, part.hashes, bounced), len(part.hashes)
+                self._storage.batch_set(part.framed, part.hashes, stored), len(part.hashes)
             )
         return [Verdict.OK if ok else Verdict.REFUSED for ok in accepted]
 
     def _delete_part(self, framed: KeySpace, hashes: Sequence[str]) -> list[bool]:
         return checked_answers(self._storage.batch_delete(framed, hashes), len(hashes))
 
-    def _bounce_pages(self, framed: KeySpace, stored: list[Page]) -> list[Page]:
+    def _bounce_pages(self, stored: list[Page]) -> list[Page]:
         """Return pages of one segment each, or `stored` itself if the storage scatters and gathers."""
         if self._storage.capabilities.scatter_gather:
             return stored
-        nbytes = framed.stored_nbytes
-        bounce = memoryview(bytearray(nbytes * len(stored)))
-        return [Page(bounce[n * nbytes : (n + 1) * nbytes]) for n in range(len(stored))]
+        return [Page(np.empty(page.nbytes, np.uint8)) for page in stored]
 
     @contextmanager
     def _call(self, part: _Part) -> Generator[None]:

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from framed import DRAFT, HASHES, TARGET, bytes_of, empty, filled, transfer
 from hicache_backends.memory import MemoryStorage
 from job_runners import SPACE, batch, contents, target
+from stores import HookedStorage
 
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.shared_resource import CallGate
+from hicache_storage.moving import lender
 from hicache_storage.moving.buffers import Buffers
-from hicache_storage.moving.lender import CopiedPages, LentPages, PageBatch, RevocablePages
+from hicache_storage.moving.lender import (
+    CopiedPages,
+    LentPages,
+    PageBatch,
+    ParallelCopies,
+    RevocablePages,
+)
 from hicache_storage.page import Page
-from hicache_storage.page_store import PageStore, frame
+from hicache_storage.page_store import PageStore, PageStoreSettings, frame
 from hicache_storage.page_store.results import Outcome, Transfer, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from hicache_storage.moving.lender import Batches, Lender
+    from hicache_storage.page_store.counters import Direction
 
 WAYS: list[type[Lender]] = [CopiedPages, LentPages, RevocablePages]
 OK, MISS = Verdict.OK, Verdict.MISS
@@ -203,3 +215,96 @@ def test_a_malformed_page_keeps_no_buffer(engine: _Engine) -> None:
 
 def test_an_eighth_of_the_limit_is_enough_for_a_move(engine: _Engine) -> None:
     assert 16 == engine.saves.max_pages(SPACE)
+
+
+class TestParts:
+    """Large moves of `ParallelCopies`, in parts of two pages."""
+
+    @pytest.fixture
+    def storage(self) -> HookedStorage:
+        return HookedStorage()
+
+    @pytest.fixture
+    def make(
+        self, storage: HookedStorage, monkeypatch: pytest.MonkeyPatch
+    ) -> Generator[Callable[[Direction], ParallelCopies]]:
+        monkeypatch.setattr(lender, "_PART_NBYTES", 2 * SPACE.page_nbytes)
+        with PageStore(storage, PageStoreSettings(timeout_s=1)) as store, ExitStack() as stack:
+            store.open_space(SPACE)
+
+            def make(direction: Direction) -> ParallelCopies:
+                made = ParallelCopies(store, direction, Buffers(store))
+                stack.callback(made.close)
+                return made
+
+            yield make
+
+    def test_pages_are_saved_and_loaded_in_parts(
+        self, storage: HookedStorage, make: Callable[[Direction], ParallelCopies]
+    ) -> None:
+        pages = target(range(7))
+
+        assert [[OK] * 6] == _verdicts(make("save").move([batch(range(6))]))
+        assert [[OK] * 6 + [MISS]] == _verdicts(make("load").move([pages]))
+        assert contents(batch(range(6))) == contents(pages)[:6]
+        assert ("batch_set", 6) not in storage.batches
+        assert ("batch_get", 7) not in storage.batches
+
+    def test_pages_larger_than_a_part_are_moved_alone(
+        self,
+        storage: HookedStorage,
+        make: Callable[[Direction], ParallelCopies],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(lender, "_PART_NBYTES", 1)
+
+        assert [[OK] * 3] == _verdicts(make("save").move([batch(range(3))]))
+        assert [("batch_set", 1)] * 3 == storage.batches
+
+    def test_a_part_without_a_buffer_is_unavailable(
+        self, make: Callable[[Direction], ParallelCopies], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        saves = make("save")
+        acquire, calls = saves.buffers.acquire, iter(range(9))
+        monkeypatch.setattr(
+            saves.buffers, "acquire", lambda *given: None if next(calls) == 1 else acquire(*given)
+        )
+        (verdicts,) = _verdicts(saves.move([batch(range(6))]))
+
+        assert 2 == verdicts.count(Verdict.UNAVAILABLE)
+        assert 4 == verdicts.count(OK)
+
+    def test_a_store_that_hangs_changes_no_page_after_the_deadline(
+        self, storage: HookedStorage, make: Callable[[Direction], ParallelCopies]
+    ) -> None:
+        make("save").move([batch(range(6))])
+        go_on, ended = threading.Event(), threading.Semaphore(0)
+
+        def hang(answer: Callable[[], Any]) -> Any:
+            go_on.wait(10)
+            found = answer()
+            ended.release()
+            return found
+
+        storage.hooks["batch_get"] = hang
+        pages, loads = target(range(6)), make("load")
+        before, began_s = contents(pages), time.monotonic()
+        (verdicts,) = _verdicts(loads.move([pages]))
+        assert time.monotonic() - began_s < 3
+        assert OK not in verdicts
+
+        running = storage.calls["batch_get"]
+        go_on.set()
+        for _ in range(running):
+            assert ended.acquire(timeout=5)
+        assert before == contents(pages)
+
+    def test_an_error_of_one_part_is_raised_when_all_have_ended(
+        self, storage: HookedStorage, make: Callable[[Direction], ParallelCopies]
+    ) -> None:
+        wrong = batch(range(6))
+        malformed = PageBatch(SPACE, wrong.hashes, [Page(bytearray(1)), *wrong.pages[1:]])
+        with pytest.raises(ValueError, match=r"bytes|fit together"):
+            make("save").move([malformed])
+
+        assert 4 == sum(pages for _, pages in storage.batches)

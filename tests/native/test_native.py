@@ -218,13 +218,31 @@ def test_copies_of_both_are_equal(
     )
 
 
+@pytest.mark.parametrize("far", [False, True])
 @pytest.mark.parametrize("module", BOTH)
-def test_a_large_page_is_copied_whole(module: Any) -> None:
+def test_a_large_page_is_copied_whole(module: Any, far: bool) -> None:  # noqa: FBT001
     data = os.urandom(1_000_001)
     into = [bytearray(400_000), bytearray(600_001)]
 
-    assert [xxhash.xxh3_64_intdigest(data[128:])] == module.copy_pages([into], [[data]], 128)
+    assert [xxhash.xxh3_64_intdigest(data[128:])] == module.copy_pages([into], [[data]], 128, far)
     assert data == b"".join(into)
+    assert [] == module.copy_pages([into], [[data[::-1]]], -1, far)
+    assert data[::-1] == b"".join(into)
+
+
+@pytest.mark.parametrize("module", BOTH)
+@pytest.mark.parametrize("start", [0, 1, 16, 4095])
+@pytest.mark.parametrize("nbytes", [(32 << 10) - 1, 32 << 10, (64 << 10) + 1025])
+def test_a_far_copy_and_its_digest_do_not_depend_on_the_address(
+    module: Any, start: int, nbytes: int
+) -> None:
+    source, target = memoryview(os.urandom(start + nbytes)), memoryview(bytearray(8 + nbytes))
+    page, into = source[start:], target[start % 9 : start % 9 + nbytes]
+
+    expected = [xxhash.xxh3_64_intdigest(page)]
+    assert expected == module.digests([[page]])
+    assert expected == module.copy_pages([[into]], [[page]], 0, True)
+    assert page == into
 
 
 @pytest.mark.parametrize("module", BOTH)

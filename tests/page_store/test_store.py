@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import xxhash
 from framed import DRAFT, HASHES, NBYTES, TARGET, bytes_of, empty, filled, framed, transfer
 from pages import hash_of, space
 from processes import exit_code
@@ -26,7 +27,7 @@ from hicache_storage.errors import (
 )
 from hicache_storage.keys import KeySpace, Shard
 from hicache_storage.page import Page
-from hicache_storage.page_store import PageStore, PageStoreSettings, storage_calls
+from hicache_storage.page_store import PageStore, PageStoreSettings, frame, storage_calls
 from hicache_storage.page_store import store as page_store
 from hicache_storage.page_store.frame import FRAME_NBYTES, FramedPage
 from hicache_storage.page_store.lookup import PoolSpec
@@ -136,6 +137,37 @@ class TestSaveAndLoad:
         assert outcome.arrived() == 4
         assert [bytes_of(n + 1) for n in range(4)] == [page.payload.tobytes() for page in pages]
 
+    @pytest.mark.parametrize(
+        "claims", [Capabilities(keeps_given=True), Capabilities(scatter_gather=False)]
+    )
+    def test_a_store_may_keep_the_copies_of_saved_pages(
+        self, open_store: Callable[..., PageStore], claims: Capabilities
+    ) -> None:
+        store = open_store(HookedStorage(claims))
+        pages, found = filled(2), empty(2)
+        store.save([transfer(pages)])
+        for page in pages:
+            page.payload.copy_from(bytes_of(9))
+
+        assert store.load([transfer(found)]).arrived() == 2
+        assert [bytes_of(1), bytes_of(2)] == [page.payload.tobytes() for page in found]
+
+    @pytest.mark.parametrize("digest", [None, xxhash.xxh3_64_intdigest(bytes_of(1))])
+    def test_a_copy_for_the_store_has_the_digest_of_its_page(
+        self,
+        open_store: Callable[..., PageStore],
+        monkeypatch: pytest.MonkeyPatch,
+        digest: int | None,
+    ) -> None:
+        monkeypatch.setattr(frame, "payload_checksums", None)  # a second hash would fail
+        store = open_store(HookedStorage(Capabilities(keeps_given=True)))
+        (page,) = filled(1)
+        page.payload.digest = digest
+
+        assert store.save([transfer([page])]).whole() == [True]
+        monkeypatch.undo()
+        assert store.load([transfer(empty(1))]).whole() == [True]
+
     def test_a_store_with_alignment_gets_an_aligned_header(self) -> None:
         with PageStore(HookedStorage(Capabilities(alignment=4096))) as store:
             assert store.frame_nbytes == 4096
@@ -182,7 +214,7 @@ class TestProof:
         store.save([transfer([framed(1)])])
         (key_space,) = (known for known in storage.inner._spaces if known.pool == "kv")
         pages = storage.inner._spaces[key_space]
-        pages[HASHES[0]] = bytearray(damage(bytes(pages[HASHES[0]])))
+        pages[HASHES[0]] = memoryview(bytearray(damage(bytes(pages[HASHES[0]]))))
 
     @pytest.mark.parametrize("offset", [0, 5, 30, 50, 119, 127, 128, 200, 128 + NBYTES - 1])
     def test_a_flipped_bit_is_found_deleted_and_healed(
@@ -241,7 +273,7 @@ class TestProof:
         store = open_store(timeout_s=20)
         store.save([transfer(filled(2))])
         (pages,) = (p for known, p in storage.inner._spaces.items() if known.pool == "kv")
-        pages[HASHES[0]] = pages[HASHES[0]][:-1] + b"?"
+        pages[HASHES[0]][-1:] = b"?"
         gate = Gate()
         storage.hooks["batch_delete"] = gate
 

@@ -51,6 +51,7 @@ class Controlled(MemoryStorage):
 
     def __init__(self) -> None:
         super().__init__()
+        self.narrow(parallelism=1)
         self.is_down = False
         self.is_down_after = False
         """Calls take effect, and then fail."""

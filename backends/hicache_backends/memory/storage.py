@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+
 from hicache_backends.memory.settings import MemorySettings
 from hicache_storage import native
 from hicache_storage.backend_support.capacity import page_over_capacity
@@ -27,12 +29,14 @@ if TYPE_CHECKING:
 class MemoryStorage(HiCacheStorage):
     """A storage of pages in this process's memory, until they are deleted. Thread-safe."""
 
-    capabilities = Capabilities(retention=Retention.UNTIL_DELETED, enumerable=True)
+    capabilities = Capabilities(
+        retention=Retention.UNTIL_DELETED, enumerable=True, parallelism=2, keeps_given=True
+    )
 
     def __init__(self, settings: MemorySettings | None = None) -> None:
         self._settings = settings or MemorySettings()
         self._lock = threading.Lock()
-        self._spaces: dict[KeySpace, dict[str, bytearray]] = {}
+        self._spaces: dict[KeySpace, dict[str, memoryview]] = {}
         """The key spaces that contain pages.
 
         Empty key spaces are not kept, because clients could open any number of them.
@@ -74,6 +78,7 @@ class MemoryStorage(HiCacheStorage):
             [pages[index].segments for index in found],
             [(data,) for data in found.values()],
             -1 if skip is None else skip,
+            True,
         )
         for index, digest in zip(found, digests, strict=False):
             pages[index].digest = digest
@@ -83,11 +88,19 @@ class MemoryStorage(HiCacheStorage):
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         self.ensure_open()
-        copies = [bytearray(page.nbytes) for page in pages]
-        native.copy_pages([(copy,) for copy in copies], [page.segments for page in pages], -1)
+        kept = [
+            page.segments[0] if page.given else np.empty(page.nbytes, np.uint8).data
+            for page in pages
+        ]
+        copied = [
+            (memory, page) for memory, page in zip(kept, pages, strict=True) if not page.given
+        ]
+        native.copy_pages(
+            [(memory,) for memory, _ in copied], [page.segments for _, page in copied], -1, True
+        )
         return [
-            self._set(space, page_hash, copy)
-            for page_hash, copy in zip(hashes, copies, strict=True)
+            self._set(space, page_hash, memory)
+            for page_hash, memory in zip(hashes, kept, strict=True)
         ]
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
@@ -133,7 +146,7 @@ class MemoryStorage(HiCacheStorage):
         with self._lock:
             self._spaces.clear()
 
-    def _set(self, space: KeySpace, page_hash: str, data: bytearray) -> bool:
+    def _set(self, space: KeySpace, page_hash: str, data: memoryview) -> bool:
         with self._lock:
             stored = self._spaces.get(space, {})
             nbytes = self._nbytes + len(data) - len(stored.get(page_hash, b""))

@@ -49,6 +49,7 @@ _EVIDENCE = {
     "max_batch_nbytes": ("KV-204", "KV-903"),
     "bounded": ("KV-304", "KV-901"),
     "revocable": ("KV-901",),
+    "keeps_given": ("KV-205",),
 }
 """The rules that show whether a claim is true."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.moving.buffers import Buffers
-from hicache_storage.moving.lender import CopiedPages, LentPages, RevocablePages
+from hicache_storage.moving.lender import LentPages, ParallelCopies, RevocablePages
 from hicache_storage.page import Page
 from hicache_storage.page_store.results import Verdict
 from hicache_storage.request_log import Operation
@@ -67,7 +67,7 @@ class Transport:
         self._explain_log = explain_log
         self._timeout_s = timeout_s
         revocable = store.storage.capabilities.revocable
-        way = LentPages if is_direct else RevocablePages if revocable else CopiedPages
+        way = LentPages if is_direct else RevocablePages if revocable else ParallelCopies
         # Each direction has its own buffers, so that overdue writes do not delay reads.
         self._loads = way(store, "load", Buffers(store))
         self._saves = way(store, "save", Buffers(store))
@@ -136,7 +136,7 @@ class Transport:
     def close(self) -> None:
         """Release the buffers."""
         for lender in (self._loads, self._saves):
-            lender.buffers.close()
+            lender.close()
 
     def _result(
         self,

@@ -21,13 +21,20 @@ IOV_MAX = 1024
 """How many buffers the kernel accepts in one call."""
 
 
-def copy_pages(targets: Sequence[Pieces], sources: Sequence[Pieces], skip: int) -> list[int]:
+def copy_pages(
+    targets: Sequence[Pieces],
+    sources: Sequence[Pieces],
+    skip: int,
+    far: bool = False,  # noqa: ARG001, FBT002 - positional in the compiled module
+) -> list[int]:
     """Copy the bytes of pages.
 
     Args:
         targets: The memory of each page.
         sources: The bytes of each page, as many as its target has, in pieces of any size.
         skip: How many leading bytes the digest of a page leaves out. Negative: no digests.
+        far: The sources are not in the processor's caches, and nobody reads the targets soon. This only
+            changes the speed.
 
     Returns:
         The xxh3-64 of each page. Empty if no digests were asked for.

@@ -9,6 +9,7 @@ from hicache_backends.memory import MemoryStorage
 from pages import blank, hash_of, page, space
 
 from hicache_storage.errors import ConfigError, StorageClosed, UnsupportedOperation
+from hicache_storage.page import Page
 
 A, B, C = hash_of(1), hash_of(2), hash_of(3)
 
@@ -44,6 +45,17 @@ def test_a_removed_key_space_is_gone_with_its_pages_and_its_bytes(storage: Memor
     assert [draft] == list(storage.spaces())
     assert (1, 4096) == (storage.stats().pages, storage.stats().nbytes)
     assert [True] == storage.batch_set(space(), [A], [page()])
+
+
+def test_a_given_page_is_kept_without_a_copy(storage: MemoryStorage) -> None:
+    memory = bytearray(page(seed=1).tobytes())
+    given, found = Page(memory), blank()
+    given.given = True
+    storage.batch_set(space(), [A], [given])
+    memory[0] ^= 1
+
+    assert [True] == storage.batch_get(space(), [A], [found])
+    assert bytes(memory) == found.tobytes()
 
 
 def test_beyond_its_capacity_a_page_is_refused_and_the_rest_stays() -> None:

@@ -59,6 +59,7 @@ def an_instance_claims_no_more_than_its_class(case: Case) -> None:
             "scatter_gather",
             "bounded",
             "revocable",
+            "keeps_given",
         )
         if getattr(narrow, name) > getattr(widest, name)
     ]
@@ -291,7 +292,10 @@ def _owners(store: Probe) -> list[tuple[str, object]]:
 def _soundness(claims: Capabilities) -> dict[str, bool]:
     """Return for each field whether its value has the right type and range."""
     orders: dict[str, type] = {"retention": Retention, "durability": Durability}
-    flags = ("shared", "enumerable", "overwrites", "scatter_gather", "bounded", "revocable")
+    flags = (
+        *("shared", "enumerable", "overwrites"),
+        *("scatter_gather", "bounded", "revocable", "keeps_given"),
+    )
     return {
         **{name: isinstance(getattr(claims, name), kind) for name, kind in orders.items()},
         **{name: type(getattr(claims, name)) is bool for name in flags},
