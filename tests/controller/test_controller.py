@@ -512,7 +512,7 @@ class TestFaults:
         second = engine()
         (target,) = (known for known in storage.inner.spaces() if known.pool == "kv")
         pages = storage.inner._spaces[target]
-        pages[PROMPT[5]] = pages[PROMPT[5]][:-1] + b"?"
+        pages[PROMPT[5]][-1:] = b"?"
 
         with fetch(second, PROMPT) as lease:
             assert lease.pages == 5

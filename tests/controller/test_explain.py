@@ -59,7 +59,7 @@ def test_a_page_that_storage_lacks_is_named_with_its_pool(storage: HookedStorage
 def test_a_corrupt_page_is_distinguished_from_an_absent_one(storage: HookedStorage) -> None:
     (target,) = (space for space in storage.inner.spaces() if space.pool == "kv")
     pages = storage.inner._spaces[target]
-    pages[PROMPT[5]] = pages[PROMPT[5]][:-1] + b"?"
+    pages[PROMPT[5]][-1:] = b"?"
 
     assert "page 5 of pool 'kv' was corrupt in storage" in explained(storage)
 
@@ -205,7 +205,7 @@ def test_a_wrong_page_is_told_by_the_check_that_it_failed(
     if reason is Reason.WRONG_KEY:  # a whole page of another hash
         pages[PROMPT[5]] = pages[PROMPT[4]]
     else:
-        pages[PROMPT[5]] = bytearray(len(pages[PROMPT[5]]))
+        pages[PROMPT[5]] = memoryview(bytearray(len(pages[PROMPT[5]])))
     with engine_on(storage, cache_pools(), explain_log=log) as engine:
         engine.prefetch("r", PROMPT).result().release()
 
