@@ -10,7 +10,10 @@
 #include <emmintrin.h>
 #endif
 
-enum { HASHED_NBYTES = 128 << 10 }; /* small enough to hash while it is in the L2 cache */
+enum {
+    HASHED_NBYTES = 128 << 10, /* small enough to hash while it is in the L2 cache */
+    LINE_NBYTES = 64
+};
 
 /* A position in a list of pieces. */
 typedef struct {
@@ -26,21 +29,27 @@ static size_t left_in(position *at) {
     return at->piece->iov_len - at->offset;
 }
 
-/* Copy a step around the caches, so that the processor does not read the target before it writes it. */
+/* Copy a step to whole lines of memory, around the caches: the processor then does not read them first. */
 static void copy_step(uint8_t *into, const uint8_t *from) {
 #if defined(__x86_64__)
-    if ((uintptr_t)into % sizeof(__m128i) == 0) {
-        for (size_t i = 0; i < FAR_STEP_NBYTES / sizeof(__m128i); i++)
-            _mm_stream_si128((__m128i *)into + i, _mm_loadu_si128((const __m128i *)from + i));
-        return;
-    }
-#endif
+    for (size_t i = 0; i < FAR_STEP_NBYTES / sizeof(__m128i); i++)
+        _mm_stream_si128((__m128i *)into + i, _mm_loadu_si128((const __m128i *)from + i));
+#else
     memcpy(into, from, FAR_STEP_NBYTES);
+#endif
+}
+
+static void copy_near(uint8_t *into, const uint8_t *from, size_t nbytes, xxh3_stream *hashed) {
+    if (hashed)
+        xxh3_update(hashed, from, nbytes);
+    memcpy(into, from, nbytes);
 }
 
 /* Copy and hash what is not in the caches, to where nobody reads it soon. */
 static void copy_far(uint8_t *into, const uint8_t *from, size_t nbytes, xxh3_stream *hashed) {
-    for (; nbytes >= FAR_BLOCK_NBYTES; nbytes -= FAR_BLOCK_NBYTES) {
+    const size_t unaligned = -(uintptr_t)into % LINE_NBYTES, first = unaligned < nbytes ? unaligned : nbytes;
+    copy_near(into, from, first, hashed);
+    for (into += first, from += first, nbytes -= first; nbytes >= FAR_BLOCK_NBYTES; nbytes -= FAR_BLOCK_NBYTES) {
         const uint8_t *block = from;
         for (size_t step = 0; step < FAR_STEPS; step++) {
             far_ask(block, step);
@@ -51,9 +60,7 @@ static void copy_far(uint8_t *into, const uint8_t *from, size_t nbytes, xxh3_str
             from += FAR_STEP_NBYTES;
         }
     }
-    if (hashed)
-        xxh3_update(hashed, from, nbytes);
-    memcpy(into, from, nbytes);
+    copy_near(into, from, nbytes, hashed);
 }
 
 /* Copy everything, in accesses of a chunk each unless `state` is NULL. Return 0 if the memory is revoked. */
