@@ -274,7 +274,7 @@ class CopiedPages(Lender):
                 [page.segments for page in targets],
                 [page.segments for page in sources],
                 skip,
-                self._loads,
+                True,
             )
         finally:
             self._engine.end()
@@ -287,7 +287,7 @@ class ParallelCopies(CopiedPages):
         super().__init__(store, direction, buffers)
         settings = store.settings
         self._timeout_s = settings.timeout_s if self._loads else settings.writes_s
-        threads = store.storage.capabilities.parallelism + 1
+        threads = store.storage.capabilities.parallelism
         self._executor = DaemonExecutor(f"hicache-copy-{direction}", threads)
 
     def move(self, batches: Batches, deadline: Deadline | None = None) -> Outcome | None:
