@@ -16,7 +16,7 @@ from stores import HookedStorage
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.shared_resource import CallGate
 from hicache_storage.moving import lender
-from hicache_storage.moving.buffers import Buffers
+from hicache_storage.moving.buffers import Buffer, Buffers
 from hicache_storage.moving.lender import (
     CopiedPages,
     LentPages,
@@ -266,9 +266,11 @@ class TestParts:
     ) -> None:
         saves = make("save")
         acquire, calls = saves.buffers.acquire, iter(range(9))
-        monkeypatch.setattr(
-            saves.buffers, "acquire", lambda *given: None if next(calls) == 1 else acquire(*given)
-        )
+
+        def acquire_all_but_one(nbytes: int, timeout_s: float) -> Buffer | None:
+            return None if next(calls) == 1 else acquire(nbytes, timeout_s)
+
+        monkeypatch.setattr(saves.buffers, "acquire", acquire_all_but_one)
         (verdicts,) = _verdicts(saves.move([batch(range(6))]))
 
         assert 2 == verdicts.count(Verdict.UNAVAILABLE)
