@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import page_cache
 import pytest
 from hicache_backends.tiered import TieredSettings, TieredStorage
 from hicache_conformance.tools.network.proxy import FaultProxy
@@ -61,6 +62,29 @@ def _full_file(directory: Path) -> Generator[World]:
         strays=partial(_unpublished, directory / "pages"),
         retains=False,
     )
+
+
+class _ColdStorage(WrapperStorage):
+    """`file`, whose pages are dropped from the page cache before each get. New ones may stay there."""
+
+    def __init__(self, inner: HiCacheStorage, root: Path) -> None:
+        super().__init__(inner)
+        self._root = root
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        for page_hash in hashes:
+            with suppress(FileNotFoundError):
+                path = self._root / "spaces" / space.id / page_hash[:2] / page_hash
+                page_cache.drop(path, sync=False)
+        return super().batch_get(space, hashes, pages)
+
+
+@contextmanager
+def _cold_file(directory: Path) -> Generator[World]:
+    with _full_file(directory) as world:
+        yield replace(world, open=lambda: _ColdStorage(world.open(), directory / "pages"))
 
 
 @contextmanager
@@ -338,6 +362,7 @@ def small_disk(directory: Path, nbytes: int) -> Generator[Path]:
 WORLDS: dict[str, Callable[[Path], AbstractContextManager[World]]] = {
     "file": _file,
     "file-capacity": _full_file,
+    "file-cold": _cold_file,
     "file-disk": _file_on_full_disk,
     "hf3fs": _hf3fs,
     "hf3fs-disk": _hf3fs_on_full_disk,
