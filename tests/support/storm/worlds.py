@@ -112,8 +112,8 @@ def _file_on_full_disk(directory: Path) -> Generator[World]:
 
 
 @contextmanager
-def _hf3fs(directory: Path) -> Generator[World]:
-    yield World(open=_of("hf3fs", {"path": str(directory / "pages")}))
+def _hf3fs(directory: Path, **config: Any) -> Generator[World]:
+    yield World(open=_of("hf3fs", {"path": str(directory / "pages"), **config}))
 
 
 @contextmanager
@@ -378,6 +378,7 @@ WORLDS: dict[str, Callable[[Path], AbstractContextManager[World]]] = {
     "file-cold": _cold_file,
     "file-disk": _file_on_full_disk,
     "hf3fs": _hf3fs,
+    "hf3fs-direct": partial(_hf3fs, direct=True),
     "hf3fs-disk": _hf3fs_on_full_disk,
     "hf3fs-redis": _hf3fs_redis,
     "fsspec": _fsspec,
