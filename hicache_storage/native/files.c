@@ -86,7 +86,7 @@ static int take_from(way by, cursor *at, size_t nbytes, page_hash *hash) {
 
 static size_t blocks(uint64_t nbytes) { return (size_t)(nbytes + BLOCK_NBYTES - 1) / BLOCK_NBYTES * BLOCK_NBYTES; }
 
-/* Read the page as `read_page` does, but around the page cache. -EINVAL if that is refused. */
+/* Read the page as `read_page` does, but around the page cache. -EINVAL if that is refused, or stops early. */
 static int64_t read_around(int fd, const page_read *wanted, way by) {
     if (fcntl(fd, F_SETFL, O_DIRECT))
         return -errno;
@@ -102,7 +102,7 @@ static int64_t read_around(int fd, const page_read *wanted, way by) {
             got = pread(fd, by.scratch, blocks(nbytes), (off_t)offset);
         while (got < 0 && errno == EINTR);
         if (got < (ssize_t)nbytes)
-            verdict = got < 0 ? -errno : MISS;
+            verdict = got < 0 ? -errno : -EINVAL;
         else if (!take_from(by, &at, nbytes, wanted->digest ? &hash : NULL))
             verdict = MOVE_REVOKED;
     }
@@ -137,15 +137,16 @@ static int64_t file_read(page_read *wanted, uint8_t *scratch) {
         return errno == ENOENT ? MISS : -errno;
     uint8_t before[TRAILER_NBYTES + 1], after[TRAILER_NBYTES];
     const struct iovec look = {before, sizeof before};
-    int64_t got = wanted->cold ? -EAGAIN : read_cached(fd, &look, 1, (int64_t)wanted->nbytes);
-    if (got == -EAGAIN && !wanted->cold) {
+    const int64_t seen = wanted->cold ? -EAGAIN : read_cached(fd, &look, 1, (int64_t)wanted->nbytes);
+    if (seen == -EAGAIN && !wanted->cold) {
         wanted->cold = 1;
         close(fd);
         return COLD;
     }
-    const way by = {wanted->state, scratch, got < 0};
-    if (got != TRAILER_NBYTES)
-        got = read_at(fd, before, sizeof before, (int64_t)wanted->nbytes);
+    const way by = {wanted->state, scratch, seen < 0};
+    const size_t had = seen > 0 ? (size_t)seen : 0; /* the file may go on, outside the page cache */
+    int64_t got = read_at(fd, before + had, sizeof before - had, (int64_t)(wanted->nbytes + had));
+    got = got < 0 ? got : got + (int64_t)had;
     int64_t verdict = got < 0 ? got : WRONG;
     if (got == TRAILER_NBYTES && is_named(before, wanted->name)) {
         verdict = wanted->cold ? read_around(fd, wanted, by) : -EINVAL;
