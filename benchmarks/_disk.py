@@ -49,6 +49,17 @@ def empty_files(directory: Path) -> None:
         os.truncate(path, 0)
 
 
+def drop_cache(directory: Path) -> None:
+    """Sync every file below `directory`, and remove it from the kernel's page cache."""
+    for path in files_below(directory):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
 def used_nbytes(directory: Path) -> int:
     """Return the total size of the files below `directory`."""
     return sum(path.stat().st_size for path in files_below(directory))

@@ -83,17 +83,25 @@ class OpenFiles(PlainFiles):
     """A store that reads files by preadv on open descriptors, on one or more threads."""
 
     def __init__(
-        self, directory: Path, source: Memory, destination: Memory, *, threads: int = 1
+        self,
+        directory: Path,
+        source: Memory,
+        destination: Memory,
+        *,
+        threads: int = 1,
+        direct: bool = False,
     ) -> None:
         super().__init__(directory, source, destination)
-        self.name = "preadv" if threads == 1 else f"preadv, {threads} threads"
+        self.name = "preadv, O_DIRECT" if direct else "preadv"
+        self.name += f", {threads} threads" if threads > 1 else ""
+        self._flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
         self._descriptors: list[int] = []
         self._threads = threads
         self._executor = ThreadPoolExecutor(threads)
 
     def get(self) -> None:
         if not self._descriptors:  # this happens in the warm-up round
-            self._descriptors = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in self.paths]
+            self._descriptors = [os.open(path, self._flags) for path in self.paths]
         if self._threads == 1:
             self._read(slice(None))
             return

@@ -1,6 +1,6 @@
 """Compare the `file` backend with the machine's own limit and SGLang's `HiCacheFile`, in one process.
 
-    python benchmarks/file.py [--quick] [--power] [--json FILE] [--path DIRECTORY]
+    python benchmarks/file.py [--quick] [--cold] [--power] [--json FILE] [--path DIRECTORY]
 
 `make bench-file` makes an environment that has SGLang's file backend; elsewhere its rows are left out.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import _sglang
-from _disk import empty_files, spread_directories, used_nbytes
+from _disk import drop_cache, empty_files, spread_directories, used_nbytes
 from _harness import KIB, MIB, Parser, Report, Section, page_hashes_of, scratch, size_text
 from _our_stores import in_directory
 from _plain_files import (
@@ -47,6 +47,7 @@ CAPACITY_PAGES = {64 * KIB: 4096, 1 * MIB: 512, 4 * MIB: 160}
 OURS = ("ours: FileStorage", "ours: page store, none", "ours: page store, xxh3")
 SGLANG = "HiCacheFile"
 GET_LIMIT = "preadv"
+COLD_LIMIT = "preadv, O_DIRECT, 8 threads"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +105,14 @@ class Get(BatchRun):
     def close(self) -> None:
         self.store.close()
         empty_files(self._directory)
+
+
+class ColdGet(Get):
+    """A candidate that reads one batch repeatedly, each time from the disk."""
+
+    def prepare(self, turn: int) -> None:
+        super().prepare(turn)
+        drop_cache(self._directory)
 
 
 class SetInEmpty(BatchRun):
@@ -190,6 +199,26 @@ def bench_get(bench: Bench) -> None:
     if bench.page_nbytes == MIB:
         for name, least in zip(OURS, (0.85, 0.85, 0.6), strict=True):
             bench.report.aim(section, name, GET_LIMIT, least)
+    for name in OURS:
+        bench.report.aim(section, name, SGLANG, 1.0)
+
+
+def bench_cold_get(bench: Bench) -> None:
+    """Measure reading pages that are not in the kernel's cache."""
+    factories: list[StoreFactory] = [
+        *[partial(OpenFiles, threads=threads, direct=True) for threads in (1, 2, 4, 8)],
+        OpenFiles,
+        partial(OpenFiles, threads=4),
+        *sglang_stores()[:1],
+        *ours(),
+    ]
+    gets = [ColdGet(factory, bench) for factory in factories]
+    section = bench.measure("get, not in the page cache", gets, (COLD_LIMIT, SGLANG))
+    for get in gets:
+        get.close()
+    if bench.page_nbytes >= MIB:
+        for name in OURS:
+            bench.report.aim(section, name, COLD_LIMIT, 0.95)
     for name in OURS:
         bench.report.aim(section, name, SGLANG, 1.0)
 
@@ -283,6 +312,7 @@ def parser(doc: str | None) -> Parser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser(__doc__)
+    options.add_argument("--cold", action="store_true", help="measure only gets from the disk")
     options.add_argument("--power", action="store_true", help="also measure synced writes")
     chosen = options.parsed(arguments)
     with scratch(chosen.path) as root:
@@ -290,6 +320,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         spread_directories(root)
         _sglang.tell("bench-file")
         for bench in benches(root, report, chosen):
+            bench_cold_get(bench)
+            if chosen.cold:
+                continue
             bench_get(bench)
             bench_set_in_empty(bench)
             bench_set_below_capacity(bench)

@@ -38,11 +38,12 @@ SOURCES = (
     "revocables.c",
     "slots.c",
     "sockets.c",
+    "workers.c",
     "xxh3.c",
 )
 MODULE = "_native.abi3.so"
 _FLAGS = (
-    *("-O3", "-std=gnu11", "-fPIC", "-shared", "-Wall", "-Wextra"),
+    *("-O3", "-std=gnu11", "-fPIC", "-shared", "-pthread", "-Wall", "-Wextra"),
     "-Werror=implicit-function-declaration",  # otherwise the module is built, but cannot be loaded
     "-DPy_LIMITED_API=0x030B0000",  # one build for CPython 3.11 and later
 )

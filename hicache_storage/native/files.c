@@ -5,12 +5,19 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "pieces.h"
+#include "sockets.h"
+#include "workers.h"
 #include "xxh3.h"
+
+/* The memory of a thread that reads: a page of 1 MiB with its frame is one request for the disk. */
+enum { BLOCK_NBYTES = 4096, READ_NBYTES = (1 << 20) + 2 * BLOCK_NBYTES };
+enum { COLD = 100 };
 
 int64_t file_exists(const char *path, uint64_t nbytes) {
     struct stat status;
@@ -44,12 +51,11 @@ static int is_named(const uint8_t *trailer, const uint8_t *name) {
 }
 
 /* Read the page chunk by chunk. HIT, MISS if the file ends too early, or what failed. */
-static int64_t read_page(int fd, const page_read *wanted) {
+static int64_t read_page(int fd, const page_read *wanted, way by) {
     cursor at = {wanted->iov, wanted->pieces, 0};
     struct iovec chunk[PIECES_A_CHUNK];
     size_t nbytes;
     int64_t offset = 0;
-    way by = wanted->by;
     page_hash hash = {.skip = wanted->skip};
     xxh3_begin(&hash.stream);
     const size_t limit = way_nbytes(&by, wanted->digest ? CHUNK_NBYTES : SSIZE_MAX);
@@ -62,6 +68,48 @@ static int64_t read_page(int fd, const page_read *wanted) {
     if (wanted->digest)
         *wanted->digest = xxh3_digest(&hash.stream);
     return HIT;
+}
+
+/* Hand the bytes that are in the scratch memory to the pieces, chunk by chunk. Return 0 if these are revoked. */
+static int take_from(way by, cursor *at, size_t nbytes, page_hash *hash) {
+    struct iovec chunk[PIECES_A_CHUNK];
+    for (size_t taken; nbytes; nbytes -= taken, by.scratch += taken) {
+        const size_t count = pieces_take(at, chunk, PIECES_A_CHUNK, nbytes < CHUNK_NBYTES ? nbytes : CHUNK_NBYTES, &taken);
+        if (!pieces_copy_by(&by, chunk, count, 0))
+            return 0;
+        const struct iovec copied = {by.scratch, taken};
+        if (hash)
+            pieces_hash(&hash->stream, &copied, 1, &hash->skip);
+    }
+    return 1;
+}
+
+static size_t blocks(uint64_t nbytes) { return (size_t)(nbytes + BLOCK_NBYTES - 1) / BLOCK_NBYTES * BLOCK_NBYTES; }
+
+/* Read the page as `read_page` does, but around the page cache. -EINVAL if that is refused, or stops early. */
+static int64_t read_around(int fd, const page_read *wanted, way by) {
+    if (fcntl(fd, F_SETFL, O_DIRECT))
+        return -errno;
+    cursor at = {wanted->iov, wanted->pieces, 0};
+    page_hash hash = {.skip = wanted->skip};
+    xxh3_begin(&hash.stream);
+    const uint64_t requests = wanted->nbytes / READ_NBYTES + 1, step = blocks(wanted->nbytes / requests + 1);
+    int64_t verdict = HIT;
+    for (uint64_t offset = 0; verdict == HIT && offset < wanted->nbytes; offset += step) {
+        const size_t nbytes = (size_t)(wanted->nbytes - offset < step ? wanted->nbytes - offset : step);
+        ssize_t got;
+        do
+            got = pread(fd, by.scratch, blocks(nbytes), (off_t)offset);
+        while (got < 0 && errno == EINTR);
+        if (got < (ssize_t)nbytes)
+            verdict = got < 0 ? -errno : -EINVAL;
+        else if (!take_from(by, &at, nbytes, wanted->digest ? &hash : NULL))
+            verdict = MOVE_REVOKED;
+    }
+    if (wanted->digest)
+        *wanted->digest = xxh3_digest(&hash.stream);
+    (void)fcntl(fd, F_SETFL, 0);
+    return verdict;
 }
 
 static void touch(int fd, int64_t touched_ns, int64_t interval_ns) {
@@ -82,15 +130,29 @@ static int open_again(const char *path, int flags, mode_t mode) {
     return fd;
 }
 
-int64_t file_read(const page_read *wanted) {
+/* Read a page. COLD, and nothing is read, if it is cold and that is not known yet. */
+static int64_t file_read(page_read *wanted, uint8_t *scratch) {
     const int fd = open_again(wanted->path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, 0);
     if (fd < 0)
         return errno == ENOENT ? MISS : -errno;
     uint8_t before[TRAILER_NBYTES + 1], after[TRAILER_NBYTES];
-    int64_t got = read_at(fd, before, sizeof before, (int64_t)wanted->nbytes);
+    const struct iovec look = {before, sizeof before};
+    const int64_t seen = wanted->cold ? -EAGAIN : read_cached(fd, &look, 1, (int64_t)wanted->nbytes);
+    if (seen == -EAGAIN && !wanted->cold) {
+        wanted->cold = 1;
+        close(fd);
+        return COLD;
+    }
+    const way by = {wanted->state, scratch, seen < 0};
+    const size_t had = seen > 0 ? (size_t)seen : 0; /* the file may go on, outside the page cache */
+    int64_t got = read_at(fd, before + had, sizeof before - had, (int64_t)(wanted->nbytes + had));
+    got = got < 0 ? got : got + (int64_t)had;
     int64_t verdict = got < 0 ? got : WRONG;
-    if (got == TRAILER_NBYTES && is_named(before, wanted->name))
-        verdict = read_page(fd, wanted);
+    if (got == TRAILER_NBYTES && is_named(before, wanted->name)) {
+        verdict = wanted->cold ? read_around(fd, wanted, by) : -EINVAL;
+        if (verdict == -EINVAL)
+            verdict = read_page(fd, wanted, by);
+    }
     if (verdict == HIT) {
         got = read_at(fd, after, sizeof after, (int64_t)wanted->nbytes);
         if (got != TRAILER_NBYTES || memcmp(before, after, TRAILER_NBYTES))
@@ -100,6 +162,45 @@ int64_t file_read(const page_read *wanted) {
     }
     close(fd);
     return verdict == MOVE_REVOKED ? REVOKED : verdict;
+}
+
+/* The pages of one call. Each thread takes the next one. */
+typedef struct {
+    page_read *pages;
+    size_t count, next;
+    double deadline_s;
+    int64_t *verdicts;
+} page_reads;
+
+static int64_t read_one(page_read *page, double deadline_s, uint8_t *scratch) {
+    return monotonic_s() > deadline_s ? LATE : file_read(page, scratch);
+}
+
+static uint8_t *scratch_of(void) {
+    void *scratch;
+    return posix_memalign(&scratch, BLOCK_NBYTES, READ_NBYTES) ? NULL : scratch;
+}
+
+static void *read_rest(void *given) {
+    page_reads *all = given;
+    uint8_t *scratch = scratch_of();
+    for (size_t i; scratch && (i = __atomic_fetch_add(&all->next, 1, __ATOMIC_RELAXED)) < all->count;)
+        do
+            all->verdicts[i] = read_one(&all->pages[i], all->deadline_s, scratch);
+        while (all->verdicts[i] == COLD);
+    free(scratch);
+    return NULL;
+}
+
+int files_read(page_read *pages, size_t count, double deadline_s, int64_t *verdicts) {
+    page_reads all = {pages, count, 0, deadline_s, verdicts};
+    uint8_t *scratch = scratch_of();
+    while (scratch && all.next < count && (verdicts[all.next] = read_one(&pages[all.next], deadline_s, scratch)) != COLD)
+        all.next++;
+    free(scratch);
+    if (scratch && all.next < count)
+        work_together(read_rest, &all, count - all.next);
+    return all.next < count ? -1 : 0;
 }
 
 int64_t file_check(const char *path, const uint8_t *name, uint64_t nbytes, int64_t touched_ns) {

@@ -35,11 +35,14 @@ typedef struct {
     int64_t interval_ns; /* do not change it either if it is less than this old */
     uint64_t *digest;    /* receives the xxh3-64 of the page without its first `skip` bytes; may be NULL */
     size_t skip;
-    way by;
+    uint64_t *state;     /* of the page's revocable; NULL: it has none */
+    int cold;            /* the trailer was not in the page cache, so the disk must read the page */
 } page_read;
 
-/* HIT, MISS, WRONG, REVOKED if the memory was revoked before the page was complete, or -errno. */
-int64_t file_read(const page_read *wanted);
+/* Read pages. A verdict is HIT, MISS, WRONG, REVOKED if the memory was revoked before the page was complete, LATE if the
+ * page was not begun before the deadline, or -errno. From the first cold page on, several threads read, because a disk
+ * needs several requests at a time. Return 0, or -1 if memory runs out. */
+int files_read(page_read *pages, size_t count, double deadline_s, int64_t *verdicts);
 
 typedef struct {
     const char *path;    /* where the page is written: a new file, or one to overwrite */

@@ -197,27 +197,34 @@ static PyObject *read_files(PyObject *module, PyObject *arguments) {
                           &deadline_s, &states))
         return NULL;
     job all;
-    revocables lent = {0};
-    if (!job_hold(&all, paths, names, NAME_NBYTES, pages, nbytes, 1) && !revocables_hold(&lent, states, all.paths.count)) {
+    batch lent = {0};
+    page_read *wanted = NULL;
+    if (!job_hold(&all, paths, names, NAME_NBYTES, pages, nbytes, 1) && !states_hold(&lent, states, all.paths.count)) {
+        int failed = !(wanted = calloc(all.paths.count + 1, sizeof *wanted));
         Py_BEGIN_ALLOW_THREADS
-        for (size_t i = 0; i < all.paths.count; i++) {
+        for (size_t i = 0; !failed && i < all.paths.count; i++) {
             const size_t first = all.pages.first[i];
-            const page_read wanted = {all.paths.data[i],
-                                      (const uint8_t *)all.names.data[i],
-                                      all.pages.iov + first,
-                                      all.pages.first[i + 1] - first,
-                                      nbytes,
-                                      touched_ns < 0 ? -1 : touched_ns - (long long)i,
-                                      interval_ns,
-                                      skip < 0 ? NULL : &all.digests[i],
-                                      skip < 0 ? 0 : (size_t)skip,
-                                      way_to(&lent, i)};
-            all.verdicts[i] = monotonic_s() > deadline_s ? LATE : file_read(&wanted);
+            wanted[i] = (page_read){all.paths.data[i],
+                                    (const uint8_t *)all.names.data[i],
+                                    all.pages.iov + first,
+                                    all.pages.first[i + 1] - first,
+                                    nbytes,
+                                    touched_ns < 0 ? -1 : touched_ns - (long long)i,
+                                    interval_ns,
+                                    skip < 0 ? NULL : &all.digests[i],
+                                    skip < 0 ? 0 : (size_t)skip,
+                                    lent.views && lent.iov[i].iov_len ? lent.iov[i].iov_base : NULL,
+                                    0};
         }
+        failed = failed || files_read(wanted, all.paths.count, deadline_s, all.verdicts);
         Py_END_ALLOW_THREADS
-        result = verdicts_and_digests(all.verdicts, all.digests, all.paths.count);
+        if (failed)
+            PyErr_NoMemory();
+        else
+            result = verdicts_and_digests(all.verdicts, all.digests, all.paths.count);
     }
-    revocables_release(&lent);
+    free(wanted);
+    batch_release(&lent);
     job_release(&all);
     return result;
 }

@@ -1,5 +1,7 @@
+#define _GNU_SOURCE
 #include "module_slots.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -140,6 +142,7 @@ static int slot_job_move(slot_job *all, slot_batch *slots) {
     slots->first = all->pages.first;
     slots->states = all->states.views ? all->states.iov : NULL;
     slots->verdicts = all->verdicts;
+    slots->together = (all->flags & O_DIRECT) != 0;
     int failed = 0;
     Py_BEGIN_ALLOW_THREADS
     if (slot_job_open(all, slots->deadline_s)) {

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "revocables.h"
 
+#include <errno.h>
 #include <linux/fs.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -28,9 +29,8 @@ void access_revoke(uint64_t *state) {
         (void)nanosleep(&moment, NULL);
 }
 
-/* Copy a chunk between its pieces and the scratch memory. Return 0 if the pieces are revoked. */
-static int copy_by(const way *by, const struct iovec *iov, size_t count, int writing) {
-    if (!access_begin(by->state))
+int pieces_copy_by(const way *by, const struct iovec *iov, size_t count, int writing) {
+    if (by->state && !access_begin(by->state))
         return 0;
     uint8_t *at = by->scratch;
     for (size_t i = 0; i < count; at += iov[i++].iov_len) {
@@ -39,7 +39,8 @@ static int copy_by(const way *by, const struct iovec *iov, size_t count, int wri
         else
             memcpy(iov[i].iov_base, at, iov[i].iov_len);
     }
-    access_end(by->state);
+    if (by->state)
+        access_end(by->state);
     return 1;
 }
 
@@ -47,22 +48,27 @@ int64_t pieces_move_by(const way *by, int fd, struct iovec *iov, size_t count, s
                        int writing) {
     if (!by->state)
         return pieces_move(fd, iov, count, nbytes, offset, writing);
-    if (writing && !copy_by(by, iov, count, 1))
+    if (writing && !pieces_copy_by(by, iov, count, 1))
         return MOVE_REVOKED;
     struct iovec one = {by->scratch, nbytes};
     const int64_t done = pieces_move(fd, &one, 1, nbytes, offset, writing);
-    if (!writing && done == (int64_t)nbytes && !copy_by(by, iov, count, 0))
+    if (!writing && done == (int64_t)nbytes && !pieces_copy_by(by, iov, count, 0))
         return MOVE_REVOKED;
     return done;
 }
 
-/* Read a chunk that is in the page cache. Return 1, 0 if it is not, or MOVE_REVOKED. The system call is made by its number,
- * because glibc has `preadv2` from 2.26 on, and musl from 1.2.5. */
+/* The system call is made by its number, because glibc has `preadv2` from 2.26 on, and musl from 1.2.5. */
+int64_t read_cached(int fd, const struct iovec *iov, size_t count, int64_t offset) {
+    const int64_t got = syscall(SYS_preadv2, fd, iov, count, offset, 0L, RWF_NOWAIT);
+    return got < 0 ? -errno : got;
+}
+
+/* Read a chunk that is in the page cache. Return 1, 0 if it is not, or MOVE_REVOKED. */
 static int64_t read_cached_by(const way *by, int fd, const struct iovec *iov, size_t count, size_t nbytes, int64_t offset,
                               page_hash *hash) {
     if (!access_begin(by->state))
         return MOVE_REVOKED;
-    const int whole = syscall(SYS_preadv2, fd, iov, count, offset, 0L, RWF_NOWAIT) == (long)nbytes;
+    const int whole = read_cached(fd, iov, count, offset) == (int64_t)nbytes;
     if (whole && hash)
         pieces_hash(&hash->stream, iov, count, &hash->skip);
     access_end(by->state);

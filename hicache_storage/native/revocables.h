@@ -42,6 +42,14 @@ typedef struct {
 /* The most bytes of one `pieces_move_by`. */
 static inline size_t way_nbytes(const way *by, size_t otherwise) { return by->state ? CHUNK_NBYTES : otherwise; }
 
+/* Copy a chunk between its pieces and the scratch memory, within one access if it is revocable. Return 0 if it is
+ * revoked. */
+int pieces_copy_by(const way *by, const struct iovec *iov, size_t count, int writing);
+
+/* Read at most `nbytes` at `offset` as far as they are in the page cache. Return their number, -EAGAIN if the disk must be
+ * read first, or another error if the file system cannot tell. */
+int64_t read_cached(int fd, const struct iovec *iov, size_t count, int64_t offset);
+
 /* Move as `pieces_move` does. `iov` is used up. Revocable memory is only copied from or to the scratch memory, within one
  * access, so bytes that were just read are still in the scratch memory afterwards. */
 int64_t pieces_move_by(const way *by, int fd, struct iovec *iov, size_t count, size_t nbytes, int64_t offset, int writing);

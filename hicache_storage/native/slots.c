@@ -10,6 +10,7 @@
 #include "files.h"
 #include "pieces.h"
 #include "sockets.h"
+#include "workers.h"
 
 enum { SLOTS_A_RUN = 64, BLOCK_NBYTES = 4096 };
 
@@ -226,9 +227,9 @@ static int is_aligned(const slot_batch *all, size_t slot) {
 }
 
 /* Return how many slots from `start` on are adjacent and fit in one call. */
-static size_t run_length(const slot_batch *all, size_t start, size_t most) {
+static size_t run_length(const slot_batch *all, size_t start, size_t end, size_t most) {
     size_t count = 1, pieces = pieces_of(all, start) + 2;
-    for (size_t slot = start + 1; slot < all->count && count < most; slot++, count++) {
+    for (size_t slot = start + 1; slot < end && count < most; slot++, count++) {
         pieces += pieces_of(all, slot) + 2;
         if (pieces > PIECES_A_CALL || all->fds[slot] != all->fds[start] ||
             all->offsets[slot] != all->offsets[slot - 1] + (int64_t)slot_nbytes(all) || !is_aligned(all, slot) ||
@@ -238,39 +239,70 @@ static size_t run_length(const slot_batch *all, size_t start, size_t most) {
     return count;
 }
 
-int slots_move(const slot_batch *all) {
-    size_t most = all->run_nbytes / slot_nbytes(all), pieces = PIECES_A_CALL;
-    most = most > SLOTS_A_RUN ? SLOTS_A_RUN : most ? most : 1;
-    for (size_t slot = 0; slot < all->count; slot++)
-        if (pieces_of(all, slot) + 2 > pieces)
-            pieces = pieces_of(all, slot) + 2;
+/* The slots of one call. Each thread takes the next `step` of them. */
+typedef struct {
+    const slot_batch *all;
+    size_t next, step, most, pieces; /* `most` slots in one system call, `pieces` of memory for them */
+} slot_turns;
+
+static void workspace_free(workspace *space) {
+    if (space) {
+        free(space->iov);
+        free(space->scratch);
+        free(space->margins);
+        free(space);
+    }
+}
+
+static workspace *workspace_of(const slot_turns *turns) {
+    const slot_batch *all = turns->all;
+    const size_t longest = turns->most * slot_nbytes(all);
     workspace *space = calloc(1, sizeof *space);
     void *margins = NULL, *scratch = NULL;
-    int failed = !space || posix_memalign(&margins, BLOCK_NBYTES, most * (all->lead + all->tail));
-    if (!failed && all->states) {
-        const size_t longest = most * slot_nbytes(all);
+    int failed = !space || posix_memalign(&margins, BLOCK_NBYTES, turns->most * (all->lead + all->tail));
+    if (!failed && all->states)
         failed = posix_memalign(&scratch, BLOCK_NBYTES, longest < all->run_nbytes ? longest : all->run_nbytes);
-    }
-    if (!failed) {
+    if (space) {
         space->margins = margins;
         space->scratch = scratch;
-        failed = !(space->iov = calloc(pieces, sizeof *space->iov));
+        failed = failed || !(space->iov = calloc(turns->pieces, sizeof *space->iov));
     }
-    for (size_t slot = 0, count; !failed && slot < all->count; slot += count) {
-        count = 1;
-        if (!is_aligned(all, slot))
-            all->verdicts[slot] = -EINVAL;
-        else if (is_revoked(all, slot))
-            all->verdicts[slot] = REVOKED;
-        else
-            move_run(all, space, slot, count = run_length(all, slot, most));
+    if (!failed)
+        return space;
+    workspace_free(space);
+    return NULL;
+}
+
+static void *move_some(void *given) {
+    slot_turns *turns = given;
+    const slot_batch *all = turns->all;
+    workspace *space = workspace_of(turns);
+    for (size_t slot; space && (slot = __atomic_fetch_add(&turns->next, turns->step, __ATOMIC_RELAXED)) < all->count;) {
+        const size_t end = slot + turns->step < all->count ? slot + turns->step : all->count;
+        for (size_t count; slot < end; slot += count) {
+            count = 1;
+            if (!is_aligned(all, slot))
+                all->verdicts[slot] = -EINVAL;
+            else if (is_revoked(all, slot))
+                all->verdicts[slot] = REVOKED;
+            else
+                move_run(all, space, slot, count = run_length(all, slot, end, turns->most));
+        }
     }
-    if (space)
-        free(space->iov);
-    free(scratch);
-    free(margins);
-    free(space);
-    return failed ? -1 : 0;
+    workspace_free(space);
+    return NULL;
+}
+
+int slots_move(const slot_batch *all) {
+    const size_t fitting = all->run_nbytes / slot_nbytes(all);
+    slot_turns turns = {all, 0, all->count, fitting > SLOTS_A_RUN ? SLOTS_A_RUN : fitting ? fitting : 1, PIECES_A_CALL};
+    for (size_t slot = 0; slot < all->count; slot++)
+        if (pieces_of(all, slot) + 2 > turns.pieces)
+            turns.pieces = pieces_of(all, slot) + 2;
+    if (all->together)
+        turns.step = turns.most;
+    work_together(move_some, &turns, turns.step ? (all->count + turns.step - 1) / turns.step : 1);
+    return turns.next < all->count ? -1 : 0;
 }
 
 int64_t slot_check(int64_t fd, int64_t offset, const char *mark, size_t mark_nbytes, int64_t last_offset) {

@@ -30,6 +30,7 @@ typedef struct {
     size_t skip;
     double deadline_s;
     int writing;
+    int together;                 /* several threads move slots at once, because a disk needs several requests at a time */
     int64_t *verdicts;
 } slot_batch;
 

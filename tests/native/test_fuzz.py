@@ -76,7 +76,7 @@ def hashes(folder: Path) -> Path:
 
 
 def compile_to(target: Path, *arguments: str | Path) -> None:
-    flags = ("-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", *SANITIZERS)
+    flags = ("-std=gnu11", "-O2", "-g", "-pthread", "-Wall", "-Wextra", *SANITIZERS)
     status, said = run(COMPILER, *flags, *arguments, "-o", target)
     assert not status, said
 

@@ -554,14 +554,14 @@ def test_unaligned_revocable_memory_is_moved_around_the_page_cache(
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o666))
     except OSError:
         pytest.skip("this file system has no O_DIRECT")
-    sources = [cut(SHAPE[1], [5], page_of(number, SHAPE[1])) for number in range(2)]
+    sources = [cut(SHAPE[1], [5], page_of(number, SHAPE[1])) for number in range(9)]
     targets = [cut(SHAPE[1], [777]) for _ in sources]
-    states = [bytearray(8), bytearray()]
+    states = [bytearray(8), bytearray(), bytearray(8)] * 3
     place: dict[str, Any] = {"alignment": BLOCK_NBYTES, "flags": os.O_RDWR | os.O_DIRECT}
 
-    assert [HIT] * 2 == write_slots(module, path, sources, states, **place)
-    assert [HIT] * 2 == read_slots(module, path, targets, states, **place)[0]
-    assert [page_of(number, SHAPE[1]) for number in range(2)] == [
+    assert [HIT] * 9 == write_slots(module, path, sources, states, **place)
+    assert [HIT] * 9 == read_slots(module, path, targets, states, **place)[0]
+    assert [page_of(number, SHAPE[1]) for number in range(9)] == [
         b"".join(page) for page in targets
     ]
 

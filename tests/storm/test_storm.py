@@ -99,6 +99,7 @@ def careless(root: Path) -> HiCacheStorage:
     ("name", "kills"),
     [
         ("file", KILLS),
+        ("file-cold", KILLS),
         ("file-disk", KILLS),
         ("fsspec", KILLS),
         ("redis", 2 * KILLS),

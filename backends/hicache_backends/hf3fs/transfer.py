@@ -35,8 +35,9 @@ _RUN_NBYTES = 8 << 20
 # processor's cache.
 _CACHED_RUN_NBYTES = 256 << 10
 # Measured on a virtual disk with O_DIRECT: revocable pages moved faster in parts of this size than
-# in larger ones, whose scratch buffer is new memory for each call.
-_SCRATCH_RUN_NBYTES = 1 << 20
+# in larger ones, whose scratch buffer is new memory for each call. A page of 1 MiB with its frame and
+# marks is one part.
+_SCRATCH_RUN_NBYTES = (1 << 20) + 4 * DIRECT_ALIGNMENT
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 # Errors that refuse a write, or come before it. After any other error, a file system that does not

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import page_cache
 import pytest
 from hicache_backends.tiered import TieredSettings, TieredStorage
 from hicache_conformance.tools.network.proxy import FaultProxy
@@ -19,6 +20,7 @@ from s3_kit import config_of, make_ready
 from sealed_stores import key_files
 from servers import Rclone, RedisServer, ServerProcess, wait_until
 
+from hicache_storage.backend_support.revocable import AtomicRevocable
 from hicache_storage.keys import KeySpace
 from hicache_storage.page import Page
 from hicache_storage.page_store.frame import FRAME_NBYTES, FramedPage, Framing
@@ -63,6 +65,41 @@ def _full_file(directory: Path) -> Generator[World]:
     )
 
 
+class _ColdStorage(WrapperStorage):
+    """`file` as engines use it: they lend their memory, and half of the gets find no cached page."""
+
+    def __init__(self, inner: HiCacheStorage, root: Path) -> None:
+        super().__init__(inner)
+        self._root = root
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        _lend(pages)
+        for page_hash in hashes if os.urandom(1)[0] % 2 else ():
+            with suppress(FileNotFoundError):
+                path = self._root / "spaces" / space.id / page_hash[:2] / page_hash
+                page_cache.drop(path, sync=False)
+        return super().batch_get(space, hashes, pages)
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        _lend(pages)
+        return super().batch_set(space, hashes, pages)
+
+
+def _lend(pages: Sequence[Page]) -> None:
+    for page in pages:
+        page.revocable = AtomicRevocable()
+
+
+@contextmanager
+def _cold_file(directory: Path) -> Generator[World]:
+    with _full_file(directory) as world:
+        yield replace(world, open=lambda: _ColdStorage(world.open(), directory / "pages"))
+
+
 @contextmanager
 def _file_on_full_disk(directory: Path) -> Generator[World]:
     with small_disk(directory / "disk", _DISK_NBYTES) as disk:
@@ -75,8 +112,8 @@ def _file_on_full_disk(directory: Path) -> Generator[World]:
 
 
 @contextmanager
-def _hf3fs(directory: Path) -> Generator[World]:
-    yield World(open=_of("hf3fs", {"path": str(directory / "pages")}))
+def _hf3fs(directory: Path, **config: Any) -> Generator[World]:
+    yield World(open=_of("hf3fs", {"path": str(directory / "pages"), **config}))
 
 
 @contextmanager
@@ -338,8 +375,10 @@ def small_disk(directory: Path, nbytes: int) -> Generator[Path]:
 WORLDS: dict[str, Callable[[Path], AbstractContextManager[World]]] = {
     "file": _file,
     "file-capacity": _full_file,
+    "file-cold": _cold_file,
     "file-disk": _file_on_full_disk,
     "hf3fs": _hf3fs,
+    "hf3fs-direct": partial(_hf3fs, direct=True),
     "hf3fs-disk": _hf3fs_on_full_disk,
     "hf3fs-redis": _hf3fs_redis,
     "fsspec": _fsspec,
