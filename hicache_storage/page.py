@@ -92,7 +92,7 @@ class Page:
     given: bool
     """True if a storage may keep the memory of a page that it stores, instead of copying it.
 
-    The page then has one segment. Only storages that claim `Capabilities.keeps_given` get such pages.
+    The page then has one segment. A storage that does not claim `Capabilities.keeps_given` ignores this.
     """
 
     def __init__(self, *segments: HostBuffer) -> None:

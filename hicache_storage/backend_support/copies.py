@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+def new_memory(nbytes: int) -> memoryview:
+    """Return memory for a copy. Its bytes are not set, because the copy sets them."""
+    import numpy as np  # noqa: PLC0415 - many processes copy no page
+
+    return np.empty(nbytes, np.uint8).data
+
+
 def copy_pages(targets: Sequence[Page], sources: Sequence[Page]) -> None:
     """Copy pages without the interpreter lock. Also set digests if the targets ask for them.
 

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
 import xxhash
 
 from hicache_storage import native
+from hicache_storage.backend_support.copies import new_memory
 from hicache_storage.backend_support.revocable import states_of
 from hicache_storage.errors import CorruptPage
 from hicache_storage.native.reference.frames import FRAME_FIELDS, FRAME_NBYTES, FRAME_SEAL
@@ -256,7 +256,7 @@ def given_copies(pages: Sequence[FramedPage], *, hashed: bool) -> list[FramedPag
 def _given(page: FramedPage) -> FramedPage:
     """Return a page of the same size in new memory."""
     nbytes, frame = page.stored.nbytes, len(page.header)
-    memory = np.empty(nbytes, np.uint8).data
+    memory = new_memory(nbytes)
     payload = Page.of_views((memory[frame:],), nbytes - frame)
     copy = FramedPage(memory[:frame], payload)
     copy.stored = Page.of_views((memory,), nbytes)

@@ -14,9 +14,7 @@ from functools import partial
 from itertools import compress
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-import numpy as np
-
-from hicache_storage.backend_support.copies import copy_pages
+from hicache_storage.backend_support.copies import copy_pages, new_memory
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.executor import DaemonExecutor, when_all_done
@@ -280,7 +278,7 @@ class Lane:
         """Return pages of one segment each, or `stored` itself if the storage scatters and gathers."""
         if self._storage.capabilities.scatter_gather:
             return stored
-        return [Page(np.empty(page.nbytes, np.uint8)) for page in stored]
+        return [Page.of_views((new_memory(page.nbytes),), page.nbytes) for page in stored]
 
     @contextmanager
     def _call(self, part: _Part) -> Generator[None]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-
 from hicache_backends.memory.settings import MemorySettings
 from hicache_storage import native
 from hicache_storage.backend_support.capacity import page_over_capacity
+from hicache_storage.backend_support.copies import new_memory
 from hicache_storage.errors import UnsupportedOperation
 from hicache_storage.storage import (
     Capabilities,
@@ -88,10 +87,7 @@ class MemoryStorage(HiCacheStorage):
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         self.ensure_open()
-        kept = [
-            page.segments[0] if page.given else np.empty(page.nbytes, np.uint8).data
-            for page in pages
-        ]
+        kept = [page.segments[0] if page.given else new_memory(page.nbytes) for page in pages]
         copied = [
             (memory, page) for memory, page in zip(kept, pages, strict=True) if not page.given
         ]
