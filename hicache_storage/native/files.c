@@ -50,8 +50,10 @@ static int is_named(const uint8_t *trailer, const uint8_t *name) {
     return !memcmp(trailer, name, NAME_NBYTES) && __builtin_bswap64(seal) == xxh3_64(trailer, SEALED_NBYTES);
 }
 
-/* Read the page chunk by chunk. HIT, MISS if the file ends too early, or what failed. */
-static int64_t read_page(int fd, const page_read *wanted, way by) {
+/* Read the page chunk by chunk. HIT, MISS if the file ends too early, or what failed. Chunks that are in the page cache go
+ * straight to revocable memory, each within one access. As soon as the kernel would have to wait for others, or cannot tell,
+ * the rest goes through the scratch memory. */
+static int64_t read_page(int fd, const page_read *wanted, way by, int cached) {
     cursor at = {wanted->iov, wanted->pieces, 0};
     struct iovec chunk[PIECES_A_CHUNK];
     size_t nbytes;
@@ -60,7 +62,18 @@ static int64_t read_page(int fd, const page_read *wanted, way by) {
     xxh3_begin(&hash.stream);
     const size_t limit = way_nbytes(&by, wanted->digest ? CHUNK_NBYTES : SSIZE_MAX);
     for (size_t count; (count = pieces_take(&at, chunk, PIECES_A_CHUNK, limit, &nbytes));) {
-        const int64_t done = pieces_read_by(&by, fd, chunk, count, nbytes, offset, wanted->digest ? &hash : NULL);
+        int64_t done = 0;
+        if (by.state && cached) {
+            if (!access_begin(by.state))
+                return MOVE_REVOKED;
+            done = read_cached(fd, chunk, count, offset);
+            cached = done == (int64_t)nbytes;
+            if (cached && wanted->digest)
+                pieces_hash(&hash.stream, chunk, count, &hash.skip);
+            access_end(by.state);
+        }
+        if (!by.state || !cached)
+            done = pieces_read_by(&by, fd, chunk, count, nbytes, offset, wanted->digest ? &hash : NULL);
         if (done < (int64_t)nbytes)
             return done < 0 ? done : MISS;
         offset += done;
@@ -131,7 +144,9 @@ static int open_again(const char *path, int flags, mode_t mode) {
 }
 
 /* Read a page. COLD, and nothing is read, if it is cold and that is not known yet. */
-static int64_t file_read(page_read *wanted, uint8_t *scratch) {
+static int64_t file_read(page_read *wanted, double deadline_s, uint8_t *scratch) {
+    if (monotonic_s() > deadline_s)
+        return LATE;
     const int fd = open_again(wanted->path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, 0);
     if (fd < 0)
         return errno == ENOENT ? MISS : -errno;
@@ -143,7 +158,7 @@ static int64_t file_read(page_read *wanted, uint8_t *scratch) {
         close(fd);
         return COLD;
     }
-    const way by = {wanted->state, scratch, seen < 0};
+    const way by = {wanted->state, scratch};
     const size_t had = seen > 0 ? (size_t)seen : 0; /* the file may go on, outside the page cache */
     int64_t got = read_at(fd, before + had, sizeof before - had, (int64_t)(wanted->nbytes + had));
     got = got < 0 ? got : got + (int64_t)had;
@@ -151,7 +166,7 @@ static int64_t file_read(page_read *wanted, uint8_t *scratch) {
     if (got == TRAILER_NBYTES && is_named(before, wanted->name)) {
         verdict = wanted->cold ? read_around(fd, wanted, by) : -EINVAL;
         if (verdict == -EINVAL)
-            verdict = read_page(fd, wanted, by);
+            verdict = read_page(fd, wanted, by, seen >= 0);
     }
     if (verdict == HIT) {
         got = read_at(fd, after, sizeof after, (int64_t)wanted->nbytes);
@@ -172,10 +187,6 @@ typedef struct {
     int64_t *verdicts;
 } page_reads;
 
-static int64_t read_one(page_read *page, double deadline_s, uint8_t *scratch) {
-    return monotonic_s() > deadline_s ? LATE : file_read(page, scratch);
-}
-
 static uint8_t *scratch_of(void) {
     void *scratch;
     return posix_memalign(&scratch, BLOCK_NBYTES, READ_NBYTES) ? NULL : scratch;
@@ -186,7 +197,7 @@ static void *read_rest(void *given) {
     uint8_t *scratch = scratch_of();
     for (size_t i; scratch && (i = __atomic_fetch_add(&all->next, 1, __ATOMIC_RELAXED)) < all->count;)
         do
-            all->verdicts[i] = read_one(&all->pages[i], all->deadline_s, scratch);
+            all->verdicts[i] = file_read(&all->pages[i], all->deadline_s, scratch);
         while (all->verdicts[i] == COLD);
     free(scratch);
     return NULL;
@@ -195,7 +206,7 @@ static void *read_rest(void *given) {
 int files_read(page_read *pages, size_t count, double deadline_s, int64_t *verdicts) {
     page_reads all = {pages, count, 0, deadline_s, verdicts};
     uint8_t *scratch = scratch_of();
-    while (scratch && all.next < count && (verdicts[all.next] = read_one(&pages[all.next], deadline_s, scratch)) != COLD)
+    while (scratch && all.next < count && (verdicts[all.next] = file_read(&pages[all.next], deadline_s, scratch)) != COLD)
         all.next++;
     free(scratch);
     if (scratch && all.next < count)

@@ -63,26 +63,8 @@ int64_t read_cached(int fd, const struct iovec *iov, size_t count, int64_t offse
     return got < 0 ? -errno : got;
 }
 
-/* Read a chunk that is in the page cache. Return 1, 0 if it is not, or MOVE_REVOKED. */
-static int64_t read_cached_by(const way *by, int fd, const struct iovec *iov, size_t count, size_t nbytes, int64_t offset,
-                              page_hash *hash) {
-    if (!access_begin(by->state))
-        return MOVE_REVOKED;
-    const int whole = read_cached(fd, iov, count, offset) == (int64_t)nbytes;
-    if (whole && hash)
-        pieces_hash(&hash->stream, iov, count, &hash->skip);
-    access_end(by->state);
-    return whole;
-}
-
-int64_t pieces_read_by(way *by, int fd, const struct iovec *iov, size_t count, size_t nbytes, int64_t offset,
+int64_t pieces_read_by(const way *by, int fd, const struct iovec *iov, size_t count, size_t nbytes, int64_t offset,
                        page_hash *hash) {
-    if (by->state && !by->uncached) {
-        const int64_t whole = read_cached_by(by, fd, iov, count, nbytes, offset, hash);
-        if (whole)
-            return whole == MOVE_REVOKED ? whole : (int64_t)nbytes;
-        by->uncached = 1;
-    }
     struct iovec part[PIECES_A_CHUNK];
     memcpy(part, iov, count * sizeof *iov);
     const int64_t done = pieces_move_by(by, fd, part, count, nbytes, offset, 0);

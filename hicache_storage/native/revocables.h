@@ -30,7 +30,6 @@ void access_revoke(uint64_t *state);
 typedef struct {
     uint64_t *state;  /* NULL: the memory is not revocable, and is moved without scratch memory */
     uint8_t *scratch; /* SCRATCH_NBYTES that belong to the caller */
-    int uncached;     /* 1: `pieces_read_by` found that bytes of the page must be waited for */
 } way;
 
 /* The digest of a page that is being read. */
@@ -54,10 +53,8 @@ int64_t read_cached(int fd, const struct iovec *iov, size_t count, int64_t offse
  * access, so bytes that were just read are still in the scratch memory afterwards. */
 int64_t pieces_move_by(const way *by, int fd, struct iovec *iov, size_t count, size_t nbytes, int64_t offset, int writing);
 
-/* Read a chunk, and hash it while it is in the processor's cache. Return as `pieces_move` does, or MOVE_REVOKED. Bytes that
- * are in the page cache go straight to revocable memory, within one access. As soon as the kernel would have to wait for
- * others, or cannot tell, the rest of the page goes through the scratch memory. */
-int64_t pieces_read_by(way *by, int fd, const struct iovec *iov, size_t count, size_t nbytes, int64_t offset,
+/* Read a chunk as `pieces_move_by` does, and hash it while it is in the processor's cache. */
+int64_t pieces_read_by(const way *by, int fd, const struct iovec *iov, size_t count, size_t nbytes, int64_t offset,
                        page_hash *hash);
 
 /* Copy one piece between its memory and `scratch`. Unless `state` is NULL, each access copies a chunk. Return 0 if the

@@ -19,10 +19,10 @@ pytestmark = pytest.mark.skipif(
 
 READ = [
     "read_files",
+    "files_read",
     "file_read",
     "read_page",
-    "pieces_read_by",
-    "read_cached_by",
+    "read_cached",
     "syscall",
 ]
 SEND = ["exchange_lines", "lines_exchange", "socket_send", "sendmsg"]

@@ -114,7 +114,7 @@ class _Member(ExploredStorage):
         self._waits = waits
 
     @property
-    def pages(self) -> dict[str, bytearray]:
+    def pages(self) -> dict[str, memoryview]:
         assert isinstance(self.inner, MemoryStorage)
         return self.inner._spaces.get(_SPACE, {})
 
