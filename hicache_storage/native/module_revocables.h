@@ -26,8 +26,8 @@ void revocables_release(revocables *all);
 
 static inline way way_to(const revocables *all, size_t page) {
     if (!all->scratch || !all->states.iov[page].iov_len)
-        return (way){NULL, NULL, 0};
-    return (way){all->states.iov[page].iov_base, all->scratch, 0};
+        return (way){NULL, NULL};
+    return (way){all->states.iov[page].iov_base, all->scratch};
 }
 
 #endif
