@@ -291,6 +291,10 @@ class Client:
                 " some have ended"
             )
         if not self._gate.begin():
+            if self.retired:
+                raise StorageUnavailable(
+                    f"{self._name()}: the client is being replaced, because a peer did not answer"
+                )
             raise StorageClosed("this MooncakeStorage was closed: open a new one")
 
     def _leave(self) -> None:

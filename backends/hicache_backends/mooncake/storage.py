@@ -265,11 +265,11 @@ class MooncakeStorage(HiCacheStorage):
     def register_buffer(self, buffer: HostBuffer) -> None:
         self.ensure_open()
         for start, nbytes in Page(buffer).addresses:
-            if self._client.register(start, nbytes):
-                with self._lock:
+            with self._lock:
+                if self._client.register(start, nbytes):
                     self._buffers[start] = nbytes
-            else:  # then pages of this buffer are copied
-                self._counters.add("buffers_not_registered")
+                    continue
+            self._counters.add("buffers_not_registered")  # then pages of this buffer are copied
 
     def unregister_buffer(self, buffer: HostBuffer) -> None:
         self.ensure_open()
@@ -277,7 +277,7 @@ class MooncakeStorage(HiCacheStorage):
             self._unregister(start)
 
     def stats(self) -> StorageStats:
-        self.ensure_open()
+        super().ensure_open()  # who only counts joins no cluster
         return StorageStats(counters=self._counters.snapshot())
 
     def close(self) -> None:
@@ -298,15 +298,20 @@ class MooncakeStorage(HiCacheStorage):
     def _replace_client(self) -> None:
         """Join the cluster with a new client, and register all memory again."""
         with self._lock:
+            super().ensure_open()  # nobody would release the new client of a closed storage
             if not self._client.retired:
                 return
             client = CLIENT_CACHE.acquire(_native_module, self._settings)
+            try:
+                self._buffers = {
+                    start: nbytes
+                    for start, nbytes in self._buffers.items()
+                    if client.register(start, nbytes)
+                }
+            except BaseException:
+                CLIENT_CACHE.release(self._settings, client)
+                raise
             self._transfers = Transfers(client, register_staging=self._settings.protocol != "tcp")
-            self._buffers = {
-                start: nbytes
-                for start, nbytes in self._buffers.items()
-                if client.register(start, nbytes)
-            }
             self._client = client
         self._counters.add("clients_replaced")
 
@@ -346,8 +351,8 @@ class MooncakeStorage(HiCacheStorage):
             if start not in self._buffers:
                 return
             del self._buffers[start]
-        if self._client.pid == os.getpid():
-            self._client.unregister(start)
+            if self._client.pid == os.getpid():
+                self._client.unregister(start)
 
     def _states_before_set(
         self, native: Any, space: KeySpace, keys: list[str], deadline: Deadline

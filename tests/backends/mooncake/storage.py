@@ -408,13 +408,26 @@ def test_a_client_that_gave_up_a_transfer_is_replaced_before_the_call_ends(
             os.kill(node.pid, signal.SIGKILL)
             with pytest.raises(StorageTimeout, match="the client was replaced"):
                 storage.batch_get(SPACE, [A], [Page(pool)])
+        storage.stats()
         retired = vars(storage)["_client"]
+        assert retired.retired, "a look at the counters has joined the cluster again"
+        with pytest.raises(StorageUnavailable, match="is being replaced"):
+            retired.call(lambda _: None, Deadline(1.0))
 
         assert [False] == storage.batch_exists(SPACE, [B])
         client = vars(storage)["_client"]
         assert client is not retired
         assert retired.native() is None
         assert client.registered.outside([Page(pool)], [0]) == []
+
+
+def test_a_storage_that_was_closed_meanwhile_gets_no_new_client(tmp_path: Path) -> None:
+    with MooncakeMaster(tmp_path) as master, opened(master, global_segment_size=0) as storage:
+        vars(storage)["_client"].retired = True
+        storage.close()
+
+        with pytest.raises(StorageClosed):
+            storage._replace_client()
 
 
 @pytest.mark.long
