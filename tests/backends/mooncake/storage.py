@@ -412,7 +412,7 @@ def test_a_client_that_gave_up_a_transfer_is_replaced_before_the_call_ends(
         retired = vars(storage)["_client"]
         assert retired.retired, "a look at the counters has joined the cluster again"
         with pytest.raises(StorageUnavailable, match="is being replaced"):
-            retired.call(lambda _: None, Deadline(1.0))
+            retired.call(str, Deadline(1.0))
 
         assert [False] == storage.batch_exists(SPACE, [B])
         client = vars(storage)["_client"]
@@ -423,11 +423,12 @@ def test_a_client_that_gave_up_a_transfer_is_replaced_before_the_call_ends(
 
 def test_a_storage_that_was_closed_meanwhile_gets_no_new_client(tmp_path: Path) -> None:
     with MooncakeMaster(tmp_path) as master, opened(master, global_segment_size=0) as storage:
+        held: Any = storage
         vars(storage)["_client"].retired = True
         storage.close()
 
         with pytest.raises(StorageClosed):
-            storage._replace_client()
+            held._replace_client()
 
 
 @pytest.mark.long
