@@ -137,7 +137,10 @@ class Admission:
     def states(self) -> list[tuple[int, int]]:
         """Return the state of each filter, which differs after every change."""
         with self._lock:
-            return [] if self._sketch is None else [self._sketch.state(n) for n in range(FILTERS)]
+            return self._states()
+
+    def _states(self) -> list[tuple[int, int]]:
+        return [] if self._sketch is None else [self._sketch.state(n) for n in range(FILTERS)]
 
     def dump(self, number: int) -> bytes:
         """Return a filter as bytes."""
@@ -145,10 +148,18 @@ class Admission:
             assert self._sketch is not None, "there is nothing to keep"
             return self._sketch.dump(number)
 
-    def restore(self, dumps: Sequence[bytes]) -> int:
-        """Remember the pages of dumped filters, too. Return how many dumps were usable."""
+    def restore(self, dumps: Sequence[bytes]) -> tuple[int, list[tuple[int, int]]]:
+        """Remember the pages of dumped filters, too.
+
+        Returns:
+            How many dumps were usable, and the states of the filters if they hold only what the dumps
+            hold: no state if a page was remembered before.
+        """
         with self._lock:
-            return 0 if self._sketch is None else self._sketch.restore(dumps)
+            if self._sketch is None:
+                return 0, []
+            was_empty = not any(count for _, count in self._states())
+            return self._sketch.restore(dumps), self._states() if was_empty else []
 
 
 def _first(wanted: Sequence[bool], count: int) -> list[bool]:

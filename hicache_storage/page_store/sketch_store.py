@@ -110,7 +110,6 @@ class SketchStore:
 
     def _restore(self) -> bool:
         """Add the stored filters. Return False if the store did not answer for each of them."""
-        was_empty = not any(count for _, count in self._admission.states())
         pages = [Page(bytearray(self.space.page_nbytes)) for _ in range(_PAGES)]
         verdicts = self._store.load([self._transfer(_HASHES, pages)]).verdicts[0]
         dumps = [
@@ -120,10 +119,10 @@ class SketchStore:
         states = [state_of(dump) for dump in dumps]
         for number in range(FILTERS):
             self._next_page[number] = min(number, number + FILTERS, key=states.__getitem__)
-        if self._admission.restore(dumps):
+        usable, saved = self._admission.restore(dumps)
+        if usable:
             logger.info("the record of offered pages was loaded from the store")
-            if was_empty:
-                self._saved = dict(enumerate(self._admission.states()))
+            self._saved = dict(enumerate(saved))
         return not _UNANSWERED.intersection(verdicts)
 
     def _save(self, number: int, state: tuple[int, int]) -> None:

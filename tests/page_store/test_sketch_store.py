@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,24 +26,35 @@ SETTINGS = AdmissionSettings(second_use=True, remembered_pages=1000)
 
 
 class _Restoring(Admission):
-    """An admission that signals when the store has answered its request for a sketch."""
+    """An admission that signals when the store has answered its request for a sketch.
 
-    def __init__(self) -> None:
+    It is offered `early` before that answer, and `late` at once after it.
+    """
+
+    def __init__(self, early: Sequence[str] = (), late: Sequence[str] = ()) -> None:
         super().__init__(SETTINGS)
         self.restored = threading.Event()
+        self._early, self._late = early, late
 
-    def restore(self, dumps: list[bytes]) -> int:  # type: ignore[override]
+    def restore(self, dumps: Sequence[bytes]) -> tuple[int, list[tuple[int, int]]]:
+        self.admit(self._early, 4096)
         found = super().restore(dumps)
+        self.admit(self._late, 4096)
         self.restored.set()
         return found
 
 
 @contextmanager
 def kept(
-    storage: HiCacheStorage, *, interval_s: float = 60, owner: KeySpace | None = None
+    storage: HiCacheStorage,
+    *,
+    interval_s: float = 60,
+    owner: KeySpace | None = None,
+    early: Sequence[str] = (),
+    late: Sequence[str] = (),
 ) -> Generator[Admission]:
     """Yield an admission with the sketch that the storage had, and save the sketch at the end."""
-    admission = _Restoring()
+    admission = _Restoring(early, late)
     with PageStore(storage) as store:
         sketches = SketchStore(store, admission, owner or space(), interval_s=interval_s)
         sketches.start()
@@ -66,6 +77,17 @@ def test_many_restarts_forget_nothing() -> None:
         with kept(storage) as admission:
             assert [True] * 10 * restart == admission.admit(PAGES[: 10 * restart], 4096)
             admission.admit(PAGES[10 * restart : 10 * restart + 10], 4096)
+
+
+@pytest.mark.parametrize("moment", ["early", "late"])
+def test_pages_that_are_offered_while_the_sketch_is_restored_are_saved(moment: str) -> None:
+    storage = MemoryStorage.from_config({})
+    with kept(storage) as admission:
+        admission.admit(PAGES[:10], 4096)
+    with kept(storage, early=PAGES[10:20] if moment == "early" else (), late=PAGES[20:30]):
+        pass
+    with kept(storage) as admission:
+        assert [moment == "early"] * 10 + [True] * 10 == admission.admit(PAGES[10:30], 4096)
 
 
 def test_the_sketch_is_saved_while_it_changes() -> None:

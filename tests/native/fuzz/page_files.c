@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "fuzz.h"
+#include "revocables.h"
 
 enum { FILE_NBYTES = 1 << 20, DESCRIPTOR = 77, PIECES_MAX = 200 };
 static const int64_t NOW_NS = 1700000000000000000;
@@ -20,7 +21,26 @@ static struct {
     int is_there, is_writable, opened, renamed, failed, direct;
 } file;
 
+/* The memory of the page. If it is revocable, its owner takes it back at some moment, and knows what it held then. */
+static struct {
+    uint64_t state;
+    int is_revocable, is_taken;
+    uint8_t *bytes;
+} lent;
+
+static void gather_page(uint8_t *into);
+
 /* --- system calls ------------------------------------------------------------------------------------------------- */
+
+/* A call that may wait for the disk is made outside of any access. */
+static void wait_for_disk(void) {
+    EXPECT(lent.state == 0 || (lent.is_taken && access_is_revoked(&lent.state)));
+    if (lent.is_revocable && !lent.is_taken && one_in(10)) {
+        access_revoke(&lent.state);
+        gather_page(lent.bytes);
+        lent.is_taken = 1;
+    }
+}
 
 /* Do a part of the writer's work: it spoils the trailer, then writes page and trailer. */
 static void overwrite_some(void) {
@@ -64,6 +84,7 @@ static ssize_t moved(const struct iovec *iov, int count, off_t offset) {
 
 static ssize_t fuzz_preadv(int fd, const struct iovec *iov, int count, off_t offset) {
     EXPECT(fd == DESCRIPTOR && count > 0 && count <= 1024 && offset >= 0);
+    wait_for_disk();
     overwrite_some();
     if (file.work && one_in(100))
         file.nbytes = below(file.nbytes + 1);
@@ -93,6 +114,7 @@ static int fuzz_fcntl(int fd, int command, int flags) {
 
 static ssize_t fuzz_pwritev(int fd, const struct iovec *iov, int count, off_t offset) {
     EXPECT(fd == DESCRIPTOR && count > 0 && count <= 1024 && offset >= 0);
+    wait_for_disk();
     if (fails(ENOSPC))
         return -1;
     size_t wanted = 0, done = 0;
@@ -196,6 +218,7 @@ typedef struct {
 } page;
 
 static page held;
+static _Alignas(BLOCK_NBYTES) uint8_t scratch[READ_NBYTES];
 
 static void hold_page(void) {
     const int is_large = one_in(10000);
@@ -209,6 +232,19 @@ static void hold_page(void) {
         fill_random(held.iov[i].iov_base, nbytes);
         left -= nbytes;
     }
+}
+
+static void gather_page(uint8_t *into) {
+    for (size_t i = 0; i < held.pieces; into += held.iov[i++].iov_len)
+        memcpy(into, held.iov[i].iov_base, held.iov[i].iov_len);
+}
+
+/* In half of the cases, the page's memory can be taken back. */
+static void lend_page(void) {
+    lent.state = 0;
+    lent.is_taken = 0;
+    lent.is_revocable = one_in(2);
+    lent.bytes = allocate(held.nbytes);
 }
 
 static void free_page(void) {
@@ -319,9 +355,9 @@ static void run_read(const uint8_t *name) {
     uint8_t *before = allocate(held.nbytes + 1);
     uint64_t digest = 0;
     const size_t skip = below(80);
-    static _Alignas(BLOCK_NBYTES) uint8_t scratch[READ_NBYTES];
+    const int is_late = one_in(50);
     page_read wanted = {"path", name, held.iov, held.pieces, held.nbytes, touched_ns, interval_ns, one_in(2) ? &digest : NULL,
-                        skip, NULL, 0};
+                        skip, lent.is_revocable ? &lent.state : NULL, 0};
     memcpy(before, file.data, held.nbytes);
     if (expected == HIT && one_in(3)) { /* a writer works at the same time */
         uint8_t other[NAME_NBYTES];
@@ -331,11 +367,17 @@ static void run_read(const uint8_t *name) {
         make_trailer(file.next + held.nbytes, other, 0);
         file.work = held.nbytes + 2 * TRAILER_NBYTES;
     }
-    int64_t verdict = file_read(&wanted, scratch);
+    int64_t verdict = file_read(&wanted, is_late ? -1 : 1, scratch);
     if (verdict == COLD)
-        verdict = file_read(&wanted, scratch);
-    if (file.failed)
+        verdict = file_read(&wanted, 1, scratch);
+    if (lent.is_taken)
+        EXPECT(holds(lent.bytes));
+    if (is_late)
+        EXPECT(verdict == LATE);
+    else if (file.failed)
         EXPECT(verdict == -file.failed);
+    else if (verdict == REVOKED)
+        EXPECT(lent.is_taken && (file.work || expected == HIT));
     else if (file.work)
         EXPECT(verdict == HIT || verdict == MISS || verdict == WRONG);
     else
@@ -359,7 +401,8 @@ static void run_write(const uint8_t *name) {
         file.nbytes = file.is_there ? file.nbytes : 0;
     uint8_t *trailer = allocate(TRAILER_NBYTES);
     make_trailer(trailer, name, (int)below(2));
-    const page_write wanted = {"path", "target", held.iov, held.pieces, held.nbytes, trailer, NOW_NS + 7, recycled};
+    const page_write wanted = {"path", "target", held.iov, held.pieces, held.nbytes, trailer, NOW_NS + 7, recycled,
+                               {lent.is_revocable ? &lent.state : NULL, scratch}};
     const int64_t verdict = file_write(&wanted);
     if (recycled && file.failed == EACCES)
         EXPECT(verdict == KEPT);
@@ -367,6 +410,8 @@ static void run_write(const uint8_t *name) {
         EXPECT(verdict == -file.failed && (file.failed == EACCES || !file.is_there) && !file.renamed);
     else if (!recycled && was_there)
         EXPECT(verdict == -EEXIST && file.modified_ns == NOW_NS);
+    else if (verdict == REVOKED)
+        EXPECT(lent.is_taken && !is_kept && !file.is_there && !file.renamed);
     else
         EXPECT(verdict == (is_kept ? KEPT : HIT));
     if (verdict == KEPT)
@@ -384,6 +429,7 @@ static void run_input(void) {
     uint8_t *name = allocate(NAME_NBYTES);
     fill_random(name, NAME_NBYTES);
     hold_page();
+    lend_page();
     make_file(name);
     const size_t kind = below(4);
     if (kind == 0)
@@ -393,5 +439,6 @@ static void run_input(void) {
     else
         run_read(name);
     free_page();
+    free(lent.bytes);
     free(name);
 }
