@@ -106,7 +106,8 @@ class Client:
             self._ensure_master_answers(deadline)
             code = self._run_abandonable(self._set_up, deadline)
         except BaseException:
-            self.close()  # a setup that is still running leaves the cluster after it has joined
+            # A setup that is still running leaves the cluster after it has joined.
+            self.close(deadline.remaining_s())
             raise
         if code == 0:
             return
@@ -179,8 +180,8 @@ class Client:
             start, lambda area: self._run(lambda native: native.unregister_buffer(area))
         )
 
-    def close(self) -> None:
-        """Close the native client after the running calls. Return within seconds in any case."""
+    def close(self, limit_s: float = _CLOSE_LIMIT_S) -> None:
+        """Close the native client after the running calls. Return within `limit_s` in any case."""
         if self.pid != os.getpid() or self._gate.closed:
             return
         is_idle = self._gate.close()
@@ -189,7 +190,7 @@ class Client:
                 target=self._close_native, name="hicache-mooncake-close", daemon=True
             ).start()
         try:
-            self._closed.result(_CLOSE_LIMIT_S if is_idle else _CLOSE_BUSY_LIMIT_S)
+            self._closed.result(limit_s if is_idle else min(limit_s, _CLOSE_BUSY_LIMIT_S))
         except TimeoutError:
             return
 

@@ -7,10 +7,10 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from hicache_backends.mooncake.client import Client
-from hicache_storage.backend_support.deadline import Deadline
 
 if TYPE_CHECKING:
     from hicache_backends.mooncake.settings import MooncakeSettings
+    from hicache_storage.backend_support.deadline import Deadline
 
 _FIELDS = (
     "master_server_address",
@@ -34,7 +34,7 @@ class ClientCache:
         self._lock = threading.Lock()
         self._open: dict[tuple[Any, ...], tuple[Client, int]] = {}
 
-    def acquire(self, module: Any, settings: MooncakeSettings) -> Client:
+    def acquire(self, module: Any, settings: MooncakeSettings, deadline: Deadline) -> Client:
         """Return a connected client for `settings`."""
         key = _key(settings)
         with self._lock:
@@ -43,14 +43,14 @@ class ClientCache:
                 self._open[key] = client, users + 1
                 return client
         client = Client(module, settings)
-        client.connect(Deadline(settings.timeout_s))
+        client.connect(deadline)
         with self._lock:
             other = self._open.get(key)
             if other is None or other[0].retired:
                 self._open[key] = client, 1
                 return client
             self._open[key] = other[0], other[1] + 1
-        client.close()
+        client.close(deadline.remaining_s())
         return other[0]
 
     def release(self, settings: MooncakeSettings, client: Client) -> None:

@@ -69,7 +69,8 @@ class MooncakeStorage(HiCacheStorage):
         self._layout = Layout(settings.extra_backend_tag)
         self._counters = Counters()
         self._lock = threading.Lock()
-        self._client = CLIENT_CACHE.acquire(_native_module, settings)
+        deadline = Deadline(settings.timeout_s)
+        self._client = CLIENT_CACHE.acquire(_native_module, settings, deadline)
         self._buffers: dict[int, int] = {}
         """The size of each registered range, by its start."""
         try:
@@ -95,36 +96,34 @@ class MooncakeStorage(HiCacheStorage):
         if self.is_forked_copy:
             raise StorageClosed(FORKED)
         super().ensure_open()
-        if self._client.retired:
-            self._replace_client()
 
     def open_space(self, space: KeySpace) -> None:
         super().open_space(space)
-        self._client.call(lambda native: self._put_manifest(native, space), self._deadline())
+        deadline = self._begin()
+        self._client.call(lambda native: self._put_manifest(native, space), deadline)
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        self.ensure_open()
+        deadline = self._begin()
         keys = self._keys(space, hashes)
         if not keys:
             return []
-        codes = self._client.call(lambda native: presence(native, keys), self._deadline())
+        codes = self._client.call(lambda native: presence(native, keys), deadline)
         return [code == 1 for code in codes]
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
-        self.ensure_open()
+        deadline = self._begin()
         if not hashes:
             return []
-        return self._transfers.read(self._keys(space, hashes), pages, self._deadline())
+        return self._transfers.read(self._keys(space, hashes), pages, deadline)
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
-        self.ensure_open()
+        deadline = self._begin()
         if not hashes:
             return []
-        deadline = self._deadline()
         keys = self._keys(space, hashes)
         states = self._client.call(
             lambda native: self._states_before_set(native, space, keys, deadline), deadline
@@ -150,17 +149,16 @@ class MooncakeStorage(HiCacheStorage):
         return results
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        self.ensure_open()
+        deadline = self._begin()
         keys = self._keys(space, hashes)
-        leased = self._remove(set(keys), self._deadline())
+        leased = self._remove(set(keys), deadline)
         self._counters.add("leased_pages", len(leased))
         return [key not in leased for key in keys]
 
     def spaces(self) -> Iterator[KeySpace]:
         if not self.capabilities.enumerable:
             return super().spaces()
-        self.ensure_open()
-        deadline = self._deadline()
+        deadline = self._begin()
         found: list[KeySpace] = []
         for key in self._list_keys(self._layout.prefix, deadline):
             space_id = self._layout.space_id(key)
@@ -174,8 +172,7 @@ class MooncakeStorage(HiCacheStorage):
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
         if not self.capabilities.enumerable:
             return super().scan(space)
-        self.ensure_open()
-        deadline = self._deadline()
+        deadline = self._begin()
         hashes = self._list_pages(space.id, deadline)
         keys = list(hashes)
         sizes = self._client.call(lambda native: object_sizes(native, keys), deadline)
@@ -188,8 +185,7 @@ class MooncakeStorage(HiCacheStorage):
         )
 
     def faults(self, space: KeySpace, hashes: Sequence[str] | None = None) -> Iterator[PageFault]:
-        self.ensure_open()
-        deadline = self._deadline()
+        deadline = self._begin()
         if hashes is not None:
             named = dict(zip(self._keys(space, hashes), hashes, strict=True))
         else:
@@ -205,10 +201,9 @@ class MooncakeStorage(HiCacheStorage):
         )
 
     def unreadable_spaces(self) -> Iterator[UnreadableSpace]:
-        self.ensure_open()
+        deadline = self._begin()
         if not self.capabilities.enumerable:
             return iter(())
-        deadline = self._deadline()
         listed = self._list_keys(self._layout.prefix, deadline)
         found: list[UnreadableSpace] = []
         for space_id in sorted(filter(None, {self._layout.owner(key) for key in listed})):
@@ -230,18 +225,18 @@ class MooncakeStorage(HiCacheStorage):
         if not SPACE_ID.fullmatch(space_id):
             return 0
         removed = self._clear(space_id)
-        if self._list_pages(space_id, self._deadline()):  # pages were set meanwhile
+        if self._list_pages(space_id, self._begin()):  # pages were set meanwhile
             return removed
-        manifest = self._read_manifest(space_id, self._deadline())
-        if self._remove({self._layout.manifest(space_id)}, self._deadline()):
+        manifest = self._read_manifest(space_id, self._begin())
+        if self._remove({self._layout.manifest(space_id)}, self._begin()):
             raise StorageTimeout(
                 f"mooncake: {counted(removed, 'page')} removed, but the manifest of {space_id} is"
                 f" leased to readers for longer than {self._settings.timeout_s:g} s: remove it"
                 " again"
             )
         space = decode_manifest(manifest, space_id=space_id)
-        if space is not None and self._list_pages(space_id, self._deadline()):
-            self._client.call(lambda native: self._put_manifest(native, space), self._deadline())
+        if space is not None and self._list_pages(space_id, self._begin()):
+            self.open_space(space)
         return removed
 
     def clear(self, space: KeySpace) -> int:
@@ -251,7 +246,7 @@ class MooncakeStorage(HiCacheStorage):
         return self._clear(space.id)
 
     def _clear(self, space_id: str) -> int:
-        deadline = self._deadline()
+        deadline = self._begin()
         keys = set(self._list_pages(space_id, deadline))
         leased = self._remove(keys, deadline)
         if leased:
@@ -263,7 +258,7 @@ class MooncakeStorage(HiCacheStorage):
         return len(keys)
 
     def register_buffer(self, buffer: HostBuffer) -> None:
-        self.ensure_open()
+        self._begin()
         for start, nbytes in Page(buffer).addresses:
             with self._lock:
                 if self._client.register(start, nbytes):
@@ -272,12 +267,12 @@ class MooncakeStorage(HiCacheStorage):
             self._counters.add("buffers_not_registered")  # then pages of this buffer are copied
 
     def unregister_buffer(self, buffer: HostBuffer) -> None:
-        self.ensure_open()
+        self._begin()
         for start, _ in Page(buffer).addresses:
             self._unregister(start)
 
     def stats(self) -> StorageStats:
-        super().ensure_open()  # who only counts joins no cluster
+        self.ensure_open()
         return StorageStats(counters=self._counters.snapshot())
 
     def close(self) -> None:
@@ -295,28 +290,41 @@ class MooncakeStorage(HiCacheStorage):
 
     # --- parts ---------------------------------------------------------------------------------------
 
-    def _replace_client(self) -> None:
-        """Join the cluster with a new client, and register all memory again."""
-        with self._lock:
-            super().ensure_open()  # nobody would release the new client of a closed storage
-            if not self._client.retired:
-                return
-            client = CLIENT_CACHE.acquire(_native_module, self._settings)
-            try:
-                self._buffers = {
-                    start: nbytes
-                    for start, nbytes in self._buffers.items()
-                    if client.register(start, nbytes)
-                }
-            except BaseException:
-                CLIENT_CACHE.release(self._settings, client)
-                raise
-            self._transfers = Transfers(client, register_staging=self._settings.protocol != "tcp")
-            self._client = client
-        self._counters.add("clients_replaced")
+    def _begin(self) -> Deadline:
+        """Return the deadline of a call, or of one step. If the client is retired, replace it first.
 
-    def _deadline(self) -> Deadline:
-        return Deadline(self._settings.timeout_s)
+        Raises:
+            StorageTimeout: Joining the cluster has used up the time.
+        """
+        self.ensure_open()
+        deadline = Deadline(self._settings.timeout_s)
+        if self._client.retired:
+            if self._lock.acquire(timeout=deadline.remaining_s()):
+                try:
+                    self._replace_client(deadline)
+                finally:
+                    self._lock.release()
+            deadline.check("mooncake: joining the cluster again")
+        return deadline
+
+    def _replace_client(self, deadline: Deadline) -> None:
+        """Join the cluster with a new client, and register all memory again. The caller has the lock."""
+        self.ensure_open()  # nobody would release the new client of a closed storage
+        if not self._client.retired:
+            return
+        client = CLIENT_CACHE.acquire(_native_module, self._settings, deadline)
+        try:
+            self._buffers = {
+                start: nbytes
+                for start, nbytes in self._buffers.items()
+                if client.register(start, nbytes)
+            }
+        except BaseException:
+            CLIENT_CACHE.release(self._settings, client)
+            raise
+        self._transfers = Transfers(client, register_staging=self._settings.protocol != "tcp")
+        self._client = client
+        self._counters.add("clients_replaced")
 
     def _keys(self, space: KeySpace, hashes: Sequence[str]) -> list[str]:
         root = self._layout.root(space.id)

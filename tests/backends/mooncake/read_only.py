@@ -42,7 +42,7 @@ def filled(master: MooncakeMaster, tmp_path: Path) -> Iterator[HiCacheStorage]:
         layout, native = vars(storage)["_layout"], vars(storage)["_client"]._native
         manifests = [layout.manifest(one.id) for one in (LOST, DAMAGED)]
         for key in [layout.page(SPACE.id, SHORT), layout.page(SPACE.id, GONE), *manifests]:
-            assert storage._remove({key}, storage._deadline()) == set()  # type: ignore[attr-defined]
+            assert storage._remove({key}, storage._begin()) == set()  # type: ignore[attr-defined]
         native.put(layout.page(SPACE.id, SHORT), b"short")
         native.put(layout.manifest(DAMAGED.id), b'{"model": "dam')
         for key in strangers(tmp_path.name):

@@ -14,7 +14,8 @@ import textwrap
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ load_mooncake()
 native_module: Any = importlib.import_module("mooncake.store")
 
 driver: Any = importlib.import_module("hicache_backends.mooncake.driver")
+client_class: Any = importlib.import_module("hicache_backends.mooncake.client").Client
 deferred_closes: Any = importlib.import_module(
     "hicache_backends.mooncake.lifecycle"
 ).DEFERRED_CLOSES
@@ -428,7 +430,62 @@ def test_a_storage_that_was_closed_meanwhile_gets_no_new_client(tmp_path: Path) 
         storage.close()
 
         with pytest.raises(StorageClosed):
-            held._replace_client()
+            held._replace_client(Deadline(1.0))
+
+
+@contextmanager
+def retired(master: MooncakeMaster, timeout_s: float) -> Generator[HiCacheStorage]:
+    """Yield a storage whose next call joins the cluster again."""
+    with opened(master, global_segment_size=0, timeout_s=timeout_s) as storage:
+        client = client_of(storage)
+        client.retired = True
+        yield storage
+        client.close()
+
+
+def test_joining_again_and_the_call_share_one_time_limit(
+    own_master: MooncakeMaster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect_slowly(client: Any, deadline: Deadline) -> None:
+        connect(client, deadline)
+        own_master.pause()  # the call itself would take all of its limit
+        wait_until(lambda: deadline.remaining_s() < 0.1)
+
+    connect = client_class.connect
+    with retired(own_master, timeout_s=1.5) as storage:
+        monkeypatch.setattr(client_class, "connect", connect_slowly)
+        began_s = time.monotonic()
+        with pytest.raises(StorageTimeout):
+            storage.batch_exists(SPACE, [A])
+        assert time.monotonic() - began_s < 2.5
+        own_master.resume()
+
+
+def test_a_call_whose_limit_is_used_up_by_joining_again_moves_no_page(
+    master: MooncakeMaster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect_slowly(client: Any, deadline: Deadline) -> None:
+        connect(client, deadline)
+        wait_until(deadline.passed)
+
+    connect = client_class.connect
+    pool = bytearray(4096)
+    with retired(master, timeout_s=0.5) as storage:
+        monkeypatch.setattr(client_class, "connect", connect_slowly)
+        with pytest.raises(StorageTimeout, match="joining the cluster again did not end within"):
+            storage.register_buffer(pool)
+        assert client_of(storage).registered.outside([Page(pool)], [0]) == [0]
+        storage.register_buffer(pool)  # the new client is there
+        assert client_of(storage).registered.outside([Page(pool)], [0]) == []
+
+
+def test_a_call_waits_within_its_limit_for_another_that_joins_again(master: MooncakeMaster) -> None:
+    with (
+        retired(master, timeout_s=0.2) as storage,
+        vars(storage)["_lock"],
+        pytest.raises(StorageTimeout, match="joining the cluster again"),
+    ):
+        storage.batch_exists(SPACE, [A])
 
 
 @pytest.mark.long
