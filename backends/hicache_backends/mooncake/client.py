@@ -1,8 +1,9 @@
 """A guard for the native client, which may block for a minute, and crashes if used after its close.
 
-Joining and closing hold the interpreter's lock, so they begin only while the master answers. Every
-other call has a deadline. At the deadline its thread is abandoned, but the call counts as running
-until it returns. After the last running call the native client is closed and never called again.
+Joining, and closing a client that lends memory, hold the interpreter's lock for as long as the master
+takes, so they begin only while the master answers. Every other call has a deadline. At the deadline its
+thread is abandoned, but the call counts as running until it returns. After the last running call the
+native client is closed and never called again.
 """
 
 from __future__ import annotations
@@ -242,7 +243,7 @@ class Client:
         """Run `work()`, and end its call.
 
         If a transfer is overdue, the call keeps its memory until the native client is closed, because
-        bytes move for as long as the client is open.
+        bytes move for as long as the client is open. A client that lends memory waits for the master.
         """
         try:
             try:
@@ -307,7 +308,10 @@ class Client:
         try:
             if native is None or not self._has_joined:
                 return  # closing a client whose setup failed can crash
-            if probe_master(self._settings, _LEAVE_PROBE_S) is MasterState.ANSWERS:
+            if (
+                not self._settings.lends
+                or probe_master(self._settings, _LEAVE_PROBE_S) is MasterState.ANSWERS
+            ):
                 native.close()
                 self._ended.set_result(None)
             else:

@@ -1,8 +1,8 @@
 """How native clients end: deferred closes, interpreter exit, and forks.
 
-Closing a client stops the interpreter until the master answers. If we never closed the client of a
-master that is down, the client would rejoin the master when the master comes back, and lend memory to
-it. So such a client is closed later, when its master answers again.
+Closing a client that lends memory stops the interpreter until the master answers. If we never closed
+the client of a master that is down, the client would rejoin the master when the master comes back, and
+lend memory to it. So such a client is closed later, when its master answers again.
 
 A native call that returns after the interpreter has ended aborts the process. The library's exit
 handlers wait for such calls, half a minute each; in a forked child they would also remove the

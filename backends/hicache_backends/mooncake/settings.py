@@ -102,6 +102,11 @@ class MooncakeSettings(Settings):
         host, _, port = self.master_server_address.rpartition(":")
         return host.strip("[]"), int(port)
 
+    @property
+    def lends(self) -> bool:
+        """True if the client lends memory or a disk. Only then does its close wait for the master."""
+        return self.global_segment_size > 0 or self.enable_ssd_offload
+
 
 def parse_settings(config: Mapping[str, Any]) -> MooncakeSettings:
     """Return the settings of `config`. If it names no master, add SGLang's file or environment.

@@ -423,6 +423,29 @@ def test_a_client_that_gave_up_a_transfer_is_replaced_before_the_call_ends(
         assert client.registered.outside([Page(pool)], [0]) == []
 
 
+def test_a_call_that_was_given_up_ends_without_the_master_if_the_process_lends_nothing(
+    own_master: MooncakeMaster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def get_and_lose_the_master(*arguments: Any) -> Any:
+        codes = native.batch_get_into(*arguments)
+        own_master.stop()
+        return codes
+
+    monkeypatch.setattr("hicache_backends.mooncake.transfers._GIVEN_UP_S", 0)
+    with opened(own_master, global_segment_size=0, timeout_s=8) as storage:
+        pool = bytearray(4096)
+        storage.register_buffer(pool)
+        with MooncakeNode(own_master, "64mb") as node:
+            assert [True] == storage.batch_set(SPACE, [A], [page(seed=1)])
+            os.kill(node.pid, signal.SIGKILL)
+            native = replace_native_method(
+                monkeypatch, storage, "batch_get_into", get_and_lose_the_master
+            )
+            with pytest.raises(StorageTimeout, match="the client was replaced"):
+                storage.batch_get(SPACE, [A], [Page(pool)])
+        assert not deferred_closes.has_any()
+
+
 def test_a_storage_that_was_closed_meanwhile_gets_no_new_client(tmp_path: Path) -> None:
     with MooncakeMaster(tmp_path) as master, opened(master, global_segment_size=0) as storage:
         held: Any = storage
@@ -490,8 +513,9 @@ def test_a_call_waits_within_its_limit_for_another_that_joins_again(master: Moon
 
 @pytest.mark.long
 @pytest.mark.timeout(200)
+@pytest.mark.parametrize("master_dies", [False, True])
 def test_no_byte_changes_after_a_get_whose_peer_hangs_for_longer_than_the_client_waits(
-    tmp_path: Path,
+    tmp_path: Path, *, master_dies: bool
 ) -> None:
     """The client drops a connection after 30 s and gives up after 60 s, but other pages still arrive."""
     nbytes, hashes = 1 << 20, [hash_of(number) for number in range(64)]
@@ -507,11 +531,18 @@ def test_no_byte_changes_after_a_get_whose_peer_hangs_for_longer_than_the_client
         storage.register_buffer(pool)
         os.kill(node.pid, signal.SIGSTOP)
         pages = [Page(part) for part in np.split(pool, 64)]
+        dies = threading.Timer(2, master.stop if master_dies else str)
+        dies.start()
+        began_s = time.monotonic()
         with pytest.raises(StorageTimeout, match="the client was replaced"):
             storage.batch_get(large, hashes, pages)
+        assert time.monotonic() - began_s < 65
 
         pool[:] = 7  # the engine reuses its memory
         os.kill(node.pid, signal.SIGCONT)
+        dies.join()
+        if master_dies:
+            master.start()
         wait_until(lambda: storage.batch_set(large, [hash_of(64)], [blank(nbytes)]) == [True])
         assert (pool == 7).all()
 
