@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         PageTimes,
         Retention,
         StorageStats,
+        UnreadableKind,
         UnreadableSpace,
     )
 
@@ -79,6 +80,7 @@ __all__ = [
     "StorageTimeout",
     "StorageUnavailable",
     "UnknownBackend",
+    "UnreadableKind",
     "UnreadableSpace",
     "UnsupportedOperation",
     "namespace_seed",

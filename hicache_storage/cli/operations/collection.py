@@ -10,6 +10,7 @@ from hicache_storage.cli.ages import format_time
 from hicache_storage.cli.operations.batches import listed
 from hicache_storage.cli.operations.selection import SpaceUsage
 from hicache_storage.errors import StorageUnavailable, UnsupportedOperation
+from hicache_storage.storage import UnreadableKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -118,6 +119,27 @@ class Wanted:
     def _limits(self) -> dict[_Act, float]:
         limits = {_USE: self.used_before_s, _WRITE: self.written_before_s}
         return {act: before_s for act, before_s in limits.items() if before_s is not None}
+
+
+def removable(
+    look: HiCacheStorage, unreadable: Sequence[UnreadableSpace]
+) -> tuple[list[UnreadableSpace], list[Kept]]:
+    """Divide key spaces that cannot be read: those that may be removed, and those that are kept.
+
+    A key space that the store could not look at may be right, in any part of a composition.
+    """
+    chosen = {one.space_id: one for one in unreadable}
+    kept = {
+        one.space_id: Kept(one.space_id, f"{one.reason}, so it may be right", is_doubt=True)
+        for one in unreadable
+        if one.kind is UnreadableKind.NOT_READ
+    }
+    for space in look.spaces() if chosen and look.parts() else ():
+        if space.id in chosen:
+            reason = "but other tiers can read it: use --tier to remove it there alone"
+            reason = f"{chosen[space.id].reason}, {reason}"
+            kept.setdefault(space.id, Kept(space.id, reason, is_doubt=True))
+    return [one for one in chosen.values() if one.space_id not in kept], [*kept.values()]
 
 
 def remove(
