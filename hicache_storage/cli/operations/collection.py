@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 _FIRST_USE_S = 1_577_836_800.0
 """The beginning of 2020. No page can have been used earlier, because this program is younger."""
-_LAST_TIME_S = 253_402_300_799.0
-"""The end of the year 9999. A later time cannot be printed."""
 _CLOCKS_APART_S = 5.0
 """How far a correct clock may be ahead of another clock, which may count only whole seconds."""
 
@@ -216,8 +214,8 @@ class _Act:
             return doubt
         if written_s is not None and written_s > used_s + times.used_within_s + _CLOCKS_APART_S:
             return (
-                f"was used at {_format(used_s)} according to the store, before it was written"
-                f" at {_format(written_s)}"
+                f"was used at {format_time(used_s)} according to the store, before it was written"
+                f" at {format_time(written_s)}"
             )
         return ""
 
@@ -245,11 +243,7 @@ def _times(
 
 def _doubt(done: str, at_s: float) -> str:
     if at_s < _FIRST_USE_S:
-        return f"was {done} at {_format(at_s)} according to the store, which cannot be true"
+        return f"was {done} at {format_time(at_s)} according to the store, which cannot be true"
     if at_s > time.time() + _CLOCKS_APART_S:
-        return f"was {done} in the future according to the store, at {_format(at_s)}"
+        return f"was {done} in the future according to the store, at {format_time(at_s)}"
     return ""
-
-
-def _format(at_s: float) -> str:
-    return format_time(min(max(at_s, 0.0), _LAST_TIME_S))
