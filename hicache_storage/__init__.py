@@ -20,9 +20,11 @@ Examples:
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # `typing` takes milliseconds, in which Ctrl-C prints a traceback
 if TYPE_CHECKING:
+    from typing import Any
+
     from hicache_storage.errors import (
         BackendNotInstalled,
         ConfigError,
