@@ -313,8 +313,8 @@ class DirectoryTree:
     def left(self, path: str) -> StorageUnavailable:
         """Return the error for a removal that finds a file of another program."""
         return StorageUnavailable(
-            f"{self.backend}: {path} belongs to another program, so its key space stays: move it"
-            " away, and remove the key space again"
+            f"{self.backend}: {path} belongs to another program, so its key space stays, without its"
+            " pages: move it away, and remove the key space again"
         )
 
     # --- listing ---------------------------------------------------------------------------------
