@@ -6,8 +6,8 @@ import errno
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pages import space
@@ -151,17 +151,10 @@ class TestManifests:
         )
 
     def test_a_manifest_that_was_not_read_is_an_error_or_left_out_and_told(
-        self, tree: Tree, monkeypatch: pytest.MonkeyPatch
+        self, tree: Tree, unread: Callable[[Path], None]
     ) -> None:
         tree.make_space(SPACE)
-        real = os.open
-
-        def failing(path: Any, *args: Any, **kwargs: Any) -> int:
-            if str(path).endswith("manifest.json"):
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            return real(path, *args, **kwargs)
-
-        monkeypatch.setattr(os, "open", failing)
+        unread(manifest(tree))
 
         assert [] == list(tree.key_spaces(skip_unreadable=True))
         with pytest.raises(OSError, match="Input/output error"):

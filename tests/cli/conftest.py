@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cli_stores import BACKENDS, CliStore
@@ -56,17 +53,3 @@ def store(request: pytest.FixtureRequest, store_of: Callable[[str], CliStore]) -
 def file_store(store_of: Callable[[str], CliStore]) -> CliStore:
     """Return an empty store of files."""
     return store_of("file")
-
-
-@pytest.fixture
-def unread(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Return a function after whose call the disk does not give this file any more."""
-    real, bad = os.open, set[str]()
-
-    def opening(path: Any, *args: Any, **options: Any) -> int:
-        if str(path) in bad:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return real(path, *args, **options)
-
-    monkeypatch.setattr(os, "open", opening)
-    return lambda path: bad.add(str(path))

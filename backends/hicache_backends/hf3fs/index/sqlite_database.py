@@ -287,7 +287,8 @@ class Database:
 
     def _unavailable(self, error: Exception) -> StorageUnavailable:
         reason = getattr(error, "strerror", None) or str(error)
-        return StorageUnavailable(f"hf3fs: {self._layout.index} cannot be used: {reason}")
+        path = getattr(error, "filename", None) or self._layout.index  # a rebuild reads manifests
+        return StorageUnavailable(f"hf3fs: {path} cannot be used: {reason}")
 
 
 class NoSpaceForIndex(StorageUnavailable):
