@@ -20,9 +20,11 @@ Examples:
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # `typing` takes milliseconds, in which Ctrl-C prints a traceback
 if TYPE_CHECKING:
+    from typing import Any
+
     from hicache_storage.errors import (
         BackendNotInstalled,
         ConfigError,
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
         PageTimes,
         Retention,
         StorageStats,
+        UnreadableKind,
         UnreadableSpace,
     )
 
@@ -79,6 +82,7 @@ __all__ = [
     "StorageTimeout",
     "StorageUnavailable",
     "UnknownBackend",
+    "UnreadableKind",
     "UnreadableSpace",
     "UnsupportedOperation",
     "namespace_seed",

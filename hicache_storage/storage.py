@@ -172,16 +172,35 @@ class PageFault:
     detail: str = ""
 
 
+class UnreadableKind(enum.StrEnum):
+    """Why a key space cannot be identified. Programs decide by it what to do.
+
+    Examples:
+        >>> UnreadableKind("not_read") is UnreadableKind.NOT_READ
+        True
+    """
+
+    DAMAGED = "damaged"
+    """Its manifest is lost or damaged, or describes another key space."""
+    OTHER_VERSION = "other_version"
+    """Its manifest has other fields than those of this version."""
+    OTHER_KEY = "other_key"
+    """Its name is sealed with another key."""
+    NOT_READ = "not_read"
+    """The store could not look, so the manifest may be right. Tools never remove such a key space."""
+
+
 @dataclass(frozen=True, slots=True)
 class UnreadableSpace:
     """A key space that the store holds but cannot identify, so `spaces` leaves it out.
 
     Examples:
-        >>> UnreadableSpace("0" * 32, "its manifest is damaged").reason
-        'its manifest is damaged'
+        >>> UnreadableSpace("0" * 32, UnreadableKind.DAMAGED, "its manifest is lost").reason
+        'its manifest is lost'
     """
 
     space_id: str
+    kind: UnreadableKind
     reason: str
     """What is wrong, for a person to read, such as "its manifest is damaged"."""
 

@@ -8,6 +8,7 @@ shows the kit's verdicts from there.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -121,6 +122,20 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 
     with RedisServer(tmp_path_factory.mktemp("redis")) as server:
         yield server
+
+
+@pytest.fixture
+def unread(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Return a function after whose call the disk does not give this file any more."""
+    real, bad = os.open, set[str]()
+
+    def opening(path: Any, *args: Any, **options: Any) -> int:
+        if str(path) in bad:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", opening)
+    return lambda path: bad.add(str(path))
 
 
 @pytest.fixture

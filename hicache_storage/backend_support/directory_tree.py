@@ -20,10 +20,15 @@ from itertools import islice
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 from hicache_storage.backend_support.filesystem import read_own
-from hicache_storage.backend_support.manifest import SPACE_ID, decode_manifest, encode_manifest
+from hicache_storage.backend_support.manifest import (
+    SPACE_ID,
+    decode_manifest,
+    encode_manifest,
+    unreadable_space,
+)
 from hicache_storage.errors import ConfigError, StorageUnavailable, shown
 from hicache_storage.scalars import format_nbytes
-from hicache_storage.storage import UnreadableSpace
+from hicache_storage.storage import UnreadableKind, UnreadableSpace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -212,9 +217,9 @@ class DirectoryTree:
             StorageUnavailable: The directories cannot be listed.
         """
         for entry in self.space_entries():
-            reason = self._manifest_fault(entry.name)
-            if reason:
-                yield UnreadableSpace(entry.name, reason)
+            unreadable = self._unreadable(entry.name)
+            if unreadable is not None:
+                yield unreadable
 
     def remove_space_dir(self, space_id: str, temp_path: str | None = None) -> bool:
         """Remove the directory of a key space without pages. Return False if new pages have come.
@@ -308,8 +313,8 @@ class DirectoryTree:
     def left(self, path: str) -> StorageUnavailable:
         """Return the error for a removal that finds a file of another program."""
         return StorageUnavailable(
-            f"{self.backend}: {path} belongs to another program, so its key space stays: move it"
-            " away, and remove the key space again"
+            f"{self.backend}: {path} belongs to another program, so its key space stays, without its"
+            " pages: move it away, and remove the key space again"
         )
 
     # --- listing ---------------------------------------------------------------------------------
@@ -395,19 +400,19 @@ class DirectoryTree:
                     found.add(kind)
         return found
 
-    def _manifest_fault(self, space_id: str) -> str:
-        """Return what is wrong with the manifest of a key space, or "" if it is right."""
-        path = f"{self.space_dir(space_id)}/{_MANIFEST}"
+    def _unreadable(self, space_id: str) -> UnreadableSpace | None:
+        """Return what is wrong with the manifest of a key space, or None if it is right."""
+        path, data = f"{self.space_dir(space_id)}/{_MANIFEST}", None
         try:
             data = read_own(path, _MOST_MANIFEST_NBYTES)
         except FileNotFoundError:
-            return "it has no manifest"
+            pass
         except OSError as error:
-            return f"its manifest cannot be read: {error.strerror}"
-        space = decode_manifest(data)
-        if space is None:
-            return "its manifest is damaged"
-        return "" if space.id == space_id else f"its manifest is that of key space {space.id}"
+            is_known = error.errno in _NO_MANIFEST
+            kind = UnreadableKind.DAMAGED if is_known else UnreadableKind.NOT_READ
+            reason = "is not a regular file" if is_known else f"cannot be read: {error.strerror}"
+            return UnreadableSpace(space_id, kind, f"its manifest {reason}")
+        return unreadable_space(space_id, data)
 
     def _is_own_manifest(self, path: str) -> bool:
         """Return True for a manifest, complete or not, if it is not a link or a directory."""

@@ -11,52 +11,19 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
-from hicache_storage.cli import (
-    backends,
-    bench,
-    copy,
-    diff,
-    doctor,
-    explain,
-    gc,
-    inspect,
-    ls,
-    plan,
-    replay,
-    rm,
-    stats,
-    verify,
-)
-from hicache_storage.cli.program import Program
-
+TYPE_CHECKING = False  # Ctrl-C is not caught yet, so import as little as possible
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_HICACHE = Program(
-    name="hicache",
-    description="KV-cache storage for LLM servers.",
-    verbs=(
-        backends,
-        plan,
-        replay,
-        ls,
-        stats,
-        inspect,
-        verify,
-        rm,
-        gc,
-        copy,
-        diff,
-        bench,
-        doctor,
-        explain,
-    ),
-    has_log_flags=True,
-)
+_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb, and return its exit code. `--help` raises SystemExit, as in argparse."""
-    return _HICACHE.main(sys.argv[1:] if argv is None else argv)
+    try:
+        from hicache_storage.cli.verbs import HICACHE  # noqa: PLC0415 - Ctrl-C may come meanwhile
+
+        return HICACHE.main(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:
+        return _INTERRUPTED

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import time
 from datetime import UTC, datetime
 
 from hicache_storage.durations import with_unit
 from hicache_storage.errors import shown
 
+_LAST_TIME_S = 253_402_300_799.0
+"""The end of the year 9999."""
 _SHOWN = (("d", 86_400), ("h", 3600), ("m", 60))
 
 
@@ -34,5 +37,14 @@ def format_age(seconds: float) -> str:
 
 
 def format_time(at_s: float) -> str:
-    """Format a time as ISO 8601 in UTC, to the second."""
+    """Format a time as ISO 8601 in UTC, to the second. Times before 1970 or after 9999 are cut."""
+    at_s = min(max(at_s, 0.0), _LAST_TIME_S)
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def with_age(text: str) -> str:
+    """Add to a time of `format_time` how long ago it was."""
+    age_s = round(time.time() - datetime.fromisoformat(text).timestamp())
+    if age_s < 0:
+        return f"{text}, {format_age(-age_s)} from now: a clock is wrong"
+    return f"{text}, {format_age(age_s)} ago"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from hicache_storage.cli.operations.collection import Candidate, Kept, Removal
+    from hicache_storage.cli.operations.collection import Candidate, Removal
     from hicache_storage.storage import UnreadableSpace
 
 SUMMARY = "Remove key spaces by model, revision, tenant, pool, or age."
@@ -80,6 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         Candidate,
         Removal,
         Wanted,
+        removable,
         remove,
     )
 
@@ -95,11 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
             looked = [*wanted.found(look, spaces, shown)]
         found = [one for one in looked if isinstance(one, Candidate)]
         removal = Removal(kept=[one for one in looked if not isinstance(one, Candidate)])
-        unreadable = selected.unreadable if arguments.unreadable else []
-        if unreadable and look.parts():
-            readable = {space.id for space in look.spaces()}
-            removal.kept += [_elsewhere(one) for one in unreadable if one.space_id in readable]
-            unreadable = [one for one in unreadable if one.space_id not in readable]
+        unreadable, kept = removable(look, selected.unreadable if arguments.unreadable else [])
+        removal.kept += kept
         if unreadable and arguments.yes and not (selected.spaces or arguments.space):
             raise ConfigError(
                 f"gc: none of {len(unreadable):,} key spaces can be read, perhaps because of a wrong"
@@ -139,14 +137,6 @@ def _check_selection(arguments: argparse.Namespace) -> None:
 
 def _time_before(age_s: float | None) -> float | None:
     return None if age_s is None else time.time() - age_s
-
-
-def _elsewhere(one: UnreadableSpace) -> Kept:
-    """Keep a key space that only some parts of a composition cannot read."""
-    from hicache_storage.cli.operations.collection import Kept  # noqa: PLC0415
-
-    reason = f"{one.reason}, but other tiers can read it: use --tier to remove it there alone"
-    return Kept(one.space_id, reason, is_doubt=True)
 
 
 def _tell(space_id: str, pages: int) -> None:
@@ -190,7 +180,7 @@ def _print(
     spaces = counted(len(usages), "key space")
     total = f"{spaces}, {counted(pages, 'page')}, {format_nbytes(nbytes)}{last}"
     if goes and not found:  # the store does not list their pages
-        total = f"{counted(len(unreadable), 'key space')} that cannot be read"
+        total = f"{counted(len(goes), 'key space')} that cannot be read"
     console = output_console()
     parts = [*space_parts(usages, console.width), *unreadable_lines(unreadable), total]
     print_lines(console, parts)

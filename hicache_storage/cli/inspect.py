@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from hicache_storage.cli.ages import with_age
 from hicache_storage.cli.escapes import escaped
 from hicache_storage.cli.printing import output_console, print_json, print_lines
 from hicache_storage.cli.sizes import format_nbytes
@@ -74,4 +75,4 @@ def _text(name: str, value: Any) -> str:
         return f"{value:,}{size}"
     if isinstance(value, list):
         return " to ".join(map(str, cast("Sequence[object]", value)))
-    return str(value)
+    return with_age(value) if isinstance(value, str) and name.endswith("_at") else str(value)

@@ -6,14 +6,15 @@ import errno
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pages import space
 
 from hicache_storage import ConfigError, KeySpace, StorageUnavailable
 from hicache_storage.backend_support.directory_tree import DirectoryTree
+from hicache_storage.storage import UnreadableKind
 
 SPACE = space()
 
@@ -143,23 +144,24 @@ class TestManifests:
             os.mkfifo(manifest(tree))
 
         assert tree.key_space(SPACE.id) is None
+        (told,) = tree.unreadable_spaces()
+        assert (UnreadableKind.DAMAGED, "its manifest is not a regular file") == (
+            told.kind,
+            told.reason,
+        )
 
-    def test_an_unreadable_manifest_is_an_error_or_left_out(
-        self, tree: Tree, monkeypatch: pytest.MonkeyPatch
+    def test_a_manifest_that_was_not_read_is_an_error_or_left_out_and_told(
+        self, tree: Tree, unread: Callable[[Path], None]
     ) -> None:
         tree.make_space(SPACE)
-        real = os.open
-
-        def failing(path: Any, *args: Any, **kwargs: Any) -> int:
-            if str(path).endswith("manifest.json"):
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            return real(path, *args, **kwargs)
-
-        monkeypatch.setattr(os, "open", failing)
+        unread(manifest(tree))
 
         assert [] == list(tree.key_spaces(skip_unreadable=True))
         with pytest.raises(OSError, match="Input/output error"):
             listed(tree)
+        (told,) = tree.unreadable_spaces()
+        assert UnreadableKind.NOT_READ is told.kind
+        assert "its manifest cannot be read: Input/output error" == told.reason
 
     def test_a_failed_write_leaves_no_temporary_file(
         self, tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

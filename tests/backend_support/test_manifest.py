@@ -10,7 +10,9 @@ from hicache_storage.backend_support.manifest import (
     SPACE_ID,
     decode_manifest,
     encode_manifest,
+    unreadable_space,
 )
+from hicache_storage.storage import UnreadableKind
 
 
 def test_a_manifest_is_decoded_to_its_key_space() -> None:
@@ -44,3 +46,39 @@ def test_a_page_hash_matches_the_pattern() -> None:
     assert PAGE_HASH.fullmatch("0" * 64)
     assert not PAGE_HASH.fullmatch("0" * 31)
     assert not PAGE_HASH.fullmatch("0" * 33)
+
+
+def _with(**fields: object) -> str:
+    return json.dumps(space().manifest() | fields)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "reason"),
+    [
+        (None, UnreadableKind.DAMAGED, "its manifest is lost"),
+        (b"", UnreadableKind.DAMAGED, "its manifest is damaged"),
+        (b"[]", UnreadableKind.DAMAGED, "its manifest is damaged"),
+        ('{"model": "m"}', UnreadableKind.DAMAGED, "its manifest is damaged"),
+        (_with(shard=3), UnreadableKind.DAMAGED, "its manifest is damaged"),
+        (_with(model=3), UnreadableKind.DAMAGED, "its manifest is damaged"),
+        (_with(later=3), UnreadableKind.OTHER_VERSION, "another version wrote its manifest"),
+        (_with(shard={"layers": [0, 9]}), UnreadableKind.OTHER_VERSION, "another version wrote"),
+        (
+            encode_manifest(space(model="other")),
+            UnreadableKind.DAMAGED,
+            f"its manifest is that of key space {space(model='other').id}",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_manifest_that_was_read(
+    data: bytes | str | None, kind: UnreadableKind, reason: str
+) -> None:
+    found = unreadable_space(space().id, data)
+
+    assert found is not None
+    assert (space().id, kind) == (found.space_id, found.kind)
+    assert found.reason.startswith(reason)
+
+
+def test_nothing_is_wrong_with_the_manifest_of_the_key_space() -> None:
+    assert unreadable_space(space().id, encode_manifest(space())) is None

@@ -40,3 +40,10 @@ def test_an_age_is_shown_in_two_units(seconds: float, text: str) -> None:
 
 def test_a_time_is_shown_in_utc() -> None:
     assert format_time(0) == "1970-01-01T00:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("at_s", "text"), [(-9.0, "1970-01-01T00:00:00Z"), (1e18, "9999-12-31T23:59:59Z")]
+)
+def test_a_time_that_no_calendar_has_is_cut(at_s: float, text: str) -> None:
+    assert text == format_time(at_s)

@@ -23,8 +23,9 @@ from servers import ROOT
 
 import hicache_storage
 from hicache_storage import native
-from hicache_storage.cli import _HICACHE, main
+from hicache_storage.cli import main
 from hicache_storage.cli.operations.proofs import Proof
+from hicache_storage.cli.verbs import HICACHE
 from hicache_storage.registry import open_storage
 from hicache_storage.request_log import Operation, Reason, RequestRecord
 
@@ -186,6 +187,27 @@ def test_output_that_cannot_be_written_is_one_line(argv: list[str], unbuffered: 
 
     expected = "hicache: standard output cannot be written: No space left on device\n"
     assert (2, expected) == (done.returncode, done.stderr)
+
+
+_PRESS = """
+import os, signal, sys
+from hicache_storage.cli import main
+
+class CtrlC:
+    def find_spec(self, name, *_):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, CtrlC())
+sys.exit(main(["backends"]))
+"""
+
+
+@pytest.mark.parametrize("module", ["argparse", "hicache_storage.cli.verify"])
+def test_ctrl_c_during_the_first_imports_is_quiet(module: str) -> None:
+    done = subprocess.run([sys.executable, "-c", _PRESS, module], check=False, capture_output=True)
+
+    assert (130, b"", b"") == (done.returncode, done.stdout, done.stderr)
 
 
 @pytest.mark.parametrize("argv", [["--version"], _REPLAY])
@@ -423,7 +445,7 @@ def test_the_table_of_a_logs_reasons_is_complete() -> None:
 
 def test_commands_of_every_verb_are_shown() -> None:
     elsewhere = {"backends", "plan", "replay"}
-    verbs = {verb.__name__.rpartition(".")[2] for verb in _HICACHE.verbs} - elsewhere
+    verbs = {verb.__name__.rpartition(".")[2] for verb in HICACHE.verbs} - elsewhere
 
     assert verbs == {shlex.split(command)[1] for command in COMMANDS}
 

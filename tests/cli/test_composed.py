@@ -243,6 +243,36 @@ class TestGcAndInspect:
         with tiered.open() as storage:
             assert len([*storage.parts()["bucket"].scan(space)]) == 20
 
+    def test_a_key_space_is_kept_everywhere_if_one_store_could_not_look(
+        self,
+        tmp_path: Path,
+        unread: Callable[[Path], None],
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        store = striped(tmp_path, "ab")
+        space = store.fill(range(20))
+        damaged, unknown = sorted(tmp_path.rglob("manifest.json"))
+        damaged.write_text("damaged")
+        unread(unknown)
+        argv = ("gc", *store.flags, "--unreadable", "--space", space.id, "--yes")
+
+        code, found = run_json(capsys, *argv)
+
+        assert (1, 0, [space.id]) == (code, found["removed_pages"], found["kept"])
+        assert "stripe 'b': its manifest cannot be read: Input/output" in found["reasons"][space.id]
+        assert len([*tmp_path.rglob(f"{space.id}/??/*")]) == 20
+
+    def test_a_key_space_that_one_stripe_cannot_read_can_be_named(
+        self, tiered: CliStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        space = tiered.fill(range(20))
+        (manifest,) = (tmp_path / "a").rglob("manifest.json")
+        manifest.write_text("damaged")
+
+        code, found = run_json(capsys, "inspect", space.id[:8], *tiered.flags)
+
+        assert (0, 20) == (code, found["pages"])
+
     def test_a_key_space_is_removed_where_it_cannot_be_read(
         self, tiered: CliStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

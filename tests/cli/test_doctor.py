@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from cli_stores import CliStore, run_json
 from looks import read_only_mount
+from pages import space
 from redis_servers import client_of_one
 from s3_kit import config_of
 from servers import RedisServer, S3Server, free_port
@@ -446,25 +448,29 @@ def test_the_advice_fits_the_reason(error: HiCacheError, advice: str) -> None:
     assert advice in opening_problem(error).advice
 
 
-@pytest.mark.parametrize(
-    ("damage", "advice"),
-    [("{", "an engine that opens them"), (None, "let this user read the manifests")],
-)
-def test_the_advice_on_a_key_space_fits_its_damage(
-    damage: str | None, advice: str, file_store: CliStore, capsys: pytest.CaptureFixture[str]
+def test_each_kind_of_key_space_that_cannot_be_read_has_its_own_advice(
+    file_store: CliStore, unread: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    space = file_store.fill(range(2))
-    manifest = Path(file_store.config["path"]) / "spaces" / space.id / "manifest.json"
-    manifest.unlink()
-    if damage is None:
-        manifest.symlink_to(manifest)
-    else:
-        manifest.write_text(damage)
+    damaged, newer, unknown = (file_store.fill(range(2), space(model=name)) for name in "abc")
+    manifests = Path(file_store.config["path"], "spaces").glob
+    for path in manifests(f"{damaged.id}/*.json"):
+        path.write_text("{")
+    for path in manifests(f"{newer.id}/*.json"):
+        path.write_text(json.dumps(newer.manifest() | {"field_of_2030": 1}))
+    for path in manifests(f"{unknown.id}/*.json"):
+        unread(path)
 
-    code, checks = _checked(capsys, file_store)
+    code, found = run_json(capsys, "doctor", *_SMALL, *file_store.flags)
 
-    assert 1 == code
-    assert checks["key spaces"]["advice"].startswith(advice)
+    advice = {
+        one["fact"].split(": ")[1]: one["advice"].partition(" manifests")[0]
+        for one in found["checks"]
+        if one["topic"] == "key spaces"
+    }
+    assert code == 1
+    assert advice[damaged.id] == "an engine that opens them may write their"
+    assert advice[newer.id].startswith("use the version of the engines that wrote them")
+    assert advice[unknown.id] == "let this user read the"
 
 
 @pytest.mark.parametrize("damage", ["lost", "of another program"])

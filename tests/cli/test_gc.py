@@ -384,6 +384,29 @@ def test_a_store_of_which_nothing_can_be_read_goes_by_name_only(
     assert not manifest.parent.exists()
 
 
+@pytest.mark.parametrize("names", ["all", "one"])
+def test_a_key_space_whose_manifest_was_not_read_is_kept_with_the_reason(
+    names: str,
+    file_store: CliStore,
+    unread: Callable[[Path], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file_store.fill(range(1))
+    unknown, lost = file_store.fill(range(2), OLD), file_store.fill(range(3), space(model="lost"))
+    spaces = Path(file_store.config["path"]) / "spaces"
+    (spaces / lost.id / "manifest.json").unlink()
+    unread(spaces / unknown.id / "manifest.json")
+    chosen = ["--space", unknown.id] if names == "one" else []
+
+    code, found = run_json(capsys, "gc", "--unreadable", "--yes", *chosen, *file_store.flags)
+
+    kinds = {one["space_id"]: one["kind"] for one in found["unreadable_spaces"]}
+    assert (1, [unknown.id], "not_read") == (code, found["kept"], kinds[unknown.id])
+    assert "its manifest cannot be read: Input/output error" in found["reasons"][unknown.id]
+    assert len([*(spaces / unknown.id).rglob("*")]) > 2
+    assert (spaces / lost.id).exists() == (names == "one")
+
+
 def test_a_file_of_another_program_keeps_its_key_space_and_no_other(
     file_store: CliStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -408,7 +431,8 @@ def test_a_file_of_another_program_keeps_its_key_space_and_no_other(
     )
 
     assert (1, [places[0].name]) == (code, found["kept"])
-    assert "thesis.tex belongs to another program" in found["reasons"][places[0].name]
+    reason = found["reasons"][places[0].name]
+    assert "thesis.tex belongs to another program, so its key space stays, without its" in reason
     assert [place.exists() for place in places] == [True, False]
 
 

@@ -11,7 +11,8 @@ from pages import space
 from servers import free_port
 from verb_processes import on_terminal
 
-from hicache_storage.cli import _HICACHE, main
+from hicache_storage.cli import main
+from hicache_storage.cli.verbs import HICACHE
 
 OLD = space(model="old-model")
 REMOVAL = ["gc", "--model", "old-model", "--yes"]
@@ -79,7 +80,7 @@ def test_a_quiet_verb_draws_no_progress(
     assert ("\x1b" in output) is not bool(flag)
 
 
-@pytest.mark.parametrize("verb", [one.__name__.rpartition(".")[2] for one in _HICACHE.verbs])
+@pytest.mark.parametrize("verb", [one.__name__.rpartition(".")[2] for one in HICACHE.verbs])
 def test_every_verb_has_the_flags(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([verb, "--help"])

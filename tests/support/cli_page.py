@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import hicache_conformance.cli
 
-import hicache_storage.cli
 from hicache_storage.cli.program import Program, Verb
+from hicache_storage.cli.verbs import HICACHE
 
-PROGRAMS = (hicache_storage.cli._HICACHE, hicache_conformance.cli._HICACHE_CONFORMANCE)
+PROGRAMS = (HICACHE, hicache_conformance.cli._HICACHE_CONFORMANCE)
 
 
 def page() -> str:

@@ -47,6 +47,7 @@ from hicache_storage.storage import (
     PageInfo,
     Retention,
     StorageStats,
+    UnreadableKind,
     UnreadableSpace,
 )
 
@@ -512,7 +513,7 @@ class EncryptedStorage(WrapperStorage):
     ) -> Iterator[UnreadableSpace]:
         for inner in self._other_keys.sealed(spaces):
             reason = self._other_keys.reason(inner, self._key_of_a_page(inner))
-            yield UnreadableSpace(inner.id, reason)
+            yield UnreadableSpace(inner.id, UnreadableKind.OTHER_KEY, reason)
         yield from below
 
     def _key_of_a_page(self, inner: KeySpace) -> str | None:

@@ -28,6 +28,7 @@ from hicache_storage.backend_support.manifest import (
     SPACE_ID,
     decode_manifest,
     encode_manifest,
+    unreadable_space,
 )
 from hicache_storage.backend_support.registrations import Registrations
 from hicache_storage.errors import ConfigError, NoSuchStore, StorageTimeout, StorageUnavailable
@@ -170,17 +171,14 @@ class FsspecStorage(HiCacheStorage):
 
     def spaces(self) -> Iterator[KeySpace]:
         self.ensure_open()
-        return iter([space for space in self._manifests().values() if space is not None])
+        found = [decode_manifest(data, space_id=name) for name, data in self._manifests().items()]
+        return iter([space for space in found if space is not None])
 
     def unreadable_spaces(self) -> Iterator[UnreadableSpace]:
         self.ensure_open()
-        unnamed = [space_id for space_id, space in self._manifests().items() if space is None]
+        found = [unreadable_space(*manifest) for manifest in self._manifests().items()]
         return iter(
-            [
-                UnreadableSpace(space_id, "its manifest is missing or damaged")
-                for space_id in unnamed
-                if self._entries(space_id, "", self._deadline())
-            ]
+            [one for one in found if one and self._entries(one.space_id, "", self._deadline())]
         )
 
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
@@ -423,8 +421,8 @@ class FsspecStorage(HiCacheStorage):
                 )
         return verdicts
 
-    def _manifests(self) -> dict[str, KeySpace | None]:
-        """Return the key spaces by directory. None: the manifest is missing or damaged."""
+    def _manifests(self) -> dict[str, bytes | None]:
+        """Return the manifests by directory. None: there is no manifest."""
         deadline = self._deadline()
         space_ids = [
             entry.name
@@ -437,7 +435,7 @@ class FsspecStorage(HiCacheStorage):
 
     async def _register(self, space: KeySpace) -> None:
         """Write the manifest, unless it is already there."""
-        if await self._read_manifest(space.id) != space:
+        if decode_manifest(await self._read_manifest(space.id)) != space:
             files, name = self._mounts.get().files, manifest_name(space.id)
             if self._publishing is Publishing.DIRECT:  # such a write overwrites nothing
                 with suppress(FileNotFoundError):
@@ -445,13 +443,12 @@ class FsspecStorage(HiCacheStorage):
             await files.write(name, encode_manifest(space))
         self._registrations.note(space)
 
-    async def _read_manifest(self, space_id: str) -> KeySpace | None:
-        """Return the key space that a manifest describes, or None if there is no valid manifest."""
+    async def _read_manifest(self, space_id: str) -> bytes | None:
+        """Return a manifest, or None if there is none."""
         try:
-            data = await self._mounts.get().files.read(manifest_name(space_id))
+            return await self._mounts.get().files.read(manifest_name(space_id))
         except MISSING:
             return None
-        return decode_manifest(data, space_id=space_id)
 
     def _faults_among(self, space: KeySpace, hashes: Sequence[str]) -> Iterator[PageFault]:
         most = max(1, _READ_AT_ONCE_NBYTES // file_nbytes(space))

@@ -25,7 +25,12 @@ from hicache_backends.mooncake.settings import MooncakeSettings, parse_settings
 from hicache_backends.mooncake.transfers import Transfers
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.backend_support.manifest import SPACE_ID, decode_manifest, encode_manifest
+from hicache_storage.backend_support.manifest import (
+    SPACE_ID,
+    decode_manifest,
+    encode_manifest,
+    unreadable_space,
+)
 from hicache_storage.errors import HiCacheError, StorageClosed, StorageTimeout
 from hicache_storage.page import Page
 from hicache_storage.settings import counted
@@ -207,10 +212,9 @@ class MooncakeStorage(HiCacheStorage):
         listed = self._list_keys(self._layout.prefix, deadline)
         found: list[UnreadableSpace] = []
         for space_id in sorted(filter(None, {self._layout.owner(key) for key in listed})):
-            manifest = self._read_manifest(space_id, deadline)
-            if decode_manifest(manifest, space_id=space_id) is None:
-                what = "damaged" if manifest else "lost"
-                found.append(UnreadableSpace(space_id, f"its manifest is {what}"))
+            unreadable = unreadable_space(space_id, self._read_manifest(space_id, deadline) or None)
+            if unreadable is not None:
+                found.append(unreadable)
         return iter(found)
 
     def remove_space(self, space_id: str) -> int:

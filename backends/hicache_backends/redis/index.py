@@ -24,9 +24,13 @@ from typing import TYPE_CHECKING
 from hicache_backends.redis.layout import BUCKETS, SpaceKeys, key_of_any_space, registry
 from hicache_backends.redis.replies import UNANSWERED, ErrorReply, Refused, WrongReply, items_of
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.backend_support.manifest import SPACE_ID, decode_manifest, encode_manifest
+from hicache_storage.backend_support.manifest import (
+    SPACE_ID,
+    decode_manifest,
+    encode_manifest,
+    unreadable_space,
+)
 from hicache_storage.settings import counted
-from hicache_storage.storage import UnreadableSpace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
     from hicache_backends.redis.replies import Command, Reply
     from hicache_backends.redis.server_pool import ServerPool
     from hicache_storage.keys import KeySpace
+    from hicache_storage.storage import UnreadableSpace
 
 _BUCKETS_AT_ONCE = 32
 _SCAN_COUNT = 512
@@ -108,9 +113,9 @@ class Index:
                 return
             raise
         for space_id, manifest in sorted(manifests.items()):
-            if decode_manifest(manifest, space_id=space_id) is None:
-                what = "lost" if manifest is None else "damaged"
-                yield UnreadableSpace(space_id, f"its manifest is {what}")
+            unreadable = unreadable_space(space_id, manifest)
+            if unreadable is not None:
+                yield unreadable
 
     def _all_ids_and_manifests(self) -> dict[str, bytes | None]:
         of_a_space = key_of_any_space(self._prefix)

@@ -19,7 +19,12 @@ from hicache_backends.s3.page_calls import PageCalls
 from hicache_backends.s3.settings import S3Settings
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.backend_support.manifest import SPACE_ID, decode_manifest, encode_manifest
+from hicache_storage.backend_support.manifest import (
+    SPACE_ID,
+    decode_manifest,
+    encode_manifest,
+    unreadable_space,
+)
 from hicache_storage.backend_support.registrations import Registrations
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
 from hicache_storage.settings import counted
@@ -317,10 +322,9 @@ class S3Storage(HiCacheStorage):
             )
             ids.update(filter(SPACE_ID.fullmatch, folders))
         for space_id, text in self._manifests(sorted({*ids, *self._registered_ids()})):
-            if text is None and self._has_pages(space_id):
-                yield UnreadableSpace(space_id, "its manifest is lost")
-            elif text is not None and decode_manifest(text, space_id=space_id) is None:
-                yield UnreadableSpace(space_id, "its manifest is damaged")
+            unreadable = unreadable_space(space_id, text)
+            if unreadable is not None and (text is not None or self._has_pages(space_id)):
+                yield unreadable
 
     def _registered_ids(self) -> Iterator[str]:
         for object_ in self._list_all(self._layout.manifest_root):

@@ -10,6 +10,7 @@ from hicache_storage.cli.ages import format_time
 from hicache_storage.cli.operations.batches import listed
 from hicache_storage.cli.operations.selection import SpaceUsage
 from hicache_storage.errors import StorageUnavailable, UnsupportedOperation
+from hicache_storage.storage import UnreadableKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 _FIRST_USE_S = 1_577_836_800.0
 """The beginning of 2020. No page can have been used earlier, because this program is younger."""
-_LAST_TIME_S = 253_402_300_799.0
-"""The end of the year 9999. A later time cannot be printed."""
 _CLOCKS_APART_S = 5.0
 """How far a correct clock may be ahead of another clock, which may count only whole seconds."""
 
@@ -120,6 +119,27 @@ class Wanted:
         return {act: before_s for act, before_s in limits.items() if before_s is not None}
 
 
+def removable(
+    look: HiCacheStorage, unreadable: Sequence[UnreadableSpace]
+) -> tuple[list[UnreadableSpace], list[Kept]]:
+    """Divide key spaces that cannot be read: those that may be removed, and those that are kept.
+
+    A key space that the store could not look at may be right, in any part of a composition.
+    """
+    chosen = {one.space_id: one for one in unreadable}
+    kept = {
+        one.space_id: Kept(one.space_id, f"{one.reason}, so it may be right", is_doubt=True)
+        for one in unreadable
+        if one.kind is UnreadableKind.NOT_READ
+    }
+    for space in look.spaces() if chosen and look.parts() else ():
+        if space.id in chosen:
+            reason = "but other tiers can read it: use --tier to remove it there alone"
+            reason = f"{chosen[space.id].reason}, {reason}"
+            kept.setdefault(space.id, Kept(space.id, reason, is_doubt=True))
+    return [one for one in chosen.values() if one.space_id not in kept], [*kept.values()]
+
+
 def remove(
     look: HiCacheStorage,
     storage: HiCacheStorage,
@@ -194,8 +214,8 @@ class _Act:
             return doubt
         if written_s is not None and written_s > used_s + times.used_within_s + _CLOCKS_APART_S:
             return (
-                f"was used at {_format(used_s)} according to the store, before it was written"
-                f" at {_format(written_s)}"
+                f"was used at {format_time(used_s)} according to the store, before it was written"
+                f" at {format_time(written_s)}"
             )
         return ""
 
@@ -223,11 +243,7 @@ def _times(
 
 def _doubt(done: str, at_s: float) -> str:
     if at_s < _FIRST_USE_S:
-        return f"was {done} at {_format(at_s)} according to the store, which cannot be true"
+        return f"was {done} at {format_time(at_s)} according to the store, which cannot be true"
     if at_s > time.time() + _CLOCKS_APART_S:
-        return f"was {done} in the future according to the store, at {_format(at_s)}"
+        return f"was {done} in the future according to the store, at {format_time(at_s)}"
     return ""
-
-
-def _format(at_s: float) -> str:
-    return format_time(min(max(at_s, 0.0), _LAST_TIME_S))

@@ -24,7 +24,7 @@ from hicache_storage.composition.storage import NO_ANSWER, NO_STORE
 from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
 from hicache_storage.page_store import Verdict
 from hicache_storage.prefetch_policy import PrefetchPolicy
-from hicache_storage.storage import Retention
+from hicache_storage.storage import Retention, UnreadableKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -50,13 +50,14 @@ _REQUESTS_TOKENS = (1024, 8192, 32_768, 131_072)
 _VOLATILE = frozenset({"tmpfs", "ramfs", "overlay"})
 
 _UNREADABLE_ADVICE = {
-    "opens its name": "if they are yours, add the keys that sealed them to the config; `hicache gc"
-    " --unreadable` removes them",
-    "manifest cannot be read": "let this user read the manifests, or check the disk",
-    "": "an engine that opens them may write their manifests again; `hicache gc --unreadable` removes"
-    " them with all their pages",
+    UnreadableKind.OTHER_KEY: "if they are yours, add the keys that sealed them to the config;"
+    " `hicache gc --unreadable` removes them",
+    UnreadableKind.OTHER_VERSION: "use the version of the engines that wrote them; if there are none,"
+    " `hicache gc --unreadable` removes them",
+    UnreadableKind.NOT_READ: "let this user read the manifests, or check the store's disk and log",
+    UnreadableKind.DAMAGED: "an engine that opens them may write their manifests again; `hicache gc"
+    " --unreadable` removes them with all their pages",
 }
-"""What to do about key spaces, by words of the reason why they cannot be read."""
 _REMOVAL_ADVICE = (
     f"when the store answers, `hicache gc --model {PROBE_MODEL} --yes` removes what is left of them"
 )
@@ -195,25 +196,26 @@ def store_checks(asked: Answering, said: Sequence[Diagnosis]) -> Iterator[Check]
             yield check
     for name, part in asked.readable.items() if is_listed else ():
         spaces = [*part.spaces()]
-        yield _key_spaces(spaces, [*part.unreadable_spaces()]).about(name)
+        for check in _key_spaces(spaces, [*part.unreadable_spaces()]):
+            yield check.about(name)
         for check in _times(part, spaces):
             yield check.about(name)
 
 
-def _key_spaces(spaces: Sequence[KeySpace], unreadable: Sequence[UnreadableSpace]) -> Check:
+def _key_spaces(
+    spaces: Sequence[KeySpace], unreadable: Sequence[UnreadableSpace]
+) -> Iterator[Check]:
     if not unreadable:
-        return Check(
-            "key spaces", Status.OK, f"{len(spaces):,}" if spaces else "the store is empty"
-        )
-    named = [f"{one.space_id}: {one.reason}" for one in unreadable[:_MOST_NAMED]]
-    more = [f"{len(unreadable) - _MOST_NAMED:,} more"] if len(unreadable) > _MOST_NAMED else []
-    return Check(
-        "key spaces",
-        Status.PROBLEM,
-        f"{len(unreadable):,} of {len(spaces) + len(unreadable):,} cannot be read: "
-        + "; ".join([*named, *more]),
-        next(_UNREADABLE_ADVICE[words] for words in _UNREADABLE_ADVICE if words in str(named)),
-    )
+        fact = f"{len(spaces):,}" if spaces else "the store is empty"
+        yield Check("key spaces", Status.OK, fact)
+    total = len(spaces) + len(unreadable)
+    for kind, advice in _UNREADABLE_ADVICE.items():
+        those = [f"{one.space_id}: {one.reason}" for one in unreadable if one.kind is kind]
+        named, left = those[:_MOST_NAMED], len(those) - _MOST_NAMED
+        if those:
+            more = [f"{left:,} more"] if left > 0 else []
+            fact = f"{len(those):,} of {total:,} cannot be read: {'; '.join([*named, *more])}"
+            yield Check("key spaces", Status.PROBLEM, fact, advice)
 
 
 def _times(storage: HiCacheStorage, spaces: Iterable[KeySpace]) -> Iterator[Check]:

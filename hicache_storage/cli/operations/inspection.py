@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
-from hicache_storage.cli.ages import format_age, format_time
+from hicache_storage.cli.ages import format_time
 from hicache_storage.cli.operations.batches import PageMemory
 from hicache_storage.cli.operations.proofs import PageProver, Proof
 from hicache_storage.native.reference.frames import FRAME_FIELDS, FRAME_NBYTES
@@ -51,16 +50,9 @@ def page_facts(
 
 
 def _times(times: PageTimes) -> dict[str, str]:
-    """Return the times that the store has recorded, each with its age."""
-    known = {"written": times.written_at_s, "used": times.used_at_s}
-    return {name: _time(at_s) for name, at_s in known.items() if at_s is not None}
-
-
-def _time(at_s: float) -> str:
-    age_s = time.time() - at_s
-    if round(age_s) < 0:
-        return f"{format_time(at_s)}, {format_age(-age_s)} from now: a clock is wrong"
-    return f"{format_time(at_s)}, {format_age(age_s)} ago"
+    """Return the times that the store has recorded."""
+    known = {"written_at": times.written_at_s, "used_at": times.used_at_s}
+    return {name: format_time(at_s) for name, at_s in known.items() if at_s is not None}
 
 
 def frame_fields(memory: memoryview) -> dict[str, Any]:

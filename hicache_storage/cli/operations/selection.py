@@ -89,7 +89,8 @@ class SpaceSelection:
         )
         unreadable = [*unreadable_spaces]
         if self.ids:
-            all_ids = [*(one.id for one in known), *(one.space_id for one in unreadable)]
+            ids = [*(one.id for one in known), *(one.space_id for one in unreadable)]
+            all_ids = dict.fromkeys(ids)  # parts of a composition may all fail to read one
             where = "`hicache ls` lists their ids"
             chosen = {_only_one("key space", all_ids, text.lower(), where) for text in self.ids}
             known = [one for one in known if one.id in chosen]
@@ -122,7 +123,7 @@ def find_space(storage: HiCacheStorage, text: str) -> KeySpace:
             has too few digits.
     """
     selected = SpaceSelection(ids=[text]).of(storage)
-    for one in selected.unreadable:
+    for one in selected.unreadable if not selected.spaces else ():
         raise ConfigError(f"key space {one.space_id} cannot be read: {one.reason}")
     return selected.spaces[0]
 

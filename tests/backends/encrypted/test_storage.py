@@ -31,7 +31,14 @@ from hicache_storage.errors import (
 )
 from hicache_storage.page import Page
 from hicache_storage.registry import open_storage
-from hicache_storage.storage import Durability, PageFault, PageInfo, PageTimes, UnreadableSpace
+from hicache_storage.storage import (
+    Durability,
+    PageFault,
+    PageInfo,
+    PageTimes,
+    UnreadableKind,
+    UnreadableSpace,
+)
 from hicache_storage.testing import Fault, FaultyStorage, Odds, WrapperStorage
 
 if TYPE_CHECKING:
@@ -416,7 +423,8 @@ class TestOtherKeys:
         return inner
 
     def test_a_key_space_that_no_key_opens_is_unreadable(self, shared: MemoryStorage) -> None:
-        told = UnreadableSpace(stored_under(SPACE, A, "c")[0].id, "none of the keys opens its name")
+        space_id, reason = stored_under(SPACE, A, "c")[0].id, "none of the keys opens its name"
+        told = UnreadableSpace(space_id, UnreadableKind.OTHER_KEY, reason)
 
         assert [told] == list(sealed_over(shared, "ab").unreadable_spaces())
 

@@ -47,7 +47,7 @@ def spoil_other(path: Path) -> None:
 
 
 SPOILT: dict[str, Callable[[Path], None]] = {
-    "no manifest": spoil_missing,
+    "lost": spoil_missing,
     "damaged": spoil_damaged,
     "that of key space": spoil_other,
 }

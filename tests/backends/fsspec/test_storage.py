@@ -39,7 +39,13 @@ from hicache_storage.errors import (
 )
 from hicache_storage.page import Page
 from hicache_storage.registry import open_storage
-from hicache_storage.storage import Durability, PageFault, Retention, UnreadableSpace
+from hicache_storage.storage import (
+    Durability,
+    PageFault,
+    Retention,
+    UnreadableKind,
+    UnreadableSpace,
+)
 
 C = hash_of(3)
 
@@ -186,7 +192,8 @@ class TestUnreadableSpaces:
         else:
             path.write_text(manifest)
 
-        told = UnreadableSpace(SPACE.id, "its manifest is missing or damaged")
+        what = "lost" if manifest is None else "damaged"
+        told = UnreadableSpace(SPACE.id, UnreadableKind.DAMAGED, f"its manifest is {what}")
         assert [told] == list(local.unreadable_spaces())
         assert [] == list(local.spaces())
 

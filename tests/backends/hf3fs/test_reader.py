@@ -151,6 +151,17 @@ def test_a_missing_index_is_not_made(root: Path) -> None:
     assert before == snapshot(root)
 
 
+@pytest.mark.parametrize("damage", [b"", b"notes" * 1000, b"SQLite format 3\0" + b"x" * 5000])
+def test_a_damaged_index_is_told_with_what_makes_it_anew(root: Path, damage: bytes) -> None:
+    closed(root)
+    (root / "index.sqlite").write_bytes(damage)
+    with pytest.raises(StorageUnavailable, match="will be rebuilt when an engine opens"):
+        reader(root)
+
+    with opened(root) as storage:
+        assert [] != list(storage.scan(SPACE))
+
+
 def test_figures_and_times(root: Path) -> None:
     before_s = time.time()
     closed(root)

@@ -9,7 +9,7 @@ import random
 import shutil
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -564,6 +564,17 @@ class TestLostIndex:
         (root / "index.sqlite").resolve().write_bytes(content)
         with opened(root) as again:
             assert page(seed=2).tobytes() == got(again, HASHES[2])
+
+    def test_a_rebuild_names_the_manifest_that_it_cannot_read(
+        self, storage: Hf3fsStorage, root: Path, unread: Callable[[Path], None]
+    ) -> None:
+        storage.close()
+        lose_index(root)
+        manifest = root / "spaces" / SPACE.id / "manifest.json"
+        unread(manifest)
+
+        with pytest.raises(StorageUnavailable, match=f"{manifest} cannot be used: Input/output"):
+            opened(root)
 
     def test_an_index_of_another_version_is_made_anew(
         self, storage: Hf3fsStorage, root: Path

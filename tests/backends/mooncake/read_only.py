@@ -13,7 +13,7 @@ from servers import MooncakeMaster, load_mooncake
 
 from hicache_storage import open_storage
 from hicache_storage.errors import UnsupportedOperation
-from hicache_storage.storage import HiCacheStorage, PageFault, UnreadableSpace
+from hicache_storage.storage import HiCacheStorage, PageFault, UnreadableKind, UnreadableSpace
 
 load_mooncake()
 
@@ -83,8 +83,8 @@ def test_looking_changes_no_object_and_lends_no_memory(
         assert [WRONG_SIZE] == list(storage.faults(SPACE))
         assert [WRONG_SIZE] == list(storage.faults(SPACE, HASHES))
         assert {
-            UnreadableSpace(LOST.id, "its manifest is lost"),
-            UnreadableSpace(DAMAGED.id, "its manifest is damaged"),
+            UnreadableSpace(LOST.id, UnreadableKind.DAMAGED, "its manifest is lost"),
+            UnreadableSpace(DAMAGED.id, UnreadableKind.DAMAGED, "its manifest is damaged"),
         } == set(storage.unreadable_spaces())
         storage.batch_exists(SPACE, HASHES)
         got = blank()

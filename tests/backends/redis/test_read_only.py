@@ -15,7 +15,7 @@ from redis_servers import PREFIX, Kind, client_of_one, config_of, hashes_of, ope
 from servers import RedisServer, ValkeyServer, wait_until
 
 from hicache_storage.registry import open_storage
-from hicache_storage.storage import HiCacheStorage, PageFault, UnreadableSpace
+from hicache_storage.storage import HiCacheStorage, PageFault, UnreadableKind, UnreadableSpace
 
 SPACE, LOST, DAMAGED = space(), space(model="lost"), space(model="damaged")
 HASHES = hashes_of(8)
@@ -28,8 +28,8 @@ FAULTS = {
     PageFault(LIST, "wrong_size", "its value is not a string"),
 }
 UNREADABLE = {
-    UnreadableSpace(LOST.id, "its manifest is lost"),
-    UnreadableSpace(DAMAGED.id, "its manifest is damaged"),
+    UnreadableSpace(LOST.id, UnreadableKind.DAMAGED, "its manifest is lost"),
+    UnreadableSpace(DAMAGED.id, UnreadableKind.DAMAGED, "its manifest is damaged"),
 }
 POLICIES = ("noeviction", "allkeys-lru", "volatile-ttl")
 

@@ -19,7 +19,7 @@ from servers import Ministack
 from hicache_storage.backend_support import registrations
 from hicache_storage.errors import ConfigError
 from hicache_storage.registry import open_storage
-from hicache_storage.storage import HiCacheStorage, PageFault, UnreadableSpace
+from hicache_storage.storage import HiCacheStorage, PageFault, UnreadableKind, UnreadableSpace
 
 SPACE, LOST, DAMAGED, EMPTY = space(), space(model="lost"), space(model="dam"), space(model="empty")
 HASHES = [hash_of(number) for number in range(6)]
@@ -29,8 +29,8 @@ FAULTS = {
     PageFault(LONG, "wrong_size", "it is 4,097 bytes long instead of 4,096"),
 }
 UNREADABLE = {
-    UnreadableSpace(LOST.id, "its manifest is lost"),
-    UnreadableSpace(DAMAGED.id, "its manifest is damaged"),
+    UnreadableSpace(LOST.id, UnreadableKind.DAMAGED, "its manifest is lost"),
+    UnreadableSpace(DAMAGED.id, UnreadableKind.DAMAGED, "its manifest is damaged"),
 }
 
 

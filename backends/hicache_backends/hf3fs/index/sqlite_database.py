@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from hicache_backends.hf3fs.fork_guard import FORKS
 from hicache_backends.hf3fs.index.base import AT_OPEN_S, Rebuild
-from hicache_backends.hf3fs.index.sqlite_session import Session, identity_of
+from hicache_backends.hf3fs.index.sqlite_session import BROKEN, Session, code_of, identity_of
 from hicache_backends.hf3fs.index.sqlite_tables import SCHEMA, VERSION
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.writer_lock import try_lock
@@ -42,7 +42,6 @@ _POLL_S = 0.01
 # How long SQLite waits for another process at a time. A fork may happen between two such waits.
 _WAIT_S = 0.25
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-_BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 # How often a call tries to connect, because the file may be missing or may have been replaced.
 _ATTEMPTS = 3
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -261,15 +260,15 @@ class Database:
         try:
             yield
         except sqlite3.Error as error:
-            if _code(error) in _BUSY:
+            if code_of(error) in _BUSY:
                 raise StorageTimeout(
                     f"hf3fs: {self._layout.index} was locked for {deadline.timeout_s:g} s"
                 ) from error
-            if _code(error) in _BROKEN:
+            if code_of(error) in BROKEN:
                 with suppress(HiCacheError, OSError):
                     self._discard(session, "damaged")
             unavailable = self._unavailable(error)
-            if _code(error) == sqlite3.SQLITE_FULL:
+            if code_of(error) == sqlite3.SQLITE_FULL:
                 raise NoSpaceForIndex(*unavailable.args) from error
             raise unavailable from error
         except OSError as error:
@@ -288,7 +287,8 @@ class Database:
 
     def _unavailable(self, error: Exception) -> StorageUnavailable:
         reason = getattr(error, "strerror", None) or str(error)
-        return StorageUnavailable(f"hf3fs: {self._layout.index} cannot be used: {reason}")
+        path = getattr(error, "filename", None) or self._layout.index  # a rebuild reads manifests
+        return StorageUnavailable(f"hf3fs: {path} cannot be used: {reason}")
 
 
 class NoSpaceForIndex(StorageUnavailable):
@@ -317,11 +317,7 @@ def _begin(connection: sqlite3.Connection, deadline: Deadline) -> bool:
     try:
         connection.execute("BEGIN IMMEDIATE")
     except sqlite3.OperationalError as error:
-        if _code(error) not in _BUSY or deadline.passed():
+        if code_of(error) not in _BUSY or deadline.passed():
             raise
         return False
     return True
-
-
-def _code(error: sqlite3.Error) -> int:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary result code

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hicache_backends.hf3fs.index import sqlite_tables as tables
 from hicache_backends.hf3fs.index.base import MOST_COUNTED, Figures, IndexReader, View
-from hicache_backends.hf3fs.index.sqlite_session import Session, open_index
+from hicache_backends.hf3fs.index.sqlite_session import BROKEN, Session, code_of, open_index
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hicache_backends.hf3fs.layout import Layout, Place
     from hicache_backends.hf3fs.slot_files import SlotFiles
 
+_REBUILT = ", and will be rebuilt when an engine opens the store"
 _STEP = 500
 PAGES_AFTER = (
     "SELECT page_hash, slot FROM pages WHERE space = ? AND page_hash > ? ORDER BY page_hash LIMIT ?"
@@ -128,7 +129,9 @@ class LookedAtDatabase:
             session = _LookingSession(self._layout)
             try:
                 if not session.is_usable(deadline):
-                    raise self._unavailable(f"it is not an index of version {tables.VERSION}")
+                    raise self._unavailable(
+                        f"it is not an index of version {tables.VERSION}{_REBUILT}"
+                    )
                 yield session
                 if not session.is_current():
                     raise self._unavailable(
@@ -139,17 +142,14 @@ class LookedAtDatabase:
         except HiCacheError:
             raise
         except FileNotFoundError:
-            raise self._unavailable(
-                "it is missing, and will be rebuilt when an engine opens the store"
-            ) from None
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise self._unavailable(f"it is missing{_REBUILT}") from None
+        except (OSError, sqlite3.Error) as error:
+            if code_of(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 raise StorageTimeout(
                     f"hf3fs: {self._layout.index} was locked for {deadline.timeout_s:g} s"
                 ) from error
-            raise self._unavailable(str(error)) from error
-        except (OSError, sqlite3.Error) as error:
-            raise self._unavailable(str(error)) from error
+            rebuilt = _REBUILT if code_of(error) in BROKEN else ""
+            raise self._unavailable(f"{error}{rebuilt}") from error
 
     def close(self) -> None:
         """Do nothing: each call closes its own connection."""

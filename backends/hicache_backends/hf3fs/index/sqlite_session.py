@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from hicache_backends.hf3fs.layout import Layout
 
+BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _LOG_PAGES = 2000  # 8 MiB: each page of the log is synced and copied once
 _WAIT_BITS = 5  # coarse steps, so that most calls need not set another wait
 
@@ -129,3 +130,8 @@ def identity_of(path: str) -> tuple[int, int] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     return status.st_dev, status.st_ino
+
+
+def code_of(error: BaseException) -> int:
+    """Return SQLite's primary result code, or 0 if the error is not one of SQLite."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
