@@ -57,7 +57,7 @@ def some(tmp_path_factory: pytest.TempPathFactory) -> Asked:
 def seen_by(server: SGLangServer, asked: Asked, event: str, **facts: float | str) -> Comparison:
     """Ask all prompts with a cold device pool, and note what came from where."""
     seen = ask_cold(server, asked)
-    note(VERSION, "file", f"linker, {event}", seen, **facts)
+    note(VERSION, "file", f"{server.plug_point}{event}", seen, **facts)
     assert seen.is_equal
     return seen
 
@@ -168,5 +168,4 @@ def test_a_fault(name: str, fault: Fault, some: Asked, tmp_path: Path) -> None:
             directory = stack.enter_context(small_disk(directory, _DISK)).parent
         store = stack.enter_context(opened(name, directory))
         server = stack.enter_context(small(tmp_path / "server", store))
-        named = Fault(f"linker, {fault.name}", fault.stores, fault.strike, fault.mend)
-        strike(named, store, server, some, stall_limit_s=STALL_LIMIT_S)
+        strike(fault, store, server, some, stall_limit_s=STALL_LIMIT_S)
