@@ -361,6 +361,7 @@ def shared(server: SGLangServer) -> Generator[None]:
 def alone() -> Generator[None]:
     """Stop the processes of the shared server meanwhile: SGLang's scheduler spins if it is idle."""
     stopped = list(_shared)
+    _shared.clear()  # so that an `alone` within this one does not resume them
     for server in stopped:
         server.pause()
     try:
@@ -368,3 +369,4 @@ def alone() -> Generator[None]:
     finally:
         for server in stopped:
             server.resume()
+        _shared.extend(stopped)

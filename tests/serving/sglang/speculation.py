@@ -25,7 +25,9 @@ from serving.sglang.server import (
 )
 from serving.stores import Store, opened
 
+from hicache_storage.cli.operations.proofs import framed_page
 from hicache_storage.page import Page
+from hicache_storage.page_store.frame import Framing
 
 ROOT = Path(__file__).parents[3]
 TRITON = ROOT / ".venv-sglang-triton"
@@ -66,14 +68,16 @@ def lose_draft_of_ours(store: Store) -> int:
 
 
 def zero_draft_of_ours(store: Store) -> int:
-    """Replace the draft's pages by whole pages of zeros. Return their number."""
+    """Write zeros with right checksums in place of the draft's pages. Return their number."""
     pages = 0
     with store.open() as storage:
         for space in [space for space in storage.spaces() if "draft" in space.pool]:
             hashes = [page.page_hash for page in storage.scan(space)]
-            zeros = [Page(bytearray(space.stored_nbytes)) for _ in hashes]
+            zeros = [memoryview(bytearray(space.stored_nbytes)) for _ in hashes]
+            framed = [framed_page(space, each) for each in zeros]
+            Framing(space, checksum=True).write(framed, hashes)
             storage.batch_delete(space, hashes)
-            pages += sum(storage.batch_set(space, hashes, zeros))
+            pages += sum(storage.batch_set(space, hashes, [Page(each) for each in zeros]))
     return pages
 
 
