@@ -28,6 +28,8 @@ class EngineServer(ServerProcess):
 
     version = ""
     """The engine's name and version."""
+    plug_point = ""
+    """What the events of its notes begin with, if the engine has several places for a store."""
     own_session = True
     ready_limit_s = 300.0
     end_limit_s = 60.0

@@ -151,7 +151,7 @@ def watch(
     note(
         server.version,
         store.backend,
-        fault.name,
+        f"{server.plug_point}{fault.name}",
         replace(seen, slowest_s=since.slowest_s),
         slowest_in_calm_s=round(calm.slowest_s, 2),
         loaded_in_calm=before,

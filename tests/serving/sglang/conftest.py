@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 from serving.answers import Asked, Comparison
 from serving.models import prompt
-from serving.sglang.server import SGLangServer, alone, shared
+from serving.sglang.server import LinkedServer, SGLangServer, alone, shared
 
+PLUG_POINTS = (
+    pytest.param(SGLangServer, id="HiCache"),
+    pytest.param(LinkedServer, id="linker"),
+)
 _PROMPTS = 8
 _LENGTH = 600
 _SMALL_TOKENS = 2560
@@ -39,10 +43,16 @@ def asked(server: SGLangServer) -> Asked:
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Generator[SGLangServer]:
-    """Yield a server whose device pool holds eight prompts of `many`, and its host pool eight more."""
+def small(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Generator[SGLangServer]:
+    """Yield a server whose device pool holds eight prompts of `many`, and its host pool eight more.
+
+    Its class may be given as the indirect parameter: one of `PLUG_POINTS`.
+    """
     directory: Path = tmp_path_factory.mktemp("small")
-    with alone(), SGLangServer(directory, tokens=_SMALL_TOKENS) as server:
+    kind: type[SGLangServer] = getattr(request, "param", SGLangServer)
+    with alone(), kind(directory, tokens=_SMALL_TOKENS) as server:
         yield server
 
 

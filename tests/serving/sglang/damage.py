@@ -8,7 +8,7 @@ import pytest
 from serving.answers import Asked
 from serving.damage import PROMPTS, ask_in_rounds
 from serving.record import note
-from serving.sglang.conftest import many
+from serving.sglang.conftest import PLUG_POINTS, many
 from serving.sglang.server import VERSION, SGLangServer, ours, own_file
 from serving.stores import flip_in_files, opened
 
@@ -20,6 +20,7 @@ def asked(small: SGLangServer) -> Asked:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("small", PLUG_POINTS, indirect=True)
 def test_no_answer_is_wrong(small: SGLangServer, asked: Asked, tmp_path: Path) -> None:
     small.detach()
     small.flush()
@@ -30,19 +31,18 @@ def test_no_answer_is_wrong(small: SGLangServer, asked: Asked, tmp_path: Path) -
         note(
             VERSION,
             "file",
-            "random bits flip between rounds",
+            f"{small.plug_point}random bits flip between rounds",
             seen,
             pages=pages,
             seen_as_corrupt=corrupt,
         )
-        small.settle()
-        small.detach()
     assert seen.is_equal
     assert seen.cached_tokens
     assert corrupt
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("small", PLUG_POINTS[:1], indirect=True)
 def test_the_file_backend_of_sglang(small: SGLangServer, asked: Asked) -> None:
     """The control: a store without checksums gives the damaged pages back."""
 

@@ -27,7 +27,7 @@ def fill(server: SGLangServer, asked: Asked, store: Store) -> Attachment:
 def look(server: SGLangServer, asked: Asked, store: Store, event: str) -> None:
     """Look for the KV of all prompts in the store that is attached."""
     seen = asked.again(server.ask)
-    note(VERSION, store.backend, event, seen, of=asked.page_tokens(PAGE))
+    note(VERSION, store.backend, f"{server.plug_point}{event}", seen, of=asked.page_tokens(PAGE))
     assert seen.is_equal
     assert seen.cached_tokens == asked.page_tokens(PAGE)
 
@@ -46,7 +46,7 @@ def test_a_restarted_server_takes_the_tokens_from_the_store(
         note(
             VERSION,
             "file",
-            "a bit of every page is flipped while nobody asks",
+            f"{server.plug_point}a bit of every page is flipped while nobody asks",
             seen,
             pages=pages,
         )
@@ -54,7 +54,7 @@ def test_a_restarted_server_takes_the_tokens_from_the_store(
         assert seen.is_equal
         assert not seen.cached_tokens
         seen = ask_cold(server, asked)
-        note(VERSION, "file", "and asked again: healed", seen)
+        note(VERSION, "file", f"{server.plug_point}and asked again: healed", seen)
         assert seen.is_equal
         assert seen.cached_tokens == asked.page_tokens(PAGE)
 
@@ -72,7 +72,8 @@ def test_logprobs_are_those_of_the_own_cache(
         server.flush()
         loaded = ask_all(server.ask, asked.prompts, clients=1)
         seen = compare(loaded, kept)
-        note(VERSION, "file", "logprobs, beside those of SGLang's own prefix cache", seen)
+        event = "logprobs, beside those of SGLang's own prefix cache"
+        note(VERSION, "file", f"{server.plug_point}{event}", seen)
         assert seen.is_equal
         assert seen.cached_tokens == asked.page_tokens(PAGE)
         assert [answer.logprobs for answer in loaded] == [answer.logprobs for answer in kept]
@@ -114,7 +115,7 @@ def test_wrong_bytes_are_seen(server: SGLangServer, asked: Asked, tmp_path: Path
         server.settle()
         store.damage()
         seen = ask_cold(server, asked)
-        note(VERSION, "file", "the same without checksums", seen)
+        note(VERSION, "file", f"{server.plug_point}the same without checksums", seen)
         assert seen.cached_tokens == asked.page_tokens(PAGE)
         assert seen.different == seen.answers
         server.detach()

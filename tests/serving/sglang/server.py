@@ -296,9 +296,11 @@ class SGLangServer(EngineServer):
 class LinkedServer(SGLangServer):
     """A server with our linker in place of HiCache, or with neither if nothing is attached.
 
-    It has one store from its start to its end. With packed or separate drafts, `loaded_tokens` counts
-    the pages of both models.
+    It has one store from its start to its end, so `attach` and `detach` start it again. With packed or
+    separate drafts, `loaded_tokens` counts the pages of both models.
     """
+
+    plug_point = "linker, "
 
     def cache_flags(self) -> list[str]:
         if not self.attached:
@@ -307,6 +309,18 @@ class LinkedServer(SGLangServer):
         flag = "--unified-cache-external-linker"
         flags = ["--enable-unified-cache-external-linker", f"{flag}-backend", "dynamic"]
         return [*flags, f"{flag}-config", json.dumps(linker), *self.host_flags()]
+
+    def attach(self, attachment: Attachment, prefetch: str = "wait_complete") -> None:
+        self._start_over(attachment)
+
+    def detach(self) -> None:
+        if self.attached:
+            self._start_over(None)
+
+    def _start_over(self, attachment: Attachment | None) -> None:
+        self.end()
+        self.attached = attachment
+        self.start()
 
     def loaded_tokens(self) -> float:
         return PAGE * self.pages().get("load:ok", 0)
@@ -347,6 +361,7 @@ def shared(server: SGLangServer) -> Generator[None]:
 def alone() -> Generator[None]:
     """Stop the processes of the shared server meanwhile: SGLang's scheduler spins if it is idle."""
     stopped = list(_shared)
+    _shared.clear()  # so that an `alone` within this one does not resume them
     for server in stopped:
         server.pause()
     try:
@@ -354,3 +369,4 @@ def alone() -> Generator[None]:
     finally:
         for server in stopped:
             server.resume()
+        _shared.extend(stopped)

@@ -13,8 +13,21 @@ import pytest
 from serving.answers import Asked, Comparison
 from serving.models import DRAFT, TARGET, checkpoint, prompt
 from serving.record import note
-from serving.sglang.server import PAGE, VERSION, SGLangServer, alone, ours, own_file
+from serving.sglang.conftest import PLUG_POINTS
+from serving.sglang.server import (
+    PAGE,
+    VERSION,
+    LinkedServer,
+    SGLangServer,
+    alone,
+    ours,
+    own_file,
+)
 from serving.stores import Store, opened
+
+from hicache_storage.cli.operations.proofs import framed_page
+from hicache_storage.page import Page
+from hicache_storage.page_store.frame import Framing
 
 ROOT = Path(__file__).parents[3]
 TRITON = ROOT / ".venv-sglang-triton"
@@ -23,31 +36,28 @@ _THRESHOLD = PAGE
 """SGLang looks for prompts from this length on: the interpreter is too slow for long ones."""
 
 
-class SpeculatingServer(SGLangServer):
-    """A server whose draft model proposes three tokens in each step."""
+def speculating(kind: type[SGLangServer], directory: Path) -> SGLangServer:
+    """Return a server whose draft model proposes three tokens in each step."""
+    draft = f"--speculative-draft-model-path {checkpoint(DRAFT)} --attention-backend triton"
+    fewer_programs = "--triton-attention-num-kv-splits 1"
+    steps = "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"
+    return kind(
+        directory,
+        None,
+        *f"--speculative-algorithm STANDALONE {draft} {fewer_programs} {steps}".split(),
+        model=TARGET,
+        tokens=2048,
+        variables={"TRITON_INTERPRET": "1"},
+        more_path=[TRITON],
+    )
 
-    def __init__(self, directory: Path) -> None:
-        draft = f"--speculative-draft-model-path {checkpoint(DRAFT)} --attention-backend triton"
-        fewer_programs = "--triton-attention-num-kv-splits 1"
-        steps = (
-            "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"
-        )
-        super().__init__(
-            directory,
-            None,
-            *f"--speculative-algorithm STANDALONE {draft} {fewer_programs} {steps}".split(),
-            model=TARGET,
-            tokens=2048,
-            variables={"TRITON_INTERPRET": "1"},
-            more_path=[TRITON],
-        )
 
-    def ask_all(self, asked: Asked) -> tuple[Comparison, list[float]]:
-        """Ask one prompt after the other, with cold pools. Return the accept length of each, too."""
-        self.settle()
-        self.flush()
-        self.accept_lengths.clear()
-        return asked.again(self.ask, clients=1), list(self.accept_lengths)
+def ask_each(server: SGLangServer, asked: Asked) -> tuple[Comparison, list[float]]:
+    """Ask one prompt after the other, with cold pools. Return the accept length of each, too."""
+    server.settle()
+    server.flush()
+    server.accept_lengths.clear()
+    return asked.again(server.ask, clients=1), list(server.accept_lengths)
 
 
 def lose_draft_of_ours(store: Store) -> int:
@@ -55,6 +65,20 @@ def lose_draft_of_ours(store: Store) -> int:
     with store.open() as storage:
         drafts = [space for space in storage.spaces() if "draft" in space.pool]
         return sum(storage.remove_space(space.id) for space in drafts)
+
+
+def zero_draft_of_ours(store: Store) -> int:
+    """Write zeros with right checksums in place of the draft's pages. Return their number."""
+    pages = 0
+    with store.open() as storage:
+        for space in [space for space in storage.spaces() if "draft" in space.pool]:
+            hashes = [page.page_hash for page in storage.scan(space)]
+            zeros = [memoryview(bytearray(space.stored_nbytes)) for _ in hashes]
+            framed = [framed_page(space, each) for each in zeros]
+            Framing(space, checksum=True).write(framed, hashes)
+            storage.batch_delete(space, hashes)
+            pages += sum(storage.batch_set(space, hashes, [Page(each) for each in zeros]))
+    return pages
 
 
 def zero_draft_of_sglang(server: SGLangServer) -> int:
@@ -66,46 +90,56 @@ def zero_draft_of_sglang(server: SGLangServer) -> int:
 
 
 @pytest.mark.long
-def test_a_draft_finds_its_pages(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", PLUG_POINTS)
+def test_a_draft_finds_its_pages(kind: type[SGLangServer], tmp_path: Path) -> None:
     if not TRITON.exists():
         pytest.skip(f"there is no {TRITON}: `make test-serving` makes it")
-    with alone(), SpeculatingServer(tmp_path / "server") as server:
+    with (
+        alone(),
+        speculating(kind, tmp_path / "server") as server,
+        opened("file", tmp_path / "store") as store,
+    ):
         asked = Asked.of(server.ask, [prompt(number, each) for number, each in enumerate(_LENGTHS)])
         alone_accepts = list(server.accept_lengths)
         assert min(alone_accepts) > 1, "the draft guesses nothing: its pages would not matter"
-        with opened("file", tmp_path / "store") as store:
-            attachment = ours(store.backend, store.config, prefetch_threshold=_THRESHOLD)
-            server.attach(attachment)
+        attachment = ours(store.backend, store.config, prefetch_threshold=_THRESHOLD)
+        server.attach(attachment)
 
-            def check(event: str, cached_tokens: int) -> None:
-                seen, accepts = server.ask_all(asked)
-                length = round(sum(accepts) / len(accepts), 3)
-                note(VERSION, "file", f"a draft model: {event}", seen, accept_length=length)
-                assert seen.is_equal
-                assert seen.cached_tokens == cached_tokens
-                assert accepts == alone_accepts
+        def look(backend: str, event: str) -> tuple[Comparison, list[float]]:
+            seen, accepts = ask_each(server, asked)
+            length = round(sum(accepts) / len(accepts), 3)
+            event = f"{server.plug_point}a draft model: {event}"
+            note(VERSION, backend, event, seen, accept_length=length)
+            assert seen.is_equal
+            return seen, accepts
 
-            check("computed", 0)
-            check("both pools emptied", asked.page_tokens(PAGE))
-            server.settle()
-            server.end()
-            server.attached = attachment
-            server.start()
-            check("restarted", asked.page_tokens(PAGE))
-            server.settle()
-            assert lose_draft_of_ours(store)
-            check("the draft's pages are lost", 0)
-            server.settle()
-            server.detach()
+        def check(event: str, cached_tokens: int) -> None:
+            seen, accepts = look("file", event)
+            assert seen.cached_tokens == cached_tokens
+            assert accepts == alone_accepts
 
-        # The control: SGLang's own store does not check the draft's pages, which are zeroed.
-        server.attach(own_file(prefetch_threshold=_THRESHOLD))
-        server.ask_all(asked)
+        check("computed", 0)
+        check("the pools are emptied", asked.page_tokens(PAGE))
         server.settle()
-        assert zero_draft_of_sglang(server)
-        seen, accepts = server.ask_all(asked)
-        length = round(sum(accepts) / len(accepts), 3)
-        event = "a draft model: the draft's pages are zeroed"
-        note(VERSION, "SGLang's file", event, seen, accept_length=length)
+        server.end()
+        server.attached = attachment
+        server.start()
+        check("restarted", asked.page_tokens(PAGE))
+        server.settle()
+        assert lose_draft_of_ours(store)
+        check("the draft's pages are lost", 0)
+
+        # The control: pages of zeros, which no checksum tells from the draft's.
+        server.settle()
+        if kind is LinkedServer:
+            backend, zeroed = "file", zero_draft_of_ours(store)
+        else:
+            backend = "SGLang's file"
+            server.attach(own_file(prefetch_threshold=_THRESHOLD))
+            ask_each(server, asked)
+            server.settle()
+            zeroed = zero_draft_of_sglang(server)
+        assert zeroed
+        seen, accepts = look(backend, "the draft's pages are zeroed")
         assert seen.cached_tokens == asked.page_tokens(PAGE)
         assert sum(accepts) < sum(alone_accepts)
