@@ -8,6 +8,7 @@ shows the kit's verdicts from there.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import signal
@@ -60,6 +61,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if covering and item.nodeid.startswith(OTHERS):
             item.add_marker(pytest.mark.no_cover)
     items.sort(key=lambda item: not item.nodeid.startswith("tests/test_elsewhere.py"))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Let garbage collections pass over the tests and modules, because they never become garbage.
+
+    Otherwise a full collection takes half a second of a processor, and up to three seconds on a busy
+    machine. All threads of the process wait for its end: also a call that must end in time.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 class _Below:
