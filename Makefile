@@ -119,7 +119,7 @@ test: ## run the tests, or those in TESTS, with the kit's quick form over each b
 quick: $(VENV)/.all .servers/.done ## the same without engines and Mooncake
 	@$(PYTEST) -m "not slow and not long" --ignore tests/test_elsewhere.py $(TESTS)
 
-check: lint docs test test-slow ## everything that a change must pass
+check: lint docs test-all ## everything that a change must pass
 
 lint: $(VENV)/.all verify-types ## ruff, mypy and pyright
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/pyright

@@ -22,12 +22,16 @@ test-slow: ## what `make test` leaves to CI: engines in full, their servers, the
 	@$(MAKE) --no-print-directory --jobs 2 environments $(SERVING)
 	@$(PYTEST) -m "slow and not long" $(COVERAGE) $(TESTS)
 
+test-all: export OMP_NUM_THREADS = 1
+test-all: ## `make test test-slow` in one run
+	@$(MAKE) --no-print-directory --jobs 2 environments $(SERVING)
+	@$(PYTEST) -m "not long" $(COVERAGE) $(TESTS)
+
 # Counting lines more than doubles the processor time of the SDK's own tests, so CI does without it.
 COVERAGE_FLOOR := 95
 
-coverage: ## `make test test-slow` with the lines and branches of the SDK counted; they must reach COVERAGE_FLOOR %
-	@$(MAKE) --no-print-directory test COVERAGE="--cov --cov-report="
-	@$(MAKE) --no-print-directory test-slow COVERAGE="--cov --cov-report= --cov-append"
+coverage: ## `make test-all` with the lines and branches of the SDK counted; they must reach COVERAGE_FLOOR %
+	@$(MAKE) --no-print-directory test-all COVERAGE="--cov --cov-report="
 	@$(BIN)/coverage report --skip-covered --fail-under=$(COVERAGE_FLOOR)
 
 # Parts of `make test`.
