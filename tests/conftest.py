@@ -54,6 +54,7 @@ _SHOWN = 6000
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all tests are collected
     path = os.environ.pop(VARIABLE, "")
     if path:
         config.pluginmanager.register(_Below(config, Path(path)))
@@ -86,6 +87,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 class _Below:
