@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from servers import RedisServer
 
@@ -54,7 +54,6 @@ _SHOWN = 6000
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    gc.disable()  # until all tests are collected
     path = os.environ.pop(VARIABLE, "")
     if path:
         config.pluginmanager.register(_Below(config, Path(path)))
@@ -78,16 +77,20 @@ def _place(item: pytest.Item) -> int:
     return next(places, len(LONGEST))
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     """Let garbage collections pass over the tests and modules, because they never become garbage.
 
     Otherwise a full collection takes half a second of a processor, and up to three seconds on a busy
     machine. All threads of the process wait for its end: also a call that must end in time.
     """
-    gc.collect()
-    gc.freeze()
-    gc.enable()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 class _Below:

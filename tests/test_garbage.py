@@ -6,4 +6,5 @@ import gc
 
 
 def test_it_passes_over_what_was_there_before_the_first_test() -> None:
-    assert gc.get_freeze_count() > len(gc.get_objects())
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > 0
