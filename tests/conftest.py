@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import gc
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from servers import RedisServer
 
@@ -38,6 +39,16 @@ SLOW = (
     "tests/test_interleavings.py",
 )
 """Short forms of runs that take hours before a release. `make test` leaves them to `.ci/run`."""
+LONGEST = (
+    "tests/test_elsewhere.py",
+    "tests/serving/",
+    "tests/conformance/selftest/",
+    "tests/conformance/checks/",
+    "tests/conformance/test_compositions.py",
+    "tests/test_interleavings.py",
+    "tests/storm/",
+)
+"""The tests that come first, so that no worker starts a long one at the end."""
 OTHERS = ("tests/backends/", "tests/conformance/")
 """Tests whose coverage of the SDK does not count."""
 _SHOWN = 6000
@@ -53,14 +64,34 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the longest tests first, so that no worker starts one at the end."""
     covering = config.pluginmanager.hasplugin("pytest_cov")
     for item in items:
         if item.nodeid.startswith(SLOW):
             item.add_marker(pytest.mark.slow)
         if covering and item.nodeid.startswith(OTHERS):
             item.add_marker(pytest.mark.no_cover)
-    items.sort(key=lambda item: not item.nodeid.startswith("tests/test_elsewhere.py"))
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    places = (at for at, path in enumerate(LONGEST) if item.nodeid.startswith(path))
+    return next(places, len(LONGEST))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Let garbage collections pass over the tests and modules, because they never become garbage.
+
+    Otherwise a full collection takes half a second of a processor, and up to three seconds on a busy
+    machine. All threads of the process wait for its end: also a call that must end in time.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 class _Below:

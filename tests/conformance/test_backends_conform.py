@@ -45,7 +45,7 @@ def unpassed(record: dict[str, Any]) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("name", "config", "arguments"),
     [
-        ("memory", {}, ["--quick"]),
+        ("memory", {}, ["--quick", "--seed", "1"]),
         pytest.param("memory", {}, [], marks=pytest.mark.slow),
         ("file", {"path": "{scratch}"}, ["--quick"]),
         pytest.param("file", {"path": "{scratch}"}, [], marks=pytest.mark.long),
@@ -75,9 +75,8 @@ def test_it_is_conformant(
     assert (0, "conformant" if is_whole else "incomplete") == (code, record["verdict"])
 
 
-@pytest.mark.parametrize(
-    "seed", [1, pytest.param(20, marks=pytest.mark.long), pytest.param(300, marks=pytest.mark.long)]
-)
+@pytest.mark.long  # the other tests have the seeds 0 and 1
+@pytest.mark.parametrize("seed", [20, 300])
 def test_the_verdict_does_not_depend_on_the_seed(tmp_path: Path, seed: int) -> None:
     code, record = verdict(tmp_path, "memory", {}, "--quick", "--seed", str(seed))
 

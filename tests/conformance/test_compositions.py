@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -11,10 +12,14 @@ from hicache_conformance.checks import Check, all_checks
 from hicache_conformance.run.outcomes import Outcome
 from hicache_conformance.run.runner import RunOptions, run_check
 from hicache_conformance.run.subject import Scratch, Subject
+from hicache_conformance.tools.composition.members import Member
 
 from hicache_storage.registry import resolve
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hicache_storage.keys import KeySpace
     from hicache_storage.storage import HiCacheStorage
 
 RULES = [check for check in all_checks() if check.rule.family == "Compositions"]
@@ -54,12 +59,12 @@ def outcome(subject: type[Subject], check: Check, *, quick: bool) -> tuple[Outco
 
 NO_COPIES = (Outcome.NOT_DECLARED, "the composition has each page in one member only")
 EACH_CHECK = pytest.mark.parametrize("check", RULES, ids=[check.name for check in RULES])
-EACH_SUBJECT = pytest.mark.parametrize("subject", [Through, Back, Striped])
 
 
 @EACH_CHECK
-@EACH_SUBJECT
+@pytest.mark.parametrize("subject", [Back, Striped])
 def test_a_composition_keeps_the_rule(subject: type[Subject], check: Check) -> None:
+    """The self-test has tiers that are written through among its right stores."""
     if not check.quick:
         pytest.skip("the slow test has it")
     assert outcome(subject, check, quick=True) in {(Outcome.PASSED, ""), NO_COPIES}
@@ -71,6 +76,23 @@ def test_a_composition_keeps_the_rule(subject: type[Subject], check: Check) -> N
 @pytest.mark.parametrize("subject", [Through, Striped])
 def test_a_composition_keeps_the_rule_in_a_long_check(subject: type[Subject], check: Check) -> None:
     assert outcome(subject, check, quick=False) in {(Outcome.PASSED, ""), NO_COPIES}
+
+
+def test_a_thread_that_gets_no_processor_for_a_while_costs_no_verdict(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each lookup in the first member is late by more than the limit of the composition."""
+    exists = Member.exists
+
+    def late(self: Member, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        if self.name == "a" and len(hashes) > 1:
+            time.sleep(0.4)
+        return exists(self, space, hashes)
+
+    monkeypatch.setattr(Member, "exists", late)
+    (check,) = [one for one in RULES if one.name.endswith("wiped_member_can_be_set_again")]
+
+    assert (Outcome.PASSED, "") == outcome(Striped, check, quick=True)
 
 
 @pytest.mark.parametrize("subject", [Through, Back])

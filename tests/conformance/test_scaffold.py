@@ -55,6 +55,7 @@ def test_its_own_tests_pass(package: Path) -> None:
     assert "AcmeKvStorage: incomplete" in done.stdout
 
 
+@pytest.mark.slow  # all of the kit's quick checks, in one test
 def test_installed_it_is_found_by_name_and_conformant(package: Path, tmp_path: Path) -> None:
     declare(package)
     flags = ["--quick", "--hicache-storage-backend", "acme-kv"]

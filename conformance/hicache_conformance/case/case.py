@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import random
 import secrets
 import tempfile
@@ -26,6 +27,7 @@ from hicache_conformance.tools.content.content import content
 from hicache_conformance.tools.network.endpoints import endpoints_in
 from hicache_conformance.tools.observation.files import remove_tree
 from hicache_conformance.tools.processes.child import Child
+from hicache_conformance.tools.processes.machine import MachineDelay
 from hicache_storage.backend_support.read_only import ReadOnlyStorage
 from hicache_storage.errors import StorageClosed, StorageUnavailable
 from hicache_storage.keys import KeySpace, Shard
@@ -70,6 +72,8 @@ class Case(Assertions):
         self.changed_fields: dict[str, Any] = {}
         """The fields of the config that `reconfigure` has changed."""
         self._began_s = time.monotonic()
+        self._delay = MachineDelay()
+        self._shortest_limit_s = math.inf
         self._stack = ExitStack()
         self._opened = 0
         self._storages: list[HiCacheStorage] = []
@@ -171,6 +175,15 @@ class Case(Assertions):
             self._claims = storage.capabilities
         self._stack.callback(_close, storage)
         return storage
+
+    def hurries(self, limit_s: float) -> None:
+        """Note that the check gives the store a time limit that a busy machine may exceed."""
+        self._shortest_limit_s = min(self._shortest_limit_s, limit_s)
+
+    @property
+    def was_held_up(self) -> bool:
+        """True if the store may have missed a limit because the machine ran something else."""
+        return self._delay.so_far_s() > self._shortest_limit_s
 
     def look_again(self) -> None:
         """Assert at the end of a check that refused pages are still absent.

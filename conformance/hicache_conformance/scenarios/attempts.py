@@ -94,6 +94,7 @@ def make_attempt(
     thread.join(limit_s)
     while thread.is_alive() and time.monotonic() - began_s - delay.so_far_s() < limit_s:
         thread.join(_POLL_S)
+    thread.join(_POLL_S)  # if the whole process was paused, it has not run since
     if not attempts:
         raise hang_violation(probe, operation, time.monotonic() - began_s)
     if isinstance(attempts[0].error, UnsupportedOperation):

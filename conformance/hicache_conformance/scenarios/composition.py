@@ -31,20 +31,31 @@ _SINGLES = 4
 _WATCHED_CALLS = 4
 _QUIET_S = 0.02
 _SETTLED_WITHIN_S = 5.0
+_LIMITS = ("timeout_s", "lookup_timeout_s")
+_UNUSED_LIMIT_S = 60.0
 
 
 class Composition:
     """A fresh composition of three members, open for one key space."""
 
     def __init__(self, case: Case, *, have_limits: bool = True, nbytes: int = _NBYTES) -> None:
-        """Open it. Members that `have_limits` end their own calls in time, as `bounded` stores do."""
+        """Open it.
+
+        Members that `have_limits` end their own calls in time, as `bounded` stores do. Then the limits
+        of the composition are so long that none ends because a machine is slow.
+        """
         place = case.new_scratch().path
         self.case = case
         self.members = [Member(f"{place}/{n}", n, has_limit=have_limits) for n in _NAMES]
         case.compose([member.config for member in self.members])
+        timeout_s = float(case.config.get("timeout_s", 0.0))
+        limits = {name: float(case.config[name]) for name in case.config if name in _LIMITS}
+        if have_limits:
+            case.reconfigure(**dict.fromkeys(limits, _UNUSED_LIMIT_S))
+        else:
+            case.hurries(min(limits.values(), default=LIMIT_S))
         self.probe = case.open()
         self.space = case.space(fitting(case, nbytes))
-        timeout_s = float(case.config.get("timeout_s", 0.0))
         self.caller = Caller(self.probe, self.space, timeout_s + LIMIT_S + GRACE_S)
         self.probe.open_space(self.space)
         self._taken_back: deque[list[Page]] = deque(maxlen=_WATCHED_CALLS)

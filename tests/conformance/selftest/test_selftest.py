@@ -22,6 +22,7 @@ from hicache_conformance.selftest.references.subjects import (
 )
 from hicache_conformance.selftest.selftest import (
     CALL_LIMIT_S,
+    Finding,
     checks_without_mutants,
     findings,
     killed,
@@ -49,12 +50,18 @@ def check_named(name: str) -> Check:
     return next(one for one in all_checks() if one.name == name)
 
 
+def must_be_as_expected(found: Sequence[Finding]) -> None:
+    """Name stores and checks in the first line, which a log that is cut short still shows."""
+    wrong = "; ".join(f"{one.store} {one.check} {one.message}" for one in survivors(found))
+    assert not wrong, wrong
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_every_wrong_store_is_caught_by_each_of_its_checks() -> None:
     found = list(findings(RunOptions(call_limit_s=CALL_LIMIT_S), rights=()))
 
-    assert survivors(found) == []
+    must_be_as_expected(found)
     assert {(mutant.name, check) for mutant in all_mutants() for check in mutant.checks} == {
         (one.store, one.check) for one in found
     }
@@ -73,7 +80,7 @@ def test_a_right_store_passes(rights: Sequence[type[Subject]]) -> None:
     """The test has the quick checks; `make selftest` runs all of them."""
     found = list(findings(QUICK, wrongs=False, rights=rights))
 
-    assert survivors(found) == []
+    must_be_as_expected(found)
     assert {subject.storage_class.__name__ for subject in rights} <= {one.store for one in found}
 
 

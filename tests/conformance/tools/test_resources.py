@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hicache_conformance.tools.processes.resources import unwritable
+from hicache_conformance.tools.processes.resources import unwritable, wait_until
 
 
 def test_in_an_unwritable_directory_files_are_neither_made_nor_removed(tmp_path: Path) -> None:
@@ -17,3 +17,9 @@ def test_in_an_unwritable_directory_files_are_neither_made_nor_removed(tmp_path:
         assert b"x" == there.read_bytes()
     there.unlink()
     new.touch()
+
+
+def test_a_fact_is_looked_at_again_after_a_pause_of_the_process() -> None:
+    looks = iter([False, False, True])
+
+    assert wait_until(lambda: next(looks), 0.0)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
 
 _POLL_S = 0.02
+_LEAST_POLLS = 5
 _CAPABILITIES = struct.pack("=Ii", 0x20080522, 0)
 """The header of capget(2) and capset(2): version 3, this thread."""
 _SETS = struct.Struct("=6I")
@@ -74,10 +75,15 @@ def remaining_after(earlier: ProcessResources, limit_s: float) -> list[str]:
 
 
 def wait_until(fact: Callable[[], bool], limit_s: float) -> bool:
-    """Return whether `fact` became true in time."""
+    """Return whether `fact` became true in time.
+
+    It is looked at some times in any case, because a process that was paused may find its time over.
+    """
     deadline_s = time.monotonic() + limit_s
+    polls = 0
     while not fact():
-        if time.monotonic() > deadline_s:
+        polls += 1
+        if time.monotonic() > deadline_s and polls > _LEAST_POLLS:
             return False
         time.sleep(_POLL_S)
     return True
