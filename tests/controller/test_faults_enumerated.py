@@ -11,6 +11,7 @@ from engines import (
     cache_pools,
     compute,
     engine_on,
+    in_time,
     is_right,
     leaked,
     optional_draft,
@@ -97,7 +98,7 @@ def detached_in_the_middle(storage: FaultyStorage, timeout_s: float) -> Problems
             if not is_right(lease):
                 yield "a wrong page"
         yield from served(engine, "without", OTHER)
-        engine.attach(store)
+        in_time(lambda: engine.attach(store))
         yield from served(engine, "back", HEAD)
         yield from finished(first, storage)
         yield from finished(engine, storage)
