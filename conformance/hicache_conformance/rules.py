@@ -399,7 +399,9 @@ RULES: dict[str, Rule] = {
             "KV-501",
             "Every method is thread-safe",
             "Every method is thread-safe. Readers during writes, deletes and evictions see whole pages"
-            " or misses.",
+            " or misses. One order of the calls explains all answers about a page. If a storage has"
+            " several `parts`, an order explains each answer by itself: while a call is under way,"
+            " its parts may differ.",
             "Under load, and only there, pages are torn, lost or mixed.",
         ),
         Rule(

@@ -57,4 +57,4 @@ def test_threads_record_into_one_history() -> None:
     assert 160 == len(operations)
     times = [each.invoked for each in operations] + [each.returned or 0 for each in operations]
     assert sorted(times) == list(range(320))
-    assert explain(operations, set_may_keep=False) is None
+    assert explain(operations) is None

@@ -13,6 +13,7 @@ from hicache_conformance.tools.observation.linearizability import (
     Operation,
     Undecided,
     explain,
+    explain_each,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -90,23 +91,25 @@ def test_a_history_that_no_order_explains_is_not_linearizable(text: str) -> None
     assert isinstance(explain(histories(text)), Counterexample)
 
 
-def test_a_store_that_keeps_the_first_bytes_must_not_overwrite() -> None:
-    overwritten = histories("0-1 set 1\n2-3 set 2\n4-5 get 2")
-
-    assert explain(overwritten) is None
-    assert isinstance(explain(overwritten, keeps_first=True), Counterexample)
-
-
-def test_a_delete_that_raised_may_have_removed_the_first_bytes() -> None:
-    history = histories("0-1 set 1\n2- delete\n4-5 set 2\n6-7 get 2")
-
-    assert explain(history, keeps_first=True) is None
+ONLY_EACH = {
+    "versions that go back",
+    "readers that see two orders",
+    "a raised set that is undone",
+    "a raised delete that is undone",
+}
+"""Histories whose reads are right one by one, but not together."""
 
 
-def test_a_set_that_must_not_keep_must_overwrite() -> None:
-    kept = histories("0-1 set 1\n2-3 set 2\n4-5 get 1")
+@pytest.mark.parametrize("text", EXPLAINED.values(), ids=EXPLAINED)
+def test_an_order_of_all_answers_explains_each(text: str) -> None:
+    assert explain_each(histories(text)) is None
 
-    assert isinstance(explain(kept, set_may_keep=False), Counterexample)
+
+@pytest.mark.parametrize("name", UNEXPLAINED)
+def test_each_answer_by_itself_must_be_possible(name: str) -> None:
+    found = explain_each(histories(UNEXPLAINED[name]))
+
+    assert isinstance(found, Counterexample) != (name in ONLY_EACH)
 
 
 # --- counterexamples -----------------------------------------------------------------------------
@@ -167,9 +170,7 @@ def test_a_counterexample_is_one_itself() -> None:
 # --- against a real register ---------------------------------------------------------------------
 
 
-def simulated(
-    seed: int, *, processes: int, calls: int, keeps_first: bool = False
-) -> list[Operation]:
+def simulated(seed: int, *, processes: int, calls: int) -> list[Operation]:
     """Return what callers of a right store record, under an interleaving that the seed chooses."""
     rng = random.Random(seed)
     clock, versions = itertools.count(), itertools.count(1)
@@ -183,7 +184,7 @@ def simulated(
         if process in done:
             history.append(replace(done.pop(process), returned=next(clock)))
         elif process in pending:
-            operation, state = _applied(pending.pop(process), state, rng, keeps_first=keeps_first)
+            operation, state = _applied(pending.pop(process), state, rng)
             lost = operation.kind in ("set", "delete") and rng.random() < 0.05
             if lost:
                 history.append(operation.unanswered)
@@ -203,7 +204,7 @@ _KINDS: tuple[Kind, ...] = ("set", "set", "get", "get", "get", "delete", "exists
 
 
 def _applied(
-    operation: Operation, state: int | None, rng: random.Random, *, keeps_first: bool
+    operation: Operation, state: int | None, rng: random.Random
 ) -> tuple[Operation, int | None]:
     """Return the operation with its answer, and the state after it."""
     match operation.kind:
@@ -216,7 +217,7 @@ def _applied(
         case "set":
             if rng.random() < 0.1:
                 return replace(operation, outcome=False), state
-            kept = state is not None and (keeps_first or rng.random() < 0.3)
+            kept = state is not None and rng.random() < 0.3
             return replace(operation, outcome=True), state if kept else operation.value
 
 
@@ -226,17 +227,7 @@ def test_every_history_of_a_right_store_is_explained(seed: int, processes: int, 
     assert explain(simulated(seed, processes=processes, calls=calls)) is None
 
 
-@settings(deadline=None)  # The machine may be busy.
-@given(seed=st.integers(min_value=0), processes=st.integers(1, 6), calls=st.integers(1, 8))
-def test_every_history_of_a_store_that_keeps_the_first_bytes_is_explained(
-    seed: int, processes: int, calls: int
-) -> None:
-    history = simulated(seed, processes=processes, calls=calls, keeps_first=True)
-
-    assert explain(history, keeps_first=True) is None
-
-
-def by_brute_force(history: Sequence[Operation], *, keeps_first: bool, set_may_keep: bool) -> bool:
+def by_brute_force(history: Sequence[Operation]) -> bool:
     """Return whether an order explains a history. Try all orders, with and without open effects."""
     sure = [each for each in history if each.outcome is not None]
     unsure = [each for each in history if each.outcome is None and each.kind in ("set", "delete")]
@@ -249,22 +240,13 @@ def by_brute_force(history: Sequence[Operation], *, keeps_first: bool, set_may_k
                 )
                 states: set[int | None] = {None}
                 for operation in order if in_time else ():
-                    states = {
-                        after
-                        for state in states
-                        for after in _after(operation, state, keeps_first, set_may_keep)
-                    }
+                    states = {after for state in states for after in _after(operation, state)}
                 if in_time and states:
                     return True
     return False
 
 
-def _after(
-    operation: Operation,
-    state: int | None,
-    keeps_first: bool,  # noqa: FBT001 - both are
-    set_may_keep: bool,  # noqa: FBT001
-) -> set[int | None]:
+def _after(operation: Operation, state: int | None) -> set[int | None]:
     """Return the states to which an operation with this answer may lead."""
     if operation.kind in ("get", "exists"):
         wanted = state is not None and (operation.kind == "exists" or state == operation.value)
@@ -273,9 +255,7 @@ def _after(
         return {None} if operation.outcome is not False else {None, state}
     if operation.outcome is False:
         return {state}
-    if state is None or not (keeps_first or set_may_keep):
-        return {operation.value}
-    return {state} if keeps_first else {state, operation.value}
+    return {operation.value} if state is None else {state, operation.value}
 
 
 @settings(deadline=None)  # The machine may be busy.
@@ -283,13 +263,11 @@ def _after(
     seed=st.integers(min_value=0),
     wrong=st.integers(min_value=0, max_value=5),
     version=st.integers(min_value=0, max_value=4),
-    keeps_first=st.booleans(),
-    set_may_keep=st.booleans(),
 )
 def test_with_one_answer_changed_it_agrees_with_trying_every_order(
-    seed: int, wrong: int, version: int, *, keeps_first: bool, set_may_keep: bool
+    seed: int, wrong: int, version: int
 ) -> None:
-    history = simulated(seed, processes=3, calls=2, keeps_first=keeps_first)
+    history = simulated(seed, processes=3, calls=2)
     operation = history[wrong]
     history[wrong] = (
         replace(operation, value=version, outcome=version > 0)
@@ -297,9 +275,9 @@ def test_with_one_answer_changed_it_agrees_with_trying_every_order(
         else replace(operation, outcome=not operation.outcome, returned=operation.returned or 99)
     )
 
-    found = explain(history, keeps_first=keeps_first, set_may_keep=set_may_keep)
+    found = explain(history)
 
-    explained = by_brute_force(history, keeps_first=keeps_first, set_may_keep=set_may_keep)
+    explained = by_brute_force(history)
     assert explained == (found is None)
 
 

@@ -379,7 +379,11 @@ class HidesDamage(Tiered):
 # --- KV-606: removal -----------------------------------------------------------------------------
 
 
-@caught_by("KV-606:a_deleted_page_is_gone_from_every_member", says="a member has a page")
+@caught_by(
+    "KV-501:the_answers_about_a_page_fit_one_order",
+    "KV-606:a_deleted_page_is_gone_from_every_member",
+    says="that no order of their calls explains|a member has a page",
+)
 class DeletesFromTheFirst(Tiered):
     """A delete reaches the first member only."""
 

@@ -20,7 +20,7 @@ from hicache_conformance.tools.observation.history import READS, History, Kind, 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Counterexample", "History", "Kind", "Operation", "Undecided", "explain"]
+__all__ = ["Counterexample", "History", "Kind", "Operation", "Undecided", "explain", "explain_each"]
 
 _SHRINK_STATES = 20_000
 
@@ -53,38 +53,42 @@ class Undecided:
 
 
 def explain(
-    history: Sequence[Operation],
-    *,
-    keeps_first: bool = False,
-    set_may_keep: bool = True,
-    max_states: int = 200_000,
+    history: Sequence[Operation], *, max_states: int = 200_000
 ) -> Counterexample | Undecided | None:
     """Return None if some order of the operations explains every answer, or else a counterexample.
 
-    With `keeps_first`, a set of a present page changes nothing (`Capabilities.overwrites` is
-    False). With `set_may_keep`, it may change nothing (KV-005 allows both).
+    A set of a present page may change nothing (KV-005).
     """
     history = [each if each.returned is not None else each.unanswered for each in history]
-    search = _Search(keeps_first=keeps_first, set_may_keep=set_may_keep, max_states=max_states)
+    search = _Search(max_states)
     verdict = search.explains(history)
     if verdict is None:
         return Undecided(max_states)
     if verdict:
         return None
-    return _minimized(history, replace(search, max_states=min(max_states, _SHRINK_STATES)))
+    return _minimized(history, _Search(min(max_states, _SHRINK_STATES)))
+
+
+def explain_each(history: Sequence[Operation]) -> Counterexample | Undecided | None:
+    """Return None if for each read some order of it and all writes explains its answer.
+
+    Another read may need another order. This is what a page with a copy in several stores promises.
+    """
+    writes = [each for each in history if each.kind not in READS]
+    found = [explain([*writes, each]) for each in history if each.kind in READS]
+    wrong = [each for each in found if each is not None]
+    return min(wrong, key=lambda each: isinstance(each, Undecided), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Search:
     """The model of a page (None while absent, else its version), and the search for an order."""
 
-    keeps_first: bool
-    set_may_keep: bool
     max_states: int
 
     def explains(self, history: Sequence[Operation]) -> bool | None:
         """Return whether an order explains `history`, or None if `max_states` are not enough."""
-        table = _Table.of(_relevant(history, keeps_first=self.keeps_first))
+        table = _Table.of(_relevant(history))
         if any(table.is_lost(version, 0, None) for version in table.gets):
             return False
         stack: list[tuple[int, int | None]] = [(0, None)]
@@ -121,21 +125,16 @@ class _Search:
                 found["answered", number] = number
             elif each.kind == "delete" and state is not None:
                 found.setdefault(("delete", None), number)
-            elif each.kind == "set" and (state is None or not self.keeps_first):
+            elif each.kind == "set" and (each.value in seen or (exists and state is None)):
                 read = each.value in table.gets
-                if self.keeps_first or each.value in seen or (exists and state is None):
-                    found.setdefault(("set", each.value if read else None), number)
+                found.setdefault(("set", each.value if read else None), number)
         return sorted(found.values(), reverse=True)
 
     def _states_after(self, operation: Operation, state: int | None) -> Sequence[int | None]:
         """Return the states in which a set or a delete may leave a page."""
         if operation.kind == "delete":
             return (None,) if operation.outcome is not False else (None, state)
-        if state is None:
-            return (operation.value,)
-        if self.keeps_first:
-            return (state,)
-        return (state, operation.value) if self.set_may_keep else (operation.value,)
+        return (operation.value,) if state is None else (state, operation.value)
 
     def _loses(
         self, table: _Table, number: int, before: int | None, step: tuple[int, int | None]
@@ -209,7 +208,7 @@ def _is_fitting_read(operation: Operation, state: int | None) -> bool:
     return state is not None and (operation.kind == "exists" or state == operation.value)
 
 
-def _relevant(history: Sequence[Operation], *, keeps_first: bool) -> list[Operation]:
+def _relevant(history: Sequence[Operation]) -> list[Operation]:
     """Return the operations that can make a difference, by time.
 
     A set that answered False had no effect (KV-006). An operation without an answer may have had no
@@ -218,7 +217,7 @@ def _relevant(history: Sequence[Operation], *, keeps_first: bool) -> list[Operat
     """
     reads = [each for each in history if each.kind in READS and each.outcome is not None]
     exists = any(each.kind == "exists" and each.outcome for each in reads)
-    missed = keeps_first or any(not each.outcome for each in reads)
+    missed = any(not each.outcome for each in reads)
     versions = {each.value for each in reads if each.kind == "get" and each.outcome}
 
     def counts(operation: Operation) -> bool:
