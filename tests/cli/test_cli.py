@@ -190,8 +190,8 @@ def test_output_that_cannot_be_written_is_one_line(argv: list[str], unbuffered: 
 
 
 _PRESS = """
-import os, signal, sys
-from hicache_storage.cli import main
+import importlib, os, signal, sys
+main = importlib.import_module(sys.argv[2]).main
 
 class CtrlC:
     def find_spec(self, name, *_):
@@ -199,13 +199,22 @@ class CtrlC:
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, CtrlC())
-sys.exit(main(["backends"]))
+sys.exit(main(["--version"]))
 """
 
 
-@pytest.mark.parametrize("module", ["argparse", "hicache_storage.cli.verify"])
-def test_ctrl_c_during_the_first_imports_is_quiet(module: str) -> None:
-    done = subprocess.run([sys.executable, "-c", _PRESS, module], check=False, capture_output=True)
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        ("argparse", "hicache_storage.cli"),
+        ("hicache_storage.cli.verify", "hicache_storage.cli"),
+        ("argparse", "hicache_conformance.cli"),
+        ("hicache_conformance.cli.matrix", "hicache_conformance.cli"),
+    ],
+)
+def test_ctrl_c_during_the_first_imports_is_quiet(module: str, command: str) -> None:
+    argv = [sys.executable, "-c", _PRESS, module, command]
+    done = subprocess.run(argv, check=False, capture_output=True)
 
     assert (130, b"", b"") == (done.returncode, done.stdout, done.stderr)
 

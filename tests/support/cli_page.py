@@ -9,12 +9,12 @@ import argparse
 import sys
 from collections.abc import Iterator
 
-import hicache_conformance.cli
+from hicache_conformance.cli.verbs import HICACHE_CONFORMANCE
 
 from hicache_storage.cli.program import Program, Verb
 from hicache_storage.cli.verbs import HICACHE
 
-PROGRAMS = (HICACHE, hicache_conformance.cli._HICACHE_CONFORMANCE)
+PROGRAMS = (HICACHE, HICACHE_CONFORMANCE)
 
 
 def page() -> str:

@@ -12,6 +12,7 @@ from hicache_conformance.scenarios.fault_path import GRACE_S, RECOVERY_LIMIT_S
 from hicache_conformance.scenarios.setup import fitting
 from hicache_conformance.tools.composition.members import LIMIT_S, Member
 from hicache_conformance.tools.content.memory import is_overwritten, overwrite
+from hicache_conformance.tools.processes.machine import is_at_rest
 from hicache_conformance.tools.processes.resources import wait_until
 from hicache_storage.backend_support.revocable import AtomicRevocable
 
@@ -61,8 +62,14 @@ class Composition:
         self._taken_back: deque[list[Page]] = deque(maxlen=_WATCHED_CALLS)
 
     def settle(self) -> None:
-        """Wait until the members have been quiet for a moment, because copies may be under way."""
-        wait_until(lambda: all(one.is_quiet(_QUIET_S) for one in self.members), _SETTLED_WITHIN_S)
+        """Wait until the members have been quiet for a moment, because copies may be under way.
+
+        A thread that is about to begin a copy may wait for a processor.
+        """
+        wait_until(
+            lambda: all(one.is_quiet(_QUIET_S) for one in self.members) and is_at_rest(),
+            _SETTLED_WITHIN_S,
+        )
 
     def is_copying(self) -> bool:
         """Return True if a member is storing pages now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -14,6 +15,8 @@ from hicache_conformance.run.outcomes import Violation
 from hicache_conformance.scenarios.attempts import Attempt, make_attempt
 from hicache_conformance.scenarios.fault_path import FaultPath, must_end_in_time
 from hicache_conformance.selftest.references.subjects import DictSubject
+from hicache_conformance.tools.processes.machine import is_at_rest
+from hicache_conformance.tools.processes.resources import wait_until
 
 _WORK_S = 0.5
 _LIMIT_S = 60.0
@@ -62,3 +65,30 @@ def test_a_call_is_late_by_its_own_time_only() -> None:
         must_end_in_time(path, Attempt(operation="get", elapsed_s=late, delayed_s=1.5), "")
         with pytest.raises(Violation, match="took too long"):
             must_end_in_time(path, Attempt(operation="get", elapsed_s=late, delayed_s=0.1), "")
+
+
+def test_a_process_with_a_thread_that_works_is_not_at_rest() -> None:
+    released = threading.Event()
+
+    def spin() -> None:
+        while not released.is_set():
+            pass
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    try:
+        assert wait_until(lambda: not is_at_rest(), _LIMIT_S)
+    finally:
+        released.set()
+        thread.join(_LIMIT_S)
+
+
+def test_threads_that_wait_leave_a_process_at_rest() -> None:
+    released = threading.Event()
+    thread = threading.Thread(target=released.wait)
+    thread.start()
+    try:
+        assert wait_until(is_at_rest, _LIMIT_S)
+    finally:
+        released.set()
+        thread.join(_LIMIT_S)

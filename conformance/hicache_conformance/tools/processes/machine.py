@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,3 +50,20 @@ def _stolen_s() -> dict[str, float]:
             if fields and fields[0].startswith("cpu") and fields[0] != "cpu":
                 found[fields[0]] = int(fields[_STEAL_FIELD]) / os.sysconf("SC_CLK_TCK")
     return found
+
+
+def is_at_rest() -> bool:
+    """Return True if no other thread of this process runs, or waits for a processor.
+
+    A thread that was just woken counts, however late the machine lets it run. Without `/proc`, True.
+    """
+    mine = str(threading.get_native_id())
+    with suppress(OSError):
+        return not any(_runs(task) for task in os.listdir(_TASKS) if task != mine)  # noqa: PTH208
+    return True
+
+
+def _runs(task: str) -> bool:
+    with suppress(OSError):  # the thread has ended
+        return (_TASKS / task / "stat").read_text().rpartition(")")[2].split()[0] in ("R", "D")
+    return False
