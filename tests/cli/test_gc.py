@@ -370,6 +370,21 @@ def test_a_key_space_that_cannot_be_read_goes_on_demand(
     assert [kept.id] == [path.name for path in (root / "spaces").iterdir()]
 
 
+def test_a_key_space_whose_manifest_was_mended_meanwhile_is_kept(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file_store.fill(range(2))
+    lost = file_store.fill(range(3), OLD)
+    manifest = Path(file_store.config["path"], "spaces", lost.id, "manifest.json")
+    right = manifest.read_text()
+    manifest.write_text("{")
+    monkeypatch.setattr("hicache_storage.cli.gc._print", lambda *_: manifest.write_text(right))
+
+    assert main(["gc", "--unreadable", "--yes", *file_store.flags]) == 1
+    assert "it was mended or removed meanwhile" in capsys.readouterr().out
+    assert len(file_store.numbers(lost)) == 3
+
+
 def test_a_store_of_which_nothing_can_be_read_goes_by_name_only(
     file_store: CliStore, capsys: pytest.CaptureFixture[str]
 ) -> None:

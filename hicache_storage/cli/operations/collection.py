@@ -153,8 +153,10 @@ def remove(
     """Remove the chosen key spaces from `storage`. Call `tell` with each id and its number of pages.
 
     `look` is the same store, for reading. Each key space is looked at again just before its removal, and
-    kept if it was used meanwhile. If a key space cannot be removed, the other ones still are.
+    kept if it was used meanwhile. So are all those that could not be read, before the first of them is
+    removed. If a key space cannot be removed, the other ones still are.
     """
+    unreadable: set[str] | None = None
     for one in chosen:
         if isinstance(one, Candidate):
             space = one.usage.space
@@ -165,6 +167,13 @@ def remove(
             space_id = space.id
         else:
             space, space_id = None, one.space_id
+            if unreadable is None:
+                found, _ = removable(look, [*look.unreadable_spaces()])
+                unreadable = {each.space_id for each in found}
+            if space_id not in unreadable:
+                reason = "it was mended or removed meanwhile, or could not be looked at again"
+                removal.kept.append(Kept(space_id, reason, is_doubt=True))
+                continue
         try:
             pages = _remove(storage, space_id, space)
         except StorageUnavailable as error:
