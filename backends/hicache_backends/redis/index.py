@@ -16,6 +16,7 @@ expiry replaces them.
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from hicache_backends.redis.server_pool import ServerPool
     from hicache_storage.keys import KeySpace
     from hicache_storage.storage import UnreadableSpace
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 _BUCKETS_AT_ONCE = 32
 _SCAN_COUNT = 512
@@ -103,15 +106,20 @@ class Index:
     def unreadable_spaces(self) -> Iterator[UnreadableSpace]:
         """Yield the key spaces that have keys or a manifest, but whose manifest is lost or damaged.
 
-        If the user may not walk through the database, which may contain keys of other programs,
-        yield nothing.
+        If the user may not walk through the database, which may contain keys of other programs, warn
+        that none was looked for.
         """
         try:
             manifests = self._all_ids_and_manifests()
         except Refused as refusal:
-            if refusal.reply.code == "NOPERM":
-                return
-            raise
+            if refusal.reply.code != "NOPERM":
+                raise
+            logger.warning(
+                "redis: key spaces that cannot be read were not looked for, because the user may not"
+                " send SCAN or HGETALL: %s",
+                refusal.reply.text,
+            )
+            return
         for space_id, manifest in sorted(manifests.items()):
             unreadable = unreadable_space(space_id, manifest)
             if unreadable is not None:

@@ -119,7 +119,9 @@ def test_looking_is_no_use_where_the_server_can_tell(each: RedisServer) -> None:
         assert min(idle_s(admin).values()) >= 2
 
 
-def test_a_user_who_may_not_walk_is_told_of_no_unreadable_key_space(server: RedisServer) -> None:
+def test_a_user_who_may_not_walk_is_told_that_nobody_looked_for_unreadable_key_spaces(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
     with client_of_one(server) as admin, open_on(server) as storage:
         fill(storage, admin)
         admin.execute_command("ACL", "SETUSER", "bank", "on", ">pw", "~*", "+@all", "-scan")
@@ -128,6 +130,7 @@ def test_a_user_who_may_not_walk_is_told_of_no_unreadable_key_space(server: Redi
         with open_storage("redis", config, read_only=True) as opened:
             assert [] == list(opened.unreadable_spaces())
             assert {SPACE} == set(opened.spaces())
+    assert "key spaces that cannot be read were not looked for" in caplog.text
 
 
 class TestRemoveSpace:
