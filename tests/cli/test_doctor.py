@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from cli_stores import CliStore, run_json
 from looks import read_only_mount
-from pages import space
+from pages import hash_of, page, space
 from redis_servers import client_of_one
 from s3_kit import config_of
 from servers import RedisServer, S3Server, free_port
@@ -31,10 +31,10 @@ from hicache_storage.cli.operations.diagnosis import (
     probe_checks,
     worst,
 )
-from hicache_storage.cli.operations.probe import probe
+from hicache_storage.cli.operations.probe import probe, prove
 from hicache_storage.config import StorageChoice
 from hicache_storage.errors import HiCacheError
-from hicache_storage.storage import PageTimes
+from hicache_storage.storage import Capabilities, PageTimes
 
 _SMALL = ("--page-bytes", "4KiB", "--pages", "4")
 
@@ -212,7 +212,7 @@ def test_a_store_that_hangs_is_asked_once(step: str, call: str, reason: str) -> 
     storage = HookedStorage()
     gate = storage.hooks[call] = Gate()
 
-    measured = probe(storage, pages=2, page_nbytes=512, page_tokens=16, timeout_s=0.2)
+    measured = probe(storage, pages=2, page_nbytes=512, page_tokens=16, timeout_s=1.0)
     asked = storage.calls[call]
     gate.open()
 
@@ -284,7 +284,7 @@ def test_a_store_at_its_capacity_is_proved_and_not_written_to(
 
     code, checks = _checked(capsys, store)
 
-    assert (0, "note") == (code, checks["write"]["status"])
+    assert (0, "note") == (code, checks["write"]["status"]), checks
     assert checks["write"]["fact"].startswith("not tried: the store is full")
     assert checks["read"]["fact"].startswith("4 pages of")
 
@@ -389,6 +389,24 @@ def test_the_time_of_a_slow_write_is_no_skew_of_clocks() -> None:
     measured = probe(storage, pages=1, page_nbytes=512, page_tokens=16)
 
     assert measured.clock_skew_s == 0
+
+
+@pytest.mark.parametrize("tries", [probe, prove])
+def test_a_machine_that_is_busy_during_one_read_has_no_slow_store(tries: Any) -> None:
+    storage, pauses = HookedStorage(Capabilities(enumerable=True)), iter([0.3])
+    storage.open_space(space())
+    storage.batch_set(space(), [hash_of(n) for n in range(2)], [page()] * 2)
+
+    def slow_once(answer: Any) -> Any:
+        time.sleep(next(pauses, 0.0))
+        return answer()
+
+    storage.hooks["batch_get"] = slow_once
+    trial = {"pages": 2} if tries is prove else {"pages": 2, "page_nbytes": 512, "page_tokens": 16}
+
+    measured = tries(storage, **trial)
+
+    assert measured.read_nbytes_s > 2 * measured.page_nbytes / 0.3
 
 
 def test_a_page_that_comes_after_its_time_out_is_deleted() -> None:

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 PROBE_MODEL = "hicache-doctor"
 _LOOKUPS = 16
+_READS = 5
+_READS_S = 2.0
+"""After this time there is no further read."""
 _TIMEOUT_S = 60.0
 _LATE_POLL_S = 0.5
 _MOST_LATE_S = 5.0
@@ -110,20 +114,43 @@ def prove(storage: HiCacheStorage, pages: int) -> Measured | None:
             storage.batch_exists(space, hashes[:1])
             times.append(time.monotonic() - began_s)
         measured.round_trip_s = statistics.median(times)
-        memory = PageMemory(space, len(hashes), storage.capabilities.alignment)
-        prover, proofs = PageProver(storage, space), list[Proof]()
-        began_s = time.monotonic()
-        for batch in batches(hashes, pages_per_batch(space, storage)):
-            proofs += [page.proof for page in prover.read(batch, memory.views(len(batch)))]
-        elapsed_s = time.monotonic() - began_s
-        wrong = Counter(proof.value for proof in proofs if proof not in _FINE)
-        if wrong:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(wrong.items()))
-            measured.failures.append(("read", f"of {counted(len(hashes), 'page')}: {reasons}"))
-        else:
-            measured.read_nbytes_s = len(hashes) * space.stored_nbytes / max(elapsed_s, 1e-9)
+        measured.read_nbytes_s = _fastest(partial(_proved, storage, space, hashes, measured))
         return measured
     return None
+
+
+def _proved(
+    storage: HiCacheStorage, space: KeySpace, hashes: list[str], measured: Measured
+) -> float | None:
+    """Read and verify pages. Return the speed in bytes per second. None if a page is wrong."""
+    memory = PageMemory(space, len(hashes), storage.capabilities.alignment)
+    prover, proofs = PageProver(storage, space), list[Proof]()
+    began_s = time.monotonic()
+    for batch in batches(hashes, pages_per_batch(space, storage)):
+        proofs += [page.proof for page in prover.read(batch, memory.views(len(batch)))]
+    elapsed_s = time.monotonic() - began_s
+    wrong = Counter(proof.value for proof in proofs if proof not in _FINE)
+    if not wrong:
+        return len(hashes) * space.stored_nbytes / max(elapsed_s, 1e-9)
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(wrong.items()))
+    measured.failures.append(("read", f"of {counted(len(hashes), 'page')}: {reasons}"))
+    return None
+
+
+def _fastest(read: Callable[[], float | None]) -> float | None:
+    """Return the highest speed of several reads. None if one of them failed.
+
+    A machine that is busy for a moment makes a single read of a few small pages slow.
+    """
+    end_s, best = time.monotonic() + _READS_S, 0.0
+    for _ in range(_READS):
+        speed = read()
+        if speed is None:
+            return None
+        best = max(best, speed)
+        if time.monotonic() > end_s:
+            break
+    return best
 
 
 def _delete(store: PageStore, space: KeySpace, hashes: list[str], measured: Measured) -> int:
@@ -187,7 +214,7 @@ class _Probe:
         if not self._look_up():
             return
         self._compare_clocks(began_s, ended_s)
-        self._measured.read_nbytes_s = self._moved("read", self._read)
+        self._measured.read_nbytes_s = _fastest(partial(self._moved, "read", self._read))
         read = [page.payload.tobytes() for page in self._read]
         if self._measured.read_nbytes_s is not None and written != read:
             self._measured.failures.append(("read", "a page came back with wrong bytes"))
