@@ -3,13 +3,13 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from clocks import Stopwatch
 from servers import make_certificates
 
 from hicache_storage.backend_support.deadline import Deadline
@@ -75,11 +75,11 @@ def each_moment(step: Callable[[], object], every_s: float) -> Generator[None]:
 
 
 def took_s(call: Callable[[], object]) -> float:
-    """Return the duration of a call that must time out."""
-    began_s = time.monotonic()
+    """Return the duration of a call that must time out, as a `Stopwatch` does."""
+    watch = Stopwatch()
     with pytest.raises(StorageTimeout):
         call()
-    return time.monotonic() - began_s
+    return watch.so_far_s()
 
 
 def in_thread(call: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from clocks import ends_in
 from framed import DRAFT, HASHES, TARGET, bytes_of, empty, filled, transfer
 from hicache_backends.memory import MemoryStorage
 from job_runners import SPACE, batch, contents, target
@@ -290,9 +290,9 @@ class TestParts:
 
         storage.hooks["batch_get"] = hang
         pages, loads = target(range(6)), make("load")
-        before, began_s = contents(pages), time.monotonic()
-        (verdicts,) = _verdicts(loads.move([pages]))
-        assert time.monotonic() - began_s < 3
+        before = contents(pages)
+        with ends_in(3):
+            (verdicts,) = _verdicts(loads.move([pages]))
         assert OK not in verdicts
 
         running = storage.calls["batch_get"]

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from clocks import ends_in
 from hf3fs_roots import HASHES, NBYTES, SPACE, child, hits, opened, stored
 from hicache_backends.hf3fs import Hf3fsStorage, mount
 from hicache_backends.hf3fs.index import redis_client
@@ -31,13 +32,6 @@ from hicache_storage.backend_support.resolver import Resolver
 TIMEOUT_S = 3.0
 # A call whose steps each take the whole limit would take three times its limit.
 LATE_S = 2.5 * TIMEOUT_S
-
-
-@contextmanager
-def ends_in(limit_s: float) -> Generator[None, None, None]:
-    began_s = time.monotonic()
-    yield
-    assert time.monotonic() - began_s < limit_s
 
 
 @contextmanager

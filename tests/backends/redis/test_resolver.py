@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from clocks import Stopwatch
 from hicache_backends.redis import RedisStorage
 from name_servers import Names, look_ups
 from pages import hash_of, space
@@ -24,11 +24,11 @@ SPACE = space()
 
 
 def took_s(config: dict[str, Any]) -> float:
-    """Return the time after which a server counts as unreachable."""
-    began_s = time.monotonic()
+    """Return the time after which a server counts as unreachable, as a `Stopwatch` does."""
+    watch = Stopwatch()
     with pytest.raises((StorageTimeout, StorageUnavailable)):
         RedisStorage.from_config(config)
-    return time.monotonic() - began_s
+    return watch.so_far_s()
 
 
 @pytest.fixture

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import pytest
+from clocks import Stopwatch
 from hicache_backends.s3 import S3Storage
 from hicache_backends.s3 import addresses as addresses_module
 from hicache_backends.s3.addresses import Addresses
 from hicache_backends.s3.connections import Connection, Request
-from hicache_conformance.tools.processes.machine import MachineDelay
 from pages import blank, hash_of, page, space
 from s3_kit import name_of
 from s3_script import SILENCE, SLOW_S, Answer, ScriptedS3, listing, reply, size
@@ -69,13 +68,12 @@ def opened(server: ScriptedS3, **fields: Any) -> S3Storage:
 
 def outcome(call: Callable[[], object]) -> tuple[float, str]:
     """Return the duration of `call` without waits for a processor, and the name of its exception."""
-    began_s, delay = time.monotonic(), MachineDelay()
-    raised = ""
+    watch, raised = Stopwatch(), ""
     try:
         call()
     except HiCacheError as error:
         raised = type(error).__name__
-    return time.monotonic() - began_s - delay.so_far_s(), raised
+    return watch.so_far_s(), raised
 
 
 @pytest.mark.usefixtures("transport")
