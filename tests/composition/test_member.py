@@ -23,12 +23,21 @@ def store() -> Controlled:
 
 
 @pytest.fixture
-def member(store: Controlled) -> Iterator[Member]:
-    limits = LimitSettings(timeout_s=0.1, lookup_timeout_s=0.1, breaker_cooldown_s=60)
+def limit_s() -> float:
+    """Return the time limit of the member. Tests in which a store hangs have a short one."""
+    return 60
+
+
+@pytest.fixture
+def member(store: Controlled, limit_s: float) -> Iterator[Member]:
+    limits = LimitSettings(timeout_s=limit_s, lookup_timeout_s=limit_s, breaker_cooldown_s=60)
     member = Member("tier 'a'", "a", store, limits)
     yield member
     store.go_on()
     member.close(Deadline(1))
+
+
+HASTY = pytest.mark.parametrize("limit_s", [0.5])
 
 
 class TestBreakers:
@@ -55,6 +64,7 @@ class TestBreakers:
 
         assert [True] == member.exists(SPACE, [A])
 
+    @HASTY
     def test_one_hang_opens_the_breaker(self, member: Member, store: Controlled) -> None:
         store.hang("get")
 
@@ -63,6 +73,7 @@ class TestBreakers:
         with pytest.raises(StorageUnavailable):
             member.begin_get(SPACE, [A], [blank()])
 
+    @HASTY
     def test_a_call_that_found_no_thread_says_nothing(
         self, member: Member, store: Controlled
     ) -> None:
@@ -78,7 +89,7 @@ class TestBreakers:
         hung.future.result()
 
     def test_a_probe_that_found_no_thread_keeps_the_breaker_open(self, store: Controlled) -> None:
-        limits = LimitSettings(timeout_s=0.1, lookup_timeout_s=0.1, breaker_cooldown_s=0.5)
+        limits = LimitSettings(timeout_s=0.5, lookup_timeout_s=0.5, breaker_cooldown_s=1.5)
         member = Member("tier 'a'", "a", store, limits)
         store.hang("exists")
         with pytest.raises(StorageTimeout):
@@ -132,6 +143,7 @@ class TestDoubts:
         store.batch_set(SPACE, [A], [page()])
         assert [True] == member.exists(SPACE, [A])
 
+    @HASTY
     def test_a_page_is_not_gone_while_its_doubtful_write_runs(
         self, member: Member, store: Controlled
     ) -> None:
@@ -160,6 +172,7 @@ class TestDoubts:
 
             assert [False] == removal.result()
 
+    @HASTY
     def test_a_page_is_not_gone_while_one_of_two_doubtful_writes_runs(
         self, member: Member, store: Controlled
     ) -> None:

@@ -156,9 +156,15 @@ class TestDetach:
                 storage.hooks["batch_set"] = gate
                 compute(engine, PROMPT)
                 assert gate.entered.wait(20)
-                threading.Timer(0.05, gate.open).start()
 
+                def go_on(engine: CacheController = engine, drain: bool = drain) -> None:
+                    until(lambda: drain or "dropped_pages" in engine.stats())
+                    gate.open()
+
+                going_on = threading.Thread(target=go_on)
+                going_on.start()
                 assert engine.detach(drain=drain)
+                going_on.join()
 
                 assert pages == stored(storage)
                 assert not leaked(engine)
@@ -266,7 +272,7 @@ class TestDetach:
             unregistered.set()
 
         vars(storage)["unregister_buffer"] = unregister
-        with engine_on(storage, cache_pools(), timeout_s=0.1) as engine:
+        with engine_on(storage, cache_pools(), timeout_s=1) as engine:
             storage.hooks["batch_set"] = gate
             compute(engine, PROMPT[:4])
             assert gate.entered.wait(20)

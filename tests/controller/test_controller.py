@@ -477,7 +477,7 @@ class TestFaults:
         self, storage: HookedStorage, engine: Callable[..., CacheController]
     ) -> None:
         store_prompt(engine)
-        second = engine(timeout_s=0.1)
+        second = engine(timeout_s=1)
         gate = Gate()
         storage.hooks["batch_get"] = gate
 
@@ -492,7 +492,7 @@ class TestFaults:
     def test_pages_of_a_hung_save_stay_pinned_until_it_returns(
         self, storage: HookedStorage, engine: Callable[..., CacheController]
     ) -> None:
-        controller = engine(slots=4, timeout_s=0.1)
+        controller = engine(slots=4, timeout_s=1)
         gate = Gate()
         storage.hooks["batch_set"] = gate
         compute(controller, PROMPT[:4])

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import pytest
+from clocks import in_time
 from engines import (
     PROMPT,
     cache_pools,
     compute,
     engine_on,
-    in_time,
     is_right,
     leaked,
     optional_draft,

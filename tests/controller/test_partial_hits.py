@@ -242,7 +242,7 @@ class TestTakeTarget:
     def test_a_read_that_is_not_made_gives_its_claims_back(self, storage: HookedStorage) -> None:
         """L2 has only the target of pages 5 and 6. L3 has their draft, but too much is in flight."""
         with (
-            self.taking(storage, timeout_s=0.1, inflight_nbytes=1) as engine,
+            self.taking(storage, timeout_s=1, inflight_nbytes=1) as engine,
             self.taking(storage) as other,
         ):
             engine.prefetch("r", PROMPT).result().release()
@@ -284,7 +284,7 @@ class TestTakeTarget:
         self, storage: HookedStorage
     ) -> None:
         gate = Gate()
-        with self.taking(storage, timeout_s=0.3) as engine:
+        with self.taking(storage, timeout_s=1) as engine:
             hook_reads(storage, "draft", gate)
             prefetch = engine.prefetch("r", PROMPT[:4])
             assert gate.entered.wait(20)

@@ -83,7 +83,7 @@ class TestInFlight:
         page_nbytes = sum(pool.space.page_nbytes for pool in cache_pools())
         gate = Gate()
         with engine_on(
-            storage, cache_pools(), timeout_s=0.1, inflight_nbytes=4 * page_nbytes
+            storage, cache_pools(), timeout_s=1, inflight_nbytes=4 * page_nbytes
         ) as engine:
             storage.hooks["batch_get"] = gate
             assert engine.prefetch("hung", PROMPT).result().pages == 0
@@ -156,7 +156,7 @@ class TestDeadline:
 
         storage.hooks["batch_get"] = hold_later_calls
         with engine_on(storage, cache_pools()) as engine:
-            with engine.prefetch("r", PROMPT, deadline_s=0.3).result() as lease:
+            with engine.prefetch("r", PROMPT, deadline_s=1).result() as lease:
                 assert lease.pages == 4
                 assert is_right(lease)
             assert engine.explain("r").reason in (Reason.DEADLINE, Reason.TIMEOUT)

@@ -190,7 +190,7 @@ def test_a_late_write_never_reaches_the_engines_memory() -> None:
 
 def test_a_late_write_stores_the_bytes_that_the_job_had() -> None:
     stored = batch([0])
-    with engine([Strike("batch_set", 0, Fault.HANG)], store_timeout_s=0.2) as jobs:
+    with engine([Strike("batch_set", 0, Fault.HANG)], store_timeout_s=1) as jobs:
         assert [[TIMEOUT]] == jobs.save(stored).verdicts
         stored.pages[0].copy_from(bytes(4096))  # the engine uses the page for something else
         jobs.storage.release()  # type: ignore[attr-defined]
@@ -203,9 +203,7 @@ def test_a_late_write_stores_the_bytes_that_the_job_had() -> None:
 
 def test_lent_memory_is_reported_only_when_the_call_has_settled() -> None:
     found = target([0])
-    with engine(
-        [Strike("batch_get", 0, Fault.HANG)], lends_memory=True, load_timeout_s=0.2
-    ) as jobs:
+    with engine([Strike("batch_get", 0, Fault.HANG)], lends_memory=True, load_timeout_s=1) as jobs:
         jobs.save(batch([0]))
         jobs.runner.submit_load(1, [found])
         wait_until(lambda: jobs.store.stats().get("load_timeout", 0) == 1)
@@ -219,11 +217,11 @@ def test_lent_memory_is_reported_only_when_the_call_has_settled() -> None:
 
 def test_a_lent_load_begins_in_the_first_half_of_its_time_only() -> None:
     plan = [Strike("batch_get", number, Fault.HANG) for number in range(4)]
-    with engine(plan, lends_memory=True, load_timeout_s=1.0) as jobs:
+    with engine(plan, lends_memory=True, load_timeout_s=2.5) as jobs:
         jobs.save(batch([0]))
         for number in range(5):
             jobs.runner.submit_load(number, [target([0])])
-        time.sleep(0.6)  # more than half of the time of the load that waits for a thread
+        time.sleep(1.4)  # more than half of the time of the load that waits for a thread
         jobs.storage.release()  # type: ignore[attr-defined]
         results = jobs.fetch(jobs.runner.finished_loads, 5)
 

@@ -150,7 +150,7 @@ def test_a_page_that_is_not_present_has_its_reason(jobs: Engine) -> None:
 def test_a_page_without_an_answer_has_the_reason_of_the_store(
     fault: Fault, verdict: Verdict
 ) -> None:
-    with engine([Odds("batch_exists", fault, 1)], lookup_timeout_s=0.2) as failing:
+    with engine([Odds("batch_exists", fault, 1)], lookup_timeout_s=1) as failing:
         submit(failing, 1, 1)
 
         assert [[verdict]] == verdicts(failing)

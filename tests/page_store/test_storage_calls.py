@@ -29,6 +29,8 @@ from hicache_storage.storage import HiCacheStorage
 from hicache_storage.testing import Fault, FaultyStorage, Strike, WrapperStorage
 
 POOLS = [PoolSpec(space=TARGET)]
+BEGUN_S = 0.5
+"""A time within which a thread has begun the call, on a busy machine, too."""
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 8])
@@ -36,7 +38,7 @@ def test_a_hung_store_opens_the_breaker_however_short_the_timeouts(
     storage: HookedStorage, open_store: Callable[..., PageStore], parallelism: int
 ) -> None:
     """The breaker opens even if all threads are in hanging calls, so that no other call can begin."""
-    store = open_store(timeout_s=0.2, parallelism=parallelism, breaker_cooldown_s=1000)
+    store = open_store(timeout_s=1, parallelism=parallelism, breaker_cooldown_s=1000)
     gate = Gate()
     storage.hooks["batch_exists"] = gate
 
@@ -54,14 +56,14 @@ def test_a_hung_store_opens_the_breaker_however_short_the_timeouts(
 def test_a_slow_call_counts_when_it_ends_though_its_caller_is_gone(
     storage: HookedStorage, open_store: Callable[..., PageStore]
 ) -> None:
-    store = open_store(timeout_s=0.05, breaker_failures=1, breaker_cooldown_s=1000)
+    store = open_store(timeout_s=2 * BEGUN_S, breaker_failures=1, breaker_cooldown_s=1000)
 
     def slow(answer: Callable[[], Any]) -> Any:
-        time.sleep(0.1)
+        time.sleep(2.2 * BEGUN_S)
         return answer()
 
     storage.hooks["batch_get"] = slow
-    outcome = store.load([transfer(empty(1))], timeout_s=0.01)
+    outcome = store.load([transfer(empty(1))], timeout_s=BEGUN_S)
 
     assert [[Verdict.TIMEOUT]] == outcome.verdicts
     wait_until(lambda: store.breaker.reads.state == "open")
@@ -70,10 +72,10 @@ def test_a_slow_call_counts_when_it_ends_though_its_caller_is_gone(
 def test_a_write_has_a_time_limit_of_its_own(
     storage: HookedStorage, open_store: Callable[..., PageStore]
 ) -> None:
-    store = open_store(timeout_s=0.05, write_timeout_s=30, breaker_failures=1)
+    store = open_store(timeout_s=0.5, write_timeout_s=30, breaker_failures=1)
 
     def slow(answer: Callable[[], Any]) -> Any:
-        time.sleep(0.1)
+        time.sleep(0.6)
         return answer()
 
     storage.hooks["batch_set"] = slow
@@ -89,7 +91,7 @@ def test_a_call_that_ends_in_time_is_a_success_though_its_caller_is_gone(
     store.breaker.record(succeeded=False)
     gate = Gate()
     storage.hooks["batch_get"] = gate
-    outcome = store.load([transfer(empty(1))], timeout_s=0.01)
+    outcome = store.load([transfer(empty(1))], timeout_s=BEGUN_S)
     gate.open()
     outcome.settled.result(20)
     store.close()  # it joins the thread of the call, which has reported its success then
@@ -105,7 +107,7 @@ def test_a_call_that_fails_is_a_failure_though_its_caller_is_gone(
     store = open_store(timeout_s=50, breaker_failures=1, breaker_cooldown_s=1000)
     gate = Gate()
     storage.hooks["batch_get"] = lambda answer: gate(failing_later(answer))
-    outcome = store.load([transfer(empty(1))], timeout_s=0.01)
+    outcome = store.load([transfer(empty(1))], timeout_s=BEGUN_S)
     assert store.breaker.reads.state == "closed"
 
     gate.open()
@@ -125,9 +127,9 @@ def test_a_probe_with_a_short_timeout_lasts_until_the_store_has_answered(
     store.breaker.record(succeeded=False)
     gate = Gate()
     storage.hooks["batch_exists"] = gate
-    wait_until(lambda: store.match(HASHES, POOLS, timeout_s=0.01).failures == [Verdict.TIMEOUT])
+    wait_until(lambda: store.match(HASHES, POOLS, timeout_s=BEGUN_S).failures == [Verdict.TIMEOUT])
 
-    others = [store.match(HASHES, POOLS, timeout_s=0.01).failures for _ in range(5)]
+    others = [store.match(HASHES, POOLS, timeout_s=BEGUN_S).failures for _ in range(5)]
 
     assert [[Verdict.BREAKER_OPEN]] * 5 == others
     assert storage.calls["batch_exists"] == 1
@@ -191,7 +193,7 @@ def test_callers_that_wait_behind_others_do_not_open_it(
 def test_a_lookup_that_hangs_opens_the_breaker_of_reads_at_once(
     storage: HookedStorage, open_store: Callable[..., PageStore]
 ) -> None:
-    store = open_store(timeout_s=50, lookup_timeout_s=0.2, breaker_cooldown_s=1000)
+    store = open_store(timeout_s=50, lookup_timeout_s=BEGUN_S, breaker_cooldown_s=1000)
     gate = Gate()
     storage.hooks["batch_exists"] = gate
 

@@ -288,7 +288,7 @@ class TestProof:
         self, storage: HookedStorage, open_store: Callable[..., PageStore]
     ) -> None:
         """One page is wrong and another read hangs, so no time is left to delete the wrong page."""
-        store = open_store(timeout_s=0.5, breaker_failures=1, parallelism=2)
+        store = open_store(timeout_s=1.5, breaker_failures=1, parallelism=2)
         self.damaged(storage, store, lambda data: data[:-1] + b"?")
         store.save([Transfer(DRAFT, HASHES[:1], empty(1))])
         gate, get = Gate(), storage.batch_get
@@ -662,7 +662,7 @@ class TestDeadline:
         gate = Gate()
         storage.hooks["batch_get"] = gate
 
-        outcome = store.load([transfer(empty(2))], timeout_s=0.05)
+        outcome = store.load([transfer(empty(2))], timeout_s=0.5)
 
         assert [[Verdict.TIMEOUT] * 2] == outcome.verdicts
         assert not outcome.settled.done()
@@ -675,7 +675,7 @@ class TestDeadline:
         store = open_store(parallelism=1)
         gate = Gate()
         storage.hooks["batch_set"] = gate
-        first = store.save([transfer(filled(1))], timeout_s=0.05)
+        first = store.save([transfer(filled(1))], timeout_s=0.5)
 
         second = store.save([transfer(filled(2), HASHES[4:6])], timeout_s=0.05)
 

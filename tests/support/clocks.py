@@ -1,13 +1,18 @@
-"""Clocks: one that a test sets by hand, and one that stands while the machine runs something else."""
+"""Time in tests: a clock that is set by hand, durations and limits that do not depend on the machine."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 import pytest
 from hicache_conformance.tools.processes.machine import MachineDelay
+
+from hicache_storage.errors import StorageTimeout
+
+T = TypeVar("T")
 
 
 class Clock:
@@ -38,3 +43,11 @@ def ends_in(limit_s: float) -> Generator[None]:
     yield
     took_s = watch.so_far_s()
     assert took_s < limit_s
+
+
+def in_time(call: Callable[[], T]) -> T:
+    """Return `call()`. Try again if a busy machine does not end it within a short time limit."""
+    for _ in range(4):
+        with suppress(StorageTimeout):
+            return call()
+    return call()

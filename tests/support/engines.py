@@ -6,9 +6,10 @@ import hashlib
 import threading
 from collections.abc import Callable, Collection, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Self, TypeVar
+from contextlib import ExitStack, contextmanager
+from typing import Any, Self
 
+from clocks import in_time
 from pages import hash_of, space
 from stores import HookedStorage
 
@@ -21,7 +22,6 @@ from hicache_storage.controller import (
     PrefetchPolicy,
     RanksLost,
 )
-from hicache_storage.errors import StorageTimeout
 from hicache_storage.host_pool import HostPool, PageShape
 from hicache_storage.keys import KeySpace
 from hicache_storage.page_store import Observer, PageStore, PageStoreSettings
@@ -30,8 +30,6 @@ from hicache_storage.page_store.frame import FRAME_NBYTES
 from hicache_storage.page_store.lookup import HitPolicy
 from hicache_storage.request_log import ExplainLog
 from hicache_storage.storage import HiCacheStorage
-
-T = TypeVar("T")
 
 PAGE_TOKENS = 16
 TARGET_SHAPE = PageShape.mha(
@@ -118,14 +116,6 @@ def engine_on(
             )
         )
         yield stack.enter_context(controller)
-
-
-def in_time(opening: Callable[[], T]) -> T:
-    """Return `opening()`. Try again if a busy machine does not open key spaces within a short time."""
-    for _ in range(4):
-        with suppress(StorageTimeout):
-            return opening()
-    return opening()
 
 
 def page_store(

@@ -153,7 +153,7 @@ class TestSchemes:
         with RedisServer(tmp_path) as plain:
             url = plain.url.replace("redis://", "rediss://")
             with pytest.raises((StorageTimeout, StorageUnavailable), match="TLS on this port"):
-                RedisStorage.from_config({"url": url, "timeout_s": 0.5})
+                RedisStorage.from_config({"url": url, "timeout_s": 2})
 
     def test_plain_text_to_a_tls_server_is_named_in_the_error(self, server: TlsRedisServer) -> None:
         with pytest.raises(StorageUnavailable, match="rediss://"):
@@ -163,7 +163,7 @@ class TestSchemes:
         with RespServer(lambda _: None) as silent:
             url = silent.url.replace("redis://", "rediss://")
             with pytest.raises(StorageTimeout, match="TLS handshake"):
-                RedisStorage.from_config({"url": url, "timeout_s": 0.3})
+                RedisStorage.from_config({"url": url, "timeout_s": 1})
 
 
 class TestSentinels:
@@ -175,7 +175,7 @@ class TestSentinels:
                 "sentinel_master": "m",
                 "sentinel_username": "watcher",
                 "sentinel_password": SECRET,
-                "timeout_s": 0.5,
+                "timeout_s": 2,
             }
             with pytest.raises((StorageTimeout, StorageUnavailable), match="TLS"):
                 RedisStorage.from_config(config)

@@ -9,10 +9,9 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
 
 import pytest
-from clocks import Stopwatch, ends_in
+from clocks import Stopwatch, ends_in, in_time
 from hicache_backends.redis import RedisSettings, RedisStorage
 from hicache_backends.redis.access import Address
 from hicache_backends.redis.server_pool import ServerPool
@@ -21,7 +20,7 @@ from pages import blank, hash_of, page, space
 from redis_servers import RespServer, array, bulk, empty_reply, unreachable_port
 from servers import wait_until
 
-from hicache_storage import StorageClosed, StorageTimeout, StorageUnavailable
+from hicache_storage import KeySpace, StorageClosed, StorageTimeout, StorageUnavailable
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
 
@@ -32,8 +31,12 @@ SPACE = space()
 NBYTES = SPACE.stored_nbytes
 
 
-def opened(server: RespServer, **config: Any) -> RedisStorage:
-    return RedisStorage.from_config({"url": server.url, "timeout_s": LIMIT_S, **config})
+def opened(server: RespServer, key_space: KeySpace = SPACE) -> RedisStorage:
+    """Return a storage with the short limit that has opened a key space."""
+    config = {"url": server.url, "timeout_s": LIMIT_S}
+    storage = in_time(lambda: RedisStorage.from_config(config))
+    in_time(lambda: storage.open_space(key_space))
+    return storage
 
 
 def took_s(call: Callable[[], object]) -> float:
@@ -101,7 +104,6 @@ def server(fault: Fault) -> Iterator[RespServer]:
 @pytest.fixture
 def storage(server: RespServer) -> Iterator[RedisStorage]:
     with opened(server) as storage:
-        storage.open_space(SPACE)
         yield storage
 
 
@@ -133,7 +135,7 @@ class TestSilence:
         wait_until(lambda: not any(thread.name == "late" for thread in threading.enumerate()))
         fault.reply = None
 
-        assert [False] == storage.batch_exists(SPACE, [hash_of(1)])
+        assert [False] == in_time(lambda: storage.batch_exists(SPACE, [hash_of(1)]))
         assert blank().tobytes() == one.tobytes()
 
 
@@ -147,7 +149,6 @@ class TestDrips:
     @pytest.mark.parametrize("name", ["exists", "get", "set", "delete", "spaces", "scan"])
     def test_a_byte_now_and_then_prolongs_nothing(self, name: str) -> None:
         with Dripping() as server, opened(server) as storage:
-            storage.open_space(SPACE)
             server.drips = True
 
             assert took_s(calls_of(storage)[name]) < LATE_S
@@ -196,8 +197,7 @@ class TestSignals:
         self, fault: Fault
     ) -> None:
         large = space(page_nbytes=16 << 20)
-        with NotReading() as server, opened(server) as storage, signals(LIMIT_S / 20):
-            storage.open_space(large)
+        with NotReading() as server, opened(server, large) as storage, signals(LIMIT_S / 20):
             server.stops_reading.set()
             given = [page(16 << 20)]
             assert took_s(lambda: storage.batch_set(large, [hash_of(1)], given)) < LATE_S
@@ -258,7 +258,7 @@ class TestSentinels:
                 "sentinel_master": "m",
                 "timeout_s": LIMIT_S,
             }
-            with RedisStorage.from_config(config) as storage:
+            with in_time(lambda: RedisStorage.from_config(config)) as storage:
                 silent.set()
                 storage._sessions.get().deployment.invalidate()
                 lengths: list[float] = []

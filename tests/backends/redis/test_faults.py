@@ -84,7 +84,7 @@ class TestSet:
     def test_a_silent_server_is_no_verdict(
         self, server: RedisServer, direct: RedisStorage, proxy: FaultProxy
     ) -> None:
-        with opened(server, proxy, timeout_s=0.4) as storage:
+        with opened(server, proxy, timeout_s=2) as storage:
             storage.open_space(SPACE)
             proxy.go_silent()
             with pytest.raises(StorageTimeout):
@@ -111,7 +111,7 @@ class TestSet:
         self, server: RedisServer, proxy: FaultProxy, direct: RedisStorage
     ) -> None:
         """Writes in the server's buffers are reported as unknown, never as refused."""
-        with opened(server, proxy, timeout_s=0.5) as storage:
+        with opened(server, proxy, timeout_s=2) as storage:
             storage.open_space(SPACE)
             server.pause()
             with pytest.raises(StorageTimeout):

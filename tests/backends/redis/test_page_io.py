@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clocks import in_time
 from hicache_backends.redis import RedisStorage
 from hicache_backends.redis.layout import SpaceKeys
 from hicache_backends.redis.page_io import (
@@ -358,7 +359,7 @@ class TestOddReplies:
 
         with RespServer(answer) as server:
             config = {"url": server.url, "timeout_s": 0.2, "password": "hunter2"}
-            with RedisStorage.from_config(config) as storage:
+            with in_time(lambda: RedisStorage.from_config(config)) as storage:
                 calls: list[Callable[[], Any]] = [
                     lambda: storage.open_space(space(model=str(choice.random()))),
                     lambda: storage.batch_exists(SPACE, FEW),

@@ -80,7 +80,7 @@ class TestConnections:
     def test_a_call_that_finds_all_connections_in_use_waits_no_longer_than_it_may(
         self, server: RedisServer
     ) -> None:
-        with open_on(server, parallelism=1, timeout_s=0.3) as storage:
+        with open_on(server, parallelism=1, timeout_s=1) as storage:
             ((pool,),) = [list(storage._sessions.get().pools._pools.values())]
             held = [pool.acquire(Deadline(5)) for _ in range(2)]
             with held[0], held[1], pytest.raises(StorageTimeout):

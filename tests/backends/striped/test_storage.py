@@ -24,7 +24,7 @@ class Stripes:
 
     def __init__(self, names: str = "abcd", **config: object) -> None:
         self.stores = {name: Controlled() for name in names}
-        limits = {"timeout_s": 0.2, "lookup_timeout_s": 0.2, "breaker_cooldown_s": 60}
+        limits = {"timeout_s": 60, "lookup_timeout_s": 60, "breaker_cooldown_s": 60}
         members = [memory_member(name) for name in names]
         settings = StripedSettings.parse("striped", {"stripes": members, **limits, **config})
         self.storage = StripedStorage(self.stores, settings)
@@ -117,7 +117,7 @@ def test_a_page_in_doubt_can_be_set_again(build: Build) -> None:
 
 
 def test_stripes_work_at_the_same_time(build: Build) -> None:
-    stripes = build(timeout_s=10, lookup_timeout_s=10)
+    stripes = build()
     stripes.set()
     for store in stripes.stores.values():
         store.calls.clear()
@@ -152,7 +152,7 @@ def test_one_stripe_is_asked_in_the_thread_that_waits_for_it(
 
 
 def test_nothing_is_cleared_while_a_write_that_was_given_up_runs(build: Build) -> None:
-    stripes = build()
+    stripes = build(timeout_s=1)
     stripes.stores["b"].hang("set")
     pages = [page(seed=number) for number in range(64)]
     for each in pages:

@@ -25,7 +25,9 @@ from hicache_storage.storage import PageTimes
 
 SPACE = space()
 A, B, C = (hash_of(number) for number in range(3))
-DEADLINE_S = 0.2
+DEADLINE_S = 0.5
+HASTY = {"timeout_s": DEADLINE_S, "lookup_timeout_s": DEADLINE_S}
+"""Limits for tests in which a tier hangs. Others have so much time that a busy machine needs no more."""
 
 
 def always(times: PageTimes) -> Callable[[KeySpace, Sequence[str]], list[PageTimes]]:
@@ -39,7 +41,7 @@ class Tiers:
     def __init__(self, count: int = 2, **config: object) -> None:
         self.stores = [Controlled() for _ in range(count)]
         members = [memory_member("abc"[n]) for n in range(count)]
-        limits = {"timeout_s": DEADLINE_S, "lookup_timeout_s": DEADLINE_S, "breaker_cooldown_s": 60}
+        limits = {"timeout_s": 60, "lookup_timeout_s": 60, "breaker_cooldown_s": 60}
         settings = TieredSettings.parse("tiered", {"tiers": members, **limits, **config})
         self.storage = TieredStorage(
             dict(zip("abc", self.stores, strict=False)), settings, read_only=False
@@ -200,7 +202,7 @@ class TestDamage:
             assert [Verdict.OK] == store.load([transfer(empty(1))]).verdicts[0]
 
     def test_a_tier_that_hangs_while_it_is_healed_costs_one_deadline(self, build: Build) -> None:
-        tiers = build(3, promote="never")
+        tiers = build(3, promote="never", **HASTY)
         with closing(PageStore(tiers.storage)) as store:
             store.open_space(TARGET)
             framed_space = store.framed(TARGET)
@@ -244,7 +246,7 @@ class TestFailures:
             tiers.storage.batch_delete(SPACE, [A])
 
     def test_a_hung_tier_costs_one_deadline_and_then_nothing(self, build: Build) -> None:
-        tiers = build()
+        tiers = build(**HASTY)
         tiers.put(tiers.first, A)
         tiers.put(tiers.last, B)
         tiers.last.hang("get")
@@ -258,7 +260,7 @@ class TestFailures:
         assert [] == tiers.last.calls
 
     def test_a_first_tier_that_hangs_holds_one_thread(self, build: Build) -> None:
-        tiers = build(promote="never", breaker_cooldown_s=0.01)
+        tiers = build(promote="never", breaker_cooldown_s=0.01, **HASTY)
         tiers.set(A)
         tiers.first.calls.clear()
         tiers.first.hang("get")
@@ -290,7 +292,7 @@ class TestFailures:
         assert [False] == tiers.storage.batch_delete(SPACE, [A])
 
     def test_what_nobody_stored_never_appears(self, build: Build) -> None:
-        tiers = build()
+        tiers = build(**HASTY)
         tiers.first.is_full = True
         tiers.last.hang("set")
 
@@ -344,7 +346,7 @@ class TestWrites:
         assert 16 == tiers.counter("b.writeback_skipped")
 
     def test_close_finishes_the_copies(self, build: Build) -> None:
-        tiers = build(write="back", timeout_s=10)
+        tiers = build(write="back")
         tiers.last.hang("set")
         tiers.set(A, B)
 
@@ -358,7 +360,7 @@ class TestWrites:
     def test_the_times_of_a_page_are_those_after_its_copies(
         self, build: Build, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        tiers = build(write="back", timeout_s=10)
+        tiers = build(write="back")
         tiers.last.hang("set")
         written_at_s = {True: 7.0, False: None}
 
@@ -442,7 +444,7 @@ class TestWrites:
 
 class TestRemovals:
     def test_a_deleted_page_is_not_written_back(self, build: Build) -> None:
-        tiers = build(write="back", timeout_s=10)
+        tiers = build(write="back")
         tiers.last.hang("set")
         tiers.set(A)
         wait_until(lambda: "set" in tiers.last.calls)
@@ -455,7 +457,7 @@ class TestRemovals:
         assert not tiers.last.has(SPACE, A)
 
     def test_a_copy_that_outlasts_a_delete_is_undone(self, build: Build) -> None:
-        tiers = build(write="back")
+        tiers = build(write="back", **HASTY)
         tiers.last.hang("set")
         tiers.set(A)
         wait_until(lambda: "set" in tiers.last.calls)
@@ -497,7 +499,7 @@ class TestRemovals:
             assert [False] == below.batch_exists(SPACE, [A])
 
     def test_a_set_does_not_wait_until_a_hung_tier_has_undone_its_copy(self, build: Build) -> None:
-        tiers = build(write="back", breaker_failures=100)
+        tiers = build(write="back", breaker_failures=100, **HASTY)
         tiers.last.hang("set", "delete")
         threads = tiers.last.capabilities.parallelism
         tiers.set(*(hash_of(100 + number) for number in range(threads)))
@@ -512,7 +514,7 @@ class TestRemovals:
             assert [False] == deleting.result(20 * DEADLINE_S)
 
     def test_a_page_that_is_deleted_while_it_is_read_is_not_promoted(self, build: Build) -> None:
-        tiers = build(promote="always", timeout_s=10, lookup_timeout_s=10)
+        tiers = build(promote="always")
         tiers.put(tiers.last, A)
         tiers.last.hang("get")
 
@@ -528,7 +530,7 @@ class TestRemovals:
         assert "set" not in tiers.first.calls
 
     def test_clear_counts_each_page_once_and_reaches_copies(self, build: Build) -> None:
-        tiers = build(3, write="back", timeout_s=10)
+        tiers = build(3, write="back")
         tiers.set(A, B)
         wait_until(lambda: all(store.has(SPACE, B) for store in tiers.stores))
         tiers.put(tiers.last, C)
@@ -555,7 +557,7 @@ class TestRemovals:
 
 class TestMemory:
     def test_a_hung_tier_holds_no_more_than_the_limit(self, build: Build) -> None:
-        tiers = build(write="back", copy_nbytes=8 * 4096)
+        tiers = build(write="back", copy_nbytes=8 * 4096, **HASTY)
         tiers.last.hang("set", "get")
         for n in range(20):
             tiers.set(hash_of(n))
@@ -564,7 +566,7 @@ class TestMemory:
         assert tiers.storage._copiers.get().memory.used_nbytes <= 8 * 4096
 
     def test_a_hung_tier_leaves_memory_to_the_others(self, build: Build) -> None:
-        tiers = build(3, copy_nbytes=2 * 4096)
+        tiers = build(3, copy_nbytes=2 * 4096, **HASTY)
         tiers.put(tiers.stores[1], A)
         tiers.last.hang("get", "set")
         tiers.set(B)

@@ -151,7 +151,7 @@ def test_a_check_that_does_not_end_reports_its_leftovers(tmp_path: Path) -> None
 
     check = next(one for one in all_checks() if one.run.__name__ == "what_was_set_is_there")
     record = run_check(
-        lambda: DeployedStore(Hangs, {"path": str(tmp_path)}), check, RunOptions(call_limit_s=0.5)
+        lambda: DeployedStore(Hangs, {"path": str(tmp_path)}), check, RunOptions(call_limit_s=1)
     )
     go_on.set()
 
