@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -149,25 +150,22 @@ class TestAttach:
 
 
 class TestDetach:
-    def test_queued_pages_are_written_first_or_dropped(self) -> None:
-        for drain, pages in ((True, 32), (False, 8)):
-            storage, gate = HookedStorage(), Gate()
-            with engine_on(storage, cache_pools()) as engine:
-                storage.hooks["batch_set"] = gate
-                compute(engine, PROMPT)
-                assert gate.entered.wait(20)
+    @pytest.mark.parametrize(("drain", "pages"), [(True, 32), (False, 8)])
+    def test_queued_pages_are_written_first_or_dropped(self, *, drain: bool, pages: int) -> None:
+        storage, gate = HookedStorage(), Gate()
+        with engine_on(storage, cache_pools()) as engine:
+            storage.hooks["batch_set"] = gate
+            compute(engine, PROMPT)
+            assert gate.entered.wait(20)
 
-                def go_on(engine: CacheController = engine, drain: bool = drain) -> None:
-                    until(lambda: drain or "dropped_pages" in engine.stats())
-                    gate.open()
+            with ThreadPoolExecutor() as pool:
+                detached = pool.submit(engine.detach, drain=drain)
+                until(lambda: drain or "dropped_pages" in engine.stats())
+                gate.open()
+                assert detached.result()
 
-                going_on = threading.Thread(target=go_on)
-                going_on.start()
-                assert engine.detach(drain=drain)
-                going_on.join()
-
-                assert pages == stored(storage)
-                assert not leaked(engine)
+            assert pages == stored(storage)
+            assert not leaked(engine)
 
     def test_write_back_writes_its_unsaved_pages(self) -> None:
         storage = HookedStorage()

@@ -196,6 +196,7 @@ def test_writes_of_both_are_equal(
 
 
 @NEEDS_COMPILED
+@settings(deadline=None)
 @given(
     data=st.binary(max_size=3000),
     target_cuts=st.lists(st.integers(0, 3000), max_size=5),
@@ -605,6 +606,7 @@ words = st.integers(0, 2**64 - 1)
 
 
 @NEEDS_COMPILED
+@settings(deadline=None)
 @given(directory=st.binary(max_size=40), prefix=st.binary(min_size=24, max_size=24), names=hashes)
 def test_paths_and_names_of_both_are_equal(
     directory: bytes, prefix: bytes, names: list[str]
@@ -615,6 +617,7 @@ def test_paths_and_names_of_both_are_equal(
 
 
 @NEEDS_COMPILED
+@settings(deadline=None)
 @given(
     names=st.lists(st.binary(min_size=40, max_size=41), max_size=4),
     synced=st.booleans(),
@@ -634,6 +637,7 @@ def test_trailers_of_both_are_equal(
 
 
 @NEEDS_COMPILED
+@settings(deadline=None)
 @given(names=hashes, nbytes=words, checksum=words, size=st.sampled_from([128, 129, 512]))
 def test_frames_of_both_are_equal(names: list[str], nbytes: int, checksum: int, size: int) -> None:
     written = list[list[bytearray]]()
@@ -648,6 +652,7 @@ def test_frames_of_both_are_equal(names: list[str], nbytes: int, checksum: int, 
 
 
 @NEEDS_COMPILED
+@settings(deadline=None)
 @given(
     made=st.binary(min_size=16, max_size=64).map(bytes.hex),
     asked=st.binary(min_size=16, max_size=64).map(bytes.hex),

@@ -205,6 +205,25 @@ def test_new_pages_end_the_pause_after_a_sweep_without_pages(tmp_path: Path) -> 
         assert 1 == len(sweep.take(1, Deadline(LIMIT_S)))
 
 
+def test_a_sweep_whose_pages_others_evict_meanwhile_has_not_found_an_empty_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path, None) as storage:
+        put(storage, range(6))
+        sweep = storage._process.get().capacity._sweep
+        look = native.stat_files
+
+        def late(paths: list[bytes], deadline_s: float) -> Any:
+            """Let other pages take the place of those that were listed, during the first sweep."""
+            for path in [Path(os.fsdecode(one)) for one in paths if not sweep.sweeps]:
+                path.rename(path.with_name(path.name[:-1] + "01"[path.name[-1] == "0"]))
+            return look(paths, deadline_s)
+
+        monkeypatch.setattr(native, "stat_files", late)
+
+        assert 1 == len(sweep.take(1, Deadline(LIMIT_S)))
+
+
 def test_a_store_that_is_counted_by_many_at_once_is_counted_by_the_first(tmp_path: Path) -> None:
     with opened(tmp_path, 4) as storage:
         put(storage, range(1))
