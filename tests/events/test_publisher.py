@@ -10,7 +10,7 @@ from event_streams import Subscriber, past
 from servers import free_port, wait_until
 
 from hicache_storage.errors import ConfigError
-from hicache_storage.events.messages import AllBlocksCleared, BlockRemoved
+from hicache_storage.events.messages import BlockRemoved
 from hicache_storage.events.publisher import (
     DROPPED,
     SENT,
@@ -77,8 +77,7 @@ def test_a_subscriber_gets_each_batch_with_its_number(
 ) -> None:
     opened = publisher(topic="kv", rank=None)
     with Subscriber(endpoint, topic="kv") as subscriber:
-        subscriber.wait_until_connected(lambda: opened.publish([AllBlocksCleared()]))
-        first = opened.stats()[SENT]
+        first = subscriber.wait_until_connected(opened)
 
         for block in range(3):
             assert opened.publish(removed(block))
@@ -92,7 +91,7 @@ def test_a_publisher_may_connect_to_the_subscriber(
 ) -> None:
     with Subscriber(endpoint, binds=True) as subscriber:
         opened = publisher(bind=None)
-        subscriber.wait_until_connected(lambda: opened.publish([AllBlocksCleared()]))
+        subscriber.wait_until_connected(opened)
 
         opened.publish(removed(7))
 
@@ -146,7 +145,7 @@ def test_a_batch_has_the_rank_and_the_ports_are_the_ranks(
 ) -> None:
     opened = publisher(rank=1, replay_endpoint="")
     with Subscriber(offset_port(endpoint, 1)) as subscriber:
-        subscriber.wait_until_connected(lambda: opened.publish([AllBlocksCleared()]))
+        subscriber.wait_until_connected(opened)
         opened.publish(removed(1))
 
         assert 1 == subscriber.receive()[1][2]
@@ -157,7 +156,7 @@ def test_waiting_batches_are_sent_at_the_close(
 ) -> None:
     opened = publisher()
     with Subscriber(endpoint) as subscriber:
-        subscriber.wait_until_connected(lambda: opened.publish([AllBlocksCleared()]))
+        subscriber.wait_until_connected(opened)
 
         for block in range(100):
             opened.publish(removed(block))

@@ -9,6 +9,9 @@ import msgspec
 import zmq
 from servers import wait_until
 
+from hicache_storage.events.messages import AllBlocksCleared
+from hicache_storage.events.publisher import EventPublisher
+
 _LIMIT_MS = 20_000
 _END = (1 << 64) - 1
 
@@ -30,16 +33,20 @@ class Subscriber:
         self._socket.subscribe(topic)
         (self._socket.bind if binds else self._socket.connect)(endpoint)
 
-    def wait_until_connected(self, publish: Callable[[], object]) -> None:
-        """Publish until a batch arrives, because the first ones get lost, then receive the others."""
+    def wait_until_connected(self, publisher: EventPublisher) -> int:
+        """Publish until a batch arrives, because the first ones get lost, then receive the others.
+
+        Return the number of the next batch.
+        """
 
         def arrived() -> bool:
-            publish()
+            publisher.publish([AllBlocksCleared()])
             return bool(self._socket.poll(50))
 
         wait_until(arrived, 20)
-        while self._socket.poll(300):
-            self._socket.recv_multipart()
+        while self.receive()[0] < publisher._next_number - 1:
+            pass
+        return publisher._next_number
 
     def receive(self) -> tuple[int, Any]:
         """Return the number and the content of the next batch."""

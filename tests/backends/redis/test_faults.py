@@ -141,7 +141,7 @@ class TestGet:
         self, server: RedisServer, direct: RedisStorage, proxy: FaultProxy
     ) -> None:
         set_all(direct)
-        with opened(server, proxy, timeout_s=1.0) as storage:
+        with opened(server, proxy, timeout_s=2) as storage:
             proxy.drip(3 * NBYTES)
             verdicts, data = get_all(storage)
 
@@ -162,7 +162,7 @@ class TestGet:
         self, server: RedisServer, direct: RedisStorage, proxy: FaultProxy
     ) -> None:
         set_all(direct)
-        with opened(server, proxy, timeout_s=1.0, parallelism=1) as storage:
+        with opened(server, proxy, timeout_s=2, parallelism=1) as storage:
             storage.open_space(SPACE)
             proxy.go_silent("down")
             with pytest.raises(StorageTimeout):

@@ -134,7 +134,7 @@ class TestLeases:
                 found.update(_reserved(other, 8))
                 return lost <= found
 
-            wait_until(are_back, limit_s=10)
+            wait_until(are_back)
 
     def test_a_page_that_took_longer_than_its_lease_never_shows(
         self, storage: Hf3fsStorage, monkeypatch: pytest.MonkeyPatch
@@ -162,15 +162,15 @@ class TestLostData:
         self, tmp_path: Path
     ) -> None:
         with RedisServer(tmp_path / "redis") as server, opened(server, tmp_path / "r") as storage:
-            shorten_leases(storage, 1000)
             stored(storage, range(8))
+            shorten_leases(storage, 1000)
             server.stop()
             server.start()
             with pytest.raises(StorageUnavailable, match="restarted"):
                 hits(storage, range(8))
             with pytest.raises(StorageUnavailable, match="restarted"):
                 storage.batch_set(SPACE, HASHES[8:9], [page()])
-            wait_until(lambda: _works(storage), limit_s=10)
+            wait_until(lambda: _works(storage))
 
             assert [True] * 8 == hits(storage, range(8))
 
@@ -190,13 +190,13 @@ class TestLostData:
     def test_a_run_id_that_is_no_text_is_that_of_another_run(
         self, server: RedisServer, storage: Hf3fsStorage
     ) -> None:
-        shorten_leases(storage, 1000)
         stored(storage, range(8))
+        shorten_leases(storage, 1000)
         with client_of(server) as client:
             client.hset(f"{index_of(storage)._prefix}:state", "run", b"0123\xb7")
         with pytest.raises(StorageUnavailable, match="restarted"):
             hits(storage, range(8))
-        wait_until(lambda: _works(storage), limit_s=10)
+        wait_until(lambda: _works(storage))
 
         assert [True] * 8 == hits(storage, range(8))
 
@@ -213,12 +213,13 @@ class TestLostData:
 
     def test_lost_data_is_made_from_the_marks(self, tmp_path: Path) -> None:
         with RedisServer(tmp_path / "redis") as server, opened(server, tmp_path / "r") as storage:
-            shorten_leases(storage, 100)
             stored(storage, range(8))
             storage.batch_delete(SPACE, HASHES[:2])
+            shorten_leases(storage, 100)
             with client_of(server) as client:
                 client.flushall()
-            wait_until(lambda: _works(storage), limit_s=10)
+            wait_until(lambda: _works(storage))
+            shorten_leases(storage, 60_000)
 
             assert [False] * 2 + [True] * 6 == hits(storage, range(8))
             stored(storage, range(64))
@@ -231,10 +232,10 @@ class TestLostData:
         index: Any = storage._mount.get().index
         with client_of(server) as client:
             client.hdel(f"{index._prefix}:state", "made")
-            client.set(f"{index._prefix}:maker", "another", px=300)
+            client.set(f"{index._prefix}:maker", "another", px=1500)
             with pytest.raises(StorageUnavailable, match="rebuilding"):
                 hits(storage, range(1))
-            wait_until(lambda: _works(storage), limit_s=10)
+            wait_until(lambda: _works(storage))
 
     def test_an_index_that_was_built_since_a_look_is_not_built_again(
         self, server: RedisServer, storage: Hf3fsStorage

@@ -47,7 +47,7 @@ def test_vllms_decoder_reads_every_event() -> None:
     publisher = EventPublisher(settings)
     try:
         with Subscriber(settings.endpoint, decode=decode) as subscriber:
-            subscriber.wait_until_connected(lambda: publisher.publish([AllBlocksCleared()]))
+            subscriber.wait_until_connected(publisher)
             publisher.publish(EVENTS)
             _, batch = subscriber.receive()
     finally:
