@@ -237,7 +237,7 @@ class TestMaxWait:
         self, storage: HookedStorage, engine: Callable[..., CacheController]
     ) -> None:
         controller, gate = self.slow_engine(
-            storage, engine, prefetch_timeout_base_s=0.05, prefetch_policy=PrefetchPolicy.TIMEOUT
+            storage, engine, prefetch_timeout_base_s=1, prefetch_policy=PrefetchPolicy.TIMEOUT
         )
         prefetch = controller.prefetch("request", PROMPT)
         assert gate.entered.wait(20)

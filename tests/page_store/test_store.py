@@ -704,7 +704,7 @@ class TestBreaker:
     def test_a_store_that_keeps_failing_is_left_alone_then_probed(
         self, storage: HookedStorage, open_store: Callable[..., PageStore]
     ) -> None:
-        store = open_store(breaker_failures=2, breaker_cooldown_s=0.05)
+        store = open_store(breaker_failures=2, breaker_cooldown_s=1)
         storage.hooks["batch_set"] = failing(StorageUnavailable("down"))
         for _ in range(2):
             store.save([transfer(filled(1))])

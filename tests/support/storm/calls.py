@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from clocks import Stopwatch
 from hicache_conformance.tools.network.proxy import FaultProxy
 from hicache_conformance.tools.processes.resources import ProcessResources, remaining_after
 from pages import blank, hash_of, page, space
@@ -159,18 +160,17 @@ class _Round:
             )
             key_space = chance.choice(_SPACES)
             numbers = chance.sample(range(_PAGES), chance.randint(1, _MOST_A_CALL))
-            began_s = time.monotonic()
             try:
-                operation(key_space, numbers, began_s)
+                operation(key_space, numbers, Stopwatch())
             except Exception as error:  # noqa: BLE001 - reported
                 self._find(f"{operation.__name__[1:]} raised {error!r}")
             self._count("calls")
 
-    def _load(self, key_space: KeySpace, numbers: Sequence[int], began_s: float) -> None:
+    def _load(self, key_space: KeySpace, numbers: Sequence[int], watch: Stopwatch) -> None:
         frames = [self._frame(blank(_NBYTES).tobytes()) for _ in numbers]
         hashes = [hash_of(number) for number in numbers]
         outcome = self._store.load([Transfer(key_space, hashes, frames)])
-        self._judge_length("load", began_s)
+        self._judge_length("load", watch)
         self._judge_verdicts("load", outcome.verdicts[0])
         for number, frame, verdict in zip(numbers, frames, outcome.verdicts[0], strict=True):
             if verdict is Verdict.OK:
@@ -178,29 +178,29 @@ class _Round:
                 if frame.payload.tobytes() != self._contents[key_space, number]:
                     self._find(f"page {number} of pool {key_space.pool} has wrong bytes")
 
-    def _save(self, key_space: KeySpace, numbers: Sequence[int], began_s: float) -> None:
+    def _save(self, key_space: KeySpace, numbers: Sequence[int], watch: Stopwatch) -> None:
         frames = [self._frame(self._contents[key_space, number]) for number in numbers]
         hashes = [hash_of(number) for number in numbers]
         outcome = self._store.save([Transfer(key_space, hashes, frames)])
-        self._judge_length("save", began_s)
+        self._judge_length("save", watch)
         self._judge_verdicts("save", outcome.verdicts[0])
         self._count("pages accepted", outcome.verdicts[0].count(Verdict.OK))
 
-    def _match(self, key_space: KeySpace, numbers: Sequence[int], began_s: float) -> None:
+    def _match(self, key_space: KeySpace, numbers: Sequence[int], watch: Stopwatch) -> None:
         self._store.match([hash_of(number) for number in numbers], [PoolSpec(space=key_space)])
-        self._judge_length("match", began_s)
+        self._judge_length("match", watch)
 
-    def _delete(self, key_space: KeySpace, numbers: Sequence[int], began_s: float) -> None:
+    def _delete(self, key_space: KeySpace, numbers: Sequence[int], watch: Stopwatch) -> None:
         self._store.delete(key_space, [hash_of(number) for number in numbers])
-        self._judge_length("delete", began_s)
+        self._judge_length("delete", watch)
 
     def _frame(self, data: bytes) -> FramedPage:
         target = blank(_NBYTES)
         target.copy_from(data)
         return FramedPage(memoryview(bytearray(self._store.frame_nbytes)), target)
 
-    def _judge_length(self, operation: str, began_s: float) -> None:
-        elapsed_s = time.monotonic() - began_s
+    def _judge_length(self, operation: str, watch: Stopwatch) -> None:
+        elapsed_s = watch.so_far_s()
         if elapsed_s > TIMEOUT_S + GRACE_S:
             self._find(f"{operation} took {elapsed_s:.1f} s")
 
