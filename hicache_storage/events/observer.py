@@ -3,12 +3,16 @@
 An event only says what the store has confirmed. A page is gained when a save of it is OK. A page that
 was announced is lost when a load or lookup does not find it, when a delete returns True, or when the
 key space is cleared. A timeout or an error changes nothing.
+
+Calls overlap, so a lookup may report a miss after a save has stored the page. A page is lost only in a
+call that began after the page was announced. If it is gone all the same, the next lookup misses it.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -74,33 +78,35 @@ class EventObserver(Observer):
                 for page_hash, verdict in zip(transfer.hashes, verdicts, strict=True):
                     found.setdefault(page_hash, {})[transfer.space] = verdict
         if move.direction == "load":
-            self._lose(
+            lost = [
                 (space, page_hash)
                 for page_hash, answers in found.items()
                 for space, verdict in answers.items()
                 if verdict in _GONE
-            )
+            ]
+            self._lose(lost, began_ns)
         else:
             self._gain(found)
 
     def looked_up(self, lookup: Lookup, began_ns: int) -> None:
-        self._lose(
+        lost = [
             (space, page_hash)
             for space, answers in zip(lookup.spaces, lookup.answers, strict=True)
             if self._announces(space)
             for page_hash, answer in zip(lookup.hashes, answers, strict=True)
             if answer is False
-        )
+        ]
+        self._lose(lost, began_ns)
 
     def deleted(self, deletion: Deletion, began_ns: int) -> None:
         if self._announces(deletion.space):
-            self._lose((deletion.space, page_hash) for page_hash in deletion.gone)
+            self._lose([(deletion.space, page_hash) for page_hash in deletion.gone], began_ns)
 
     def cleared(self, clearance: Clearance, began_ns: int) -> None:
         if not self._announces(clearance.space):
             return
         with self._order:
-            blocks, is_all = self._announced.clear(clearance.space)
+            blocks, is_all = self._announced.clear(clearance.space, began_ns)
             if is_all:
                 self._publisher.publish([AllBlocksCleared()])
             elif blocks:
@@ -130,12 +136,12 @@ class EventObserver(Observer):
                 self._announced.add(blocks, spaces)
                 self._publisher.publish([stored])
 
-    def _lose(self, pages: Iterable[tuple[KeySpace, str]]) -> None:
+    def _lose(self, pages: Iterable[tuple[KeySpace, str]], began_ns: int) -> None:
         lost = [(space, block_hash(page_hash, self._form)) for space, page_hash in pages]
         if not lost:
             return
         with self._order:
-            blocks = self._announced.remove(lost)
+            blocks = self._announced.remove(lost, began_ns)
             if blocks:
                 self._publisher.publish([BlockRemoved(blocks, self._settings.medium)])
 
@@ -146,6 +152,8 @@ class _Group(NamedTuple):
     spaces: frozenset[KeySpace]
     left: frozenset[KeySpace]
     """The key spaces among `spaces` that were not cleared since that call."""
+    since_ns: int
+    """When the page was announced."""
 
 
 class AnnouncedPages:
@@ -155,8 +163,9 @@ class AnnouncedPages:
         self._limit = limit
         self._lock = threading.Lock()
         self._pages: OrderedDict[BlockHash, tuple[_Group, ...]] = OrderedDict()
-        self._spaces: set[KeySpace] = set()
-        """The key spaces that may have announced pages, including pages that were forgotten."""
+        self._spaces: dict[KeySpace, int] = {}
+        """The key spaces that may have announced pages, including pages that were forgotten, and when
+        the last of them was announced."""
         self._has_more_spaces = False
         """True if there were ever too many key spaces for this set. Clients choose their number."""
 
@@ -164,8 +173,8 @@ class AnnouncedPages:
         """Add pages that all of `spaces` have."""
         with self._lock:
             together = frozenset(spaces)
-            added = _Group(together, together)
-            self._note(together)
+            added = _Group(together, together, time.time_ns())
+            self._note(together, added.since_ns)
             for block in blocks:
                 others = [one for one in self._pages.get(block, ()) if one.spaces != together]
                 self._pages[block] = (*others[-_MOST_GROUPS + 1 :], added)
@@ -173,21 +182,29 @@ class AnnouncedPages:
             while len(self._pages) > self._limit:
                 self._pages.popitem(last=False)
 
-    def remove(self, pages: Iterable[tuple[KeySpace, BlockHash]]) -> list[BlockHash]:
-        """Remove pages that a key space lacks. Return each page that no key space has any more, once."""
+    def remove(self, pages: Iterable[tuple[KeySpace, BlockHash]], began_ns: int) -> list[BlockHash]:
+        """Remove pages that a key space lacked in a call that began at `began_ns`.
+
+        Returns:
+            Each page that no key space has any more, once.
+        """
         removed: list[BlockHash] = []
         with self._lock:
             if not self._pages:
                 return removed
             for space, block in pages:
                 groups = self._pages.get(block, ())
-                left = tuple(group for group in groups if space not in group.spaces)
+                left = tuple(
+                    group
+                    for group in groups
+                    if space not in group.spaces or began_ns < group.since_ns
+                )
                 if self._keep(block, groups, left):
                     removed.append(block)
         return removed
 
-    def clear(self, space: KeySpace) -> tuple[list[BlockHash], bool]:
-        """Note that a key space is empty.
+    def clear(self, space: KeySpace, began_ns: int) -> tuple[list[BlockHash], bool]:
+        """Note that a key space was emptied by a call that began at `began_ns`.
 
         Returns:
             The pages that no key space has any more, and True if no announced page is left.
@@ -195,20 +212,23 @@ class AnnouncedPages:
         with self._lock:
             if space not in self._spaces and not self._has_more_spaces:
                 return [], False
-            self._spaces.discard(space)
+            if self._spaces.get(space, 0) <= began_ns:
+                self._spaces.pop(space, None)
             cleared = {space}
             removed: list[BlockHash] = []
             for block, groups in [*self._pages.items()]:
                 left = tuple(
-                    group._replace(left=group.left - cleared) if space in group.left else group
+                    group._replace(left=group.left - cleared)
+                    if space in group.left and group.since_ns <= began_ns
+                    else group
                     for group in groups
                 )
                 if self._keep(block, groups, tuple(group for group in left if group.left)):
                     removed.append(block)
             return removed, not self._spaces and not self._has_more_spaces
 
-    def _note(self, spaces: Iterable[KeySpace]) -> None:
-        self._spaces.update(spaces)
+    def _note(self, spaces: Iterable[KeySpace], now_ns: int) -> None:
+        self._spaces |= dict.fromkeys(spaces, now_ns)
         if len(self._spaces) > _MOST_SPACES:
             self._spaces.clear()
             self._has_more_spaces = True

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -254,6 +255,36 @@ class TestLosses:
 
         assert [removed(0)] == publisher.events
 
+    @pytest.mark.parametrize(
+        ("method", "call"),
+        [
+            ("batch_exists", lambda store: store.match(HASHES[:1], [PoolSpec(space=TARGET)])),
+            ("batch_exists", lambda store: store.present(TARGET, HASHES[:1])),
+            ("batch_get", lambda store: store.load([transfer(empty(1))])),
+            ("batch_delete", lambda store: store.delete(TARGET, HASHES[:1])),
+        ],
+        ids=["match", "present", "load", "delete"],
+    )
+    def test_a_call_does_not_remove_a_page_that_is_saved_before_its_end(
+        self,
+        open_store: Callable[..., PageStore],
+        storage: HookedStorage,
+        publisher: Publisher,
+        method: str,
+        call: Callable[[PageStore], object],
+    ) -> None:
+        store = open_store()
+
+        def save_after(answer: Callable[[], Any]) -> Any:
+            answered = answer()
+            store.save([transfer(filled(1))])
+            return answered
+
+        storage.hooks[method] = save_after
+        call(store)
+
+        assert [stored(0)] == publisher.events
+
     def test_a_page_that_is_stored_again_is_announced_again(
         self, open_store: Callable[..., PageStore], publisher: Publisher
     ) -> None:
@@ -304,6 +335,27 @@ class TestClears:
 
         assert [removed(0)] == publisher.events
 
+    def test_a_page_that_is_saved_before_the_end_of_a_clear_is_not_cleared(
+        self,
+        open_store: Callable[..., PageStore],
+        storage: HookedStorage,
+        publisher: Publisher,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        store = open_store()
+        store.save([transfer(filled(1))])
+        publisher.take()
+
+        def save_after(space: KeySpace) -> int:
+            cleared = storage.inner.clear(space)
+            store.save([Transfer(TARGET, HASHES[1:2], [framed(1)])])
+            return cleared
+
+        monkeypatch.setattr(storage, "clear", save_after)
+        store.clear(TARGET)
+
+        assert [stored(1), removed(0)] == publisher.events
+
     def test_a_clear_of_a_space_without_announced_pages_says_nothing(
         self, open_store: Callable[..., PageStore], publisher: Publisher
     ) -> None:
@@ -328,7 +380,7 @@ def test_the_pages_announced_first_are_forgotten_first() -> None:
     pages.add([1, 2], [TARGET])
     pages.add([1, 3], [TARGET])
 
-    assert [1, 3] == pages.remove((TARGET, block) for block in (1, 2, 3))
+    assert [1, 3] == pages.remove(((TARGET, block) for block in (1, 2, 3)), time.time_ns())
 
 
 def test_of_the_many_tenants_of_one_page_those_that_saved_it_first_are_forgotten(
@@ -340,7 +392,7 @@ def test_of_the_many_tenants_of_one_page_those_that_saved_it_first_are_forgotten
     for tenant in tenants:
         pages.add([1], [tenant])
 
-    assert [1] == pages.remove((tenant, 1) for tenant in tenants[1:])
+    assert [1] == pages.remove(((tenant, 1) for tenant in tenants[1:]), time.time_ns())
 
 
 def test_a_loss_beside_a_gain_is_published_after_it(

@@ -40,6 +40,8 @@ ADAPTER = {
     "class_name": "HiCacheL2Adapter",
 }
 LIMIT_S = 60.0
+PATIENT = {"lookup_timeout_s": 20.0}
+"""Deadlines that a busy machine keeps, for tests that are not about them."""
 L1_GB = 0.02
 
 
@@ -134,7 +136,9 @@ class Engine:
 
         with mock.patch.object(BackendChoice, "open", opened):
             self.manager = StorageManager(
-                parse_config({**ADAPTER, "adapter_params": params, **spec}, l1_gb=l1_gb)
+                parse_config(
+                    {**ADAPTER, "adapter_params": {**PATIENT, **params}, **spec}, l1_gb=l1_gb
+                )
             )
         self._requests = 0
 

@@ -52,6 +52,8 @@ BLOCK, HEADS, HEAD_SIZE, LAYERS = 16, 2, 40, 2
 """A block has 10,240 bytes, so a row of one block is padded to 12,288."""
 ROW_ALIGNMENT = 4096
 LIMIT_S = 20.0
+PATIENT = {"lookup_timeout_s": 15.0}
+"""Deadlines that a busy machine keeps, for tests that are not about them."""
 PROMPT = range(1000, 1000 + 6 * BLOCK + 5)
 """Six full blocks and a part of another."""
 FULL = 6 * BLOCK
@@ -259,12 +261,13 @@ class Engine:
         **model_fields: Any,
     ) -> None:
         """Start an engine. `edit` may change the `VllmConfig`."""
+        patient = PATIENT if "backend" in extra else {}
         transfer = kv_transfer.KVTransferConfig(
             kv_connector=connector,
             kv_connector_module_path=module,
             kv_role="kv_both",
             kv_connector_extra_config=json.loads(
-                json.dumps({"cpu_bytes_to_use": 1 << 20, **extra})
+                json.dumps({"cpu_bytes_to_use": 1 << 20, **patient, **extra})
             ),
         )
         fields = {"dtype": "bfloat16", **model_fields}
