@@ -99,9 +99,8 @@ def test_a_busy_machine_leaves_repeated_work_its_time() -> None:
     while not limit.is_over():
         pass
 
-    elapsed_s, worked_s = time.monotonic() - began_s, time.thread_time() - worked_s
-    assert elapsed_s > 1.5 * _WORK_S
-    assert worked_s > 0.8 * _WORK_S or elapsed_s > 4.8 * _WORK_S
+    assert time.monotonic() - began_s > 1.5 * _WORK_S
+    assert time.thread_time() - worked_s > 0.8 * _WORK_S
 
 
 def test_repeated_work_that_waits_by_itself_has_no_more_time() -> None:

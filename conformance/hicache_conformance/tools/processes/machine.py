@@ -13,7 +13,7 @@ _STAT = Path("/proc/stat")
 _STEAL_FIELD = 8
 """Where a line `cpu0 ...` of /proc/stat has the time that a hypervisor took."""
 
-_MOST_DELAY = 4
+_MOST_DELAY_S = 60.0
 
 
 class MachineDelay:
@@ -37,8 +37,7 @@ class MachineDelay:
 class WorkLimit:
     """A time limit for work that a check repeats, as long as a machine that is not busy would work.
 
-    The time in which the machine ran something else does not count, up to `_MOST_DELAY` times the
-    limit.
+    The time in which the machine ran something else does not count, up to `_MOST_DELAY_S`.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -49,11 +48,14 @@ class WorkLimit:
 
     def is_over(self) -> bool:
         """Return whether the work has had its time."""
-        if time.monotonic() < self._until_s:
-            return False
-        delay_s = min(self._delay.so_far_s(), _MOST_DELAY * self._limit_s)
-        self._until_s = self._began_s + self._limit_s + delay_s
-        return time.monotonic() >= self._until_s
+        return not self.allows(0.0)
+
+    def allows(self, seconds: float) -> bool:
+        """Return whether work of so many seconds ends in time."""
+        if time.monotonic() + seconds < self._until_s:
+            return True
+        self._until_s = self._began_s + self._limit_s + min(self._delay.so_far_s(), _MOST_DELAY_S)
+        return time.monotonic() + seconds < self._until_s
 
 
 def _waited_s() -> dict[str, float]:
