@@ -257,9 +257,7 @@ def _on_every_connection(path: FaultPath, calls: Sequence[Callable[[], str]]) ->
     path.on_all(partial(FaultProxy.go_silent, direction="down"))
     with Threads() as threads:
         calling = threads.start(lambda: call_at_once(calls))
-        wait_until(
-            lambda: calling.done or path.turns() - turns >= len(calls), path.timeout_s / 4
-        )
+        wait_until(lambda: calling.done or path.turns() - turns >= len(calls), path.timeout_s / 4)
         path.on_all(FaultProxy.pass_through)
         return calling.result()
 
