@@ -73,6 +73,10 @@ class FaultPath:
         """Return how many bytes have passed all proxies, in both directions."""
         return sum(proxy.bytes_up + proxy.bytes_down for proxy in self.proxies)
 
+    def turns(self) -> int:
+        """Return how many round trips have begun over all proxies."""
+        return sum(proxy.turns for proxy in self.proxies)
+
     def caller(self, label: str = "store") -> Caller:
         """Return a caller on a new handle that has opened the key space."""
         opened: list[HiCacheStorage] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
@@ -24,6 +23,7 @@ from hypothesis.stateful import (
 
 from hicache_conformance.run.outcomes import NotVerified, Violation
 from hicache_conformance.scenarios.model_pair import PAGES, SPACES, ModelPair, Step
+from hicache_conformance.tools.processes.machine import WorkLimit
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -42,15 +42,15 @@ _BATCH = st.lists(_PAGE, min_size=1, max_size=4, unique=True)
 class SequenceSearch:
     """A search for a sequence of calls after which the store and the dict disagree.
 
-    The search stops `limit_s` after the first sequence began. Shortening the sequence that it found
-    may take as long again.
+    The search stops `limit_s` after the first sequence began, or later on a busy machine. Shortening
+    the sequence that it found may take as long again.
     """
 
     def __init__(self, case: Case, limit_s: float) -> None:
         self.case = case
         self.sequences = 0
         self._limit_s = limit_s
-        self._until_s = 0.0
+        self._limit = WorkLimit(limit_s)
         self._found: tuple[Violation, list[Step]] | None = None
         self._undecided: NotVerified | None = None
 
@@ -78,14 +78,14 @@ class SequenceSearch:
             if self._found is None:
                 raise
         if self._found is not None:
-            self._until_s = time.monotonic() + self._limit_s
+            self._limit = WorkLimit(self._limit_s)
             raise self._shortened(*self._found)
 
     def new_pair(self) -> ModelPair | None:
         """Return a fresh pair, or None if the time is up or a sequence was found."""
         if not self.sequences:  # so that a busy machine has time for one sequence
-            self._until_s = time.monotonic() + self._limit_s
-        if self._is_over() or self._found is not None:
+            self._limit = WorkLimit(self._limit_s)
+        if self._limit.is_over() or self._found is not None:
             return None
         self.sequences += 1
         return ModelPair(self.case, f"sequence{self.sequences}")
@@ -97,9 +97,6 @@ class SequenceSearch:
     def give_up(self, reason: NotVerified) -> None:
         """Record that the store does not implement a call, so that the search ends without a verdict."""
         self._undecided = reason
-
-    def _is_over(self) -> bool:
-        return time.monotonic() > self._until_s
 
     def _shortened(self, violation: Violation, steps: list[Step]) -> Violation:
         """Leave out and reduce steps as long as the disagreement remains.
@@ -144,7 +141,7 @@ class SequenceSearch:
         return {**fresh, **case.changed_fields}
 
     def _replayed(self, steps: Sequence[Step]) -> Violation | None:
-        if self._is_over():
+        if self._limit.is_over():
             return None
         self.sequences += 1
         pair = ModelPair(self.case, f"sequence{self.sequences}", self._fresh_config())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hicache_conformance.run.outcomes import NotDeclared, NotVerified, Violation
 from hicache_conformance.tools.network.endpoints import endpoints_in
+from hicache_conformance.tools.processes.machine import MachineDelay, WorkLimit
 from hicache_storage.errors import UnsupportedOperation
 from hicache_storage.storage import Durability
 
@@ -137,6 +138,8 @@ def another_handle(case: Case, store: Probe) -> Probe:
 class TimeBudget:
     """The cost of the pages so far, so that a check stops before more pages take too long.
 
+    The time in which the machine ran something else does not count.
+
     for count in (10, 100, 1000):
         if not budget.allows(count):
             break
@@ -145,19 +148,20 @@ class TimeBudget:
     """
 
     def __init__(self, limit_s: float = 4.0) -> None:
-        self._until_s = time.monotonic() + limit_s
+        self._limit = WorkLimit(limit_s)
         self._cost_s = 0.0
 
     def allows(self, count: int) -> bool:
         """Return whether `count` pages can be done in time, at the cost of the last ones."""
-        return time.monotonic() + count * self._cost_s < self._until_s
+        return self._limit.allows(count * self._cost_s)
 
     @contextmanager
     def measured(self, count: int) -> Generator[None, None, None]:
         """Time the `with` block, which uses `count` pages."""
-        began_s = time.monotonic()
+        began_s, delay = time.monotonic(), MachineDelay()
         yield
-        self._cost_s = (time.monotonic() - began_s) / count
+        own_s = time.monotonic() - began_s - delay.so_far_s()
+        self._cost_s = max(0.0, own_s) / count
 
     def shortened(self, items: Sequence[T]) -> Sequence[T]:
         """Return `items`. If the time is too short for all, return some, spread over all of them."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hicache_conformance.selftest.mutants.network import KeepsBrokenConnections
 from hicache_conformance.selftest.references.wire import WireServer, WireStore
 from hicache_conformance.selftest.references.wire_protocol import (
     Connection,
@@ -101,6 +102,23 @@ def test_the_same_store_works_when_the_server_is_back(server: WireServer, store:
 
     assert [True] == store.batch_get(space(), [A], [target])
     assert page(seed=1).tobytes() == target.tobytes()
+
+
+def test_the_wrong_store_keeps_its_broken_connection_also_if_another_call_times_out(
+    server: WireServer,
+) -> None:
+    with KeepsBrokenConnections.from_config({"url": server.url, "timeout_s": LIMIT_S}) as store:
+        broken, late = (store._lease(number, Deadline(LIMIT_S)) for number in (-1, -2))
+        for number, connection, error in (
+            (-1, broken, ConnectionResetError("reset")),
+            (-2, late, TimeoutError("late")),
+        ):
+            try:
+                raise error
+            except OSError:
+                store._after_failure(number, connection)
+
+        assert store._idle == [broken]
 
 
 def test_a_restart_that_no_call_has_noticed_costs_none(

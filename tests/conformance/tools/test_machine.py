@@ -15,7 +15,7 @@ from hicache_conformance.run.outcomes import Violation
 from hicache_conformance.scenarios.attempts import Attempt, make_attempt
 from hicache_conformance.scenarios.fault_path import FaultPath, must_end_in_time
 from hicache_conformance.selftest.references.subjects import DictSubject
-from hicache_conformance.tools.processes.machine import is_at_rest
+from hicache_conformance.tools.processes.machine import WorkLimit, is_at_rest
 from hicache_conformance.tools.processes.resources import wait_until
 
 _WORK_S = 0.5
@@ -92,3 +92,13 @@ def test_threads_that_wait_leave_a_process_at_rest() -> None:
     finally:
         released.set()
         thread.join(_LIMIT_S)
+
+
+@pytest.mark.usefixtures("starved")
+def test_a_busy_machine_leaves_repeated_work_its_time() -> None:
+    limit, began_s, worked_s = WorkLimit(_WORK_S), time.monotonic(), time.thread_time()
+    while not limit.is_over():
+        pass
+
+    assert time.monotonic() - began_s > 1.5 * _WORK_S
+    assert time.thread_time() - worked_s > 0.8 * _WORK_S

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from hicache_conformance.checks import check
 from hicache_conformance.scenarios.edge_cases import deceptive_bytes, nearly_equal, similar_hashes
 from hicache_conformance.scenarios.setup import TimeBudget, fitting, note, open_and_set, open_store
+from hicache_conformance.tools.processes.machine import WorkLimit
 
 if TYPE_CHECKING:
     from hicache_conformance.case.case import Case
@@ -82,17 +82,17 @@ def hashes_that_are_alike_are_apart(case: Case) -> None:
 def pages_of_many_hashes_are_apart(case: Case) -> None:
     """Of 65,536 pages none has the bytes of another, and none of 500,000 other hashes is there."""
     store, space = open_store(case, 16)
-    until_s = time.monotonic() + _MANY_SETS_S
+    limit = WorkLimit(_MANY_SETS_S)
     pages: dict[str, bytes] = {}
-    while len(pages) < _MANY and time.monotonic() < until_s:
+    while len(pages) < _MANY and not limit.is_over():
         some = {one: _named(one, space) for one in _random_hashes(case, _AT_ONCE)}
         taken = store.set(space, some)
         pages.update(item for item, ok in zip(some.items(), taken, strict=True) if ok)
         if not all(taken):
             break
     asked = 0
-    until_s = time.monotonic() + _MANY_LOOKUPS_S
-    while asked < _MANY_ABSENT and time.monotonic() < until_s:
+    limit = WorkLimit(_MANY_LOOKUPS_S)
+    while asked < _MANY_ABSENT and not limit.is_over():
         absent = _random_hashes(case, _ASKED_AT_ONCE)
         asked += len(absent)
         for page_hash, there in zip(absent, store.exists(space, absent), strict=True):
@@ -109,9 +109,9 @@ def pages_of_many_hashes_are_apart(case: Case) -> None:
 def _must_be_apart(case: Case, store: Probe, space: KeySpace, pages: dict[str, bytes]) -> None:
     """Read pages in random order, as many as there is time for. No hit may have wrong bytes."""
     hashes = case.random.sample(list(pages), len(pages))
-    until_s = time.monotonic() + _MANY_GETS_S
+    limit = WorkLimit(_MANY_GETS_S)
     for start in range(0, len(hashes), _AT_ONCE):
-        if time.monotonic() > until_s:
+        if limit.is_over():
             break
         part = hashes[start : start + _AT_ONCE]
         for page_hash, data in zip(part, store.get(space, part), strict=True):

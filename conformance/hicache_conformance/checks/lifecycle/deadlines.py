@@ -41,6 +41,8 @@ _LONGER = 3.0
 _BREAK_SHARE = 0.85
 _STEP_SHARE = 0.3
 """Each direction takes this share of `timeout_s`, so a round trip is well in time."""
+_TRIES = 2
+"""So that a machine that is busy for a moment does not end the call at its first steps."""
 _BATCH = 48
 """How many pages a call has. A call with one step for each takes many times `timeout_s`."""
 _LARGE_NBYTES = 1 << 20
@@ -69,7 +71,9 @@ def steps_that_are_each_in_time_do_not_add_up(case: Case) -> None:
             partial(caller.set, pages),
             partial(caller.delete, absent),
         ):
-            _must_end(path, call, "each round trip takes most of timeout_s")
+            for _ in range(_TRIES):
+                if _must_end(path, call, "each round trip takes most of timeout_s").error is None:
+                    break
 
 
 @check("KV-304")
@@ -234,12 +238,13 @@ def _listings(caller: Caller, case: Case) -> list[Callable[[], Attempt]]:
     return [partial(make_attempt, caller.probe, "scan", listed, limit_s=caller.limit_s)]
 
 
-def _must_end(path: FaultPath, call: Callable[[], Attempt], why: str) -> None:
+def _must_end(path: FaultPath, call: Callable[[], Attempt], why: str) -> Attempt:
     """Make a call that must end in time. A late call has a second try: the machine may be busy."""
     attempt = call()
     if attempt.own_s > path.limit_s:
         attempt = min(attempt, call(), key=lambda one: one.own_s)
     must_end_in_time(path, attempt, why, hint=", with StorageTimeout if need be")
+    return attempt
 
 
 def _large(case: Case, space: KeySpace) -> KeySpace:

@@ -423,6 +423,12 @@ class _Reusing(WireStore):
         else:
             super()._after_failure(number, connection)
 
+    def _drop_idle(self) -> None:
+        kept = [] if self._closed else [one for one in self._idle if one in self._reused]
+        self._idle = [one for one in self._idle if one not in kept]
+        super()._drop_idle()
+        self._idle = kept
+
     def _reuses(self, error: BaseException | None) -> bool:
         raise NotImplementedError
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hicache_storage.page import Page
 
 
-_BEHIND_S = 0.05
+_BEHIND_S = 0.5
 
 
 # --- what is lost ----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,6 +12,8 @@ _TASKS = Path("/proc/self/task")
 _STAT = Path("/proc/stat")
 _STEAL_FIELD = 8
 """Where a line `cpu0 ...` of /proc/stat has the time that a hypervisor took."""
+
+_MOST_DELAY_S = 60.0
 
 
 class MachineDelay:
@@ -29,6 +32,30 @@ class MachineDelay:
         waited = (s - self._waited.get(task, 0.0) for task, s in _waited_s().items())
         stolen = (s - self._stolen.get(cpu, 0.0) for cpu, s in _stolen_s().items())
         return max(waited, default=0.0) + max(stolen, default=0.0)
+
+
+class WorkLimit:
+    """A time limit for work that a check repeats, as long as a machine that is not busy would work.
+
+    The time in which the machine ran something else does not count, up to `_MOST_DELAY_S`.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._delay = MachineDelay()
+        self._began_s = time.monotonic()
+        self._until_s = self._began_s + limit_s
+
+    def is_over(self) -> bool:
+        """Return whether the work has had its time."""
+        return not self.allows(0.0)
+
+    def allows(self, seconds: float) -> bool:
+        """Return whether work of so many seconds ends in time."""
+        if time.monotonic() + seconds < self._until_s:
+            return True
+        self._until_s = self._began_s + self._limit_s + min(self._delay.so_far_s(), _MOST_DELAY_S)
+        return time.monotonic() + seconds < self._until_s
 
 
 def _waited_s() -> dict[str, float]:

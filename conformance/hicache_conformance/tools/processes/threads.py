@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
 
 from hicache_conformance.tools.processes.gates import HELD_LIMIT_S, Gate, GatedPage
+from hicache_conformance.tools.processes.machine import WorkLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
@@ -193,16 +194,17 @@ def rapid_switching() -> Generator[None, None, None]:
 def run_at_once(bodies: Sequence[Callable[[int], object]], *, turns: int, limit_s: float) -> int:
     """Call each body up to `turns` times in its own thread, all at once. Return the number of calls.
 
-    The calls end after `limit_s`. The first exception ends them too, and is raised.
+    The calls end after `limit_s`, or later on a busy machine. The first exception ends them too, and
+    is raised.
     """
     barrier = threading.Barrier(len(bodies))
     stopped = threading.Event()
-    until_s = time.monotonic() + limit_s
+    limit = WorkLimit(limit_s)
 
     def run(body: Callable[[int], object]) -> int:
         barrier.wait(HELD_LIMIT_S)
         for turn in range(turns):
-            if stopped.is_set() or time.monotonic() > until_s:
+            if stopped.is_set() or limit.is_over():
                 return turn
             try:
                 body(turn)
