@@ -199,9 +199,7 @@ class EvictionSweep:
                 self._nbytes += nbytes
                 if path not in self._unremovable:
                     seen.append(Victim(modified_ns, nbytes, path))
-        if (
-            seen or native.MISS in found[0]
-        ):  # other processes evict, and store, while this one waits
+        if seen or native.MISS in found[0]:  # a miss: other processes evict meanwhile, and store
             self._barren_shards = 0
         self._add(seen, set(some), is_slow=native.LATE in found[0])
         if not self._listed and self._next_shard == len(SHARDS):
