@@ -148,6 +148,14 @@ class TestGains:
         ] == publisher.events
 
 
+_READERS: list[tuple[str, Callable[[PageStore], object]]] = [
+    ("batch_exists", lambda store: store.match(HASHES[:1], [PoolSpec(space=TARGET)])),
+    ("batch_exists", lambda store: store.present(TARGET, HASHES[:1])),
+    ("batch_get", lambda store: store.load([transfer(empty(1))])),
+    ("batch_delete", lambda store: store.delete(TARGET, HASHES[:1])),
+]
+
+
 class TestLosses:
     def test_an_announced_page_that_a_load_misses_is_removed_once(
         self, open_store: Callable[..., PageStore], storage: HookedStorage, publisher: Publisher
@@ -257,12 +265,7 @@ class TestLosses:
 
     @pytest.mark.parametrize(
         ("method", "call"),
-        [
-            ("batch_exists", lambda store: store.match(HASHES[:1], [PoolSpec(space=TARGET)])),
-            ("batch_exists", lambda store: store.present(TARGET, HASHES[:1])),
-            ("batch_get", lambda store: store.load([transfer(empty(1))])),
-            ("batch_delete", lambda store: store.delete(TARGET, HASHES[:1])),
-        ],
+        _READERS,
         ids=["match", "present", "load", "delete"],
     )
     def test_a_call_does_not_remove_a_page_that_is_saved_before_its_end(
