@@ -533,7 +533,7 @@ class TestFailedOpens:
         self, root: Path, monkeypatch: pytest.MonkeyPatch, step: str
     ) -> None:
         opened(root).close()
-        before = descriptors(), threading.active_count()
+        fds, threads = descriptors(), set(threading.enumerate())
         config: dict[str, Any] = {"capacity_nbytes": "1MiB"}
         wanted: type[Exception] = ConfigError
         if step == "usage":
@@ -555,5 +555,6 @@ class TestFailedOpens:
             with pytest.raises(wanted):
                 FileStorage.from_config({"path": str(root), **config})
 
-        assert before == (descriptors(), threading.active_count())
+        assert fds == descriptors()
+        assert not set(threading.enumerate()) - threads
         assert [] == list((root / "writers").iterdir())
