@@ -378,7 +378,11 @@ def test_a_key_space_whose_manifest_was_mended_meanwhile_is_kept(
     manifest = Path(file_store.config["path"], "spaces", lost.id, "manifest.json")
     right = manifest.read_text()
     manifest.write_text("{")
-    monkeypatch.setattr("hicache_storage.cli.gc._print", lambda *_: manifest.write_text(right))
+
+    def mend(*_found: Any) -> None:
+        manifest.write_text(right)
+
+    monkeypatch.setattr("hicache_storage.cli.gc._print", mend)
 
     assert main(["gc", "--unreadable", "--yes", *file_store.flags]) == 1
     assert "it was mended or removed meanwhile" in capsys.readouterr().out
