@@ -211,9 +211,16 @@ def linker_world(
     *,
     layout: str = "page_first_direct",
     hicache_ratio: float = 2.0,
+    timeout_s: float | None = 20.0,
     **arguments: Any,
 ) -> Generator[None]:
-    """Make this process a server with a linker, with these flags."""
+    """Make this process a server with a linker, with these flags.
+
+    The linker's own deadline is so short that a busy machine exceeds it. With None, it has that one.
+    """
+    if timeout_s is not None:
+        adapter = {"timeout_s": timeout_s, **extra_config.get("adapter", {})}
+        extra_config = {**extra_config, "adapter": adapter}
     with engine_world(
         hicache_mem_layout=layout,
         hicache_io_backend="direct",

@@ -208,7 +208,7 @@ def test_the_scheduler_waits_for_a_store_that_hangs_only_briefly(
     redis: RedisServer, file_config: dict[str, Any]
 ) -> None:
     with (
-        linker_world(config_of(redis, file_config)),
+        linker_world(config_of(redis, file_config), timeout_s=None),
         LinkedServer() as warm,
         LinkedServer() as cold,
     ):
@@ -233,7 +233,7 @@ def test_the_scheduler_waits_for_a_store_that_hangs_only_briefly(
 
 
 def test_a_flush_ends_while_a_store_hangs(redis: RedisServer, file_config: dict[str, Any]) -> None:
-    with linker_world(config_of(redis, file_config)), LinkedServer() as server:
+    with linker_world(config_of(redis, file_config), timeout_s=None), LinkedServer() as server:
         redis.pause()
         for first in range(4):
             server._insert_random([first, *TOKENS[1:]])
@@ -271,7 +271,7 @@ def test_no_rank_loads_what_another_rank_lacks(tmp_path: Path) -> None:
 
 
 def test_the_linkers_deadline_is_short_unless_it_is_set(file_config: dict[str, Any]) -> None:
-    with linker_world(file_config), LinkedServer() as server:
+    with linker_world(file_config, timeout_s=None), LinkedServer() as server:
         assert server.storage._store.settings.timeout_s == 1
     with linker_world({**file_config, "adapter": {"timeout_s": 3}}), LinkedServer() as server:
         assert server.storage._store.settings.timeout_s == 3
