@@ -18,7 +18,7 @@ _INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code. `--help` raises SystemExit, as in argparse."""
     try:
-        from hicache_conformance.cli.verbs import HICACHE_CONFORMANCE  # noqa: PLC0415 - as above
+        from hicache_conformance.cli.verbs import HICACHE_CONFORMANCE  # noqa: PLC0415 - Ctrl-C may come
 
         return HICACHE_CONFORMANCE.main(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:

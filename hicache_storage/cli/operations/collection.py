@@ -157,6 +157,7 @@ def remove(
     removed. If a key space cannot be removed, the other ones still are.
     """
     unreadable: set[str] | None = None
+    reasons: dict[str, Kept] = {}
     for one in chosen:
         if isinstance(one, Candidate):
             space = one.usage.space
@@ -168,11 +169,12 @@ def remove(
         else:
             space, space_id = None, one.space_id
             if unreadable is None:
-                found, _ = removable(look, [*look.unreadable_spaces()])
+                found, kept = removable(look, [*look.unreadable_spaces()])
                 unreadable = {each.space_id for each in found}
+                reasons = {each.space_id: each for each in kept}
             if space_id not in unreadable:
-                reason = "it was mended or removed meanwhile, or could not be looked at again"
-                removal.kept.append(Kept(space_id, reason, is_doubt=True))
+                changed = Kept(space_id, "it was mended or removed meanwhile", is_doubt=True)
+                removal.kept.append(reasons.get(space_id, changed))
                 continue
         try:
             pages = _remove(storage, space_id, space)

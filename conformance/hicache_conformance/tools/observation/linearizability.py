@@ -75,9 +75,14 @@ def explain_each(history: Sequence[Operation]) -> Counterexample | Undecided | N
     Another read may need another order. This is what a page with a copy in several stores promises.
     """
     writes = [each for each in history if each.kind not in READS]
-    found = [explain([*writes, each]) for each in history if each.kind in READS]
-    wrong = [each for each in found if each is not None]
-    return min(wrong, key=lambda each: isinstance(each, Undecided), default=None)
+    undecided: Undecided | None = None
+    for read in history:
+        if read.kind in READS:
+            found = explain([*writes, read])
+            if isinstance(found, Counterexample):
+                return found
+            undecided = undecided or found
+    return undecided
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How much of a duration the machine ran something else."""
+"""How long the machine ran something else, and whether a thread of this process still has work."""
 
 from __future__ import annotations
 
@@ -58,13 +58,32 @@ class WorkLimit:
         return time.monotonic() + seconds < self._until_s
 
 
+def is_at_rest() -> bool:
+    """Return True if no other thread of this process runs, or waits for a processor.
+
+    A thread that was just woken counts, however late the machine lets it run. Without `/proc`, True.
+    """
+    told = _told_of_threads("stat")
+    told.pop(str(threading.get_native_id()), None)
+    return not any(text.rpartition(")")[2].split()[0] in ("R", "D") for text in told.values())
+
+
 def _waited_s() -> dict[str, float]:
     """Return for how many seconds each thread was ready to run but did not run."""
     found: dict[str, float] = {}
+    for task, text in _told_of_threads("schedstat").items():
+        with suppress(IndexError, ValueError):
+            found[task] = int(text.split()[1]) / 1e9
+    return found
+
+
+def _told_of_threads(name: str) -> dict[str, str]:
+    """Return the contents of a file of `/proc` for each thread of this process."""
+    found: dict[str, str] = {}
     with suppress(OSError):
         for task in os.listdir(_TASKS):  # noqa: PTH208 - names, and no path for each
-            with suppress(OSError, IndexError, ValueError):  # the thread has ended
-                found[task] = int((_TASKS / task / "schedstat").read_text().split()[1]) / 1e9
+            with suppress(OSError):  # the thread has ended
+                found[task] = (_TASKS / task / name).read_text()
     return found
 
 
@@ -77,20 +96,3 @@ def _stolen_s() -> dict[str, float]:
             if fields and fields[0].startswith("cpu") and fields[0] != "cpu":
                 found[fields[0]] = int(fields[_STEAL_FIELD]) / os.sysconf("SC_CLK_TCK")
     return found
-
-
-def is_at_rest() -> bool:
-    """Return True if no other thread of this process runs, or waits for a processor.
-
-    A thread that was just woken counts, however late the machine lets it run. Without `/proc`, True.
-    """
-    mine = str(threading.get_native_id())
-    with suppress(OSError):
-        return not any(_runs(task) for task in os.listdir(_TASKS) if task != mine)  # noqa: PTH208
-    return True
-
-
-def _runs(task: str) -> bool:
-    with suppress(OSError):  # the thread has ended
-        return (_TASKS / task / "stat").read_text().rpartition(")")[2].split()[0] in ("R", "D")
-    return False
