@@ -7,6 +7,7 @@ The spans go to the tracer provider of the process. docs/tracing.md is the guide
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -89,7 +90,8 @@ class SpanTracer(Observer):
         verdicts: Iterable[Verdict | None] = (),
     ) -> None:
         """Record a call that has ended, as a child of the span that is current in this thread."""
-        span = self._tracer.start_span(f"hicache.{name}", kind=SpanKind.CLIENT, start_time=began_ns)
+        start_ns = began_ns - time.monotonic_ns() + time.time_ns()  # the time of day
+        span = self._tracer.start_span(f"hicache.{name}", kind=SpanKind.CLIENT, start_time=start_ns)
         if span.is_recording():
             span.set_attributes({**self._attributes, **attributes()})
             failures = {verdict for verdict in verdicts if verdict} - _NO_FAILURE

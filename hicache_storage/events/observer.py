@@ -173,7 +173,7 @@ class AnnouncedPages:
         """Add pages that all of `spaces` have."""
         with self._lock:
             together = frozenset(spaces)
-            added = _Group(together, together, time.time_ns())
+            added = _Group(together, together, time.monotonic_ns())
             self._note(together, added.since_ns)
             for block in blocks:
                 others = [one for one in self._pages.get(block, ()) if one.spaces != together]

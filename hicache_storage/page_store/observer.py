@@ -116,7 +116,7 @@ class Observer:
 
     Override the methods that you need; here they do nothing. They run in the threads of the page
     store's callers, so they must not block. Their exceptions are logged. `began_ns` is the time at which
-    the call began, from `time.time_ns`.
+    the call began, from `time.monotonic_ns`.
     """
 
     def begin(self, name: str, attributes: Attributes) -> Activity:
@@ -154,7 +154,7 @@ class Observers:
 
     def now_ns(self) -> int:
         """Return the time at which a call begins, or 0 if there is no observer."""
-        return time.time_ns() if self._observers else 0
+        return time.monotonic_ns() if self._observers else 0
 
     def begin(self, name: str, attributes: Attributes) -> Activity:
         """Begin an activity of the first observer that offers one."""

@@ -288,6 +288,20 @@ class TestLosses:
 
         assert [stored(0)] == publisher.events
 
+    def test_a_page_is_removed_although_the_clock_was_set_back(
+        self,
+        open_store: Callable[..., PageStore],
+        publisher: Publisher,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        store = open_store()
+        store.save([transfer(filled(1))])
+        monkeypatch.setattr(time, "time_ns", lambda: 0)
+
+        store.delete(TARGET, HASHES[:1])
+
+        assert [stored(0), removed(0)] == publisher.events
+
     def test_a_page_that_is_stored_again_is_announced_again(
         self, open_store: Callable[..., PageStore], publisher: Publisher
     ) -> None:
@@ -383,7 +397,7 @@ def test_the_pages_announced_first_are_forgotten_first() -> None:
     pages.add([1, 2], [TARGET])
     pages.add([1, 3], [TARGET])
 
-    assert [1, 3] == pages.remove(((TARGET, block) for block in (1, 2, 3)), time.time_ns())
+    assert [1, 3] == pages.remove(((TARGET, block) for block in (1, 2, 3)), time.monotonic_ns())
 
 
 def test_of_the_many_tenants_of_one_page_those_that_saved_it_first_are_forgotten(
@@ -395,7 +409,7 @@ def test_of_the_many_tenants_of_one_page_those_that_saved_it_first_are_forgotten
     for tenant in tenants:
         pages.add([1], [tenant])
 
-    assert [1] == pages.remove(((tenant, 1) for tenant in tenants[1:]), time.time_ns())
+    assert [1] == pages.remove(((tenant, 1) for tenant in tenants[1:]), time.monotonic_ns())
 
 
 def test_a_loss_beside_a_gain_is_published_after_it(

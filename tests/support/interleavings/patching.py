@@ -135,6 +135,10 @@ def _now_s(scheduler: Scheduler) -> float:
     return scheduler.now_s
 
 
+def _now_ns(scheduler: Scheduler) -> int:
+    return int(scheduler.now_s * 1e9)
+
+
 def _wall_s(scheduler: Scheduler) -> float:
     return _EPOCH_S + scheduler.now_s
 
@@ -156,6 +160,7 @@ _REPLACEMENTS: list[tuple[Any, str, Callable[..., Any]]] = [
     (queue, "SimpleQueue", SimpleQueue),
     (queue, "time", _now_s),
     (time, "monotonic", _now_s),
+    (time, "monotonic_ns", _now_ns),
     (time, "perf_counter", _now_s),
     (time, "time", _wall_s),
     (time, "time_ns", _wall_ns),
