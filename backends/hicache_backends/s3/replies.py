@@ -110,11 +110,6 @@ class ReplyReader:
         self._body_left: int | None = None
         self._is_chunked = False
 
-    @property
-    def in_page(self) -> bool:
-        """True if the next bytes belong to a page."""
-        return bool(self._views)
-
     def buffers(self) -> list[memoryview]:
         """Return the memory for the next bytes. It is empty only after the end of the reply."""
         return self._views or [memoryview(self._scratch)[self._used :]]
