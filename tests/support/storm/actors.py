@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Literal, TypeAlias, TypeVar
 
+from clocks import Stopwatch
 from pages import blank, hash_of, page, space
 
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
@@ -126,8 +127,8 @@ def write(world: World, orders: Orders, writer: int, writers: int, link: Connect
             operation: Operation = "batch_delete" if chance.random() < 0.2 else "batch_set"
             pages = [page(NBYTES, seed=1000 * key_space + number) for number in numbers]
             arguments = (SPACES[key_space], [hash_of(number) for number in numbers])
-            begin = Begin(operation, key_space, numbers, time.monotonic())
-            link.send(begin)
+            link.send(Begin(operation, key_space, numbers, time.monotonic()))
+            watch = Stopwatch()
             answer = None
             with suppress(*_NO_ANSWER):
                 answer = (
@@ -135,7 +136,7 @@ def write(world: World, orders: Orders, writer: int, writers: int, link: Connect
                     if operation == "batch_delete"
                     else storage.batch_set(*arguments, pages)
                 )
-            link.send(End(answer, time.monotonic() - begin.began_s))
+            link.send(End(answer, watch.so_far_s()))
 
 
 def read(world: World, orders: Orders, link: Connection) -> None:
@@ -144,13 +145,13 @@ def read(world: World, orders: Orders, link: Connection) -> None:
         for chance in _calls(orders):
             key_space = chance.randrange(len(SPACES))
             numbers = chance.sample(range(PAGES), chance.randint(1, _MOST_A_CALL))
-            begin = Begin("batch_get", key_space, numbers, time.monotonic())
-            link.send(begin)
+            link.send(Begin("batch_get", key_space, numbers, time.monotonic()))
+            watch = Stopwatch()
             sight = None
             with suppress(*_NO_ANSWER):
                 sight = see(storage, key_space, numbers)
             answer = None if sight is None else [number in sight.found for number in numbers]
-            link.send(End(answer, time.monotonic() - begin.began_s))
+            link.send(End(answer, watch.so_far_s()))
             if sight is not None and sight.wrong:
                 link.send(sight)
 
