@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +15,12 @@ from servers import RedisServer
 GUIDE = Path(__file__).parents[2] / "docs" / "backend-author-guide.md"
 
 
-def listings(name: str) -> list[str]:
-    """Return the versions of a file in the guide, in order."""
+def write(folder: Path, *names: str) -> None:
+    """Write files of the guide."""
     blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
-    return [block for block in blocks if block.startswith(f"# {name}\n")]
+    for name in names:
+        (listing,) = (block for block in blocks if block.startswith(f"# {name}\n"))
+        (folder / name).write_text(listing, encoding="utf-8")
 
 
 def run_pytest(
@@ -33,8 +36,7 @@ def run_pytest(
 @pytest.mark.slow  # all of the kit's quick checks, in one test
 @pytest.mark.timeout(300)
 def test_the_store_behind_a_server_keeps_the_rules(tmp_path: Path) -> None:
-    for name in ("acme_net.py", "test_acme_net.py"):
-        (tmp_path / name).write_text(listings(name)[0], encoding="utf-8")
+    write(tmp_path, "acme_net.py", "test_acme_net.py")
     (tmp_path / "server").mkdir()
 
     with RedisServer(tmp_path / "server") as server:
@@ -45,13 +47,10 @@ def test_the_store_behind_a_server_keeps_the_rules(tmp_path: Path) -> None:
     assert "AcmeStorage: incomplete" in done.stdout
 
 
-def write(folder: Path, *, version: int) -> None:
-    for name in ("acme_storage.py", "test_acme.py"):
-        (folder / name).write_text(listings(name)[version], encoding="utf-8")
-
-
-def test_the_first_version_fails_as_the_guide_says(tmp_path: Path) -> None:
-    write(tmp_path, version=0)
+def test_a_key_without_its_space_fails_as_the_guide_says(tmp_path: Path) -> None:
+    write(tmp_path, "acme_storage.py", "test_acme.py")
+    (command,) = re.findall(r"^    (sed .*)$", GUIDE.read_text("utf-8"), re.MULTILINE)
+    subprocess.run(shlex.split(command), cwd=tmp_path, check=True)
 
     done = run_pytest(tmp_path, "test_acme.py", "--hicache-quick", "-k", "kv_101")
 
@@ -63,8 +62,8 @@ def test_the_first_version_fails_as_the_guide_says(tmp_path: Path) -> None:
 
 @pytest.mark.slow  # as above
 @pytest.mark.timeout(300)
-def test_the_second_version_is_conformant(tmp_path: Path) -> None:
-    write(tmp_path, version=1)
+def test_the_guides_store_keeps_the_rules(tmp_path: Path) -> None:
+    write(tmp_path, "acme_storage.py", "test_acme.py")
 
     done = run_pytest(tmp_path, "test_acme.py", "--hicache-quick", "--hicache-report", "out")
 
