@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from hicache_storage.integrations._variables import VariableTable
 
-_COMMAND = "make identity-page"
+_ORIGIN = ("`make identity-page` writes it, and tests compare it with the installed engine.", "")
 
 
 def pages() -> dict[str, str]:
@@ -34,14 +34,16 @@ def _sglang_lines() -> Iterator[str]:
     yield from (
         "# SGLang's server arguments, its environment, and the key space",
         "",
-        f"Written by `{_COMMAND}`. Tests compare it with `ServerArgs` and `environ` of the installed",
-        "SGLang.",
-        "[sglang.md](sglang.md) has the rules of sharing.",
-        "",
+        "Search this page for an argument or a variable. If it enters the key space, servers that",
+        "differ in it share no pages ([the rules of sharing](sglang.md#sharing-of-pages)).",
+        *_ORIGIN,
     )
-    rows = list(_arguments.classified())
-    yield from _table("Enters the key space", ("argument", "where"), rows, "enters")
-    yield from _table("Refused", ("argument", "when, and why"), rows, "refused")
+    yield from _entering("Enters the key space", _arguments.classified())
+    yield from ("## Refused", "")
+    yield from (
+        f"* `{name}`: {why}" for name, how, why in _arguments.classified() if how == "refused"
+    )
+    yield ""
     yield from _reasons("Cannot change KV bytes", _arguments.INERT.items())
     yield from _variables(_sglang.VARIABLES)
 
@@ -50,25 +52,27 @@ def _vllm_lines() -> Iterator[str]:
     yield from (
         "# vLLM's environment and the key space",
         "",
-        f"Written by `{_COMMAND}`. A test compares it with `vllm.envs` of the installed vLLM. Its",
-        "configs enter as a whole, and [vllm.md](vllm.md#sharing-of-pages) has the rules of sharing.",
-        "",
+        "Search this page for a variable. If it enters the key space, engines that differ in it share",
+        "no pages. vLLM's configs enter as a whole ([the rules](vllm.md#sharing-of-pages)).",
+        *_ORIGIN,
     )
     yield from _variables(_vllm.VARIABLES)
 
 
 def _variables(table: VariableTable) -> Iterator[str]:
-    rows = list(table.classified())
-    yield from _table("Variables that enter the key space", ("variable", "where"), rows, "enters")
+    yield from _entering("Variables that enter the key space", table.classified())
     yield from _reasons("Variables that cannot change KV bytes", table.inert.items())
 
 
-def _table(
-    title: str, columns: tuple[str, str], rows: Iterable[tuple[str, str, str]], wanted: str
-) -> Iterator[str]:
-    yield from (f"## {title}", "", f"| {' | '.join(columns)} |", "|---|---|")
-    yield from (f"| `{name}` | {text} |" for name, how, text in sorted(rows) if how == wanted)
-    yield ""
+def _entering(title: str, rows: Iterable[tuple[str, str, str]]) -> Iterator[str]:
+    """Yield a section with the names in each place of the key space."""
+    places: dict[str, list[str]] = {}
+    for name, how, where in sorted(rows):
+        if how == "enters":
+            places.setdefault(where, []).append(name)
+    yield from (f"## {title}", "")
+    for where, names in sorted(places.items()):
+        yield from (f"**{where}.** {', '.join(f'`{name}`' for name in names)}.", "")
 
 
 def _reasons(title: str, reasons: Iterable[tuple[str, str]]) -> Iterator[str]:
