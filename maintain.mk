@@ -300,7 +300,7 @@ test-lmcache-full: $(LMCACHE)/.next/.done ## the same, and in the pre-release af
 bench-lmcache: $(LMCACHE)/.tests ## our backends against LMCache's own L2 adapters
 	@$(LMCACHE)/bin/python -W ignore benchmarks/lmcache_l2.py
 
-bench-lmcache-l2: $(LMCACHE)/.tests ## the same stores under LMCache's own `lmcache bench l2`; prints the tables of docs/lmcache.md
+bench-lmcache-l2: $(LMCACHE)/.tests ## the same stores under LMCache's own `lmcache bench l2`; prints the table of docs/lmcache.md
 	@$(LMCACHE)/bin/python -W ignore benchmarks/lmcache_bench_l2.py
 
 bench-redis: $(LMCACHE)/.done .servers/.done ## the redis backend against sockets, redis-py and LMCache

@@ -2,7 +2,7 @@
 
 python benchmarks/lmcache_bench_l2.py [--rounds N] [--sizes 256,2048]
 
-`make bench-lmcache-l2` makes its environment, and prints the tables of docs/lmcache.md. Each run is a
+`make bench-lmcache-l2` makes its environment, and prints the table of docs/lmcache.md. Each run is a
 process of its own with an empty store, five measured rounds of 32 objects, and a check of the bytes.
 
 LMCache's benchmark gives each object a `kv_rank` of its own, so each is alone in its key space below our
