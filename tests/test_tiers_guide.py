@@ -33,7 +33,7 @@ SHAPES = [
     for block in code_blocks(GUIDE, "sh")
     if (found := FLAGS.search(block))
 ]
-RACK, DISKS, RACK_OF_MOONCAKE, FLEET, SEALED_BELOW, SEALED_ABOVE = range(len(SHAPES))
+RACK, DISKS, FLEET, SEALED_BELOW, SEALED_ABOVE = range(len(SHAPES))
 SPACE = space()
 COUNT = 64
 PATIENT = {"timeout_s": 30, "lookup_timeout_s": 30}
