@@ -163,7 +163,7 @@ def _event(cells: Sequence[str]) -> str:
     answers, failed, different, slowest = cells[:4]
     wrong = int(failed.replace(",", "")) + int(different.replace(",", ""))
     verdict = f"**{wrong:,} of {answers} wrong**" if wrong else f"0 of {answers} wrong"
-    return f"{verdict}, {slowest}"
+    return f"{verdict}, {slowest} s"
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

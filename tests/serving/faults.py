@@ -141,7 +141,7 @@ def watch(
         try:
             wait_until(lambda: _loads_again(server, loaded[-1]), _RECOVERY_LIMIT_S)
         except TimeoutError:
-            recovery: float | str = f"loads nothing again within {_RECOVERY_LIMIT_S:g} s"
+            recovery: float | str = f"not within {_RECOVERY_LIMIT_S:g}"
         else:
             recovery = round(time.monotonic() - mended_s, 1)
         with suppress(TimeoutError):

@@ -21,16 +21,15 @@ from serving.answers import Comparison
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "serving.md"
 NOTES = ROOT / "artifacts" / "serving"
-TITLES = (
-    "store",
-    "event",
-    "answers",
-    "failed",
-    "different",
-    "slowest",
-    "cached tokens",
-    "what else",
-)
+_COUNTS = ("store", "event", "answers", "failed", "different", "slowest, s", "cached tokens")
+TITLES = (*_COUNTS, "what else")
+FAULTS = {
+    "slowest_in_calm_s": "slowest in calm, s",
+    "loaded_in_calm": "loaded in calm",
+    "loaded_meanwhile": "loaded meanwhile",
+    "loads_again_after_s": "loads again after, s",
+}
+"""The facts of a note of a fault, each with its column. Such notes have a table of their own."""
 
 
 @dataclass(frozen=True)
@@ -49,20 +48,22 @@ class Note:
 
     def row(self) -> Sequence[str]:
         """Return the cells of the note's row in the table of its engine."""
-        what_else = ", ".join(_fact(name, value) for name, value in self.facts.items())
         counts = (f"{count:,}" for count in (self.answers, self.failed, self.different))
-        cached = f"{self.cached_tokens:,}"
-        return (self.store, self.event, *counts, f"{self.slowest_s:.2f} s", cached, what_else)
+        own = (self.store, self.event, *counts, f"{self.slowest_s:.2f}", f"{self.cached_tokens:,}")
+        if self.facts.keys() == FAULTS.keys():
+            return (*own, *(_value(self.facts[name]) for name in FAULTS))
+        return (*own, ", ".join(_fact(name, value) for name, value in self.facts.items()))
+
+
+def _value(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:,}"
 
 
 def _fact(name: str, value: float | str) -> str:
-    """Return a fact as a table shows it, such as "loads again after 1.2 s"."""
-    if isinstance(value, str):
-        return value
+    """Return a fact as a table shows it, such as "ended after 1.2 s"."""
     words = name.replace("_", " ")
-    return (
-        f"{words.removesuffix(' s')} {value:,} s" if name.endswith("_s") else f"{words} {value:,}"
-    )
+    seconds = " s" if name.endswith("_s") else ""
+    return f"{words.removesuffix(' s')} {_value(value)}{seconds}"
 
 
 def note(engine: str, store: str, event: str, seen: Comparison, **facts: float | str) -> None:
@@ -118,18 +119,22 @@ def with_notes(text: str, noted: Iterable[Note]) -> str:
         part = f"events {engine.split()[0]}"
         rows = {(row[0], row[1]): row for row in _rows_of(text, part, engine)}
         rows |= {(each.store, each.event): each.row() for each in seen}
-        table = markdown(TITLES, sorted(rows.values(), key=lambda row: row[0]))
-        text = replace_part(text, part, f"{engine}:\n\n{table}")
+        tables = (
+            markdown(titles, sorted(own, key=lambda row: row[0]))
+            for titles in (TITLES, (*_COUNTS, *FAULTS.values()))
+            if (own := [row for row in rows.values() if len(row) == len(titles)])
+        )
+        text = replace_part(text, part, "\n".join((f"{engine}:\n", *tables)))
     return text
 
 
 def _rows_of(text: str, part: str, engine: str) -> Iterator[Sequence[str]]:
-    """Yield the rows of a table of the page, if they are of this version of the engine."""
-    table = text.partition(f"<!-- {part} -->")[2].partition(f"<!-- end of {part} -->")[0]
-    opening, *lines = table.strip().splitlines()
-    if opening == f"{engine}:":
-        for line in lines[3:]:  # after an empty line and the head of the table
-            yield [cell.strip() for cell in line[1:].removesuffix("|").split("|")]
+    """Yield the rows of the tables of a part of the page, if they are of this version of the engine."""
+    tables = text.partition(f"<!-- {part} -->")[2].partition(f"<!-- end of {part} -->")[0].strip()
+    if tables.startswith(f"{engine}:\n"):
+        for line in tables.splitlines():
+            if line.startswith("| ") and not line.startswith(("| store |", "| --- |")):
+                yield [cell.strip() for cell in line[1:].removesuffix("|").split("|")]
 
 
 def _path(engine: str) -> Path:

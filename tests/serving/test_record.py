@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from serving.record import Note, with_notes
+from serving.record import FAULTS, Note, with_notes
 
 PAGE = """\
 <!-- events vLLM -->
 
 vLLM 0.32.0:
 
-| store | event | answers | failed | different | slowest | cached tokens | what else |
+| store | event | answers | failed | different | slowest, s | cached tokens | what else |
 | --- | --- | --- | --- | --- | --- | --- | --- |
-| file | restart | 8 | 0 | 0 | 2.60 s | 4,608 | of 4,608 |
-| s3 | restart | 8 | 0 | 0 | 2.58 s | 4,608 | of 4,608 |
+| file | restart | 8 | 0 | 0 | 2.60 | 4,608 | of 4,608 |
+| s3 | restart | 8 | 0 | 0 | 2.58 | 4,608 | of 4,608 |
 
 <!-- end of events vLLM -->
 """
@@ -23,7 +23,7 @@ def noted(store: str, engine: str = "vLLM 0.32.0") -> Note:
     return Note(engine, store, "restart", 1000, 1, 2, 0.5, 0, {"pages": 7})
 
 
-ROW = "| {} | restart | 1,000 | 1 | 2 | 0.50 s | 0 | pages 7 |"
+ROW = "| {} | restart | 1,000 | 1 | 2 | 0.50 | 0 | pages 7 |"
 
 
 def test_without_notes_the_page_stays() -> None:
@@ -43,4 +43,18 @@ def test_rows_of_another_version_go() -> None:
 
     assert "vLLM 0.33.0:" in page
     assert [ROW.format("file")] == page.splitlines()[6:7]
-    assert "2.58 s" not in page
+    assert "2.58" not in page
+
+
+def test_faults_have_a_table_of_their_own_below_the_other_events() -> None:
+    facts = dict(zip(FAULTS, (0.4, 7680, 0, "not within 60"), strict=True))
+    fault = Note("vLLM 0.32.0", "redis", "killed", 9, 0, 0, 1.5, 64, facts)
+    page = with_notes(PAGE, [fault])
+    once, head, line, row = page.splitlines()[8:12]
+
+    assert ("", "| --- |") == (once, line[:7])
+    assert head.endswith(
+        "| slowest in calm, s | loaded in calm | loaded meanwhile | loads again after, s |"
+    )
+    assert row == "| redis | killed | 9 | 0 | 0 | 1.50 | 64 | 0.4 | 7,680 | 0 | not within 60 |"
+    assert page == with_notes(page, [fault])
