@@ -26,8 +26,6 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "field-report.md"
 RECORDS = ROOT / "docs" / "field"
 SERVING = ROOT / "docs" / "serving.md"
-PROGRAMS = "conformance/field/reproducers"
-"""Where the programs are, as the page names them."""
 EVENTS = {
     "restart": "restart",
     "damage": "a bit of every page is flipped",
@@ -56,14 +54,26 @@ def page(text: str) -> str:
 
 
 def rules(records: Sequence[Summary]) -> str:
-    """Return the outcome of each rule for each store, and how many checks ran."""
-    head, lines = matrix(records).split("| KV-", 1)
+    """Return the outcome of each rule for each store, and how many checks ran.
+
+    Rules that no store claims, or could be asked about, are named below the table.
+    """
+    head, *lines = re.split(r"(?m)^(?=\| KV-)", matrix(records))
     ran = [str(sum(sum(rule.checks.values()) for rule in one.rules)) for one in records]
-    return f"{head}|  | checks | {' | '.join(ran)} |\n| KV-{lines}"
+    unasked = [line for line in lines if {*_cells(line)[2:]} <= {"", "-", "not asked"}]
+    table = "".join(
+        (
+            head,
+            f"|  | checks | {' | '.join(ran)} |\n",
+            *(line for line in lines if line not in unasked),
+        )
+    )
+    table = re.sub(r"\*\*broken\*\* (\d+/\d+)", r"**\1**", table.replace("kept in part", "partly"))
+    return f"{table}\nNo store claims these rules, or could be asked: {_listed(unasked)}.\n"
 
 
 def red_cells(records: Mapping[str, Summary]) -> str:
-    """Return a section for each store: its versions, its command, and a row for each broken rule."""
+    """Return a section for each store: its versions, its command, and what caused broken rules."""
     return "\n".join(_section(name, record) for name, record in records.items())
 
 
@@ -101,7 +111,7 @@ def _rows(serving: str, kind: str) -> Iterator[tuple[str, list[str]]]:
         elif engine and line.startswith(f"{engine} "):
             engine = line.removesuffix(":")  # with its version
         elif engine and line.startswith("| "):
-            yield engine, [cell.strip() for cell in line[1:].removesuffix("|").split("|")]
+            yield engine, _cells(line)
 
 
 def unjudged() -> str:
@@ -117,7 +127,9 @@ def _section(name: str, record: Summary) -> str:
     shown = {rule for one in seen for rule in one["rules"]}
     by_hand = [rule for rule in broken if rule not in shown]
     rows = [
-        [rule, _checks(record, rule), *_evidence(rule, seen)] for rule in broken if rule in shown
+        [printable(one["text"]).replace("|", "\\|"), ", ".join(rules), f"`{one['program']}.py`"]
+        for one in seen
+        if (rules := [rule for rule in one["rules"] if rule in broken])
     ]
     facts = [
         record.store.version,
@@ -126,9 +138,7 @@ def _section(name: str, record: Summary) -> str:
     ]
     parts = [f"### {record.store.name}", "; ".join(facts) + "."]
     if rows:
-        parts.append(
-            _table(["rule", "failed checks", "seen with the store alone", "program"], rows)
-        )
+        parts.append(_table(["seen with the store alone", "rules", "program"], rows))
     if by_hand:
         place = next((_PAGES[start] for start in _PAGES if name.startswith(start)), name)
         also = "Also broken, with" if rows else "With"
@@ -146,17 +156,12 @@ def _reproduced(name: str) -> tuple[list[Mapping[str, Any]], str]:
     return record["seen"], record["version"]
 
 
-def _evidence(rule_id: str, seen: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
-    """Return what programs saw of a rule, and their paths."""
-    own = [one for one in seen if rule_id in one["rules"]]
-    programs = dict.fromkeys(one["program"] for one in own)
-    paths = ", ".join(f"`{PROGRAMS}/{program}.py`" for program in programs)
-    return "; ".join(printable(one["text"]).replace("|", "\\|") for one in own), paths
+def _listed(lines: Iterable[str]) -> str:
+    return ", ".join(_cells(line)[0] for line in lines)
 
 
-def _checks(record: Summary, rule_id: str) -> str:
-    names = [one.partition(":")[2] for one in record.failed_checks if one.startswith(f"{rule_id}:")]
-    return str(len(names)) + (f": `{names[0]}`" if names else "") + (", ..." if names[1:] else "")
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip()[1:].removesuffix("|").split("|")]
 
 
 def _event(cells: Sequence[str]) -> str:
