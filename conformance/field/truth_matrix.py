@@ -87,7 +87,7 @@ def events(serving: str) -> str:
                 seen.setdefault((engine, store), {})[column] = _event(counts)
     for engine, (phase, first_token, *_, wrong) in _rows(serving, "demo"):
         if demo := _OWN_RESTARTED.fullmatch(phase):
-            cell = f"{wrong} wrong, {first_token}"
+            cell = _seen(first_token.removesuffix(" s"), *wrong.split(" of "))
             seen.setdefault((engine, f"{demo[2]} {demo[1]}"), {}).setdefault("restart", cell)
     own_first = sorted(seen, key=lambda place: ("'s " not in place[1], place))
     rows = [
@@ -167,8 +167,12 @@ def _cells(line: str) -> list[str]:
 def _event(cells: Sequence[str]) -> str:
     answers, failed, different, slowest = cells[:4]
     wrong = int(failed.replace(",", "")) + int(different.replace(",", ""))
-    verdict = f"**{wrong:,} of {answers} wrong**" if wrong else f"0 of {answers} wrong"
-    return f"{verdict}, {slowest} s"
+    return _seen(slowest, f"{wrong:,}", answers)
+
+
+def _seen(slowest_s: str, wrong: str, answers: str) -> str:
+    """Return the cell of an event: its slowest answer in seconds, after the wrong ones if there are any."""
+    return slowest_s if wrong == "0" else f"**{wrong} of {answers} wrong**, {slowest_s}"
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -65,6 +65,6 @@ def test_each_broken_rule_has_a_cause() -> None:
 def test_events_of_the_engines_own_stores_come_first_and_wrong_answers_are_counted() -> None:
     own, ours = events(SERVING).splitlines()[2:]
 
-    restart, damage = "0 of 3 wrong, 0.44 s", "**1,008 of 1,008 wrong**, 0.27 s"
+    restart, damage = "0.44", "**1,008 of 1,008 wrong**, 0.27"
     assert f"| vLLM 0.32.0 | vLLM's fs | {restart} | {damage} |  |  |  |" == own
-    assert "| vLLM 0.32.0 | file | 0 of 8 wrong, 2.60 s |  |  |  |  |" == ours
+    assert "| vLLM 0.32.0 | file | 2.60 |  |  |  |  |" == ours
