@@ -171,7 +171,7 @@ def _event(cells: Sequence[str]) -> str:
 
 
 def _seen(slowest_s: str, wrong: str, answers: str) -> str:
-    """Return the cell of an event: its slowest answer in seconds, after the wrong ones if there are any."""
+    """Return the cell of an event: its slowest answer in seconds, after the wrong ones, if any."""
     return slowest_s if wrong == "0" else f"**{wrong} of {answers} wrong**, {slowest_s}"
 
 
