@@ -47,7 +47,8 @@ def test_rows_of_another_version_go() -> None:
 
 
 def test_faults_have_a_table_of_their_own_below_the_other_events() -> None:
-    facts = dict(zip(FAULTS, (0.4, 7680, 0, "not within 60"), strict=True))
+    values: list[float | str] = [0.4, 7680, 0, "not within 60"]
+    facts = dict(zip(FAULTS, values, strict=True))
     fault = Note("vLLM 0.32.0", "redis", "killed", 9, 0, 0, 1.5, 64, facts)
     page = with_notes(PAGE, [fault])
     once, head, line, row = page.splitlines()[8:12]
