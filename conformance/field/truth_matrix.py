@@ -134,7 +134,7 @@ def _section(name: str, record: Summary) -> str:
     facts = [
         record.store.version,
         f"`make field-{name}`: {record.run.elapsed_s / 60:.0f} min, {record.run.started_at:%Y-%m-%d}",
-        *([f"programs ran on {version}"] if version else []),
+        *([f"programs ran on {version}"] if version not in ("", record.store.version) else []),
     ]
     parts = [f"### {record.store.name}", "; ".join(facts) + "."]
     if rows:
