@@ -165,8 +165,8 @@ def _cells(line: str) -> list[str]:
 
 
 def _event(cells: Sequence[str]) -> str:
-    answers, failed, different, slowest = cells[:4]
-    wrong = int(failed.replace(",", "")) + int(different.replace(",", ""))
+    answers, wrong_and_failed, slowest = cells[:3]
+    wrong = sum(map(int, re.findall(r"\d+", wrong_and_failed.replace(",", ""))))
     return _seen(slowest, f"{wrong:,}", answers)
 
 

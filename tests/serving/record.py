@@ -21,7 +21,7 @@ from serving.answers import Comparison
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "serving.md"
 NOTES = ROOT / "artifacts" / "serving"
-_COUNTS = ("store", "event", "answers", "failed", "different", "slowest, s", "cached tokens")
+_COUNTS = ("store", "event", "answers", "wrong", "slowest, s", "cached tokens")
 TITLES = (*_COUNTS, "what else")
 FAULTS = {
     "slowest_in_calm_s": "slowest in calm, s",
@@ -48,8 +48,9 @@ class Note:
 
     def row(self) -> Sequence[str]:
         """Return the cells of the note's row in the table of its engine."""
-        counts = (f"{count:,}" for count in (self.answers, self.failed, self.different))
-        own = (self.store, self.event, *counts, f"{self.slowest_s:.2f}", f"{self.cached_tokens:,}")
+        wrong = f"{self.different:,}" + (f" and {self.failed:,} failed" if self.failed else "")
+        counts = (f"{self.answers:,}", wrong, f"{self.slowest_s:.2f}", f"{self.cached_tokens:,}")
+        own = (self.store, self.event, *counts)
         if self.facts.keys() == FAULTS.keys():
             return (*own, *(_value(self.facts[name]) for name in FAULTS))
         return (*own, ", ".join(_fact(name, value) for name, value in self.facts.items()))

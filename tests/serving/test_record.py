@@ -10,10 +10,10 @@ PAGE = """\
 
 vLLM 0.32.0:
 
-| store | event | answers | failed | different | slowest, s | cached tokens | what else |
-| --- | --- | --- | --- | --- | --- | --- | --- |
-| file | restart | 8 | 0 | 0 | 2.60 | 4,608 | of 4,608 |
-| s3 | restart | 8 | 0 | 0 | 2.58 | 4,608 | of 4,608 |
+| store | event | answers | wrong | slowest, s | cached tokens | what else |
+| --- | --- | --- | --- | --- | --- | --- |
+| file | restart | 8 | 0 | 2.60 | 4,608 | of 4,608 |
+| s3 | restart | 8 | 0 | 2.58 | 4,608 | of 4,608 |
 
 <!-- end of events vLLM -->
 """
@@ -23,7 +23,7 @@ def noted(store: str, engine: str = "vLLM 0.32.0") -> Note:
     return Note(engine, store, "restart", 1000, 1, 2, 0.5, 0, {"pages": 7})
 
 
-ROW = "| {} | restart | 1,000 | 1 | 2 | 0.50 | 0 | pages 7 |"
+ROW = "| {} | restart | 1,000 | 2 and 1 failed | 0.50 | 0 | pages 7 |"
 
 
 def test_without_notes_the_page_stays() -> None:
@@ -57,5 +57,5 @@ def test_faults_have_a_table_of_their_own_below_the_other_events() -> None:
     assert head.endswith(
         "| slowest in calm, s | loaded in calm | loaded meanwhile | loads again after, s |"
     )
-    assert row == "| redis | killed | 9 | 0 | 0 | 1.50 | 64 | 0.4 | 7,680 | 0 | not within 60 |"
+    assert row == "| redis | killed | 9 | 0 | 1.50 | 64 | 0.4 | 7,680 | 0 | not within 60 |"
     assert page == with_notes(page, [fault])
