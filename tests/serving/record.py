@@ -25,11 +25,9 @@ _COUNTS = ("store", "event", "answers", "wrong", "slowest, s", "cached tokens")
 TITLES = (*_COUNTS, "what else")
 FAULTS = {
     "slowest_in_calm_s": "slowest in calm, s",
-    "loaded_in_calm": "loaded in calm",
-    "loaded_meanwhile": "loaded meanwhile",
     "loads_again_after_s": "loads again after, s",
 }
-"""The facts of a note of a fault, each with its column. Such notes have a table of their own."""
+"""Facts that a note of a fault has, each with its column. Such notes have a table of their own."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class Note:
         wrong = f"{self.different:,}" + (f" and {self.failed:,} failed" if self.failed else "")
         counts = (f"{self.answers:,}", wrong, f"{self.slowest_s:.2f}", f"{self.cached_tokens:,}")
         own = (self.store, self.event, *counts)
-        if self.facts.keys() == FAULTS.keys():
+        if self.facts.keys() >= FAULTS.keys():
             return (*own, *(_value(self.facts[name]) for name in FAULTS))
         return (*own, ", ".join(_fact(name, value) for name, value in self.facts.items()))
 
