@@ -69,7 +69,7 @@ $(VENV)/.fuzz: $(VENV)/.all
 	@$(INSTALL) $(VENV) -c constraints.txt --group fuzz
 	@touch $@
 
-# docs/reliability.md names the targets. TARGET names some of them, FUZZ_SECONDS limits the time of each in Python.
+# tests/fuzz/targets has the targets. TARGET names some of them, FUZZ_SECONDS limits the time of each in Python.
 RUNS ?= 10000000
 SEED ?= 0
 FUZZ_SECONDS ?= 0

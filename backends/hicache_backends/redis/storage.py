@@ -1,7 +1,6 @@
 """`redis` as a HiCacheStorage: one string per page in Redis or Valkey.
 
-The server is a single one, a cluster, or a master behind sentinels. docs/backends/redis.md has a
-map of the modules.
+The server is a single one, a cluster, or a master behind sentinels.
 """
 
 from __future__ import annotations
