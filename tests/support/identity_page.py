@@ -34,8 +34,8 @@ def _sglang_lines() -> Iterator[str]:
     yield from (
         "# SGLang's server arguments, its environment, and the key space",
         "",
-        "Search this page for an argument or a variable. If it enters the key space, servers that",
-        "differ in it share no pages ([the rules of sharing](sglang.md#sharing-of-pages)).",
+        "Search this page for an argument or a variable. Servers share pages only if all that enters",
+        "the key space is equal ([the rules of sharing](sglang.md#sharing-of-pages)).",
         *_ORIGIN,
     )
     yield from _entering("Enters the key space", _arguments.classified())
@@ -52,8 +52,8 @@ def _vllm_lines() -> Iterator[str]:
     yield from (
         "# vLLM's environment and the key space",
         "",
-        "Search this page for a variable. If it enters the key space, engines that differ in it share",
-        "no pages. vLLM's configs enter as a whole ([the rules](vllm.md#sharing-of-pages)).",
+        "Search this page for a variable. Engines share pages only if all that enters the key space is",
+        "equal. vLLM's configs enter as a whole ([the rules](vllm.md#sharing-of-pages)).",
         *_ORIGIN,
     )
     yield from _variables(_vllm.VARIABLES)
