@@ -61,13 +61,8 @@ def rules(records: Sequence[Summary]) -> str:
     head, *lines = re.split(r"(?m)^(?=\| KV-)", matrix(records))
     ran = [str(sum(sum(rule.checks.values()) for rule in one.rules)) for one in records]
     unasked = [line for line in lines if {*_cells(line)[2:]} <= {"", "-", "not asked"}]
-    table = "".join(
-        (
-            head,
-            f"|  | checks | {' | '.join(ran)} |\n",
-            *(line for line in lines if line not in unasked),
-        )
-    )
+    asked = "".join(line for line in lines if line not in unasked)
+    table = f"{head}|  | checks | {' | '.join(ran)} |\n{asked}"
     table = re.sub(r"\*\*broken\*\* (\d+/\d+)", r"**\1**", table.replace("kept in part", "partly"))
     return f"{table}\nNo store claims these rules, or could be asked: {_listed(unasked)}.\n"
 
