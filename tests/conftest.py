@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from repeats import Repeats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -55,6 +56,7 @@ _SHOWN = 6000
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Repeats())
     path = os.environ.pop(VARIABLE, "")
     if path:
         config.pluginmanager.register(_Below(config, Path(path)))
