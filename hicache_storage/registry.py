@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from hicache_storage.backend_support.read_only import ReadOnlyStorage
 from hicache_storage.errors import (
@@ -18,6 +21,9 @@ from hicache_storage.errors import (
     shown,
 )
 from hicache_storage.storage import HiCacheStorage
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 ENTRY_POINT_GROUP = "hicache_storage.backends"
 DYNAMIC = "dynamic"
@@ -93,11 +99,9 @@ def backends() -> dict[str, Backend]:
         ConfigError: Two distributions use the same name, or one uses the name of a built-in.
         StorageUnavailable: The system cannot list the installed packages.
     """
-    from importlib import metadata  # noqa: PLC0415 - `hicache --help` stays fast
-
     found = dict(_BUILT_INS)
     try:
-        entries = metadata.entry_points(group=ENTRY_POINT_GROUP)
+        entries = _entry_points(*[(path, _modified_ns(path)) for path in sys.path])
     except OSError as error:
         raise StorageUnavailable(f"the installed packages cannot be listed: {error}") from error
     for entry in entries:
@@ -112,6 +116,21 @@ def backends() -> dict[str, Backend]:
         extra = entry.extras[0] if entry.extras else None
         found[entry.name] = Backend(entry.name, target, owner, extra)
     return found
+
+
+@functools.lru_cache(maxsize=1)  # a listing reads a file of every installed package
+def _entry_points(*_paths: tuple[str, int | None]) -> EntryPoints:
+    from importlib import metadata  # noqa: PLC0415 - `hicache --help` stays fast
+
+    return metadata.entry_points(group=ENTRY_POINT_GROUP)
+
+
+def _modified_ns(path: str) -> int | None:
+    """Return a time that changes if a package is installed in `path` or removed."""
+    try:
+        return Path(path).stat().st_mtime_ns
+    except OSError:
+        return None
 
 
 def open_storage(

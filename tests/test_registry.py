@@ -120,14 +120,36 @@ def test_listing_imports_nothing(install: Install) -> None:
 
 
 def test_a_list_of_packages_that_cannot_be_read_is_a_store_that_is_not_there(
-    monkeypatch: pytest.MonkeyPatch,
+    install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_descriptor(**_: str) -> NoReturn:
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(metadata, "entry_points", no_descriptor)
+    install("acme-cache", "acme_cache", STORAGE, acme="acme_cache:Acme")
     with pytest.raises(StorageUnavailable, match="Too many open files"):
         open_storage("memory")
+
+
+def test_the_installed_packages_are_listed_once(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("acme-cache", "acme_cache", STORAGE, acme="acme_cache:Acme")
+    backends()
+    monkeypatch.delattr(metadata, "entry_points")
+    assert "acme" in backends()
+
+
+def test_a_package_that_is_installed_later_in_the_same_folder_is_found(
+    install: Install, tmp_path: Path
+) -> None:
+    install("acme-cache", "acme_cache", STORAGE, acme="acme_cache:Acme")
+    backends()
+    info = tmp_path / "acme-cache" / "later-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: later\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[hicache_storage.backends]\nlater = acme_cache:Acme\n")
+    assert "later" in backends()
 
 
 def test_two_distributions_with_one_name_are_refused_by_both_names(install: Install) -> None:
