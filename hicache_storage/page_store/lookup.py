@@ -18,7 +18,12 @@ from hicache_storage.errors import StorageTimeout, StorageUnavailable
 from hicache_storage.page_store.counters import MATCH_FAILED, answers_counter
 from hicache_storage.page_store.results import Verdict
 from hicache_storage.page_store.splitting import even_cuts, piece_count
-from hicache_storage.page_store.storage_calls import checked_answers, result_of, verdict_for
+from hicache_storage.page_store.storage_calls import (
+    NotTriedError,
+    checked_answers,
+    result_of,
+    verdict_for,
+)
 from hicache_storage.scalars import check_integer
 
 if TYPE_CHECKING:
@@ -262,15 +267,15 @@ class PrefixLookup:
     def _results(
         self, calls: Sequence[tuple[ExistsQuery, Sequence[int]]]
     ) -> Sequence[list[bool] | Verdict]:
-        if self._failure is None and self._permit is None:
+        if self._failure is None and self._deadline.passed():
+            self._failure = Verdict.TIMEOUT
+        elif self._failure is None and self._permit is None:
             self._permit = self._reads.guard.admit()
             if self._permit is None:
                 self._failure = Verdict.BREAKER_OPEN
             elif self._permit.is_probe and self._hang_s is not None:
                 # The store may still hang. If it answers later, the breaker closes as well.
                 self._deadline = Deadline(min(_PROBE_S, self._deadline.remaining_s()))
-        elif self._failure is None and self._deadline.passed():
-            self._failure = Verdict.TIMEOUT
         if self._permit is None or self._failure is not None:
             return [self._failure or Verdict.BREAKER_OPEN] * len(calls)
         futures = [
@@ -286,6 +291,8 @@ class PrefixLookup:
     def _call(self, framed: KeySpace, hashes: Sequence[str]) -> list[bool] | Verdict:
         if self._failure is not None:  # the store would not answer this call either
             return self._failure
+        if self._deadline.passed():  # nobody waits any more, and other calls need the thread
+            raise NotTriedError
         began_s = time.monotonic()
         try:
             answers = self._storage.batch_exists(framed, hashes)
