@@ -181,7 +181,18 @@ PLANS = {
     "lmcache-s3": Plan("lmcache", ("lmcache/keys", "lmcache/s3"), _lmcache_s3),
     "openlake": Plan("openlake-vllm", ("openlake/pages", "openlake/closing"), _openlake),
     "peercache": Plan(
-        "peercache", ("peercache/pages", "peercache/ring", "peercache/closing"), _peercache
+        "peercache",
+        (
+            "peercache/pages",
+            "peercache/ring",
+            "peercache/closing",
+            "peercache/leaving",
+            "peercache/sizes",
+            "peercache/unwritten",
+            "peercache/evicted",
+            "peercache/damage",
+        ),
+        _peercache,
     ),
     "redhare": Plan("redhare", ("redhare/pages", "redhare/closing", "redhare/layout"), _redis),
     "sglang-file": Plan(

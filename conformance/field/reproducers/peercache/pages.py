@@ -33,4 +33,6 @@ print("KV-001 KV-101 KV-105: model b gets model a's page of the same hash:", hit
 print("KV-106: rank 0 of 4 gets the page of rank 0 of 2:", hit)
 half = small.store.batch_exists(["hash"]) == 1
 print("KV-003: a server whose pages have half the size finds it:", half)
+lost = small.store.batch_set_v1(["hash"], None) != small.store.batch_get_v1(["hash"], None)
+print("KV-003 KV-008 KV-403: its set is True and stores nothing, so it never gets it:", lost)
 os._exit(sys.stdout.flush() or 0)

@@ -23,4 +23,4 @@ for number in range(100_000):
         raised = True
         break
 stop.set()
-print("KV-006 KV-101 KV-202 KV-903: a call while a node joins or leaves raises KeyError:", raised)
+print("KV-006 KV-105 KV-202 KV-903: a call while a node joins or leaves raises KeyError:", raised)
