@@ -298,7 +298,23 @@ def test_a_trial_that_does_not_fit_is_no_full_store(
 
     _, checks = _checked(capsys, replace(file_store, config={**file_store.config, **limits}))
 
-    assert checks["write"]["fact"].startswith("not tried: 16 KiB more would exceed capacity_nbytes")
+    assert checks["write"]["fact"].startswith("not tried: 16 KiB more could exceed capacity_nbytes")
+
+
+@pytest.mark.parametrize("number", ["1st run", "2nd run"])
+@pytest.mark.parametrize("backend", ["file", "hf3fs"])
+@pytest.mark.parametrize("pages", [4, 4.2, 5])
+def test_doctor_does_not_take_the_eviction_of_its_own_pages_for_a_fault(
+    pages: float, backend: str, number: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capacity = int(pages * 65536)
+    store = CliStore(backend, {"path": str(tmp_path / "kv"), "capacity_nbytes": capacity})
+    if number == "2nd run":
+        store.open().close()
+
+    code, found = run_json(capsys, "doctor", "--page-bytes", "64KiB", "--pages", "4", *store.flags)
+
+    assert (0, []) == (code, [one for one in found["checks"] if one["status"] == "problem"])
 
 
 def test_a_read_only_mount_is_a_problem_whatever_the_capacity(
