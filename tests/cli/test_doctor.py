@@ -31,7 +31,7 @@ from hicache_storage.cli.operations.diagnosis import (
     probe_checks,
     worst,
 )
-from hicache_storage.cli.operations.probe import probe, prove
+from hicache_storage.cli.operations.probe import Measured, probe, prove
 from hicache_storage.config import StorageChoice
 from hicache_storage.errors import HiCacheError
 from hicache_storage.storage import Capabilities, PageTimes
@@ -187,6 +187,24 @@ def test_a_page_that_comes_back_wrong_is_a_failure() -> None:
     measured = probe(storage, pages=2, page_nbytes=512, page_tokens=16)
 
     assert [("read", "2 of 2 pages failed: corrupt")] == measured.failures
+
+
+@pytest.mark.parametrize(
+    ("reason", "advice"),
+    [
+        ("of 8 pages: 2 corrupt", "`hicache verify --delete-wrong`"),
+        ("of 8 pages: 1 wrong_size, 1 unreadable", "`hicache verify --delete-wrong`"),
+        ("of 8 pages: 1 not_authentic", "`hicache verify --delete-wrong`"),
+        ("of 8 pages: 3 unknown_key", "add the keys"),
+        ("of 8 pages: 1 unreadable", "let this user read"),
+    ],
+)
+def test_the_advice_fits_the_pages_that_are_there(reason: str, advice: str) -> None:
+    measured = Measured(8, 4096, 16, failures=[("read", reason)])
+
+    (check,) = probe_checks(measured, StorageChoice(backend="file"))
+
+    assert advice in check.advice
 
 
 def test_the_words_of_the_store_are_part_of_a_failure() -> None:

@@ -213,7 +213,7 @@ class RedisStorage(HiCacheStorage):
             raise raised from (error if message == str(error) else None)
 
     def _read_password_again(self) -> None:
-        """Give new connections the password that `password_file` has now, because it may be a new one."""
+        """Give new connections the password that `password_file` has now."""
         if self._settings.password_file is None:
             return
         try:

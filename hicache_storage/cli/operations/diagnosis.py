@@ -18,6 +18,7 @@ from hicache_storage import native
 from hicache_storage.cli.ages import format_age
 from hicache_storage.cli.operations.batches import listed
 from hicache_storage.cli.operations.probe import PROBE_MODEL
+from hicache_storage.cli.operations.proofs import WRONG, Proof
 from hicache_storage.cli.sizes import counted, format_nbytes
 from hicache_storage.cli.stores import excesses_of
 from hicache_storage.composition.parts import all_parts, undivided, undivided_configs
@@ -70,6 +71,13 @@ _ADVICE = {
 }
 
 
+_WRONG_PAGES_ADVICE = (
+    "check disks, memory, and what else writes there; `hicache verify --delete-wrong` deletes such"
+    " pages, and engines write them again"
+)
+_UNKNOWN_KEY_ADVICE = (
+    "if you still need them, add the keys that sealed them to the config; engines replace them"
+)
 _READ_ONLY_ADVICE = (
     "mount it for writing, because engines write; ls, verify and copy can read it as it is"
 )
@@ -368,6 +376,10 @@ def _failures(measured: Measured) -> Iterator[Check]:
         advice = _ADVICE[step]
         if Verdict.TIMEOUT.value in error:
             advice = _SLOW_ADVICE
+        elif any(proof.value in error for proof in WRONG):
+            advice = _WRONG_PAGES_ADVICE
+        elif Proof.UNKNOWN_KEY.value in error:
+            advice = _UNKNOWN_KEY_ADVICE
         elif measured.is_down:
             advice = _REMOVAL_ADVICE if step == "delete" else _DOWN_ADVICE
         yield Check(step, Status.PROBLEM, error, advice)
