@@ -141,13 +141,13 @@ class TestRotation:
                 return b"-WRONGPASS invalid username-password pair or user is disabled.\r\n"
             if command[0] != b"STRLEN":
                 return empty_reply(command)
-            is_new = [b"AUTH", b"the new one"] in server.commands
+            is_new = [b"AUTH", b"the new one"] in scripted.commands
             return (
                 b"-DENIED by the new one\r\n" if is_new else b"-NOAUTH Authentication required.\r\n"
             )
 
-        with RespServer(answer) as server:
-            config = {"url": server.url, "password_file": str(secret)}
+        with RespServer(answer) as scripted:
+            config = {"url": scripted.url, "password_file": str(secret)}
             with RedisStorage.from_config(config) as storage:
                 is_rotated.set()
                 secret.write_text("the new one")
