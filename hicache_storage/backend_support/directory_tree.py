@@ -110,8 +110,9 @@ class DirectoryTree:
             raise ConfigError(f"{cls.backend}: path: {error}") from error
         except OSError as error:
             raise ConfigError(
-                f"{cls.backend}: path: {shown(path)} is not a directory, and it cannot be made"
-                f" ({error.strerror}): mount the file system, or name another directory"
+                f"{cls.backend}: path: {shown(error.filename or path)} cannot be used as a directory"
+                f" ({error.strerror}): mount the file system, let this user write there, or name"
+                " another directory"
             ) from error
         return tree
 

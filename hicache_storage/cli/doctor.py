@@ -107,7 +107,9 @@ def _checks(arguments: argparse.Namespace, choice: config.StorageChoice) -> Iter
             return
         with open_store(choice) as storage:
             asked = Answering.of(storage)
+            pages = arguments.pages
             if not looked:
+                pages = diagnosis.pages_with_room(storage, pages, page_nbytes)
                 yield diagnosis.Check(
                     "open",
                     diagnosis.Status.NOTE,
@@ -117,7 +119,7 @@ def _checks(arguments: argparse.Namespace, choice: config.StorageChoice) -> Iter
                 yield from diagnosis.path_checks(choice, storage)
                 yield from diagnosis.store_checks(asked, storage.diagnose())
             try_pages = partial(
-                probe, pages=arguments.pages, page_nbytes=page_nbytes, page_tokens=page_tokens
+                probe, pages=pages, page_nbytes=page_nbytes, page_tokens=page_tokens
             )
             yield from diagnosis.probe_checks(try_pages(storage), choice)
             for name, part in asked.parts.items():

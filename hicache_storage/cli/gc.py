@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 SUMMARY = "Remove key spaces by model, revision, tenant, pool, or age."
 
 _FOUND = 1
+_WITH_YES = "Use --yes to remove them"
+_BY_NAME = "Name those to remove with --space, because a wrong key may be why none can be read"
 _FIELDS = ("model", "revision", "tenant", "pool", "unused_for", "older_than")
 
 
@@ -98,7 +100,8 @@ def run(arguments: argparse.Namespace) -> int:
         removal = Removal(kept=[one for one in looked if not isinstance(one, Candidate)])
         unreadable, kept = removable(look, selected.unreadable if arguments.unreadable else [])
         removal.kept += kept
-        if unreadable and arguments.yes and not (selected.spaces or arguments.space):
+        is_doubtful = bool(unreadable) and not (selected.spaces or arguments.space)
+        if is_doubtful and arguments.yes:
             raise ConfigError(
                 f"gc: none of {len(unreadable):,} key spaces can be read, perhaps because of a wrong"
                 " key: name the ones to remove with --space"
@@ -115,7 +118,11 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.json:
                 _print_json(choice.backend, found, selected.unreadable, removal)
             else:
-                _print_removal(removal, is_done=arguments.yes, stays=stays)
+                _print_removal(
+                    removal,
+                    is_done=arguments.yes,
+                    how=(_BY_NAME if is_doubtful else _WITH_YES) if stays else "",
+                )
     left = [] if arguments.unreadable else selected.unreadable
     doubts = [one for one in removal.kept if one.is_doubt]
     return _FOUND if stays or left or doubts else 0
@@ -186,13 +193,14 @@ def _print(
     print_lines(console, parts)
 
 
-def _print_removal(removal: Removal, *, is_done: bool, stays: bool) -> None:
+def _print_removal(removal: Removal, *, is_done: bool, how: str) -> None:
+    """Print what was removed, or else `how` to remove it if anything was found."""
     from hicache_storage.cli.operations.selection import SHORT_ID_DIGITS  # noqa: PLC0415
 
     if is_done:
         spaces, pages = counted(removal.spaces, "key space"), counted(removal.pages, "page")
         write_line(f"Removed {spaces} with {pages}.")
-    elif stays:
-        write_line("Nothing was removed. Use --yes to remove them.")
+    elif how:
+        write_line(f"Nothing was removed. {how}.")
     for one in removal.kept:
         write_line(f"Key space {one.space_id[:SHORT_ID_DIGITS]} was kept: {one.reason}.")

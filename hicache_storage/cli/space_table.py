@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 _GAP = 2
 _POOL = 1
 _FIGURES = 4
-_WRAPPED = (3, 2, 4, 5, _POOL)
+_FORMAT = 3
+_WRAPPED = (_FORMAT, 2, 4, 5, _POOL)
 """The columns that wrap if the terminal is narrow, in this order: format, shard, the figures, pool."""
+_LONG = {_FORMAT: 20, _POOL: 10}
+"""In these columns a longer word may be cut. vLLM's layouts are words of 90 letters."""
 _LEAST_WIDTH = 10
 
 
@@ -61,7 +64,8 @@ def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
             words = (word for cell in columns[number] for word in cell.split())
             longest = max(map(cell_len, words), default=1)
             left = width - sum(widths) - _GAP * len(widths) + widths[number]
-            widths[number] = longest if number != _POOL else min(longest, max(_LEAST_WIDTH, left))
+            least = _LEAST_WIDTH if longest > _LONG.get(number, longest) else longest
+            widths[number] = min(longest, max(least, left))
     return widths
 
 

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=share,
         default=1.0,
         metavar="SHARE",
-        help="read only a share of the pages, such as 1%%",
+        help="read only a share of the pages, such as 1%%, but at least one of each key space",
     )
     add(
         "--delete-wrong",

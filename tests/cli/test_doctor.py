@@ -31,7 +31,7 @@ from hicache_storage.cli.operations.diagnosis import (
     probe_checks,
     worst,
 )
-from hicache_storage.cli.operations.probe import probe, prove
+from hicache_storage.cli.operations.probe import Measured, probe, prove
 from hicache_storage.config import StorageChoice
 from hicache_storage.errors import HiCacheError
 from hicache_storage.storage import Capabilities, PageTimes
@@ -189,6 +189,24 @@ def test_a_page_that_comes_back_wrong_is_a_failure() -> None:
     assert [("read", "2 of 2 pages failed: corrupt")] == measured.failures
 
 
+@pytest.mark.parametrize(
+    ("reason", "advice"),
+    [
+        ("of 8 pages: 2 corrupt", "`hicache verify --delete-wrong`"),
+        ("of 8 pages: 1 wrong_size, 1 unreadable", "`hicache verify --delete-wrong`"),
+        ("of 8 pages: 1 not_authentic", "`hicache verify --delete-wrong`"),
+        ("of 8 pages: 3 unknown_key", "add the keys"),
+        ("of 8 pages: 1 unreadable", "let this user read"),
+    ],
+)
+def test_the_advice_fits_the_pages_that_are_there(reason: str, advice: str) -> None:
+    measured = Measured(8, 4096, 16, failures=[("read", reason)])
+
+    (check,) = probe_checks(measured, StorageChoice(backend="file"))
+
+    assert advice in check.advice
+
+
 def test_the_words_of_the_store_are_part_of_a_failure() -> None:
     storage = HookedStorage()
     storage.hooks["batch_set"] = failing(StorageUnavailable("s3: this user may not write"))
@@ -298,7 +316,23 @@ def test_a_trial_that_does_not_fit_is_no_full_store(
 
     _, checks = _checked(capsys, replace(file_store, config={**file_store.config, **limits}))
 
-    assert checks["write"]["fact"].startswith("not tried: 16 KiB more would exceed capacity_nbytes")
+    assert checks["write"]["fact"].startswith("not tried: 16 KiB more could exceed capacity_nbytes")
+
+
+@pytest.mark.parametrize("number", ["1st run", "2nd run"])
+@pytest.mark.parametrize("backend", ["file", "hf3fs"])
+@pytest.mark.parametrize("pages", [4, 4.2, 5])
+def test_doctor_does_not_take_the_eviction_of_its_own_pages_for_a_fault(
+    pages: float, backend: str, number: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capacity = int(pages * 65536)
+    store = CliStore(backend, {"path": str(tmp_path / "kv"), "capacity_nbytes": capacity})
+    if number == "2nd run":
+        store.open().close()
+
+    code, found = run_json(capsys, "doctor", "--page-bytes", "64KiB", "--pages", "4", *store.flags)
+
+    assert (0, []) == (code, [one for one in found["checks"] if one["status"] == "problem"])
 
 
 def test_a_read_only_mount_is_a_problem_whatever_the_capacity(

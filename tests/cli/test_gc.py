@@ -397,6 +397,8 @@ def test_a_store_of_which_nothing_can_be_read_goes_by_name_only(
     manifest.unlink()
     argv = ["gc", "--unreadable", "--yes", *file_store.flags]
 
+    assert main(["gc", "--unreadable", *file_store.flags]) == 1
+    assert "Nothing was removed. Name those to remove with --space" in capsys.readouterr().out
     assert main(argv) == 2
     assert "perhaps because of a wrong key" in capsys.readouterr().err
     assert main([*argv, "--space", lost.id[:8]]) == 0

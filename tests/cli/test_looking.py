@@ -213,6 +213,33 @@ def test_a_user_without_rights_can_look(
     assert code in expected.get(verb, {0})
 
 
+@pytest.mark.parametrize("part", ["", "spaces"])
+@pytest.mark.parametrize("backend", ["file", "hf3fs"])
+def test_doctor_notices_that_this_user_may_not_write_to_a_full_store(
+    backend: str,
+    part: str,
+    request: pytest.FixtureRequest,
+    directory: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It tries no write there, and a store with a capacity is full most of the time."""
+    place = _place(backend, request, directory)
+    _filled(place)
+    full = _limited(place, 350_000 if backend == "file" else 500_000)
+    argv = [*DOCTOR, "--json", *full.flags]
+    assert main(argv) == 0
+    capsys.readouterr()
+    (directory / "kv").chmod(0o777)
+
+    with _user_without_rights(directory / "kv" / part):
+        code = main(argv)
+
+    found = {one["topic"]: one for one in json.loads(capsys.readouterr().out)["checks"]}
+    assert (1, "problem") == (code, found["rights"]["status"])
+    assert found["rights"]["fact"] == f"this user may not write to {directory / 'kv' / part}"
+    assert found["write"]["fact"].startswith("not tried")
+
+
 @pytest.mark.parametrize(
     ("backend", "hidden"),
     [("file", hash_of(3)), ("fsspec", hash_of(3)), ("hf3fs", "slots-0000")],

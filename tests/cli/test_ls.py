@@ -146,6 +146,27 @@ def test_an_id_is_not_cut_on_50_columns(
     assert f"  {target.id[:8]} " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("backend", ["file", "tiered"])
+def test_a_layout_of_vllm_takes_no_room_from_ids_and_figures(
+    backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiers = [
+        {"name": name, "backend": "file", "config": {"path": str(tmp_path / name)}}
+        for name in ("nvme", "rack")
+    ]
+    config = {"tiers": tiers} if backend == "tiered" else {"path": str(tmp_path)}
+    store = CliStore(backend, config)
+    layout = f"vllm-rows-1;{'order=LBHNC;' * 6}hash=32"
+    target = store.fill(range(5), space(layout=layout, pool="group_0.FullAttentionSpec"))
+
+    assert main(["ls", *store.flags]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    (row,) = (line for line in lines if target.id[:8] in line)
+    assert {"group_0.FullAttentionSpec", "5", "20.6"} <= {*row.split()}
+
+
 @pytest.mark.parametrize("verb", [["ls"], ["gc", "--pool", "kv"], ["inspect", "SPACE"]])
 def test_a_name_commands_no_terminal(
     verb: list[str], file_store: CliStore, capsys: pytest.CaptureFixture[str]

@@ -119,6 +119,16 @@ def test_a_sample_reads_a_share_of_the_pages() -> None:
     assert result.pages == 10
 
 
+def test_a_sample_reads_a_page_of_each_key_space() -> None:
+    storage = MemoryStorage()
+    targets = [save(storage, range(100)), save(storage, range(50), DRAFT)]
+    draws = iter([*(0.5,) * 7, 0.2, *(0.5,) * 92, *(0.5,) * 50])
+
+    result = verify(storage, targets, Meter(), share=0.001, chance=lambda: next(draws))
+
+    assert result.pages == 2
+
+
 def test_only_the_selected_key_spaces_are_read(
     file_store: CliStore, capsys: pytest.CaptureFixture[str]
 ) -> None:

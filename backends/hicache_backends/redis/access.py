@@ -73,8 +73,9 @@ class Address:
 class Access:
     """Everything that is needed to open a connection, except the address and the deadline."""
 
-    options: Mapping[str, Any] = field(repr=False)
-    """Options for redis-py, which sends AUTH, SELECT and CLIENT SETNAME."""
+    options: dict[str, Any] = field(repr=False)
+    """Options for redis-py, which sends AUTH, SELECT and CLIENT SETNAME. A new connection uses those
+    that are set when it is made."""
     context: ssl.SSLContext | None
     """The TLS context, or None without TLS."""
     is_read_only: bool = False

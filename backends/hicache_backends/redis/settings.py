@@ -37,7 +37,8 @@ class RedisSettings(Settings):
     password_file: str | None = None
     """The file that contains the password.
 
-    It is read once, and white space around the password is dropped.
+    White space around the password is dropped. The file is read when the storage is opened, and again if
+    a server refuses the password.
     """
     password_env: str | None = None
     """The environment variable that contains the password."""
@@ -174,7 +175,7 @@ class RedisSettings(Settings):
     def access(self) -> Access:
         """Return everything that is needed to reach a server, except its address.
 
-        Files are read here, once.
+        Files are read here.
 
         Raises:
             ValueError: The file or variable of a field cannot be read, or a text cannot be sent.

@@ -208,7 +208,21 @@ class RedisStorage(HiCacheStorage):
             message = self._without_secrets(str(error))
             place = self._settings.place
             raised = kind(f"redis: {'' if place in message else f'{place}: '}{message}")
+            if isinstance(error, exceptions.AuthenticationError):
+                self._read_password_again()
             raise raised from (error if message == str(error) else None)
+
+    def _read_password_again(self) -> None:
+        """Give new connections the password that `password_file` has now."""
+        if self._settings.password_file is None:
+            return
+        try:
+            password = self._settings.secret()
+        except ValueError:  # somebody is replacing the file
+            return
+        if password and password != self._servers.options.get("password"):
+            self._secrets = [*self._settings.secrets(password), *self._secrets]
+            self._servers.options["password"] = password
 
     def _without_secrets(self, text: str) -> str:
         """Return `text` without secrets, because an error reply may repeat the command."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import errno
+import math
 import os
 import re
 import time
@@ -17,11 +18,12 @@ from hicache_storage import native
 from hicache_storage.cli.ages import format_age
 from hicache_storage.cli.operations.batches import listed
 from hicache_storage.cli.operations.probe import PROBE_MODEL
+from hicache_storage.cli.operations.proofs import WRONG, Proof
 from hicache_storage.cli.sizes import counted, format_nbytes
 from hicache_storage.cli.stores import excesses_of
 from hicache_storage.composition.parts import all_parts, undivided, undivided_configs
 from hicache_storage.composition.storage import NO_ANSWER, NO_STORE
-from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
+from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable, shown
 from hicache_storage.page_store import Verdict
 from hicache_storage.prefetch_policy import PrefetchPolicy
 from hicache_storage.storage import Retention, UnreadableKind
@@ -69,9 +71,17 @@ _ADVICE = {
 }
 
 
+_WRONG_PAGES_ADVICE = (
+    "check disks, memory, and what else writes there; `hicache verify --delete-wrong` deletes such"
+    " pages, and engines write them again"
+)
+_UNKNOWN_KEY_ADVICE = (
+    "if you still need them, add the keys that sealed them to the config; engines replace them"
+)
 _READ_ONLY_ADVICE = (
     "mount it for writing, because engines write; ls, verify and copy can read it as it is"
 )
+_RIGHTS_ADVICE = "let this user read and write there, or run as the user of the engines"
 _DOWN_ADVICE = "start the store, or see why it does not answer; until then engines run without L3"
 _SLOW_ADVICE = "the store is slow: raise timeout_s in its config, or check its load and the network"
 
@@ -150,6 +160,11 @@ def _path_checks(root: Path, storage: HiCacheStorage) -> Iterator[Check]:
         yield Check("mount", Status.PROBLEM, f"{kind} on {mount}, read-only", _READ_ONLY_ADVICE)
     else:
         yield Check("mount", status, f"{kind} on {mount}", advice if status is Status.NOTE else "")
+        for place in (root, root / "spaces"):
+            if place.is_dir() and not os.access(place, os.W_OK | os.X_OK, effective_ids=True):
+                fact = f"this user may not write to {shown(str(place))}"
+                yield Check("rights", Status.PROBLEM, fact, _RIGHTS_ADVICE)
+                break
     free, total = system.f_bavail * system.f_frsize, system.f_blocks * system.f_frsize
     fact = f"{format_nbytes(free)} of {format_nbytes(total)}"
     capacity = storage.stats().capacity_nbytes
@@ -257,15 +272,32 @@ def why_not_to_write(
             name = one.topic.rpartition(": ")[0]
             return f"{name or 'the store'} is full, and would evict or refuse pages"
     for name, part in undivided(storage).items():
-        stats = part.stats()
-        capacity = stats.capacity_nbytes
-        if capacity is not None and (stats.nbytes or 0) + nbytes > capacity:
+        if _room_nbytes(part) < nbytes:
             where = f" of {name}" if name else ""
             return (
-                f"{format_nbytes(nbytes)} more would exceed capacity_nbytes{where} and evict pages:"
+                f"{format_nbytes(nbytes)} more could exceed capacity_nbytes{where} and evict pages:"
                 " use fewer --pages or a smaller --page-bytes"
             )
     return ""
+
+
+def pages_with_room(storage: HiCacheStorage, pages: int, page_nbytes: int) -> int:
+    """Return how many of so many pages a new store takes without evicting one, but at least 1."""
+    room_nbytes = min(map(_room_nbytes, undivided(storage).values()))
+    return max(1, int(min(pages, room_nbytes // page_nbytes)))
+
+
+def _room_nbytes(storage: HiCacheStorage) -> float:
+    """Return half of what is free below the capacity.
+
+    A page takes more than its bytes in the store, which may evict before it is full.
+    """
+    stats = storage.stats()
+    return (
+        math.inf
+        if stats.capacity_nbytes is None
+        else (stats.capacity_nbytes - (stats.nbytes or 0)) / 2
+    )
 
 
 def proof_checks(measured: Measured | None, choice: StorageChoice) -> Iterator[Check]:
@@ -304,7 +336,7 @@ def opening_problem(error: HiCacheError) -> Check:
     elif os.strerror(errno.EACCES) in str(error) or (
         isinstance(cause, OSError) and cause.errno in {errno.EACCES, errno.EPERM}
     ):
-        advice = "let this user read and write there, or run as the user of the engines"
+        advice = _RIGHTS_ADVICE
     elif "is full" in str(error) or (
         isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}
     ):
@@ -344,6 +376,10 @@ def _failures(measured: Measured) -> Iterator[Check]:
         advice = _ADVICE[step]
         if Verdict.TIMEOUT.value in error:
             advice = _SLOW_ADVICE
+        elif any(proof.value in error for proof in WRONG):
+            advice = _WRONG_PAGES_ADVICE
+        elif Proof.UNKNOWN_KEY.value in error:
+            advice = _UNKNOWN_KEY_ADVICE
         elif measured.is_down:
             advice = _REMOVAL_ADVICE if step == "delete" else _DOWN_ADVICE
         yield Check(step, Status.PROBLEM, error, advice)

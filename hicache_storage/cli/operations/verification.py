@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import Counter
@@ -25,11 +26,11 @@ from hicache_storage.cli.operations.proofs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     from hicache_storage.cli.progress import Meter
     from hicache_storage.keys import KeySpace
-    from hicache_storage.storage import HiCacheStorage, UnreadableSpace
+    from hicache_storage.storage import HiCacheStorage, PageInfo, UnreadableSpace
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +167,24 @@ def _proofs(
     pages = pages_per_batch(space, storage)
     memory = PageMemory(space, pages, storage.capabilities.alignment)
     prover = PageProver(storage, space)
-    chosen = (info.page_hash for info in storage.scan(space) if share >= 1 or chance() < share)
+    chosen = _chosen(storage.scan(space), share, chance)
     return run_batches(
         lambda hashes: prover.read(hashes, memory.views(len(hashes))),
         batches(chosen, pages),
         threads_for(storage),
     )
+
+
+def _chosen(
+    pages: Iterable[PageInfo], share: float, chance: Callable[[], float]
+) -> Generator[str, None, None]:
+    """Yield a random share of the pages, but at least one, because a check of none would pass."""
+    lowest, spare = math.inf, None
+    for info in pages:
+        drawn = chance() if share < 1 else 0.0
+        if drawn < share:
+            yield info.page_hash
+        if drawn < lowest:
+            lowest, spare = drawn, info.page_hash
+    if spare is not None and lowest >= share:
+        yield spare

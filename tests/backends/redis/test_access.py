@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import ssl
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,55 @@ class TestFiles:
             RedisStorage.from_config({"url": f"rediss://localhost:1?{option}"})
 
 
+class TestRotation:
+    def test_a_new_password_is_read_when_the_server_refuses_the_old_one(
+        self, tmp_path: Path
+    ) -> None:
+        secret = tmp_path / "secret"
+        secret.write_text("the old one")
+        with RedisServer(tmp_path / "redis", "--requirepass", "the old one") as server:
+            config = {"url": server.url, "password_file": str(secret)}
+            with RedisStorage.from_config(config) as storage:
+                storage.batch_set(space(), [hash_of(7)], [page()])
+                _change_password(server, "the old one", "the new one")
+
+                with pytest.raises(StorageUnavailable, match="invalid username-password"):
+                    storage.batch_exists(space(), [hash_of(7)])
+                secret.unlink()
+                with pytest.raises(StorageUnavailable, match="invalid username-password"):
+                    storage.batch_exists(space(), [hash_of(7)])
+                secret.write_text("the new one\n")
+                with pytest.raises(StorageUnavailable, match="invalid username-password"):
+                    storage.batch_exists(space(), [hash_of(7)])
+
+                assert [True] == storage.batch_exists(space(), [hash_of(7)])
+
+    def test_no_message_shows_the_new_password(self, tmp_path: Path) -> None:
+        secret = tmp_path / "secret"
+        secret.write_text("the old one")
+
+        is_rotated = threading.Event()
+
+        def answer(command: list[bytes]) -> bytes | None:
+            if is_rotated.is_set() and command == [b"AUTH", b"the old one"]:
+                return b"-WRONGPASS invalid username-password pair or user is disabled.\r\n"
+            if command[0] != b"STRLEN":
+                return empty_reply(command)
+            is_new = [b"AUTH", b"the new one"] in scripted.commands
+            return (
+                b"-DENIED by the new one\r\n" if is_new else b"-NOAUTH Authentication required.\r\n"
+            )
+
+        with RespServer(answer) as scripted:
+            config = {"url": scripted.url, "password_file": str(secret)}
+            with RedisStorage.from_config(config) as storage:
+                is_rotated.set()
+                secret.write_text("the new one")
+                for message in ("NOAUTH", "invalid username-password", r"DENIED by \*\*\*$"):
+                    with pytest.raises(StorageUnavailable, match=message):
+                        storage.batch_exists(space(), [hash_of(7)])
+
+
 class TestForks:
     def test_a_child_opens_connections_of_its_own_without_the_files(
         self, server: TlsRedisServer, tmp_path: Path
@@ -126,6 +176,18 @@ class TestForks:
 
             assert 0 == child.exitcode
             assert [True] == storage.batch_exists(space(), [hash_of(7)])
+
+
+def _change_password(server: RedisServer, old: str, new: str) -> None:
+    """Change the password of a server, and end its connections."""
+    with server.connected() as connection:
+        for command in (
+            f'AUTH "{old}"',
+            f'CONFIG SET requirepass "{new}"',
+            "CLIENT KILL TYPE normal",
+        ):
+            connection.sendall(f"{command}\r\n".encode())
+            connection.recv(100)
 
 
 def _exit_well_if_there(storage: RedisStorage) -> None:
