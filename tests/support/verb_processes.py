@@ -27,9 +27,12 @@ import pathlib, time
 from hicache_backends.file import FileStorage
 from hicache_backends.file.reader import FileReader
 MARK = pathlib.Path(__file__).with_suffix(".called")
+HELD = pathlib.Path(__file__).with_suffix(".held")
 class SlowReads:
     def batch_get(self, space, hashes, pages):
         MARK.touch()
+        while HELD.exists():
+            time.sleep(0.01)
         time.sleep(0.3)
         return super().batch_get(space, hashes, pages)
 class SlowReader(SlowReads, FileReader):
@@ -73,9 +76,12 @@ def verb(directory: Path, *argv: str) -> Generator[subprocess.Popen[str], None, 
 
 def interrupted(directory: Path, *argv: str) -> tuple[int, str, str]:
     """Run a verb, and send SIGINT at the first slow read. Return exit code, output and errors."""
+    held = directory / "slow_store.held"
+    held.touch()  # no read ends before the signal
     with verb(directory, *argv) as process:
         wait_until((directory / "slow_store.called").exists)
         process.send_signal(signal.SIGINT)
+        held.unlink()
         output, errors = process.communicate(timeout=60)
         return process.returncode, output, errors
 
