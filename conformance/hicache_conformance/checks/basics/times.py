@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
 from hicache_conformance.checks import check
@@ -11,7 +13,7 @@ from hicache_conformance.scenarios.setup import open_store
 from hicache_storage.storage import PageTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
     from hicache_conformance.case.case import Case
     from hicache_conformance.case.probe import Probe
@@ -22,6 +24,8 @@ _CLOCKS_S = 86_400.0
 _GRAIN_S = 2.0
 """The checks wait for clocks whose steps are at most this long."""
 _POLL_S = 0.01
+_ZONES = ("EAST-11", "WEST+11")
+"""Time zones, as in the variable TZ. Local time differs by 22 hours between them."""
 
 
 @check("KV-010")
@@ -87,6 +91,45 @@ def setting_a_present_page_is_a_use(case: Case) -> None:
     before = _some_time_later(store, space, list(pages))
     case.must_set(store, space, dict(list(pages.items())[:1]))
     _must_move_the_first(case, store, space, before, "set of a present page")
+
+
+@check("KV-010")
+def times_are_the_same_in_every_time_zone(case: Case) -> None:
+    """The times of a page are seconds since 1970, whatever time zone the process sets or asks in."""
+    store, space = open_store(case)
+    began_s = time.monotonic()
+    pages: list[str] = []
+    for zone in _ZONES:
+        with _time_zone(zone):
+            pages += case.stored(store, space, 1)
+    found: list[PageTimes] = []
+    for zone in _ZONES:
+        with _time_zone(zone):
+            found += _times(store, space, pages)
+    most_s = time.monotonic() - began_s + _GRAIN_S
+    for name in ("written_at_s", "used_at_s"):
+        known = [at_s for at_s in (getattr(times, name) for times in found) if at_s is not None]
+        if known and max(known) - min(known) > most_s:
+            raise store.violation(
+                f"{name} depends on the time zone of the process",
+                expected=f"times at most {most_s:.0f} s apart, because both pages were set just now",
+                got=f"{max(known) - min(known):.0f} s apart, in TZ={' and TZ='.join(_ZONES)}",
+            )
+
+
+@contextmanager
+def _time_zone(zone: str) -> Generator[None, None, None]:
+    before = os.environ.get("TZ")
+    os.environ["TZ"] = zone
+    time.tzset()
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TZ"]
+        else:
+            os.environ["TZ"] = before
+        time.tzset()
 
 
 def _some_time_later(store: Probe, space: KeySpace, hashes: Sequence[str]) -> dict[str, PageTimes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -240,6 +241,18 @@ class TimesInKiloseconds(EvictingStore):
     def _times(self, key: Hashable) -> PageTimes:
         used_s = super()._times(key).used_at_s
         return PageTimes(used_at_s=None if used_s is None else used_s / 1000)
+
+
+@caught_by("KV-010:times_are_the_same_in_every_time_zone", says="depends on the time zone")
+class TimesInLocalTime(EvictingStore):
+    """A page is written at the local time, which is taken for UTC when it is read."""
+
+    def _times(self, key: Hashable) -> PageTimes:
+        written_s = super()._times(key).written_at_s
+        if written_s is None:
+            return PageTimes()
+        local = datetime.fromtimestamp(written_s).replace(tzinfo=UTC)  # noqa: DTZ006
+        return PageTimes(written_at_s=local.timestamp())
 
 
 @caught_by("KV-010:setting_a_present_page_is_a_use", says="does not move the time")
