@@ -170,7 +170,7 @@ def a_late_verdict_is_not_taken_for_a_later_one(case: Case) -> None:
 
 @check("KV-305", Need.SERVER)
 def it_works_again_after_the_server_was_restarted(case: Case) -> None:
-    """The same storage works again after the server was stopped and started."""
+    """The same storage works again, in an open key space, after the server was stopped and started."""
     with case.server() as server:
         path = open_direct_path(case, dict(case.config))
         caller = path.caller()
@@ -208,7 +208,7 @@ def what_did_not_open_opens_when_the_server_is_there(case: Case) -> None:
             early = None
         path.on_all(FaultProxy.pass_through)
         caller = path.caller() if early is None else path.caller_of(early)
-        must_work_again(path, caller, "it was opened without its server")
+        must_work_again(path, caller, "it was opened without its server", is_open=early is None)
 
 
 def _all_at_once(path: FaultPath, caller: Caller, *, twice: bool = False) -> None:
@@ -227,8 +227,11 @@ def _all_at_once(path: FaultPath, caller: Caller, *, twice: bool = False) -> Non
             must_not_be_foreign(path, attempt)
 
 
-def must_work_again(path: FaultPath, caller: Caller, why: str) -> None:
-    """Repeat rounds on every connection until enough in a row succeed. Raise if that takes too long."""
+def must_work_again(path: FaultPath, caller: Caller, why: str, *, is_open: bool = True) -> None:
+    """Repeat rounds on every connection until enough in a row succeed. Raise if that takes too long.
+
+    A round opens the key space only if `caller` has not: callers open it once, before their first set.
+    """
     until_s = time.monotonic() + RECOVERY_LIMIT_S
     good, last = 0, ""
     while good < _GOOD_ROUNDS:
@@ -240,7 +243,10 @@ def must_work_again(path: FaultPath, caller: Caller, why: str) -> None:
                 path.case.trace.sequence(),
             )
         pages = path.case.contents(path.space, path.case.hashes(path.width))
-        rounds = [partial(_round, path, caller, {name: data}) for name, data in pages.items()]
+        rounds = [
+            partial(_round, path, caller, {name: data}, is_open=is_open)
+            for name, data in pages.items()
+        ]
         failures = [failure for failure in _on_every_connection(path, rounds) if failure]
         good = 0 if failures else good + 1
         last = failures[0] if failures else last
@@ -262,11 +268,11 @@ def _on_every_connection(path: FaultPath, calls: Sequence[Callable[[], str]]) ->
         return calling.result()
 
 
-def _round(path: FaultPath, caller: Caller, page: Mapping[str, bytes]) -> str:
+def _round(path: FaultPath, caller: Caller, page: Mapping[str, bytes], *, is_open: bool) -> str:
     """Set, read, look up and delete one page. Return what went wrong, or ""."""
     ((page_hash, data),) = page.items()
     steps = (
-        (caller.open_space, [None]),
+        *(() if is_open else ((caller.open_space, [None]),)),
         (partial(caller.set, page), [[True]]),
         (partial(caller.get, [page_hash]), [[data]] if path.case.keeps else [[data], [None]]),
         (partial(caller.exists, [page_hash]), [[True]] if path.case.keeps else [[True], [False]]),

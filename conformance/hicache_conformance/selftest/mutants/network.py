@@ -568,6 +568,30 @@ class ConnectsOnce(WireStore):
         return super()._connected(number, deadline)
 
 
+@caught_by("KV-305:it_works_again_after_the_server_was_restarted", says="does not work again")
+class RefusesUntilOpenedAgain(WireStore):
+    """If the server ends a connection, sets are refused until the key space is opened once more."""
+
+    _open: set[KeySpace] = own(set)
+
+    def _remember(self, space: KeySpace) -> bool:
+        self._open.add(space)
+        return super()._remember(space)
+
+    def _store(
+        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
+    ) -> list[bool]:
+        if space not in self._open:
+            return [False] * len(hashes)
+        return super()._store(space, hashes, contents)
+
+    def _is_fresh(self, connection: Connection) -> bool:
+        if super()._is_fresh(connection):
+            return True
+        self._open.clear()
+        return False
+
+
 @caught_by("KV-305:what_did_not_open_opens_when_the_server_is_there")
 class NeverWakesUp(WireStore):
     """If the store is opened without its server, it treats the server as away forever."""

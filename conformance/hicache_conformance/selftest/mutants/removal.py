@@ -265,6 +265,19 @@ class KeepsTheFirstTimes(EvictingStore):
         self._used_s[key] = before or self._used_s[key]
 
 
+@caught_by("KV-010:a_get_is_a_use_and_asking_is_none", says="of each")
+class OnlyTheFirstIsUsed(EvictingStore):
+    """A get of several pages moves the time of the last use of the first one only."""
+
+    def _contents(self, space: KeySpace, hashes: Sequence[str]) -> list[bytes | None]:
+        before = dict(self._used_s)
+        found = super()._contents(space, hashes)
+        for key in (self._key(space, page_hash) for page_hash in hashes[1:]):
+            if key in before:
+                self._used_s[key] = before[key]
+        return found
+
+
 @caught_by("KV-010:a_get_is_a_use_and_asking_is_none")
 class GetsAreNoUse(EvictingStore):
     """Gets don't count: the last use of a page is the time when it was written."""
