@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import time
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,20 +19,25 @@ from hicache_conformance.scenarios.fault_path import (
     open_direct_path,
     open_fault_path,
 )
+from hicache_conformance.scenarios.lifecycle_actors import receive_result
 from hicache_conformance.tools.network.proxy import FaultProxy
+from hicache_conformance.tools.processes.child import Child
 from hicache_conformance.tools.processes.resources import wait_until
 from hicache_conformance.tools.processes.threads import Threads
-from hicache_storage.errors import StorageTimeout, StorageUnavailable
+from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hicache_conformance.case.case import Case
     from hicache_conformance.scenarios.attempts import Attempt, Caller
+    from hicache_conformance.tools.processes.child import Link
+    from hicache_storage.keys import KeySpace
 
 _GOOD_ROUNDS = 2
 """After this many good rounds in a row over every connection, all connections are usable."""
 _CUT_AT_NBYTES = (0, 5, 100, 4000)
+_INTERRUPTED_AFTER_S = 0.2
 _SLOW_S = 0.1
 """How late replies come, so that each of many calls needs a connection of its own."""
 
@@ -139,6 +146,49 @@ def _get_at_once(path: FaultPath, caller: Caller, pages: Mapping[str, bytes]) ->
         must_not_be_foreign(path, attempt)
         if attempt.error is None and attempt.answer != [None]:
             _must_hold(path, caller, page_hash, attempt.answer, data)
+
+
+@check("KV-305")
+def a_page_of_an_interrupted_get_is_not_taken_for_a_later_one(case: Case) -> None:
+    """If KeyboardInterrupt ends a get and its reply comes at last, no other get returns its page."""
+    with open_fault_path(case, 4 << 10) as path:
+        caller = path.caller()
+        pages = path.stored_pages(caller, 3)
+        claims = case.subject.storage_class, path.config
+        arguments = (path.space, list(pages), 2 * path.width)
+        with Child(*claims, _get_after_an_interrupt, *arguments, absent=case.absent) as child:
+            receive_result(child)
+            path.on_all(partial(FaultProxy.go_silent, direction="down"))
+            child.send("no reply comes")
+            child.receive(RECOVERY_LIMIT_S)
+            path.on_all(FaultProxy.pass_through)
+            child.send("the reply comes")
+            found: list[tuple[str, bytes]] = child.receive(RECOVERY_LIMIT_S)
+    for page_hash, data in found:
+        _must_hold(path, caller, page_hash, [data], pages[page_hash])
+
+
+def _get_after_an_interrupt(link: Link, space: KeySpace, hashes: list[str], count: int) -> None:
+    """Actor: interrupt a get of the first page. Send what gets of the others return afterwards."""
+    probe = link.open()
+    probe.open_space(space)
+    probe.get(space, hashes)
+    (first, *others), (page,) = hashes, probe.memory(space, 1).pages
+    link.send("ready")
+    link.receive()
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, _INTERRUPTED_AFTER_S)
+    with suppress(KeyboardInterrupt, HiCacheError):
+        probe.storage.batch_get(space, [first], [page])
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
+    link.send("interrupted")
+    link.receive()
+    found: list[tuple[str, bytes]] = []
+    for page_hash in others * count:
+        with suppress(HiCacheError):
+            if probe.storage.batch_get(space, [page_hash], [page]) == [True]:
+                found.append((page_hash, page.tobytes()))
+    link.send(found)
 
 
 @check("KV-305")

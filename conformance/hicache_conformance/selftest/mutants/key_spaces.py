@@ -9,7 +9,8 @@ import threading
 import time
 from collections import Counter, defaultdict
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, count
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -562,6 +563,33 @@ class ScansByOffset(DictStore):
         while part := self._names(space)[start : start + 100]:
             yield from part
             start += len(part)
+
+
+@caught_by("KV-104:a_listing_bears_sets_by_its_reader", says="twice")
+class ScansByNumber(DictStore):
+    """A listing goes by a number that each set draws, so pages that are set meanwhile come again."""
+
+    _numbers: dict[Hashable, int] = own(dict)
+    _drawn: Iterator[int] = own(count)
+
+    def _put(self, key: Hashable, stored: Stored) -> None:
+        super()._put(key, stored)
+        self._numbers[key] = next(self._drawn)
+
+    def scan(self, space: KeySpace) -> Iterator[PageInfo]:
+        last = -1
+        while True:
+            with self._lock:
+                later = [
+                    (self._numbers[key], stored)
+                    for key, stored in self._pages.items()
+                    if stored.space == space and self._numbers[key] > last
+                ]
+            if not later:
+                return
+            for number, stored in sorted(later, key=itemgetter(0))[:100]:
+                last = number
+                yield PageInfo(stored.page_hash, len(stored.data))
 
 
 @caught_by("KV-104:a_paused_listing_blocks_nobody")

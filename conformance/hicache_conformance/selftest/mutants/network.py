@@ -497,6 +497,17 @@ class TakesTheReplyThatComes(TakesLateReplies):
         return connection.is_quiet()
 
 
+@caught_by(
+    "KV-305:a_page_of_an_interrupted_get_is_not_taken_for_a_later_one",
+    seen_in="redis-py before 4.5.3 (CVE-2023-28858)",
+)
+class KeepsInterruptedConnections(TakesLateReplies):
+    """A connection is dropped after an Exception, but kept after a KeyboardInterrupt or SystemExit."""
+
+    def _reuses(self, error: BaseException | None) -> bool:
+        return isinstance(error, (KeyboardInterrupt, SystemExit))
+
+
 @caught_by("KV-305:a_late_verdict_is_not_taken_for_a_later_one")
 class TakesLateVerdicts(_Reusing):
     """If `exists` times out, its connection is used again, and the next call gets the late verdict."""
