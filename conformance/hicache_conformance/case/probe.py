@@ -24,6 +24,7 @@ __all__ = ["Probe", "ServerGone", "Trace", "space_text"]
 
 T = TypeVar("T")
 
+_IN_TIME = "an answer within the time limit of the call, or a smaller max_batch or max_batch_nbytes"
 _MOST_LISTED = 200_000
 _ANY = 1 << 30
 """More pages than any batch has."""
@@ -317,6 +318,7 @@ class Probe:
                 raise ServerGone(f"{operation}: {_error_text(error)}") from error
             raise self.violation(
                 f"{operation} raised {type(error).__name__} although the store answers",
+                expected=_IN_TIME if isinstance(error, StorageTimeout) else "",
                 got=_error_text(error),
             ) from error
         except Exception as error:

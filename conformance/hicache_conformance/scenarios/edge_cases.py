@@ -41,6 +41,12 @@ _EQUAL_IN_32_BITS = {
 """Numbers, by a hash function. The SHA-256 of their decimal digits are page hashes whose texts have the
 same first 32 bits under that function."""
 
+_CRC_POLYNOMIALS = (0xEDB88320 << 1 | 1, 0x82F63B78 << 1 | 1)
+"""The generators of CRC-32 and CRC-32C, lowest bit first. A page has the same CRC if its bits are
+inverted where the generator has a one."""
+_CRC_NBYTES = 5
+_EQUAL_ADLER = (bytes([10, 20, 30]), bytes([11, 18, 31]))
+
 PAGE_SIZES = (
     *(1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257),
     *(511, 512, 513, 1000, 1023, 1024, 1025, 4095, 4096, 4097, 12345, 65535, 65536, 65537, 100003),
@@ -89,7 +95,7 @@ def _not_zero(value: int) -> int:
 
 
 def nearly_equal(nbytes: int, rng: random.Random) -> list[bytes]:
-    """Return pages that differ from the first one in one byte, in the order of bytes, or in one bit."""
+    """Return pages that differ in one byte or in the order of bytes, or have equal checksums."""
     base = rng.randbytes(nbytes)
     places = {0, 1, nbytes // 4, nbytes // 2, 3 * nbytes // 4, nbytes - 2, nbytes - 1}
     changed = [
@@ -97,7 +103,20 @@ def nearly_equal(nbytes: int, rng: random.Random) -> list[bytes]:
     ]
     half = nbytes // 2
     swapped = base[half:] + base[:half]
-    return list(dict.fromkeys([base, *changed, swapped, base[::-1]]))
+    return list(dict.fromkeys([base, *changed, swapped, base[::-1], *_of_equal_checksums(base)]))
+
+
+def _of_equal_checksums(base: bytes) -> list[bytes]:
+    """Return pages that have the CRC-32, the CRC-32C or the Adler-32 of another one or of `base`."""
+    if len(base) < _CRC_NBYTES:
+        return []
+    start, rest = base[:_CRC_NBYTES], base[_CRC_NBYTES:]
+    number = int.from_bytes(start, "little")
+    shifted = [number ^ polynomial for polynomial in _CRC_POLYNOMIALS]
+    return [
+        *(one.to_bytes(_CRC_NBYTES, "little") + rest for one in shifted),
+        *(three + base[len(three) :] for three in _EQUAL_ADLER),
+    ]
 
 
 def _with(data: bytes, place: int, value: int) -> bytes:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hicache_conformance.run.outcomes import NotDeclared, NotVerified, Violation
+from hicache_conformance.run.subject import Scratch
 from hicache_conformance.tools.network.endpoints import endpoints_in
 from hicache_conformance.tools.processes.machine import MachineDelay, WorkLimit
 from hicache_storage.errors import UnsupportedOperation
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+NAMES_TENANT = "names"
+"""The tenant of the key space by which `stores_named` tells stores apart."""
 _FIRST = 8
 _STEP = 256
 _SOME = 6
@@ -166,3 +169,28 @@ class TimeBudget:
     def shortened(self, items: Sequence[T]) -> Sequence[T]:
         """Return `items`. If the time is too short for all, return some, spread over all of them."""
         return items if self.allows(len(items)) else items[:: -(-len(items) // _SOME)]
+
+
+def stores_named(case: Case, *names: str) -> dict[str, Probe]:
+    """Open a store under each name, as its prefix and as its directory. Leave out what can't be opened.
+
+    Raises:
+        NotDeclared: Every name leads to the same store.
+    """
+    space, hashes = case.space(fitting(case, 64), tenant=NAMES_TENANT), case.hashes(1)
+    unlike = f"other{case.scratch.prefix}"
+    stores: dict[str, Probe] = {}
+    for name in (unlike, *names):
+        path = case.scratch.path / name
+        path.mkdir(exist_ok=True)
+        try:
+            stores[name] = case.open(case.subject.config(Scratch(path, name)))
+        except Exception as error:  # noqa: BLE001 - a table or a bucket can't have every name
+            case.evidence[f"no store can be called {name}"] = f"{type(error).__name__}: {error}"
+    other = stores.pop(unlike, None)
+    for store in stores.values():
+        open_and_set(case, store, space, *hashes)
+        if other is None or other.exists(space, hashes) == [True]:
+            raise NotDeclared("the config of a test does not name a store of its own")
+        store.delete(space, hashes)
+    return stores

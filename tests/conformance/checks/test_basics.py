@@ -37,8 +37,9 @@ from hicache_conformance.selftest.references.subjects import (
 )
 from hicache_conformance.selftest.selftest import subject_for
 
-from hicache_storage.errors import StorageUnavailable
+from hicache_storage.errors import StorageTimeout, StorageUnavailable
 from hicache_storage.keys import KeySpace
+from hicache_storage.page import Page
 from hicache_storage.storage import Capabilities, Retention
 
 CHECKS = {check.run.__name__: check for check in all_checks()}
@@ -404,3 +405,27 @@ def test_pages_in_a_shared_file_can_have_flipped_bits_only() -> None:
 
     assert (Outcome.NOT_VERIFIED, Outcome.PASSED) == (cut.outcome, flipped.outcome)
     assert "back door `tamper`" in cut.message
+
+
+class OutOfTime(DictStore):
+    """A store that needs longer than its time limit for more than 30 MiB."""
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        if sum(page.nbytes for page in pages) > 30 << 20:
+            raise StorageTimeout("no answer within 2 s")
+        return super().batch_set(space, hashes, pages)
+
+
+class OutOfTimeSubject(DictSubject):
+    storage_class = OutOfTime
+
+
+def test_a_batch_that_takes_too_long_is_told_to_be_smaller() -> None:
+    check = CHECKS["batches_past_the_sizes_at_which_stores_split_are_whole"]
+
+    record = run_check(OutOfTimeSubject, check, QUICK)
+
+    assert record.outcome is Outcome.FAILED
+    assert "max_batch_nbytes" in record.expected

@@ -54,6 +54,13 @@ def test_edge_cases_have_the_size_that_is_asked_for(nbytes: int) -> None:
     assert len(set(nearly)) == len(nearly)
 
 
+@pytest.mark.parametrize("checksum", [zlib.crc32, zlib.adler32])
+def test_some_nearly_equal_pages_have_equal_checksums(checksum: Callable[[bytes], int]) -> None:
+    pages = nearly_equal(600, random.Random(3))
+
+    assert len({checksum(page) for page in pages}) < len(pages)
+
+
 @pytest.mark.parametrize(("nbytes", "alignment"), [(1, 1), (4099, 1), (4099 * 512, 512), (100, 64)])
 def test_segments_add_up_to_the_page_and_begin_aligned(nbytes: int, alignment: int) -> None:
     for words, lengths in segmentations(nbytes, alignment, random.Random(4)).items():

@@ -45,14 +45,16 @@ def any_bytes_are_read_back(case: Case) -> None:
 
 @check("KV-003")
 def pages_that_are_nearly_equal_are_apart(case: Case) -> None:
-    """Pages that differ in one byte, or in the order of their bytes, each keep their own bytes."""
+    """Pages with equal checksums, and pages that differ in a byte or in order, keep their own bytes."""
     store = case.open()
     for nbytes in (40, 1000, 3000):
         space = case.space(fitting(case, nbytes))
         store.open_space(space)
         contents = nearly_equal(space.stored_nbytes, case.random)
         pages = dict(zip(case.hashes(len(contents)), contents, strict=True))
-        with note("another page differs from it in a byte, or in the order of its bytes"):
+        with note(
+            "another page differs in a byte, in the order of bytes, or in no CRC-32 or Adler-32"
+        ):
             case.must_set(store, space, pages)
             case.must_hold(store, space, pages)
         store.delete(space, list(pages))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
 from hicache_conformance.checks import check
@@ -11,7 +13,7 @@ from hicache_conformance.scenarios.setup import open_store
 from hicache_storage.storage import PageTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
     from hicache_conformance.case.case import Case
     from hicache_conformance.case.probe import Probe
@@ -22,6 +24,8 @@ _CLOCKS_S = 86_400.0
 _GRAIN_S = 2.0
 """The checks wait for clocks whose steps are at most this long."""
 _POLL_S = 0.01
+_ZONES = ("EAST-11", "WEST+11")
+"""Time zones, as in the variable TZ. Local time differs by 22 hours between them."""
 
 
 @check("KV-010")
@@ -70,23 +74,65 @@ def a_page_just_set_was_written_just_now(case: Case) -> None:
 
 @check("KV-010")
 def a_get_is_a_use_and_asking_is_none(case: Case) -> None:
-    """A get moves the time of the last use, but only for its own page. `page_times` moves none."""
+    """A get moves the time of the last use of each page that it returns. `page_times` moves none."""
     store, space = open_store(case)
-    pages = case.stored(store, space, 2)
+    pages = case.stored(store, space, 4)
     before = _some_time_later(store, space, list(pages))
-    got = dict(list(pages.items())[:1])
-    case.must_hold(store, space, got)
-    _must_move_the_first(case, store, space, before, "get")
+    (unread, _), *got = pages.items()
+    case.must_hold(store, space, dict(got))
+    _must_move_all_but(case, store, space, before, other=unread, what="get")
 
 
 @check("KV-010")
 def setting_a_present_page_is_a_use(case: Case) -> None:
-    """A set of a present page moves the time of its last use, and the times of no other page."""
+    """A set of present pages moves the time of their last use, and the times of no other page."""
     store, space = open_store(case)
-    pages = case.stored(store, space, 2)
+    pages = case.stored(store, space, 4)
     before = _some_time_later(store, space, list(pages))
-    case.must_set(store, space, dict(list(pages.items())[:1]))
-    _must_move_the_first(case, store, space, before, "set of a present page")
+    (unset, _), *again = pages.items()
+    case.must_set(store, space, dict(again))
+    _must_move_all_but(case, store, space, before, other=unset, what="set of present pages")
+
+
+@check("KV-010")
+def times_are_the_same_in_every_time_zone(case: Case) -> None:
+    """The times of a page are seconds since 1970, whatever time zone the process sets or asks in."""
+    store, space = open_store(case)
+    began_s = time.monotonic()
+    pages: list[str] = []
+    for zone in _ZONES:
+        with _time_zone(zone):
+            pages += case.stored(store, space, 1)
+    found: list[PageTimes] = []
+    for zone in _ZONES:
+        with _time_zone(zone):
+            found += _times(store, space, pages)
+    if all(times == PageTimes() for times in found):
+        raise NotDeclared("the store does not record the times of pages")
+    most_s = time.monotonic() - began_s + _GRAIN_S
+    for name in ("written_at_s", "used_at_s"):
+        known = [at_s for at_s in (getattr(times, name) for times in found) if at_s is not None]
+        if known and max(known) - min(known) > most_s:
+            raise store.violation(
+                f"{name} depends on the time zone of the process",
+                expected=f"times at most {most_s:.0f} s apart, because both pages were set just now",
+                got=f"{max(known) - min(known):.0f} s apart, in TZ={' and TZ='.join(_ZONES)}",
+            )
+
+
+@contextmanager
+def _time_zone(zone: str) -> Generator[None, None, None]:
+    before = os.environ.get("TZ")
+    os.environ["TZ"] = zone
+    time.tzset()
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TZ"]
+        else:
+            os.environ["TZ"] = before
+        time.tzset()
 
 
 def _some_time_later(store: Probe, space: KeySpace, hashes: Sequence[str]) -> dict[str, PageTimes]:
@@ -104,24 +150,30 @@ def _some_time_later(store: Probe, space: KeySpace, hashes: Sequence[str]) -> di
     return dict(zip(hashes, before, strict=True))
 
 
-def _must_move_the_first(
-    case: Case, store: Probe, space: KeySpace, before: Mapping[str, PageTimes], what: str
+def _must_move_all_but(
+    case: Case,
+    store: Probe,
+    space: KeySpace,
+    before: Mapping[str, PageTimes],
+    *,
+    other: str,
+    what: str,
 ) -> None:
-    after = _times(store, space, list(before))
+    after = dict(zip(before, _times(store, space, list(before)), strict=True))
     if case.forgets(store):
         return
-    (used, then), (other, same) = before.items()
-    if not (after[0].used_at_s or 0) > (then.used_at_s or 0):
-        raise store.violation(
-            f"a {what} does not move the time of the last use",
-            expected=f"later than {then.used_at_s}",
-            got=f"{after[0].used_at_s} for {used[:8]}",
-        )
-    if after[1] != same:
+    for used in before.keys() - {other}:
+        if not (after[used].used_at_s or 0) > (before[used].used_at_s or 0):
+            raise store.violation(
+                f"a {what} does not move the time of the last use of each",
+                expected=f"later than {before[used].used_at_s}",
+                got=f"{after[used].used_at_s} for {used[:8]}",
+            )
+    if after[other] != before[other]:
         raise store.violation(
             f"the {what} moved the times of another",
-            expected=str(same),
-            got=f"{after[1]} for {other[:8]}",
+            expected=str(before[other]),
+            got=f"{after[other]} for {other[:8]}",
         )
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
     from hicache_storage.storage import PageInfo
 
+_AGAIN = 100
 _ALIKE_PAGES = 1100
 _ALIKE_PAGES_QUICK = 600
 _ALIKE_DIGITS = 16
@@ -284,6 +285,20 @@ def a_listing_bears_deletes_by_its_reader(case: Case) -> None:
     with note("each page was deleted when it had been listed"):
         _must_agree(case, store, space, infos, pages)
         must_list(case, store, space, [])
+
+
+@check("KV-104")
+def a_listing_bears_sets_by_its_reader(case: Case) -> None:
+    """If a reader sets the first pages of a scan again, the scan still gives each page once."""
+    store, space = open_store(case, 64)
+    pages = store_many(case, store, space, 150 if case.quick else 1100, limit_s=5)
+    infos: list[PageInfo] = []
+    for info in islice(store.scanning(space), 2 * len(pages)):
+        infos.append(info)
+        if len(infos) <= _AGAIN:
+            case.must_set(store, space, case.contents(space, [info.page_hash]))
+    with note(f"the first {_AGAIN} pages were set again when they had been listed"):
+        _must_agree(case, store, space, infos, pages)
 
 
 @check("KV-104")

@@ -149,7 +149,7 @@ def a_removed_key_space_is_gone_and_no_other(case: Case) -> None:
 
 @check("KV-103")
 def a_removed_key_space_can_be_used_again(case: Case) -> None:
-    """After `remove_space`, each handle that had read pages of the key space can set pages there."""
+    """After `remove_space`, each handle that knew the key space can use it, and its remover lists it."""
     store, space = open_store(case, 300)
     handles = [store, case.open()] if case.claims.shared else [store]
     for turn in range(2 * len(handles)):
@@ -162,6 +162,8 @@ def a_removed_key_space_can_be_used_again(case: Case) -> None:
             handle.open_space(space)
             case.must_set(handle, space, pages)
             case.must_hold(handle, space, pages)
+            if handle is remover and space not in handle.spaces():
+                raise handle.violation("spaces() does not list a key space that holds pages")
 
 
 @check("KV-103")

@@ -16,11 +16,13 @@ from hicache_conformance.rules import Need
 from hicache_conformance.run.outcomes import NotDeclared
 from hicache_conformance.scenarios.key_space_neighbours import neighbours, rich_space
 from hicache_conformance.scenarios.setup import (
+    NAMES_TENANT,
     another_handle,
     fitting,
     note,
     open_and_set,
     remove_space,
+    stores_named,
 )
 from hicache_conformance.tools.observation.files import regular_files
 from hicache_storage.keys import KeySpace
@@ -35,8 +37,8 @@ if TYPE_CHECKING:
 _MANY_SPACES = 1050
 _OPENING_S = 8.0
 _MOST_SPACES = 100_000
-_KITS_OWN_TENANTS = ("alive", retention_baseline.TENANT)
-"""The tenants of the key spaces that a `Case` opens for its own use."""
+_KITS_OWN_TENANTS = ("alive", retention_baseline.TENANT, NAMES_TENANT)
+"""The tenants of the key spaces that the kit opens for its own use."""
 
 
 @check("KV-104")
@@ -54,6 +56,24 @@ def another_handle_lists_the_same(case: Case) -> None:
     for space in spaces:
         again.open_space(space)
         must_list(case, again, space, hashes[1:] if space is spaces[0] else hashes)
+
+
+@check("KV-104")
+def each_store_lists_its_own(case: Case) -> None:
+    """A store lists its own key spaces, and none of a store whose name begins like its own."""
+    name = case.scratch.prefix
+    stores = stores_named(case, name, f"{name}7")
+    space = case.space(fitting(case, 96))
+    hashes = case.hashes(1)
+    opened: list[Probe] = []
+    for store in reversed(list(stores.values())):
+        with note("it is in another store only"):
+            must_list_spaces(case, store, [], hashes[0])
+        open_and_set(case, store, space, *hashes)
+        opened.append(store)
+        with note("another store of this process has it, too"):
+            for one in opened:
+                must_list_spaces(case, one, [space], hashes[0])
 
 
 @check("KV-104", Need.SHARED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 from hicache_conformance.checks import check
@@ -17,7 +18,13 @@ from hicache_conformance.scenarios.key_space_neighbours import (
     odd_texts,
     rich_space,
 )
-from hicache_conformance.scenarios.setup import another_handle, fitting, note, open_and_set
+from hicache_conformance.scenarios.setup import (
+    another_handle,
+    fitting,
+    note,
+    open_and_set,
+    stores_named,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -142,6 +149,17 @@ def a_stores_name_does_not_run_into_a_field(case: Case) -> None:
                 f" {other.replace(name, 'NAME')}, with {field} {text!r}"
             ):
                 _must_be_two(case, (plain, replace(base, **changed)), (joined, base))
+
+
+@check("KV-101")
+def stores_whose_names_are_alike_are_apart(case: Case) -> None:
+    """Stores stay apart if only a dash, a dot or an underscore differs in their names."""
+    name = case.scratch.prefix
+    stores = stores_named(case, *(f"{name}{sign}a" for sign in "-_."))
+    space = case.space(fitting(case, 64))
+    for (one, store), (other, neighbour) in permutations(stores.items(), 2):
+        with note(f"in stores called {one} and {other}"):
+            _must_be_two(case, (store, space), (neighbour, space))
 
 
 def _named(case: Case, name: str) -> Mapping[str, Any]:

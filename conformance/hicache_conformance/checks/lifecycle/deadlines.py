@@ -210,6 +210,22 @@ def a_call_that_has_to_wait_ends_in_time(case: Case) -> None:
         path.answer_of(call)
 
 
+@check("KV-304", Need.STALL)
+def a_delete_that_waited_in_vain_is_not_true(case: Case) -> None:
+    """If a delete must wait for another process until its time is over, True means that it was done."""
+    path = open_direct_path(case, dict(case.config))
+    caller = path.caller()
+    pages = list(path.stored_pages(caller, 1))
+    with case.subject.stall():
+        attempt = caller.delete(pages)
+    if attempt.answer == [True] and path.answer_of(partial(caller.exists, pages)) == [True]:
+        raise caller.probe.violation(
+            "batch_delete returned True, and its page is still there",
+            expected="StorageTimeout, or False: another process held a lock that the call needs",
+            got="True",
+        )
+
+
 def _calls(path: FaultPath, space: KeySpace) -> tuple[Caller, list[Callable[[], Attempt]]]:
     """Return one call of each kind, on a handle that has been in use. Each may be repeated."""
     path.space = space

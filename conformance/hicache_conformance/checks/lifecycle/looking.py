@@ -15,7 +15,7 @@ from hicache_conformance.tools.observation.pages_at_rest import OwnObject, at_re
 from hicache_storage.storage import Durability
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
     from hicache_conformance.case.case import Case
     from hicache_conformance.case.probe import Probe
@@ -139,6 +139,18 @@ class _Shown:
             frozenset(info.page_hash for info in listed),
         )
 
+    def unlike(self, other: _Shown) -> tuple[str, str]:
+        """Return what each of two shows of the first page that differs."""
+        pairs = zip(self._texts(), other._texts(), strict=True)
+        return next((one, another) for one, another in pairs if one != another)
+
+    def _texts(self) -> Iterator[str]:
+        """Yield a text for each page, and one for other pages that are listed."""
+        for (page, is_there), times in zip(self.there.items(), self.times, strict=True):
+            listed = "listed" if page in self.listed else "not listed"
+            yield f"{page[:8]}: exists {is_there}, {listed}, {times}"
+        yield f"also listed: {', '.join(sorted(self.listed - self.there.keys())) or 'no page'}"
+
 
 def _shown(case: Case, space: KeySpace, hashes: Sequence[str]) -> _Shown:
     """Return what a new handle returns. A handle may store times of use only when it is closed."""
@@ -202,8 +214,9 @@ def _must_show(case: Case, space: KeySpace, before: _Shown) -> None:
     after = _shown(case, space, list(before.there))
     again = case.open()
     if after != before and not case.forgets(again):
+        expected, got = before.unlike(after)
         raise again.violation(
             "pages or their times have changed after the store was only read",
-            expected=str(before),
-            got=str(after),
+            expected=expected,
+            got=got,
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import time
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,20 +19,25 @@ from hicache_conformance.scenarios.fault_path import (
     open_direct_path,
     open_fault_path,
 )
+from hicache_conformance.scenarios.lifecycle_actors import receive_result
 from hicache_conformance.tools.network.proxy import FaultProxy
+from hicache_conformance.tools.processes.child import Child
 from hicache_conformance.tools.processes.resources import wait_until
 from hicache_conformance.tools.processes.threads import Threads
-from hicache_storage.errors import StorageTimeout, StorageUnavailable
+from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hicache_conformance.case.case import Case
     from hicache_conformance.scenarios.attempts import Attempt, Caller
+    from hicache_conformance.tools.processes.child import Link
+    from hicache_storage.keys import KeySpace
 
 _GOOD_ROUNDS = 2
 """After this many good rounds in a row over every connection, all connections are usable."""
 _CUT_AT_NBYTES = (0, 5, 100, 4000)
+_INTERRUPTED_AFTER_S = 0.2
 _SLOW_S = 0.1
 """How late replies come, so that each of many calls needs a connection of its own."""
 
@@ -142,6 +149,49 @@ def _get_at_once(path: FaultPath, caller: Caller, pages: Mapping[str, bytes]) ->
 
 
 @check("KV-305")
+def a_page_of_an_interrupted_get_is_not_taken_for_a_later_one(case: Case) -> None:
+    """If KeyboardInterrupt ends a get and its reply comes at last, no other get returns its page."""
+    with open_fault_path(case, 4 << 10) as path:
+        caller = path.caller()
+        pages = path.stored_pages(caller, 3)
+        claims = case.subject.storage_class, path.config
+        arguments = (path.space, list(pages), 2 * path.width)
+        with Child(*claims, _get_after_an_interrupt, *arguments, absent=case.absent) as child:
+            receive_result(child)
+            path.on_all(partial(FaultProxy.go_silent, direction="down"))
+            child.send("no reply comes")
+            child.receive(RECOVERY_LIMIT_S)
+            path.on_all(FaultProxy.pass_through)
+            child.send("the reply comes")
+            found: list[tuple[str, bytes]] = child.receive(RECOVERY_LIMIT_S)
+    for page_hash, data in found:
+        _must_hold(path, caller, page_hash, [data], pages[page_hash])
+
+
+def _get_after_an_interrupt(link: Link, space: KeySpace, hashes: list[str], count: int) -> None:
+    """Actor: interrupt a get of the first page. Send what gets of the others return afterwards."""
+    probe = link.open()
+    probe.open_space(space)
+    probe.get(space, hashes)
+    (first, *others), (page,) = hashes, probe.memory(space, 1).pages
+    link.send("ready")
+    link.receive()
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, _INTERRUPTED_AFTER_S)
+    with suppress(KeyboardInterrupt, HiCacheError):
+        probe.storage.batch_get(space, [first], [page])
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
+    link.send("interrupted")
+    link.receive()
+    found: list[tuple[str, bytes]] = []
+    for page_hash in others * count:
+        with suppress(HiCacheError):
+            if probe.storage.batch_get(space, [page_hash], [page]) == [True]:
+                found.append((page_hash, page.tobytes()))
+    link.send(found)
+
+
+@check("KV-305")
 def a_late_verdict_is_not_taken_for_a_later_one(case: Case) -> None:
     """If a lookup or a set timed out, the next lookup does not return its verdict."""
     with open_fault_path(case, 4 << 10) as path:
@@ -170,7 +220,7 @@ def a_late_verdict_is_not_taken_for_a_later_one(case: Case) -> None:
 
 @check("KV-305", Need.SERVER)
 def it_works_again_after_the_server_was_restarted(case: Case) -> None:
-    """The same storage works again after the server was stopped and started."""
+    """The same storage works again, in an open key space, after the server was stopped and started."""
     with case.server() as server:
         path = open_direct_path(case, dict(case.config))
         caller = path.caller()
@@ -208,7 +258,7 @@ def what_did_not_open_opens_when_the_server_is_there(case: Case) -> None:
             early = None
         path.on_all(FaultProxy.pass_through)
         caller = path.caller() if early is None else path.caller_of(early)
-        must_work_again(path, caller, "it was opened without its server")
+        must_work_again(path, caller, "it was opened without its server", is_open=early is None)
 
 
 def _all_at_once(path: FaultPath, caller: Caller, *, twice: bool = False) -> None:
@@ -227,8 +277,11 @@ def _all_at_once(path: FaultPath, caller: Caller, *, twice: bool = False) -> Non
             must_not_be_foreign(path, attempt)
 
 
-def must_work_again(path: FaultPath, caller: Caller, why: str) -> None:
-    """Repeat rounds on every connection until enough in a row succeed. Raise if that takes too long."""
+def must_work_again(path: FaultPath, caller: Caller, why: str, *, is_open: bool = True) -> None:
+    """Repeat rounds on every connection until enough in a row succeed. Raise if that takes too long.
+
+    A round opens the key space only if `caller` has not: callers open it once, before their first set.
+    """
     until_s = time.monotonic() + RECOVERY_LIMIT_S
     good, last = 0, ""
     while good < _GOOD_ROUNDS:
@@ -240,7 +293,10 @@ def must_work_again(path: FaultPath, caller: Caller, why: str) -> None:
                 path.case.trace.sequence(),
             )
         pages = path.case.contents(path.space, path.case.hashes(path.width))
-        rounds = [partial(_round, path, caller, {name: data}) for name, data in pages.items()]
+        rounds = [
+            partial(_round, path, caller, {name: data}, is_open=is_open)
+            for name, data in pages.items()
+        ]
         failures = [failure for failure in _on_every_connection(path, rounds) if failure]
         good = 0 if failures else good + 1
         last = failures[0] if failures else last
@@ -262,11 +318,11 @@ def _on_every_connection(path: FaultPath, calls: Sequence[Callable[[], str]]) ->
         return calling.result()
 
 
-def _round(path: FaultPath, caller: Caller, page: Mapping[str, bytes]) -> str:
+def _round(path: FaultPath, caller: Caller, page: Mapping[str, bytes], *, is_open: bool) -> str:
     """Set, read, look up and delete one page. Return what went wrong, or ""."""
     ((page_hash, data),) = page.items()
     steps = (
-        (caller.open_space, [None]),
+        *(() if is_open else ((caller.open_space, [None]),)),
         (partial(caller.set, page), [[True]]),
         (partial(caller.get, [page_hash]), [[data]] if path.case.keeps else [[data], [None]]),
         (partial(caller.exists, [page_hash]), [[True]] if path.case.keeps else [[True], [False]]),

@@ -86,7 +86,8 @@ def a_key_space_that_was_opened_in_vain_works_later(case: Case) -> None:
             for attempt in (caller.open_space(), caller.exists(list(pages)), caller.set(pages)):
                 must_not_be_foreign(path, attempt)
             path.on_all(FaultProxy.pass_through)
-            must_work_again(elsewhere, caller, f"its key space was opened when {why}")
+            reason = f"its key space was opened when {why}"
+            must_work_again(elsewhere, caller, reason, is_open=False)
 
 
 @check("KV-007")

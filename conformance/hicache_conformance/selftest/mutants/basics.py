@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import zlib
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -278,6 +279,22 @@ class ComparesEnds(_Deduplicated):
 
     def _print_of(self, data: bytes) -> Hashable:
         return len(data), data[:64], data[-64:]
+
+
+@caught_by("KV-003:pages_that_are_nearly_equal_are_apart", says="no CRC-32 or Adler-32")
+class ComparesCrc32(_Deduplicated):
+    """If pages have equal lengths and the same CRC-32, only one of them is stored."""
+
+    def _print_of(self, data: bytes) -> Hashable:
+        return len(data), zlib.crc32(data)
+
+
+@caught_by("KV-003:pages_that_are_nearly_equal_are_apart", says="no CRC-32 or Adler-32")
+class ComparesAdler32(_Deduplicated):
+    """If pages have equal lengths and the same Adler-32, only one of them is stored."""
+
+    def _print_of(self, data: bytes) -> Hashable:
+        return len(data), zlib.adler32(data)
 
 
 @caught_by("KV-003:hashes_that_are_alike_are_apart", says="zeros at the end")

@@ -9,14 +9,15 @@ import threading
 import time
 from collections import Counter, defaultdict
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, count
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hicache_conformance.run.subject import Scratch
 from hicache_conformance.selftest.mutants import caught_by, own
 from hicache_conformance.selftest.references.dict_store import DictStore
-from hicache_conformance.selftest.references.file_a_page import Shelf
+from hicache_conformance.selftest.references.file_a_page import Shelf, ShelfSettings
 from hicache_conformance.selftest.references.rented import Rented
 from hicache_conformance.selftest.references.subjects import WireSubject
 from hicache_conformance.selftest.references.wire import WireStore
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
 
     from hicache_conformance.selftest.references.dict_store import Stored
-    from hicache_conformance.selftest.references.file_a_page import ShelfSettings
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
 
@@ -565,6 +565,33 @@ class ScansByOffset(DictStore):
             start += len(part)
 
 
+@caught_by("KV-104:a_listing_bears_sets_by_its_reader", says="twice")
+class ScansByNumber(DictStore):
+    """A listing goes by a number that each set draws, so pages that are set meanwhile come again."""
+
+    _numbers: dict[Hashable, int] = own(dict)
+    _drawn: Iterator[int] = own(count)
+
+    def _put(self, key: Hashable, stored: Stored) -> None:
+        super()._put(key, stored)
+        self._numbers[key] = next(self._drawn)
+
+    def scan(self, space: KeySpace) -> Iterator[PageInfo]:
+        last = -1
+        while True:
+            with self._lock:
+                later = [
+                    (self._numbers[key], stored)
+                    for key, stored in self._pages.items()
+                    if stored.space == space and self._numbers[key] > last
+                ]
+            if not later:
+                return
+            for number, stored in sorted(later, key=itemgetter(0))[:100]:
+                last = number
+                yield PageInfo(stored.page_hash, len(stored.data))
+
+
 @caught_by("KV-104:a_paused_listing_blocks_nobody")
 class ScansUnderLock(DictStore):
     """A listing holds the lock from its first step to its last, so other threads must wait for it."""
@@ -708,6 +735,42 @@ class ModelBeforeTheName(Shelf):
         return super()._remember(space)
 
 
+@caught_by("KV-101:stores_whose_names_are_alike_are_apart", says="set in another store")
+class SignsAreDashes(Shelf):
+    """The directories of all stores are in one, and each sign in a store's name becomes a dash."""
+
+    def _folder(self, space: KeySpace) -> Path:
+        return self._root.parent / re.sub(r"\W|_", "-", self._root.name) / "pages" / space.id
+
+    def _remember(self, space: KeySpace) -> bool:
+        self._folder(space).parent.mkdir(parents=True, exist_ok=True)
+        return super()._remember(space)
+
+
+@caught_by("KV-104:each_store_lists_its_own", says="in another store only")
+class ListsNamesThatBeginAlike(Shelf):
+    """A listing of key spaces covers all stores whose names begin with the name of this one."""
+
+    def _known_spaces(self) -> list[KeySpace]:
+        roots = self._root.parent.glob(f"{self._root.name}*")
+        stores = [Shelf(ShelfSettings(path=str(one))) for one in roots if one.is_dir()]
+        return [space for store in stores for space in store.spaces()]
+
+
+@caught_by("KV-104:each_store_lists_its_own", says="another store of this process")
+class NamesSpacesOnce(Shelf):
+    """The class remembers which key spaces have a manifest, though each directory needs its own."""
+
+    _done: ClassVar[set[KeySpace]] = set()
+
+    def _remember(self, space: KeySpace) -> bool:
+        self._folder(space).mkdir(parents=True, exist_ok=True)
+        if space in self._done:
+            return True
+        self._done.add(space)
+        return super()._remember(space)
+
+
 # --- remove_space ----------------------------------------------------------------------------------
 
 
@@ -828,16 +891,18 @@ class ClearsWhatItCan(Shelf):
         return sum(self._removed(space, info.page_hash) for info in self._names(space))
 
 
-@caught_by("KV-103:a_removed_key_space_can_be_used_again", says="batch_set refused")
-class RemembersRemovedFolders(Shelf):
-    """A handle that has read a page never makes its folder again, though `remove_space` removes it."""
-
-    _known: set[str] = own(set)
-
+class _RemovesFolders(Shelf):
     def remove_space(self, space_id: str) -> int:
         removed = sum(self.clear(space) for space in self._known_spaces() if space.id == space_id)
         shutil.rmtree(self._root / space_id, ignore_errors=True)
         return removed
+
+
+@caught_by("KV-103:a_removed_key_space_can_be_used_again", says="batch_set refused")
+class RemembersRemovedFolders(_RemovesFolders):
+    """A handle that has read a page never makes its folder again, though `remove_space` removes it."""
+
+    _known: set[str] = own(set)
 
     def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
         data = super()._read(space, page_hash)
@@ -847,6 +912,20 @@ class RemembersRemovedFolders(Shelf):
 
     def _remember(self, space: KeySpace) -> bool:
         return space.id in self._known or super()._remember(space)
+
+
+@caught_by("KV-103:a_removed_key_space_can_be_used_again", says="does not list a key space")
+class NamesARemovedSpaceNoMore(_RemovesFolders):
+    """A handle writes the manifest of a key space once, even if it has removed it since."""
+
+    _named: set[KeySpace] = own(set)
+
+    def _remember(self, space: KeySpace) -> bool:
+        if space in self._named:
+            self._folder(space).mkdir(exist_ok=True)
+            return True
+        self._named.add(space)
+        return super()._remember(space)
 
 
 @caught_by("KV-103:a_removed_key_space_is_gone_and_no_other", says="lists a key space")

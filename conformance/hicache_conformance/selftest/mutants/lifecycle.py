@@ -14,7 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pydantic
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from hicache_conformance.selftest.references.wire_protocol import Connection, Deadline
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
+    from hicache_storage.storage import PageTimes
 
 
 _IDLE_S = 15.0
@@ -562,6 +563,24 @@ class LooksWithALock(Shelf):
     def __init__(self, settings: ShelfSettings) -> None:
         super().__init__(settings)
         (self._root / ".lock").touch()
+
+
+@caught_by("KV-308:looking_changes_nothing", says=r"exists True, listed, PageTimes")
+class LookingIsAUseElsewhere(Shelf):
+    """Times of use are noted outside of the store's files, even by a read-only handle."""
+
+    _used_s: ClassVar[dict[Path, float]] = {}
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        self._used_s[self._path(space, page_hash)] = time.time()
+        return super()._read(space, page_hash)
+
+    def page_times(self, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
+        found = zip(hashes, super().page_times(space, hashes), strict=True)
+        return [
+            replace(times, used_at_s=self._used_s.get(self._path(space, page_hash)))
+            for page_hash, times in found
+        ]
 
 
 @caught_by("KV-308:looking_changes_nothing")

@@ -400,6 +400,16 @@ class WaitsForOtherWriters(SqliteStore):
         database.execute(f"PRAGMA busy_timeout = {int(_LONG_S * 1000)}")
 
 
+@caught_by("KV-304:a_delete_that_waited_in_vain_is_not_true", says="still there")
+class DeletesIfItIsNotBusy(SqliteStore):
+    """A delete returns True also if another process held the database until the time was over."""
+
+    def _removed(self, space: KeySpace, page_hash: str) -> bool:
+        with suppress(StorageTimeout):
+            super()._removed(space, page_hash)
+        return True
+
+
 # --- when the network or the server is back ------------------------------------------------------
 
 
@@ -497,6 +507,17 @@ class TakesTheReplyThatComes(TakesLateReplies):
         return connection.is_quiet()
 
 
+@caught_by(
+    "KV-305:a_page_of_an_interrupted_get_is_not_taken_for_a_later_one",
+    seen_in="redis-py before 4.5.3 (CVE-2023-28858)",
+)
+class KeepsInterruptedConnections(TakesLateReplies):
+    """A connection is dropped after an Exception, but kept after a KeyboardInterrupt or SystemExit."""
+
+    def _reuses(self, error: BaseException | None) -> bool:
+        return isinstance(error, (KeyboardInterrupt, SystemExit))
+
+
 @caught_by("KV-305:a_late_verdict_is_not_taken_for_a_later_one")
 class TakesLateVerdicts(_Reusing):
     """If `exists` times out, its connection is used again, and the next call gets the late verdict."""
@@ -566,6 +587,30 @@ class ConnectsOnce(WireStore):
             raise ConnectionAbortedError("all connections are used up")
         self._left -= 1
         return super()._connected(number, deadline)
+
+
+@caught_by("KV-305:it_works_again_after_the_server_was_restarted", says="does not work again")
+class RefusesUntilOpenedAgain(WireStore):
+    """If the server ends a connection, sets are refused until the key space is opened once more."""
+
+    _open: set[KeySpace] = own(set)
+
+    def _remember(self, space: KeySpace) -> bool:
+        self._open.add(space)
+        return super()._remember(space)
+
+    def _store(
+        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
+    ) -> list[bool]:
+        if space not in self._open:
+            return [False] * len(hashes)
+        return super()._store(space, hashes, contents)
+
+    def _is_fresh(self, connection: Connection) -> bool:
+        if super()._is_fresh(connection):
+            return True
+        self._open.clear()
+        return False
 
 
 @caught_by("KV-305:what_did_not_open_opens_when_the_server_is_there")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -242,6 +243,18 @@ class TimesInKiloseconds(EvictingStore):
         return PageTimes(used_at_s=None if used_s is None else used_s / 1000)
 
 
+@caught_by("KV-010:times_are_the_same_in_every_time_zone", says="depends on the time zone")
+class TimesInLocalTime(EvictingStore):
+    """A page is written at the local time, which is taken for UTC when it is read."""
+
+    def _times(self, key: Hashable) -> PageTimes:
+        written_s = super()._times(key).written_at_s
+        if written_s is None:
+            return PageTimes()
+        local = datetime.fromtimestamp(written_s).replace(tzinfo=UTC)  # noqa: DTZ006
+        return PageTimes(written_at_s=local.timestamp())
+
+
 @caught_by("KV-010:setting_a_present_page_is_a_use", says="does not move the time")
 class KeepsTheFirstTimes(EvictingStore):
     """A set of a present page leaves the times of the page as they were."""
@@ -250,6 +263,19 @@ class KeepsTheFirstTimes(EvictingStore):
         before = self._used_s.get(key) if key in self._pages else None
         super()._put(key, stored)
         self._used_s[key] = before or self._used_s[key]
+
+
+@caught_by("KV-010:a_get_is_a_use_and_asking_is_none", says="of each")
+class OnlyTheFirstIsUsed(EvictingStore):
+    """A get of several pages moves the time of the last use of the first one only."""
+
+    def _contents(self, space: KeySpace, hashes: Sequence[str]) -> list[bytes | None]:
+        before = dict(self._used_s)
+        found = super()._contents(space, hashes)
+        for key in (self._key(space, page_hash) for page_hash in hashes[1:]):
+            if key in before:
+                self._used_s[key] = before[key]
+        return found
 
 
 @caught_by("KV-010:a_get_is_a_use_and_asking_is_none")
