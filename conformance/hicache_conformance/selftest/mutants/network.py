@@ -509,7 +509,7 @@ class TakesTheReplyThatComes(TakesLateReplies):
 
 @caught_by(
     "KV-305:a_page_of_an_interrupted_get_is_not_taken_for_a_later_one",
-    seen_in="redis-py before 4.5.3 (CVE-2023-28858)",
+    seen_in="redis-py 4.5.3, asyncio (CVE-2023-28859)",
 )
 class KeepsInterruptedConnections(TakesLateReplies):
     """A connection is dropped after an Exception, but kept after a KeyboardInterrupt or SystemExit."""
