@@ -18,12 +18,7 @@ from hicache_storage.errors import StorageTimeout, StorageUnavailable
 from hicache_storage.page_store.counters import MATCH_FAILED, answers_counter
 from hicache_storage.page_store.results import Verdict
 from hicache_storage.page_store.splitting import even_cuts, piece_count
-from hicache_storage.page_store.storage_calls import (
-    NotTriedError,
-    checked_answers,
-    result_of,
-    verdict_for,
-)
+from hicache_storage.page_store.storage_calls import checked_answers, result_of, verdict_for
 from hicache_storage.scalars import check_integer
 
 if TYPE_CHECKING:
@@ -280,7 +275,9 @@ class PrefixLookup:
             return [self._failure or Verdict.BREAKER_OPEN] * len(calls)
         futures = [
             self._reads.submit(
-                partial(self._call, query.framed, query.hashes_of(part)), self._permit
+                partial(self._call, query.framed, query.hashes_of(part)),
+                self._permit,
+                self._deadline,
             )
             for query, part in calls
         ]
@@ -291,8 +288,6 @@ class PrefixLookup:
     def _call(self, framed: KeySpace, hashes: Sequence[str]) -> list[bool] | Verdict:
         if self._failure is not None:  # the store would not answer this call either
             return self._failure
-        if self._deadline.passed():  # nobody waits any more, and other calls need the thread
-            raise NotTriedError
         began_s = time.monotonic()
         try:
             answers = self._storage.batch_exists(framed, hashes)

@@ -182,7 +182,7 @@ class Lane:
             return []
         with permit:
             futures: list[Future[list[bool] | Verdict]] = [
-                self.submit(partial(self._delete_part, framed, hashes), permit)
+                self.submit(partial(self._delete_part, framed, hashes), permit, deadline)
                 for framed, hashes in parts
             ]
             self.wait(futures, deadline)
@@ -303,9 +303,19 @@ class Lane:
 
     # --- calls ---------------------------------------------------------------------------------------
 
-    def submit(self, task: Callable[[], T], permit: Permit | None = None) -> Future[T]:
-        """Run one storage call on a thread. `permit` is that of the page store's call, if it has one."""
-        return self._executor.submit(partial(self._run_counted, task, permit), caller=permit)
+    def submit(
+        self,
+        task: Callable[[], T],
+        permit: Permit | None = None,
+        deadline: Deadline | None = None,
+    ) -> Future[T]:
+        """Run one storage call on a thread. `permit` is that of the page store's call, if it has one.
+
+        A call that a thread would begin after the deadline fails with NotTriedError.
+        """
+        return self._executor.submit(
+            partial(self._run_counted, task, permit, deadline), caller=permit
+        )
 
     def wait(self, futures: Sequence[Future[Any]], deadline: Deadline) -> None:
         """Wait for `futures` until the deadline. Cancel the calls that have not begun by then."""
@@ -346,7 +356,11 @@ class Lane:
             settled = when_all_done(futures)
             settled.add_done_callback(lambda _: _conclude_late(permit, futures))
 
-    def _run_counted(self, task: Callable[[], T], permit: Permit | None) -> T:
+    def _run_counted(
+        self, task: Callable[[], T], permit: Permit | None, deadline: Deadline | None
+    ) -> T:
+        if deadline is not None and deadline.passed():  # other calls need the thread
+            raise NotTriedError
         call = self.guard.begin(permit)
         try:
             return task()

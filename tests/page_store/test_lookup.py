@@ -6,7 +6,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -24,7 +23,6 @@ from hicache_storage.keys import KeySpace, Shard
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.page_store.lookup import HitPolicy, PoolSpec, usable_lengths, usable_prefix
 from hicache_storage.page_store.results import Transfer, Verdict
-from hicache_storage.page_store.storage_calls import Lane, NotTriedError
 from hicache_storage.storage import Capabilities
 
 PROMPT = [hash_of(number) for number in range(4000)]
@@ -216,26 +214,6 @@ class TestPresent:
 
             assert [None] == store.present(TARGET, PROMPT[:1], timeout_s=0.05)
             go_on.set()
-
-    @pytest.mark.parametrize("late_s", [0.0, 0.05], ids=["no time", "too late"])
-    def test_a_store_is_not_asked_after_the_deadline(
-        self, monkeypatch: pytest.MonkeyPatch, late_s: float
-    ) -> None:
-        """A store that hangs would occupy the thread, which other lookups and loads need."""
-
-        def begun_late(self: Lane, task: Callable[[], Any], permit: object = None) -> Future[Any]:
-            future = Future[Any]()
-            time.sleep(late_s)
-            try:
-                future.set_result(task())
-            except NotTriedError as error:
-                future.set_exception(error)
-            return future
-
-        monkeypatch.setattr(Lane, "submit", begun_late)
-        with holding([0]) as (storage, store):
-            assert [None] == store.present(TARGET, PROMPT[:1], timeout_s=late_s)
-            assert not asked(storage)
 
     @pytest.mark.parametrize("hashes", [["XYZ"], ["../../etc/passwd"]])
     def test_a_malformed_hash_is_refused(self, hashes: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from servers import wait_until
 from stores import Gate, HookedStorage, failing
 
 from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.backend_support.executor import DaemonExecutor
 from hicache_storage.backend_support.revocable import AtomicRevocable
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
 from hicache_storage.keys import KeySpace
@@ -24,7 +26,7 @@ from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.page_store.frame import FRAME_NBYTES, FramedPage
 from hicache_storage.page_store.lookup import PoolSpec
 from hicache_storage.page_store.results import Verdict
-from hicache_storage.page_store.storage_calls import Lanes
+from hicache_storage.page_store.storage_calls import Lanes, NotTriedError
 from hicache_storage.storage import HiCacheStorage
 from hicache_storage.testing import Fault, FaultyStorage, Strike, WrapperStorage
 
@@ -51,6 +53,34 @@ def test_a_hung_store_opens_the_breaker_however_short_the_timeouts(
 
     assert storage.calls["batch_exists"] <= parallelism + 3
     gate.open()
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.05], ids=["no time", "too late"])
+@pytest.mark.parametrize("call", [PageStore.present, PageStore.delete])
+def test_a_store_is_not_called_after_the_deadline(
+    storage: HookedStorage,
+    open_store: Callable[..., PageStore],
+    monkeypatch: pytest.MonkeyPatch,
+    call: Callable[..., object],
+    late_s: float,
+) -> None:
+    """A store that hangs would occupy the thread, which calls that still have time need."""
+
+    def begun_late(self: DaemonExecutor, task: Callable[[], Any], caller: object) -> Future[Any]:
+        future = Future[Any]()
+        time.sleep(late_s)
+        try:
+            future.set_result(task())
+        except NotTriedError as error:
+            future.set_exception(error)
+        return future
+
+    store = open_store()
+    storage.calls.clear()
+    monkeypatch.setattr(DaemonExecutor, "submit", begun_late)
+
+    assert call(store, TARGET, HASHES[:1], timeout_s=late_s) in ([None], 0)
+    assert not storage.calls
 
 
 def test_a_slow_call_counts_when_it_ends_though_its_caller_is_gone(
