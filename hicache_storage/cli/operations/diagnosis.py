@@ -284,7 +284,7 @@ def why_not_to_write(
 def pages_with_room(storage: HiCacheStorage, pages: int, page_nbytes: int) -> int:
     """Return how many of so many pages a new store takes without evicting one, but at least 1."""
     room_nbytes = min(map(_room_nbytes, undivided(storage).values()))
-    return max(1, int(min(pages, room_nbytes // page_nbytes)))
+    return max(1, int(min(pages * page_nbytes, room_nbytes)) // page_nbytes)
 
 
 def _room_nbytes(storage: HiCacheStorage) -> float:

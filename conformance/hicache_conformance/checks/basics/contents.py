@@ -53,7 +53,7 @@ def pages_that_are_nearly_equal_are_apart(case: Case) -> None:
         contents = nearly_equal(space.stored_nbytes, case.random)
         pages = dict(zip(case.hashes(len(contents)), contents, strict=True))
         with note(
-            "another page differs in a byte, in the order of bytes, or in no CRC-32 or Adler-32"
+            "another page differs in a byte or in the order of bytes, or has the same CRC-32 or Adler-32"
         ):
             case.must_set(store, space, pages)
             case.must_hold(store, space, pages)

@@ -281,7 +281,7 @@ class ComparesEnds(_Deduplicated):
         return len(data), data[:64], data[-64:]
 
 
-@caught_by("KV-003:pages_that_are_nearly_equal_are_apart", says="no CRC-32 or Adler-32")
+@caught_by("KV-003:pages_that_are_nearly_equal_are_apart", says="the same CRC-32 or Adler-32")
 class ComparesCrc32(_Deduplicated):
     """If pages have equal lengths and the same CRC-32, only one of them is stored."""
 
@@ -289,7 +289,7 @@ class ComparesCrc32(_Deduplicated):
         return len(data), zlib.crc32(data)
 
 
-@caught_by("KV-003:pages_that_are_nearly_equal_are_apart", says="no CRC-32 or Adler-32")
+@caught_by("KV-003:pages_that_are_nearly_equal_are_apart", says="the same CRC-32 or Adler-32")
 class ComparesAdler32(_Deduplicated):
     """If pages have equal lengths and the same Adler-32, only one of them is stored."""
 
