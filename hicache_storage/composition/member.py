@@ -2,7 +2,8 @@
 
 Each store has a breaker for reads and one for writes. If its call is made on a thread, the caller waits
 until a deadline and then leaves the call behind. A write that failed or was left behind may still
-arrive. Its pages are in doubt: they are misses until a set or a delete of them has succeeded.
+arrive, and a delete that was left behind may take a page that was set since. Such pages are in doubt:
+they are misses until a set or a delete of them has succeeded that began after that call had ended.
 """
 
 from __future__ import annotations
@@ -39,15 +40,19 @@ logger: logging.Logger = logging.getLogger("hicache_storage.composition")
 T = TypeVar("T")
 
 _MOST_DOUBTS = 1 << 16
+_MOST_OPENED = 4096
+"""How many key spaces are remembered as open. Clients choose their number by tenants and salts."""
 _LOOKUP_PAGES = 256
 
 
 @contextmanager
-def noting(errors: list[Exception]) -> Generator[None]:
-    """Add the error of a call to a member to `errors`, and go on behind the block."""
+def noting(
+    errors: list[Exception], kinds: tuple[type[Exception], ...] = (Exception,)
+) -> Generator[None]:
+    """Add the error of a call to a member to `errors` if it is of `kinds`. Go on behind the block."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - whatever a member raises is its own failure
+    except kinds as error:  # by default whatever a member raises is its own failure
         errors.append(error)
 
 
@@ -60,7 +65,9 @@ class PendingCall(Generic[T]):
         permit: Permit,
         future: Future[T],
         timeout_s: float,
+        *,
         settle: Callable[[T], T],
+        leave: Callable[[Future[T]], None],
     ) -> None:
         self.future: Future[T] = future
         """Done when the store does not use the call's memory any more."""
@@ -68,6 +75,7 @@ class PendingCall(Generic[T]):
         self._permit = permit
         self._deadline = Deadline(timeout_s)
         self._settle = settle
+        self._leave = leave
 
     def result(self, *, may_leave: bool = True) -> T:
         """Return the store's answer. Unless the caller `may_leave` the call behind, wait for its end.
@@ -87,6 +95,7 @@ class PendingCall(Generic[T]):
             self._permit.fail(hung=True)
             if may_leave:
                 self._member.counters.add("failed_calls")
+                self._leave(self.future)
                 raise self._late()
         return self._settle(self.future.result())
 
@@ -100,15 +109,30 @@ class Member:
     """One store of a composition. Thread-safe. In a forked child it has threads of its own."""
 
     def __init__(
-        self, label: str, name: str, storage: HiCacheStorage, limits: LimitSettings
+        self,
+        label: str,
+        name: str,
+        storage: HiCacheStorage,
+        limits: LimitSettings,
+        threads: int | None = None,
     ) -> None:
-        """Take over `storage`. `label` names it in messages, such as "tier 'nvme'"."""
+        """Take over `storage`.
+
+        Args:
+            label: Names it in messages, such as "tier 'nvme'".
+            name: Its name in the config.
+            storage: The store.
+            limits: The limits of its calls.
+            threads: How many calls may run at the same time in each direction. As many as the
+                composition's callers, so that none waits for another one's call. By default the
+                store's `parallelism`.
+        """
         self.label: str = label
         self.name: str = name
         self.storage: HiCacheStorage = storage
         self.counters: Counters = Counters()
         self._limits = limits
-        self._opened: set[KeySpace] = set()
+        self._threads = threads or storage.capabilities.parallelism
         self._close_by = Deadline(limits.timeout_s)
         self._local = ForkLocal(self._make_local, close=self._close_local)
 
@@ -129,13 +153,7 @@ class Member:
 
     def forget_space(self, space_id: str) -> None:
         """Open a key space again before its next set, because it was removed."""
-        self._opened = {space for space in self._opened if space.id != space_id}
-
-    def open_space(self, space: KeySpace) -> None:
-        """Open a key space in the store, once."""
-        if space not in self._opened:
-            self.storage.open_space(space)
-            self._opened.add(space)
+        self._local.get().opened.discard(space_id)
 
     # --- calls in this thread --------------------------------------------------------------------
 
@@ -162,8 +180,9 @@ class Member:
     def set(self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]) -> list[bool]:
         """Store pages. Raises what `exists` raises."""
         local = self._local.get()
+        ended = local.doubts.ended(space, hashes)
         stored = self._run(local.writes, self._admit(local.writes), self._set, space, hashes, pages)
-        return self._resolved(space, hashes, None, stored)
+        return local.doubts.resolve(space, hashes, ended, stored)
 
     def delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         """Delete pages. One whose doubtful write has not ended before is not gone.
@@ -173,9 +192,16 @@ class Member:
         local = self._local.get()
         ended = local.doubts.ended(space, hashes)
         gone = self._run(local.writes, self._admit(local.writes), self._delete, space, hashes)
-        return self._resolved(space, hashes, ended, gone)
+        return local.doubts.resolve(space, hashes, ended, gone)
 
     # --- calls on the store's threads ------------------------------------------------------------
+
+    def begin_open(self, space: KeySpace) -> PendingCall[None] | None:
+        """Begin to open a key space. Return None if it was opened lately."""
+        local = self._local.get()
+        if space in local.opened:
+            return None
+        return self._begin(local.writes, partial(self._open, space), lambda opened: opened)
 
     def begin_exists(self, space: KeySpace, hashes: Sequence[str]) -> PendingCall[list[bool]]:
         """Begin `exists`. It has `lookup_timeout_s`, or more for many pages."""
@@ -202,19 +228,21 @@ class Member:
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> PendingCall[list[bool]]:
         """Begin `set`. The store uses `pages` until the call's `future` is done."""
+        local = self._local.get()
         return self._begin(
-            self._local.get().writes,
+            local.writes,
             partial(self._set, space, hashes, pages),
-            partial(self._resolved, space, hashes, None),
+            partial(local.doubts.resolve, space, hashes, local.doubts.ended(space, hashes)),
         )
 
     def begin_delete(self, space: KeySpace, hashes: Sequence[str]) -> PendingCall[list[bool]]:
-        """Begin `delete`."""
+        """Begin `delete`. If it is left behind, its pages are in doubt: it may take newer ones."""
         local = self._local.get()
         return self._begin(
             local.writes,
             partial(self._delete, space, hashes),
-            partial(self._resolved, space, hashes, local.doubts.ended(space, hashes)),
+            partial(local.doubts.resolve, space, hashes, local.doubts.ended(space, hashes)),
+            leave=partial(local.doubts.add, space, hashes),
         )
 
     # --- doubts ----------------------------------------------------------------------------------
@@ -222,7 +250,7 @@ class Member:
     def doubt(
         self, space: KeySpace, hashes: Sequence[str], write: Future[list[bool]] | None = None
     ) -> None:
-        """Treat pages as misses, because a write that was reported as refused may still store them.
+        """Treat pages as misses, because a write that was given up may still store or delete them.
 
         `write` is that write if it still runs. The oldest doubts are forgotten beyond 65,536 pages.
         """
@@ -235,14 +263,6 @@ class Member:
     def _certain(self, space: KeySpace, hashes: Sequence[str], hits: list[bool]) -> list[bool]:
         return self._local.get().doubts.without(space, hashes, hits)
 
-    def _resolved(
-        self, space: KeySpace, hashes: Sequence[str], ended: _Ended | None, done: list[bool]
-    ) -> list[bool]:
-        doubts = self._local.get().doubts
-        return doubts.resolve(
-            space, hashes, doubts.ended(space, hashes) if ended is None else ended, done
-        )
-
     # --- parts -----------------------------------------------------------------------------------
 
     def _exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
@@ -251,8 +271,14 @@ class Member:
     def _get(self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]) -> list[bool]:
         return checked_answers(self.storage.batch_get(space, hashes, pages), len(hashes))
 
+    def _open(self, space: KeySpace) -> None:
+        opened = self._local.get().opened
+        if space not in opened:
+            self.storage.open_space(space)
+            opened.add(space)
+
     def _set(self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]) -> list[bool]:
-        self.open_space(space)
+        self._open(space)
         return checked_answers(self.storage.batch_set(space, hashes, pages), len(hashes))
 
     def _delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
@@ -264,10 +290,12 @@ class Member:
         call: Callable[[], T],
         settle: Callable[[T], T],
         timeout_s: float | None = None,
+        leave: Callable[[Future[T]], None] = lambda _: None,
     ) -> PendingCall[T]:
         permit = self._admit(guard, on_own_thread=True)
         future = self._local.get().executor(guard).submit(partial(self._run, guard, permit, call))
-        return PendingCall(self, permit, future, timeout_s or self._limits.timeout_s, settle)
+        limit_s = timeout_s or self._limits.timeout_s
+        return PendingCall(self, permit, future, limit_s, settle=settle, leave=leave)
 
     def _admit(self, guard: CallGuard, *, on_own_thread: bool = False) -> Permit:
         # A probe beside a call that hangs would hold one more of the caller's threads: soon all.
@@ -298,11 +326,11 @@ class Member:
         return result
 
     def _make_local(self) -> _Local:
-        return _Local(self.label, self.storage.capabilities.parallelism, self._limits)
+        return _Local(self.label, self._threads, self._limits)
 
 
 class _Local:
-    """What belongs to one process: breakers, threads, doubts."""
+    """What belongs to one process: breakers, threads, open key spaces, doubts."""
 
     def __init__(self, label: str, threads: int, limits: LimitSettings) -> None:
         self.reads, self.writes = (
@@ -313,6 +341,7 @@ class _Local:
             )
             for _ in range(2)
         )
+        self.opened = _OpenedSpaces()
         self.doubts = _Doubts()
         self._label, self._threads = label, threads
         self._lock = threading.Lock()
@@ -345,12 +374,34 @@ class _Local:
                 logger.warning("a call to %s has not ended, and is left behind", self._label)
 
 
+class _OpenedSpaces:
+    """The key spaces that were opened last, at most `_MOST_OPENED`. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._spaces: OrderedDict[KeySpace, None] = OrderedDict()
+
+    def __contains__(self, space: KeySpace) -> bool:
+        return space in self._spaces
+
+    def add(self, space: KeySpace) -> None:
+        with self._lock:
+            self._spaces[space] = None
+            if len(self._spaces) > _MOST_OPENED:
+                self._spaces.popitem(last=False)
+
+    def discard(self, space_id: str) -> None:
+        with self._lock:
+            for space in [space for space in self._spaces if space.id == space_id]:
+                del self._spaces[space]
+
+
 _Writes: TypeAlias = "list[Future[list[bool]]]"
 _Ended: TypeAlias = "dict[str, _Writes]"
 
 
 class _Doubts:
-    """The pages that a write may still store although it was reported as refused. Thread-safe."""
+    """The pages that a write may still store or delete, although it was given up. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

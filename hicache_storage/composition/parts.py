@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from hicache_storage.storage import HiCacheStorage
 
 
+_PLACE_FIELDS = (
+    *("url", "prefix", "sentinels", "sentinel_master", "endpoint_url", "bucket"),
+    *("master_server_address", "tenant_id", "backend", "config"),
+)
+
+
 def all_parts(storage: HiCacheStorage) -> dict[str, HiCacheStorage]:
     """Return the parts of a storage by name, each before its own parts. {} if it has none."""
     found: dict[str, HiCacheStorage] = {}
@@ -82,15 +88,21 @@ def _configs_in(
 
 
 def place_of(config: Mapping[str, Any]) -> object:
-    """Return the part of a config that names the place of the store: the path, or the whole config."""
+    """Return the part of a config that names the place of the store, or the whole config.
+
+    Examples:
+        >>> place_of({"url": "redis://cache:6379", "timeout_s": 2})
+        {'url': 'redis://cache:6379'}
+    """
     path = config.get("path")
     if isinstance(path, str):
         return os.path.realpath(os.path.expanduser(path))  # noqa: PTH111 - as the backends do
+    named = {name: config[name] for name in _PLACE_FIELDS if name in config}
     return {
         name: place_of(cast("Mapping[str, Any]", value))
         if isinstance(value, Mapping)
         else (value.rstrip("/") if isinstance(value, str) else value)
-        for name, value in config.items()
+        for name, value in (named or config).items()
     }
 
 

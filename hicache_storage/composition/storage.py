@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.composition.claims import STRONGEST, weakest
-from hicache_storage.composition.member import Member
+from hicache_storage.composition.member import Member, noting
 from hicache_storage.composition.parts import place_of, stats_of
 from hicache_storage.composition.unopened import UnopenedStorage
 from hicache_storage.errors import (
@@ -38,12 +38,14 @@ from hicache_storage.storage import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
+    from hicache_storage.composition.member import PendingCall
     from hicache_storage.composition.settings import LimitSettings, MemberSettings
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import HostBuffer
     from hicache_storage.storage import PageFault, PageInfo, UnreadableSpace
 
 
+_UNAVAILABLE = (StorageUnavailable, StorageTimeout)
 NO_ANSWER = "state"
 """The topic of the diagnosis of a member that does not answer, behind its name."""
 NO_STORE = "there is no store at"
@@ -72,13 +74,12 @@ class ComposedStorage(HiCacheStorage):
         """Take over open storages by name, in order."""
         self._limits = limits
         self._read_only = read_only
+        claims = self._claims([storage.capabilities for storage in members.values()])
+        vars(self)["capabilities"] = claims
         self._members = [
-            Member(f"{self.kind} {name!r}", name, storage, limits)
+            Member(f"{self.kind} {name!r}", name, storage, limits, claims.parallelism)
             for name, storage in members.items()
         ]
-        vars(self)["capabilities"] = self._claims(
-            [member.storage.capabilities for member in self._members]
-        )
         vars(self)["usable_after_fork"] = all(
             member.storage.usable_after_fork for member in self._members
         )
@@ -129,18 +130,21 @@ class ComposedStorage(HiCacheStorage):
         return {member.name: member.storage for member in self._members}
 
     def open_space(self, space: KeySpace) -> None:
-        """Open `space` in each member. A member that fails opens it before its first set.
+        """Open `space` in each member, at the same time. One that fails opens it before its first set.
 
         Raises:
-            StorageUnavailable: No member could open it.
+            StorageUnavailable, StorageTimeout: No member opened it in time.
         """
         super().open_space(space)
-        errors: list[HiCacheError] = []
+        errors: list[Exception] = []
+        calls: list[PendingCall[None]] = []
         for member in self._members:
-            try:
-                member.open_space(space)
-            except (StorageUnavailable, StorageTimeout) as error:
-                errors.append(error)
+            with noting(errors, _UNAVAILABLE):
+                call = member.begin_open(space)
+                calls += [call] if call else []
+        for call in calls:
+            with noting(errors, _UNAVAILABLE):
+                call.result()
         if len(errors) == len(self._members):
             raise errors[0]
 

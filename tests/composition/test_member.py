@@ -188,6 +188,26 @@ class TestDoubts:
         write.result()
         assert [True] == member.delete(SPACE, [A])
 
+    def test_a_delete_that_was_left_behind_takes_no_page_whose_set_was_true(
+        self, store: Controlled
+    ) -> None:
+        limits = LimitSettings(timeout_s=0.5, breaker_cooldown_s=0.01)
+        member = Member("stripe 'a'", "a", store, limits, threads=2)
+        member.set(SPACE, [A], [page()])
+        store.hang("delete")
+        late = member.begin_delete(SPACE, [A])
+        with pytest.raises(StorageTimeout):
+            late.result()
+        wait_until(lambda: member.state == "half_open")
+
+        assert [False] == member.begin_set(SPACE, [A], [page()]).result()
+        store.go_on()
+        late.future.result()
+        assert [False] == member.exists(SPACE, [A])
+        assert [True] == member.set(SPACE, [A], [page()])
+        assert [True] == member.exists(SPACE, [A])
+        member.close(Deadline(1))
+
 
 def test_a_call_after_the_close_starts_no_thread(member: Member) -> None:
     member.close(Deadline(1))
@@ -208,3 +228,28 @@ def test_a_key_space_is_opened_once(
     member.set(SPACE, [A], [page()])
 
     assert [SPACE, SPACE] == opened
+
+
+def test_only_the_key_spaces_that_were_opened_last_are_remembered(
+    member: Member, store: Controlled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[object] = []
+    monkeypatch.setattr(store, "open_space", opened.append)
+    monkeypatch.setattr("hicache_storage.composition.member._MOST_OPENED", 2)
+    first, *others = spaces = [space(tenant=name) for name in "abc"]
+
+    for each in [*spaces, *others, first]:
+        member.set(each, [A], [page()])
+
+    assert [*spaces, first] == opened
+
+
+def test_key_spaces_are_opened_while_another_one_is_forgotten(member: Member) -> None:
+    with ThreadPoolExecutor() as pool:
+        opening = pool.submit(
+            lambda: [member.set(space(tenant=str(n)), [A], [page()]) for n in range(1000)]
+        )
+        while not opening.done():
+            member.forget_space(SPACE.id)
+
+        assert [[True]] * 1000 == opening.result()

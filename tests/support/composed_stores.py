@@ -87,6 +87,10 @@ class Controlled(MemoryStorage):
         if self.is_down:
             raise StorageUnavailable("connection refused")
 
+    def open_space(self, space: KeySpace) -> None:
+        self._begin("open")
+        super().open_space(space)
+
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self._begin("exists")
         return super().batch_exists(space, hashes)

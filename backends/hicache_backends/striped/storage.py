@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import wait
 from typing import TYPE_CHECKING
 
 from hicache_backends.striped.placement import Placement
@@ -13,7 +14,7 @@ from hicache_storage.settings import counted
 from hicache_storage.storage import PageTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Container, Mapping, Sequence
     from concurrent.futures import Future
 
     from hicache_storage.composition.member import Member, PendingCall
@@ -139,18 +140,16 @@ class StripedStorage(ComposedStorage):
     ) -> list[bool]:
         """Ask the stripe of each page, all at the same time. Return the answers in order.
 
-        One that cannot be left behind is asked in this thread, because the call waits for it anyway.
+        One that cannot be left behind is asked in this thread, because the call waits for it anyway. A
+        stripe that fails answers False for its pages, as long as another one of the storage works.
 
         Raises:
-            Exception: No stripe answered. It is the first one's error.
+            Exception: No stripe works. It is the first one's error.
         """
         self.ensure_open()
         split = self._placement.split(hashes)
         errors: list[Exception] = []
         answers = [False] * len(hashes)
-        if len(split) == 1:
-            ((index, own),) = split.items()
-            return ask(self._members[index], own)
         may_leave = all(page.revocable is not None for page in pages)
 
         def can_leave(member: Member) -> bool:
@@ -158,22 +157,34 @@ class StripedStorage(ComposedStorage):
 
         held = next((index for index in split if not can_leave(self._members[index])), None)
         calls: list[tuple[Member, list[int], PendingCall[list[bool]] | None]] = []
-        for index, own in split.items():
-            if index != held:
+        try:
+            for index, own in split.items():
+                if index != held:
+                    with noting(errors):
+                        member = self._members[index]
+                        calls.append((member, own, begin(member, own)))
+            if held is not None:
+                calls.insert(0, (self._members[held], split[held], None))
+            for member, own, call in calls:
                 with noting(errors):
-                    member = self._members[index]
-                    calls.append((member, own, begin(member, own)))
-        if held is not None:
-            calls.insert(0, (self._members[held], split[held], None))
-        for member, own, call in calls:
-            with noting(errors):
-                try:
-                    found = call.result(may_leave=can_leave(member)) if call else ask(member, own)
-                except BaseException:
-                    if doubt is not None:
-                        doubt(member, own, call.future if call else None)
-                    raise
-                for n, answer in zip(own, found, strict=True):
-                    answers[n] = answer
-        self._require_an_answer(errors, len(split))
+                    try:
+                        found = (
+                            call.result(may_leave=can_leave(member)) if call else ask(member, own)
+                        )
+                    except BaseException:
+                        if doubt is not None:
+                            doubt(member, own, call.future if call else None)
+                        raise
+                    for n, answer in zip(own, found, strict=True):
+                        answers[n] = answer
+        finally:  # after an interrupt, calls are left that nobody has waited for
+            begun = [(member, call.future) for member, _, call in calls if call]
+            wait([one for member, one in begun if not (one.cancel() or can_leave(member))])
+        if not self._works_without(split):
+            self._require_an_answer(errors, len(split))
         return answers
+
+    def _works_without(self, stripes: Container[int]) -> bool:
+        """Return True if another stripe has not failed lately."""
+        others = (one for index, one in enumerate(self._members) if index not in stripes)
+        return any(member.state == "closed" for member in others)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from hicache_backends.tiered.memory import CopyMemory
-from hicache_backends.tiered.moves import moves_between
+from hicache_backends.tiered.moves import MOVES, Moves
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.composition.member import noting
 from hicache_storage.composition.parts import place_of
@@ -51,15 +51,16 @@ class Copier:
         *,
         read_only: bool,
     ) -> None:
-        places = json.dumps(
-            [[each.backend, place_of(each.config)] for each in settings.tiers],
-            sort_keys=True,
-            default=str,
-        )
         self.timeout_s: float = settings.timeout_s
         """How long a call waits for memory, and a removal for copies under way."""
         self.memory: CopyMemory = CopyMemory(storage, settings.copy_nbytes, lower_tiers)
-        self._moves = moves_between(places if storage.capabilities.shared else None)
+        shared = [
+            json.dumps([each.backend, place_of(each.config)], sort_keys=True, default=str)
+            for each, part in zip(settings.tiers, storage.parts().values(), strict=True)
+            if part.capabilities.shared
+        ]
+        self._moves = MOVES.get() if shared else Moves()
+        self._scope = frozenset[object]([self, *shared])
         self._read_only = read_only
         self._promotes = settings.promote != "never" and not read_only
         self._admission = Admission(AdmissionSettings(second_use=settings.promote == "second_use"))
@@ -67,7 +68,7 @@ class Copier:
     @contextmanager
     def moving(self, space: KeySpace, hashes: Sequence[str]) -> Generator[Move]:
         """Begin a move of pages, which removals can cancel until the block and its copies have ended."""
-        move = self._moves.begin(space.id, hashes)
+        move = self._moves.begin(self._scope, space.id, hashes)
         try:
             yield move
         finally:
@@ -75,13 +76,13 @@ class Copier:
 
     def settle(self, space_id: str, hashes: Sequence[str]) -> None:
         """Wait for the copies of pages that are under way."""
-        self._moves.settle(space_id, hashes, Deadline(self.timeout_s))
+        self._moves.settle(self._scope, space_id, hashes, Deadline(self.timeout_s))
 
     def removal(
         self, space_id: str, hashes: Sequence[str] | None
     ) -> AbstractContextManager[set[str]]:
         """Cancel copies while pages are removed. See `Moves.removal`."""
-        return self._moves.removal(space_id, hashes, Deadline(self.timeout_s))
+        return self._moves.removal(self._scope, space_id, hashes, Deadline(self.timeout_s))
 
     def begin_copy(
         self, member: Member, copies: Copies, deadline: Deadline

@@ -4,6 +4,9 @@ A set begins a move before it stores a page in any tier, and a get before it rea
 the first. The move ends with the last copy of its pages. A removal cancels the pages in every move,
 waits for copies that a tier is storing, and only then deletes the pages from the tiers. A move that
 begins during a removal begins canceled, so no page returns.
+
+All storages of the process with a tier that others may share have one `Moves`. A move and a removal
+concern each other if their scopes overlap.
 """
 
 from __future__ import annotations
@@ -11,8 +14,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, TypeAlias
 
 from hicache_storage.backend_support.fork_local import ForkLocal
 
@@ -21,13 +23,17 @@ if TYPE_CHECKING:
 
     from hicache_storage.backend_support.deadline import Deadline
 
+Scope: TypeAlias = frozenset[object]
+"""The place of each tier of a storage that others may share, and an object of its own for the rest."""
+
 
 class Move:
     """Pages of one key space that may be copied to other tiers. `Moves` guards every field."""
 
-    __slots__ = ("canceled", "hashes", "is_canceled", "space_id", "users", "writing")
+    __slots__ = ("canceled", "hashes", "is_canceled", "scope", "space_id", "users", "writing")
 
-    def __init__(self, space_id: str, hashes: Iterable[str]) -> None:
+    def __init__(self, scope: Scope, space_id: str, hashes: Iterable[str]) -> None:
+        self.scope = scope
         self.space_id = space_id
         self.hashes = frozenset(hashes)
         self.canceled = set[str]()
@@ -53,19 +59,19 @@ class Move:
 
 
 class Moves:
-    """The moves and the removals of one process between the same tiers. Thread-safe."""
+    """The moves and the removals of one process. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._moves: set[Move] = set()
-        self._removals: list[tuple[str, frozenset[str] | None]] = []
+        self._removals: list[tuple[Scope, str, frozenset[str] | None]] = []
 
-    def begin(self, space_id: str, hashes: Sequence[str]) -> Move:
+    def begin(self, scope: Scope, space_id: str, hashes: Sequence[str]) -> Move:
         """Begin a move. Call `end` when the call that began it has ended."""
-        move = Move(space_id, hashes)
+        move = Move(scope, space_id, hashes)
         with self._changed:
-            for removed_space, removed in self._removals:
-                if removed_space == space_id:
+            for removed_scope, removed_space, removed in self._removals:
+                if removed_space == space_id and not scope.isdisjoint(removed_scope):
                     move.cancel(removed)
             self._moves.add(move)
         return move
@@ -101,14 +107,16 @@ class Moves:
                 self._changed.notify_all()
             return canceled
 
-    def settle(self, space_id: str, hashes: Sequence[str], deadline: Deadline) -> None:
+    def settle(
+        self, scope: Scope, space_id: str, hashes: Sequence[str], deadline: Deadline
+    ) -> None:
         """Wait until no tier is storing copies of these pages, or until the deadline."""
         with self._changed:
-            self._settle(space_id, frozenset(hashes), deadline)
+            self._settle(scope, space_id, frozenset(hashes), deadline)
 
     @contextmanager
     def removal(
-        self, space_id: str, hashes: Sequence[str] | None, deadline: Deadline
+        self, scope: Scope, space_id: str, hashes: Sequence[str] | None, deadline: Deadline
     ) -> Generator[set[str]]:
         """Cancel pages in all moves, or with None all pages of a key space, until the block ends.
 
@@ -116,28 +124,36 @@ class Moves:
         them, unless the tier fails then or is not asked.
         """
         wanted = None if hashes is None else frozenset(hashes)
-        removal = (space_id, wanted)
+        removal = (scope, space_id, wanted)
         with self._changed:
             self._removals.append(removal)
-            for move in self._of(space_id):
-                move.cancel(wanted)
-            left = self._settle(space_id, wanted, deadline)
         try:
+            with self._changed:
+                for move in self._of(scope, space_id):
+                    move.cancel(wanted)
+                left = self._settle(scope, space_id, wanted, deadline)
             yield left
         finally:
             with self._changed:
                 self._removals.remove(removal)
 
-    def _settle(self, space_id: str, wanted: frozenset[str] | None, deadline: Deadline) -> set[str]:
+    def _settle(
+        self, scope: Scope, space_id: str, wanted: frozenset[str] | None, deadline: Deadline
+    ) -> set[str]:
         """Wait for tiers that store pages. Return the pages that they are storing at the deadline."""
-        self._changed.wait_for(lambda: not self._writing(space_id, wanted), deadline.remaining_s())
-        return self._writing(space_id, wanted)
 
-    def _writing(self, space_id: str, wanted: frozenset[str] | None) -> set[str]:
-        return set[str]().union(*(move.among(wanted) for move in self._of(space_id)))
+        def writing() -> set[str]:
+            return set[str]().union(*(move.among(wanted) for move in self._of(scope, space_id)))
 
-    def _of(self, space_id: str) -> list[Move]:
-        return [move for move in self._moves if move.space_id == space_id]
+        self._changed.wait_for(lambda: not writing(), deadline.remaining_s())
+        return writing()
+
+    def _of(self, scope: Scope, space_id: str) -> list[Move]:
+        return [
+            move
+            for move in self._moves
+            if move.space_id == space_id and not move.scope.isdisjoint(scope)
+        ]
 
     def _end(self, move: Move) -> None:
         move.users -= 1
@@ -145,21 +161,5 @@ class Moves:
             self._moves.discard(move)
 
 
-_BY_PLACES = ForkLocal(
-    lambda: (threading.Lock(), WeakValueDictionary[str, Moves]()), close=lambda _: None
-)
-
-
-def moves_between(places: str | None) -> Moves:
-    """Return the moves that every storage over the same places shares in this process.
-
-    With None, the tiers belong to one storage alone.
-    """
-    if places is None:
-        return Moves()
-    lock, found = _BY_PLACES.get()
-    with lock:
-        moves = found.get(places)
-        if moves is None:
-            moves = found[places] = Moves()
-        return moves
+MOVES: ForkLocal[Moves] = ForkLocal(Moves, close=lambda _: None)
+"""The moves between tiers that others may share. A forked child has its own."""

@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 from composed_stores import Controlled, memory_member
+from framed import HASHES as FRAMED_HASHES
+from framed import TARGET, empty, filled, transfer
 from hicache_backends.striped import StripedSettings, StripedStorage
 from pages import blank, hash_of, page, space
 from servers import wait_until
 
 from hicache_storage.backend_support.revocable import AtomicRevocable
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
+from hicache_storage.page_store import PageStore
+from hicache_storage.page_store.results import Verdict
 
 SPACE = space()
 HASHES = [hash_of(number) for number in range(64)]
@@ -26,7 +30,8 @@ class Stripes:
         self.stores = {name: Controlled() for name in names}
         limits = {"timeout_s": 60, "lookup_timeout_s": 60, "breaker_cooldown_s": 60}
         members = [memory_member(name) for name in names]
-        settings = StripedSettings.parse("striped", {"stripes": members, **limits, **config})
+        self.config = {"stripes": members, **limits, **config}
+        settings = StripedSettings.parse("striped", self.config)
         self.storage = StripedStorage(self.stores, settings)
         self.storage.open_space(SPACE)
 
@@ -81,6 +86,39 @@ def test_a_stripe_that_is_down_costs_its_share(build: Build) -> None:
     assert [not lost for lost in stripes.of("b")] == stripes.get()
     assert [not lost for lost in stripes.of("b")] == stripes.storage.batch_exists(SPACE, HASHES)
     assert [not lost for lost in stripes.of("b")] == stripes.storage.batch_delete(SPACE, HASHES)
+
+
+def test_a_call_for_one_dead_stripe_alone_misses_while_another_stripe_works(build: Build) -> None:
+    stripes = build()
+    stripes.set()
+    stripes.stores["b"].is_down = True
+    lost = [one for one, is_there in zip(HASHES, stripes.of("b"), strict=True) if is_there]
+
+    for one in lost:
+        assert [False] == stripes.storage.batch_exists(SPACE, [one])
+        assert [False] == stripes.storage.batch_get(SPACE, [one], [blank()])
+        assert [False] == stripes.storage.batch_set(SPACE, [one], [page()])
+        assert [False] == stripes.storage.batch_delete(SPACE, [one])
+
+
+def test_a_dead_stripe_opens_the_page_stores_breaker_for_no_other_stripe(
+    build: Build,
+) -> None:
+    stripes = build()
+    dead = stripes.stores["b"]
+    with PageStore(stripes.storage) as store:
+        store.open_space(TARGET)
+        assert [Verdict.OK] * 8 == store.save([transfer(filled())]).verdicts[0]
+        in_dead = [dead.has(store.framed(TARGET), one) for one in FRAMED_HASHES[:8]]
+        assert {True, False} == {*in_dead}
+        dead.is_down = True
+
+        for _ in range(3):
+            for n, is_lost in enumerate(in_dead):
+                expected = Verdict.MISS if is_lost else Verdict.OK
+                target = transfer(empty(1), FRAMED_HASHES[n : n + 1])
+                assert [[expected]] == store.load([target]).verdicts
+        assert "closed" == store.breaker.state
 
 
 def test_a_call_raises_if_no_stripe_answers(build: Build) -> None:
@@ -149,6 +187,65 @@ def test_one_stripe_is_asked_in_the_thread_that_waits_for_it(
 
     assert [True] * 64 == stripes.get()
     assert (3, 1) == (len(asked_in), asked_in.count(threading.get_ident()))
+
+
+def test_a_hung_stripe_holds_no_caller_of_one_page(build: Build) -> None:
+    stripes = build(lookup_timeout_s=0.5)
+    stripes.set()
+    stripes.stores["b"].hang("exists")
+    lost = HASHES[stripes.of("b").index(True)]
+
+    assert [False] == stripes.storage.batch_exists(SPACE, [lost])
+
+
+def test_a_stripe_takes_as_many_calls_at_a_time_as_the_whole(build: Build) -> None:
+    stripes = build()
+    stripes.stores["a"].narrow(parallelism=2)
+    storage = StripedStorage(stripes.stores, StripedSettings.parse("striped", stripes.config))
+    storage.open_space(SPACE)
+    stripes.stores["b"].hang("exists")
+
+    with ThreadPoolExecutor() as pool:
+        asking = [pool.submit(storage.batch_exists, SPACE, HASHES) for _ in "12"]
+        wait_until(lambda: 2 == stripes.stores["b"].calls.count("exists"))
+        stripes.stores["b"].go_on()
+        assert [[False] * 64] * 2 == [one.result() for one in asking]
+    storage.close()
+
+
+def test_a_stripe_that_does_not_open_a_key_space_delays_it_once(build: Build) -> None:
+    stripes = build(timeout_s=0.5)
+    stripes.stores["b"].hang("open")
+
+    for name in "xy":
+        stripes.storage.open_space(space(tenant=name))
+    stripes.stores["b"].go_on()
+
+    assert 1 == stripes.stores["b"].calls.count("open") - 1
+
+
+def test_after_an_interrupt_no_stripe_uses_the_callers_pages(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stripes = build("ab")
+    stripes.set()
+
+    def interrupted(*_: object) -> list[bool]:
+        wait_until(lambda: "get" in stripes.stores["b"].calls)
+        threading.Timer(0.1, stripes.stores["b"].go_on).start()
+        raise KeyboardInterrupt
+
+    stripes.stores["b"].hang("get")
+    for store in stripes.stores.values():
+        vars(store)["capabilities"] = replace(store.capabilities, revocable=False)
+    monkeypatch.setattr(stripes.stores["a"], "batch_get", interrupted)
+    targets = [blank() for _ in HASHES]
+    with pytest.raises(KeyboardInterrupt):
+        stripes.storage.batch_get(SPACE, HASHES, targets)
+    after = [target.tobytes() for target in targets]
+
+    assert not stripes.stores["b"].gates, "the call returned before its stripe had ended"
+    assert after == [target.tobytes() for target in targets]
 
 
 def test_nothing_is_cleared_while_a_write_that_was_given_up_runs(build: Build) -> None:

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from clocks import ends_in
-from composed_stores import Controlled, memory_member
+from composed_stores import Controlled, file_member, memory_member
 from framed import HASHES, TARGET, empty, filled, transfer
 from hicache_backends.tiered import TieredSettings, TieredStorage
+from hicache_backends.tiered.moves import Moves
 from pages import blank, hash_of, page, space
 from servers import wait_until
 
@@ -33,6 +34,10 @@ HASTY = {"timeout_s": DEADLINE_S, "lookup_timeout_s": DEADLINE_S}
 def always(times: PageTimes) -> Callable[[KeySpace, Sequence[str]], list[PageTimes]]:
     """Return a `page_times` that gives every page the same times."""
     return lambda _, hashes: [times] * len(hashes)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 class Tiers:
@@ -468,19 +473,21 @@ class TestRemovals:
         wait_until(lambda: "delete" in tiers.last.calls)
         wait_until(lambda: not tiers.last.has(SPACE, A))
 
+    @pytest.mark.parametrize("upper", ["ab", "cb", "cab", "m"])
     def test_a_delete_reaches_the_copies_of_another_handle(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, upper: str
     ) -> None:
-        tiers = [
-            {"name": name, "backend": "file", "config": {"path": str(tmp_path / name)}}
-            for name in "ab"
-        ]
-        config = {"tiers": tiers, "write": "back", "timeout_s": DEADLINE_S}
-        with (
-            TieredStorage.from_config(config) as one,
-            TieredStorage.from_config(config) as other,
-        ):
-            one.open_space(SPACE)
+        def handle(names: str) -> TieredStorage:
+            tiers = [
+                memory_member(name) if name == "m" else file_member(name, tmp_path / name)
+                for name in names
+            ]
+            config = {"tiers": tiers, "write": "back", "timeout_s": DEADLINE_S}
+            return TieredStorage.from_config(config)
+
+        with handle("ab") as one, handle("mb" if upper == "m" else upper) as other:
+            for part in one.parts().values():  # without the limit of the tiers
+                part.open_space(SPACE)
             below = one.parts()["b"]
             begun, go_on, set_below = threading.Event(), threading.Event(), below.batch_set
 
@@ -497,6 +504,18 @@ class TestRemovals:
             go_on.set()
             wait_until(lambda: [True] == other.batch_delete(SPACE, [A]))
             assert [False] == below.batch_exists(SPACE, [A])
+
+    def test_an_interrupted_removal_cancels_no_later_copy(
+        self, build: Build, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tiers = build(write="back")
+        with monkeypatch.context() as interrupted:
+            interrupted.setattr(Moves, "_settle", _interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                tiers.storage.batch_delete(SPACE, [A])
+
+        tiers.set(A)
+        wait_until(lambda: tiers.last.has(SPACE, A))
 
     def test_a_set_does_not_wait_until_a_hung_tier_has_undone_its_copy(self, build: Build) -> None:
         tiers = build(write="back", breaker_failures=100, **HASTY)

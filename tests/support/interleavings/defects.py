@@ -15,7 +15,7 @@ from unittest import mock
 
 from hicache_backends.file.eviction import EvictionSweep
 from hicache_backends.tiered.copier import Copier, Copies
-from hicache_backends.tiered.moves import Move, Moves
+from hicache_backends.tiered.moves import Move, Moves, Scope
 
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.executor import DaemonExecutor
@@ -183,14 +183,14 @@ def _cancel_nothing(_: Move, __: frozenset[str] | None) -> None:
 
 @contextmanager
 def _removal_without_wait(
-    moves: Moves, space_id: str, hashes: Sequence[str] | None, _: Deadline
+    moves: Moves, scope: Scope, space_id: str, hashes: Sequence[str] | None, _: Deadline
 ) -> Generator[set[str]]:
-    with _removal(moves, space_id, hashes, Deadline(0.0)):
+    with _removal(moves, scope, space_id, hashes, Deadline(0.0)):
         yield set()
 
 
-def _begin_wanted(moves: Moves, space_id: str, hashes: Sequence[str]) -> Move:
-    move = Move(space_id, hashes)
+def _begin_wanted(moves: Moves, scope: Scope, space_id: str, hashes: Sequence[str]) -> Move:
+    move = Move(scope, space_id, hashes)
     with moves._changed:
         moves._moves.add(move)
     return move
@@ -198,12 +198,12 @@ def _begin_wanted(moves: Moves, space_id: str, hashes: Sequence[str]) -> Move:
 
 @contextmanager
 def _removal_that_is_forgotten(
-    moves: Moves, space_id: str, hashes: Sequence[str] | None, deadline: Deadline
+    moves: Moves, scope: Scope, space_id: str, hashes: Sequence[str] | None, deadline: Deadline
 ) -> Generator[set[str]]:
-    with _removal(moves, space_id, hashes, deadline) as left:
+    with _removal(moves, scope, space_id, hashes, deadline) as left:
         yield left
     with moves._changed:
-        for move in moves._of(space_id):
+        for move in moves._of(scope, space_id):
             move.is_canceled = move.is_canceled and hashes is not None
             move.canceled -= frozenset(hashes or ())
 
@@ -272,7 +272,8 @@ def _begin_delete_late(
     call = _begin_delete(member, space, hashes)
 
     def settle(gone: list[bool]) -> list[bool]:
-        return member._resolved(space, hashes, None, gone)
+        doubts = member._local.get().doubts
+        return doubts.resolve(space, hashes, doubts.ended(space, hashes), gone)
 
     call._settle = settle
     return call

@@ -451,12 +451,9 @@ class StripesScenario(ComposedScenario):
         config = {"stripes": stripes, "breaker_cooldown_s": self.cooldown_s, **_LIMITS}
         settings = StripedSettings.parse("striped", config)
         striped = StripedStorage(dict(zip("ab", self.members, strict=True)), settings)
-        self.split = striped._placement.split
         self.storage = striped
 
     def limit_s(self, operation: str, hashes: Sequence[str]) -> float | None:
-        if len(self.split(hashes)) == 1:
-            return 0.0
         return _TIMEOUT_S if self.revocable or operation in ("exists", "delete") else None
 
 
