@@ -107,8 +107,7 @@ def model_facts(vllm_config: Any, settings: TierSettings) -> dict[str, Any]:
     facts["loader"] = _digest(load.model_loader_extra_config)
     if load.load_format not in _PLAIN_FORMATS:
         facts["load_format"] = [str(load.load_format), model.seed]
-    if _has_long_rope(model):
-        facts["max_model_len"] = model.max_model_len
+    facts["max_model_len"] = _rope_length(model)
     return {name: value for name, value in facts.items() if value}
 
 
@@ -233,6 +232,7 @@ def _speculation(config: Any, load: Any) -> dict[str, Any]:
     draft = getattr(config, "draft_model_config", None)
     if draft is not None and hasattr(draft, "hf_overrides"):
         facts["weights"] = _weights(draft, load)
+        facts["max_model_len"] = _rope_length(draft)
     return facts
 
 
@@ -268,6 +268,13 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _has_long_rope(model: Any) -> bool:
-    """Return whether the rotary embedding depends on the maximum length of a request (longrope)."""
-    return "longrope" in json.dumps(_plain(model.hf_config.to_dict()), default=str)
+def _rope_length(model: Any) -> int | str | None:
+    """Return the maximum length that decides the rotary factors (longrope), or None if none does.
+
+    With `--max-model-len auto` vLLM builds the model for its full length, and later replaces
+    `max_model_len` by what fits into memory. So only "auto" says what the model was built for.
+    """
+    if "longrope" not in json.dumps(_plain(model.hf_config.to_dict()), default=str):
+        return None
+    automatic = getattr(model, "original_max_model_len", None) == -1
+    return "auto" if automatic else int(model.max_model_len)
