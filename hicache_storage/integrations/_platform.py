@@ -1,7 +1,7 @@
 """Name the platform and the engine's release for key spaces, because bytes of KV depend on both.
 
-Chips of other vendors and families have other fp8 formats and byte orders, and a release of an engine may
-change a default that decides how KV is computed.
+Chips of other vendors and families have other fp8 formats and byte orders, and a release of an engine
+may change a default that decides how KV is computed.
 """
 
 from __future__ import annotations

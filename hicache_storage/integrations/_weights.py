@@ -1,10 +1,15 @@
 """Compute a fingerprint of a checkpoint quickly. Equal weights have equal fingerprints on any host.
 
-The fingerprint covers the model's configuration, and the name, the size and samples of the bytes of
-every file of weights:
+The fingerprint covers the files of a model's directory that KV may depend on:
 
-    safetensors    256 KiB of the header, and 4 KiB from the middle of up to 128 tensors
-    other files    64 evenly spaced blocks of 4 KiB
+    *.json, *.py   all bytes, but not the tokenizer's files, the index and generation_config.json
+    safetensors    name, size, 256 KiB of the header, and 4 KiB from the middle of up to 128 tensors
+    *.gguf, *.bin, *.pt, *.pth
+                   name, size, and 64 evenly spaced blocks of 4 KiB
+
+All files of weights count, because an engine's arguments choose which of them it loads. Code that
+`auto_map` imports from another repository counts with its bytes if that repository is on this machine,
+otherwise with its name.
 
 Fine-tuning changes nearly every value of the tensors that it trains, so the samples differ. The samples
 may miss a change of a few rows or tensors, so give such weights a name of their own. Times and paths do
@@ -17,23 +22,27 @@ import hashlib
 import importlib
 import json
 import os
+import re
 import struct
+import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from typing import BinaryIO
 
 _DIGITS = 32
-_CONFIGS = (
-    *("config.json", "params.json", "adapter_config.json"),
-    *("hf_quant_config.json", "quantize_config.json", "quant_config.json"),
-)
+_CONFIGS = ("config.json", "params.json", "adapter_config.json")
 _INDEX = "model.safetensors.index.json"
-# Kinds of files. Engines load the first kind that they find in a directory.
 _KINDS = ("*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth")
+# KV is made of token ids, and sampling comes after it.
+_NOT_OF_KV = re.compile(
+    r".*\.index\.json|generation_config\.json|tokenizer.*\.json|(chat_template|vocab|tekken)\.json"
+    r"|(special_tokens_map|added_tokens)\.json"
+)
 _SAMPLE_NBYTES = 4096
 _TENSORS = 128
 _BLOCKS = 64
@@ -53,16 +62,38 @@ def weights_at(path: str, revision: str | None = None, download_dir: str | None 
     Raises:
         OSError: A file of weights cannot be read.
     """
-    checkpoint = _local(path)
-    if not checkpoint.exists():
-        checkpoint = _snapshot(path, revision, download_dir) or checkpoint
-    if checkpoint.is_file():
-        return _digest([checkpoint], [])
-    if not checkpoint.is_dir():
+    files = _files_at(path, revision, download_dir)
+    return _digest(files) if files.weights else ""
+
+
+def change_since(
+    since_s: float, path: str, revision: str | None = None, download_dir: str | None = None
+) -> str:
+    """Return which file of a fingerprint, or link to it, has changed after `since_s`, and when.
+
+    Return "" if there is none. Ask after the fingerprint was read, so that no change is missed.
+    """
+    files = _files_at(path, revision, download_dir)
+    if not files.weights:
         return ""
-    files = _weight_files(checkpoint)
-    configs = [checkpoint / name for name in _CONFIGS if (checkpoint / name).is_file()]
-    return _digest(files, configs) if files else ""
+    for each in (files.root, *files.weights, *files.others):
+        for step in _links_to(each):
+            status = step.lstat()
+            changed_s = max(status.st_mtime, status.st_ctime)
+            if changed_s > since_s:
+                at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(changed_s))
+                return f"{step} changed at {at}"
+    return ""
+
+
+def process_started_s() -> float:
+    """Return when this process started, as a time of the clock that files have."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError):  # not Linux
+        age_s = time.process_time()
+    return time.time() - age_s
 
 
 def file_digest(path: str) -> str:
@@ -102,32 +133,77 @@ def _snapshot(name: str, revision: str | None, download_dir: str | None) -> Path
     return None
 
 
-def _weight_files(checkpoint: Path) -> list[Path]:
-    index = checkpoint / _INDEX
-    if index.is_file():
-        named = _named_by(index)
-        if named and all((checkpoint / name).is_file() for name in named):
-            return [checkpoint / name for name in named]
-    for kind in _KINDS:
-        if files := sorted(path for path in checkpoint.glob(kind) if path.is_file()):
-            return files
-    return []
+class _Files(NamedTuple):
+    """The files that a fingerprint covers."""
+
+    root: Path
+    weights: list[Path]
+    others: Sequence[Path] = ()
+    named: Sequence[str] = ()
+    """Repositories of code that are not on this machine."""
+
+
+def _files_at(path: str, revision: str | None, download_dir: str | None) -> _Files:
+    root = _local(path)
+    if not root.exists():
+        root = _snapshot(path, revision, download_dir) or root
+    if root.is_file():
+        return _Files(root, [root])
+    if not root.is_dir():
+        return _Files(root, [])
+    weights = {file for kind in _KINDS for file in root.glob(kind) if file.is_file()}
+    named = [root / name for name in _named_by(root / _INDEX)]
+    if all(file.is_file() for file in named):
+        weights.update(named)
+    configs = [file for file in root.glob("*.json") if not _NOT_OF_KV.fullmatch(file.name)]
+    others, absent = [*sorted(configs), *sorted(root.rglob("*.py"))], list[str]()
+    for repository in sorted(set(chain.from_iterable(map(_code_repositories, configs)))):
+        code = _snapshot(repository, None, download_dir)
+        others += [] if code is None else sorted(code.rglob("*.py"))
+        absent += [repository] if code is None else []
+    return _Files(root, sorted(weights), [file for file in others if file.is_file()], absent)
+
+
+def _code_repositories(config: Path) -> list[str]:
+    """Return the repositories from which a config's `auto_map` imports code, as "repository--file"."""
+    try:
+        mapped = json.loads(config.read_bytes())["auto_map"].values()
+    except _NO_HEADER:  # no object, or no code
+        return []
+    names = chain.from_iterable(each if isinstance(each, list) else [each] for each in mapped)
+    return [str(name).partition("--")[0] for name in names if "--" in str(name)]
+
+
+def _links_to(path: Path) -> Iterator[Path]:
+    """Yield a path's file or directory, and each symbolic link on the way to it."""
+    found, todo = set[Path](), [path.absolute()]
+    while todo:
+        each = todo.pop()
+        for step in (each, *each.parents):
+            if step not in found and step.is_symlink():
+                found.add(step)
+                todo.append(step.parent / step.readlink())
+    yield from found
+    yield path.resolve()
 
 
 def _named_by(index: Path) -> list[str]:
     try:
         weight_map = json.loads(index.read_bytes())["weight_map"]
         return sorted({str(name) for name in weight_map.values()})
-    except _NO_HEADER:  # not an index
+    except (OSError, *_NO_HEADER):  # no index
         return []
 
 
-def _digest(files: list[Path], configs: list[Path]) -> str:
+def _digest(files: _Files) -> str:
     digest = hashlib.sha256()
-    for path in configs:
+    for path in files.others:
         _add(digest, path.name.encode(), path.read_bytes())
+    for name in files.named:
+        _add(digest, b"named", name.encode())
+    weights = files.weights
     with ThreadPoolExecutor(_CONCURRENT_FILES) as readers:
-        for path, sampled in zip(files, readers.map(_sampled_digest, files), strict=True):
+        for path, sampled in zip(weights, readers.map(_sampled_digest, weights), strict=True):
             _add(digest, path.name.encode(), sampled)
     return digest.hexdigest()[:_DIGITS]
 

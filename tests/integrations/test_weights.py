@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import struct
+import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +18,7 @@ from typing import Any
 import pytest
 
 from hicache_storage.integrations import _weights
-from hicache_storage.integrations._weights import file_digest, weights_at
+from hicache_storage.integrations._weights import change_since, file_digest, weights_at
 
 
 def write_safetensors(path: Path, tensors: dict[str, bytes]) -> None:
@@ -64,12 +68,98 @@ def test_other_weights_or_another_config_are_another(tmp_path: Path, other: dict
     assert weights_at(str(one)) != weights_at(str(two))
 
 
-def test_files_outside_of_the_index_do_not_count(tmp_path: Path) -> None:
-    one = checkpoint(tmp_path / "one")
-    before = weights_at(str(one))
-    write_safetensors(one / "consolidated.safetensors", {"all": b"x" * 100})
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("consolidated.safetensors", "pytorch_model.bin", "modeling_my.py", "layers/rope.py"),
+        *("preprocessor_config.json", "processor_config.json", "hf_quant_config.json"),
+    ],
+)
+def test_each_file_that_kv_may_depend_on_counts(tmp_path: Path, name: str) -> None:
+    file = checkpoint(tmp_path / "one") / name
+    file.parent.mkdir(exist_ok=True)
+    fingerprints = {weights_at(str(tmp_path / "one"))}
+    for text in ('{"a": 1}', '{"a": 2}'):
+        file.write_text(text)
+        fingerprints.add(weights_at(str(tmp_path / "one")))
 
-    assert before == weights_at(str(one))
+    assert 3 == len(fingerprints)
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json", "README.md"]
+)
+def test_files_of_the_tokenizer_and_the_sampler_do_not_count(tmp_path: Path, name: str) -> None:
+    place = checkpoint(tmp_path / "one")
+    before = weights_at(str(place))
+    (place / name).write_text("{}")
+
+    assert before == weights_at(str(place))
+
+
+def test_code_of_another_repository_counts_by_its_bytes_or_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "config.json").write_text("{}")
+
+    def cached(repository: str, name: str, **__: Any) -> str | None:
+        return str(code / name) if repository == "org/code" and name == "config.json" else None
+
+    monkeypatch.setitem(
+        sys.modules, "huggingface_hub", SimpleNamespace(try_to_load_from_cache=cached)
+    )
+    place = checkpoint(tmp_path / "one")
+    fingerprints: set[str] = set()
+    for repository in ("org/code", "org/absent", "org/other"):
+        mapped = {"AutoConfig": f"{repository}--modeling.C", "AutoModel": ["modeling.M", None]}
+        (place / "config.json").write_text(json.dumps({"auto_map": mapped}))
+        for text in ("a = 1", "a = 2"):
+            (code / "modeling.py").write_text(text)
+            fingerprints.add(weights_at(str(place)))
+
+    assert 4 == len(fingerprints)  # two of the code that is here, one of each other name
+
+
+@pytest.mark.parametrize("change", ["weights", "link", "code", "directory"])
+def test_a_change_after_the_weights_were_loaded_is_found(tmp_path: Path, change: str) -> None:
+    for name in ("v1", "v2"):
+        checkpoint(tmp_path / name)
+    (tmp_path / "v1" / "modeling.py").write_text("a = 1")
+    current = tmp_path / "current"
+    current.symlink_to("v1")
+    loaded_at_s = time.time() + 0.05
+    time.sleep(0.1)
+    assert not change_since(loaded_at_s, str(current))
+
+    if change == "weights":
+        os.utime(tmp_path / "v1" / "model-1.safetensors", (1, 1))
+    elif change == "link":
+        current.unlink()
+        current.symlink_to("v2")
+    elif change == "code":
+        (tmp_path / "v1" / "modeling.py").write_text("a = 2")
+    else:
+        (tmp_path / "v1").rename(tmp_path / "old")
+        (tmp_path / "v2").rename(tmp_path / "v1")
+
+    assert re.match(rf"{tmp_path}\S* changed at \d{{4}}-", change_since(loaded_at_s, str(current)))
+
+
+def test_what_no_fingerprint_covers_has_no_change(tmp_path: Path) -> None:
+    assert not change_since(0, str(tmp_path / "absent"))
+    assert not change_since(0, "org/not-downloaded")
+
+
+def test_this_process_has_started_a_moment_ago() -> None:
+    command = "from hicache_storage.integrations._weights import process_started_s as s; print(s())"
+    began_s = time.time()
+    started = subprocess.run(
+        [sys.executable, "-c", command], check=True, capture_output=True, text=True
+    )
+
+    assert began_s - 1 < float(started.stdout) <= time.time() + 0.1
 
 
 def test_a_few_kilobytes_of_each_file_are_read(
