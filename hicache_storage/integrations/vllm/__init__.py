@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import multiprocessing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ def _load() -> None:
     Raises:
         ImportError: vLLM is not installed, or its interface differs.
     """
+    from hicache_storage.integrations._weights import process_started_s  # noqa: PLC0415
     from hicache_storage.integrations.vllm._connector import Connector  # noqa: PLC0415
     from hicache_storage.integrations.vllm._engine import EngineTypes  # noqa: PLC0415
     from hicache_storage.integrations.vllm._interface import (  # noqa: PLC0415
@@ -64,7 +66,12 @@ def _load() -> None:
     check_interface(modules, version)
     variables = importlib.import_module("vllm.envs").environment_variables
     base = modules.base
-    runtime = Runtime(version, importlib.import_module("vllm.platforms").current_platform)
+    own = multiprocessing.parent_process() is not None  # a process of the user may make checkpoints
+    runtime = Runtime(
+        version,
+        importlib.import_module("vllm.platforms").current_platform,
+        process_started_s() if own else None,
+    )
     engine = EngineTypes(
         hit=base.LookupResult.HIT,
         miss=base.LookupResult.MISS,

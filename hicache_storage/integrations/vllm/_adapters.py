@@ -5,21 +5,20 @@ from __future__ import annotations
 import logging
 import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hicache_storage.integrations._weights import weights_at
+from hicache_storage.integrations._weights import change_since, weights_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 logger = logging.getLogger("vllm.hicache_storage")
 
-_TICK_NS = 100_000_000
-"""More than what a file's time may be behind the clock."""
+_TICK_S = 0.1
+"""More than what the time of a file may be behind the clock."""
 _TRUST = (
-    'Set "revision" in kv_connector_extra_config if the weights under a path never change while an engine'
-    " runs"
+    'Set "revision" in kv_connector_extra_config if the weights under a path never change while an'
+    " engine runs"
 )
 
 
@@ -27,23 +26,21 @@ class Adapter:
     """One adapter of this engine.
 
     vLLM may have loaded it at any time since the engine started. So its files have to be older than the
-    engine, or the operator has to promise with `revision` that files do not change under their path.
+    engine, or the operator promises with `revision` that the files under a path stay the same.
     """
 
-    def __init__(self, path: str, engine_started_ns: int) -> None:
+    def __init__(self, path: str, engine_started_s: float) -> None:
         self._path = path
-        self._files: dict[str, tuple[int, ...]] = {}
-        self._fingerprint = ""
-        self._problem = ""
+        self._files: list[tuple[object, ...]] = []
+        self._fingerprint = self._doubt = self._problem = ""
+        self._warned = False
         try:
-            if os.path.isdir(path):  # noqa: PTH112 - vLLM's own test
-                self._files = dict(_files(path))
+            if os.path.isdir(path):  # noqa: PTH112 - `~` is not expanded
+                self._files = sorted(_files(path))
                 self._fingerprint = weights_at(path)
+                self._doubt = change_since(engine_started_s - _TICK_S, path)
         except OSError as error:
             self._problem = f"its files cannot be read: {error.strerror}"
-        newest_ns = max((times[-1] for times in self._files.values()), default=0)
-        self._is_older = newest_ns < engine_started_ns - _TICK_NS
-        self._warned = False
 
     def label(self, *, trusted: bool) -> str | None:
         """Return the fingerprint, "" if `revision` stands for it, or None if nobody knows the weights.
@@ -51,13 +48,15 @@ class Adapter:
         Args:
             trusted: Whether there is a `revision`.
         """
-        if self._fingerprint and not self._problem and self._current() != self._files:
-            self._problem = "its files have changed. Give other weights another path, or restart the engine"
+        if self._fingerprint and not self._problem and self._have_changed():
+            self._problem = (
+                "its files have changed. Give other weights another path, or restart the engine"
+            )
         problem = self._problem
-        if not problem and not trusted and not self._fingerprint:
+        if not (problem or trusted or self._fingerprint):
             problem = f"there are no weights under this path. {_TRUST}"
-        elif not problem and not trusted and not self._is_older:
-            problem = f"its files are newer than the engine, which may have loaded others. {_TRUST}"
+        elif self._doubt and not (problem or trusted):
+            problem = f"{self._doubt}, but vLLM may have loaded it before. {_TRUST}"
         if not problem:
             return self._fingerprint
         if not self._warned:
@@ -65,41 +64,34 @@ class Adapter:
             logger.warning("no pages of the LoRA adapter at %s are stored: %s", self._path, problem)
         return None
 
-    def _current(self) -> dict[str, tuple[int, ...]]:
+    def _have_changed(self) -> bool:
         try:
-            return dict(_files(self._path))
+            return sorted(_files(self._path)) != self._files
         except OSError:
-            return {}
+            return True
 
 
 class Adapters:
     """The adapters that requests of this engine have named. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._started_ns = time.time_ns()
+        self._started_s = time.time()
         self._known: dict[str, Adapter] = {}
 
     def of(self, request: Any) -> Adapter | None:
-        """Return the adapter of a request, if it has one. Read the adapter's files at its first request."""
+        """Return the adapter of a request, if it has one. The first one reads the adapter's files."""
         lora = getattr(request, "lora_request", None)
         if lora is None:
             return None
         path = str(lora.lora_path)
         if path not in self._known:
-            self._known[path] = Adapter(path, self._started_ns)
+            self._known[path] = Adapter(path, self._started_s)
         return self._known[path]
 
 
-def _files(path: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the files of a directory, and the links on the way to it, with inode, size and times."""
-    place = Path(path).absolute()
-    for link in (place, *place.parents):
-        if link.is_symlink():
-            yield str(link), _status(link.lstat())
-    for entry in os.scandir(place):
+def _files(path: str) -> Iterator[tuple[object, ...]]:
+    """Yield the name, inode, size and times of each file in a directory."""
+    for entry in os.scandir(path):
         if entry.is_file():
-            yield entry.name, _status(entry.stat())
-
-
-def _status(found: os.stat_result) -> tuple[int, ...]:
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+            found = entry.stat()
+            yield entry.name, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

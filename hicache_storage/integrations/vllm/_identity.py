@@ -105,7 +105,7 @@ def identity_of(
         ConfigError: A property that the bytes depend on is unknown, or the weights cannot be read.
     """
     facts = {
-        "model": model_facts(vllm_config, settings),
+        "model": model_facts(vllm_config, settings, runtime.started_s),
         "cache": cache_facts(vllm_config, kv_cache_config),
         "ranks": rank_facts(vllm_config, executor_name(vllm_config.parallel_config)),
     }

@@ -17,6 +17,8 @@ class Runtime(NamedTuple):
 
     version: str
     device: Any
+    started_s: float | None = None
+    """When this process started, if it is vLLM's own, which loads one model."""
 
     def labels(self, settings: TierSettings) -> str:
         """Return the part of `layout` that names the release and the chips.
