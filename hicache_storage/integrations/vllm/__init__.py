@@ -97,7 +97,9 @@ def _load() -> None:
         {
             "runtime": runtime,
             "variables": tuple(variables),
-            "is_offloading": staticmethod(partial(_is_offloading, modules.connector.OffloadingConnector)),
+            "is_offloading": staticmethod(
+                partial(_is_offloading, modules.connector.OffloadingConnector)
+            ),
             **_named(Connector),
         },
     )

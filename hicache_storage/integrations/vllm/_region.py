@@ -1,7 +1,7 @@
 """Refuse to share vLLM's memory region with another connector or engine.
 
-vLLM names the region of its CPU tier after the engine's id alone. Two offloading connectors of one engine, or
-two engines with one id, map the same file, and each uses rows that the other one fills.
+vLLM names the region of its CPU tier after the engine's id alone. Two offloading connectors of one
+engine, or two engines with one id, map the same file, and each uses rows that the other one fills.
 """
 
 from __future__ import annotations
@@ -28,23 +28,25 @@ def claim_region(spec: Any) -> None:
     Raises:
         ConfigError: Another connector or engine holds the region.
     """
-    region = getattr(spec, "_scheduler_mmap", None)
-    descriptor = getattr(region, "fd", None)
+    region: Any = getattr(spec, "_scheduler_mmap", None)
+    descriptor: int | None = getattr(region, "fd", None)
     if descriptor is None:
-        logger.warning("this vLLM does not show its memory region: give each engine an engine_id of its own")
+        logger.warning(
+            "this vLLM does not show its memory region: give each engine an engine_id of its own"
+        )
         return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise ConfigError(
-            f"{NAME}: two offloading connectors share {getattr(region, 'mmap_path', 'one region')}, so each"
-            " would store the other one's KV: use one offloading connector in an engine, and leave engine_id"
-            " out of kv_transfer_config, or give each engine of this host another one"
+            f"{NAME}: two offloading connectors share {region.mmap_path}, so each would store the"
+            " other one's KV: use one offloading connector in an engine, and leave engine_id out of"
+            " --kv-transfer-config, or give each engine of this host its own"
         ) from error
 
 
 def check_siblings(is_offloading: Callable[[Mapping[str, Any]], bool]) -> None:
-    """Refuse a `MultiConnector` that has several offloading connectors, before any of them maps the region.
+    """Refuse a `MultiConnector` with several offloading connectors, before one of them maps the region.
 
     It gives a child no config that names the others, so this reads the config in its frame.
 
@@ -58,9 +60,9 @@ def check_siblings(is_offloading: Callable[[Mapping[str, Any]], bool]) -> None:
         children = _children(getattr(config, "kv_connector_extra_config", None))
         if _count(children, is_offloading) > 1:
             raise ConfigError(
-                f"{NAME}: two offloading connectors share the memory region of this engine, so each would store"
-                " the other one's KV: keep one of them under MultiConnector, and list further tiers in its"
-                " secondary_tiers"
+                f"{NAME}: two offloading connectors share the memory region of this engine, so each"
+                " would store the other one's KV: keep one of them under MultiConnector, and list"
+                " further tiers in its secondary_tiers"
             )
 
 

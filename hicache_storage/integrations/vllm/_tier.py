@@ -156,7 +156,9 @@ class Tier:
         if runner is None:
             return False
         of_space = [
-            each for label, keys in self._by_label(asked) for each in self._groups_of(label).of_keys(keys)
+            each
+            for label, keys in self._by_label(asked)
+            for each in self._groups_of(label).of_keys(keys)
         ]
         self._lookup_count += 1
         job = _LookupJob(asked, [keys for _, keys in of_space], time.monotonic())
@@ -190,14 +192,14 @@ class Tier:
     # --- LoRA adapters -------------------------------------------------------------------------------
 
     def note_adapter(self, request: str, adapter: Adapter) -> None:
-        """Use the adapter's key spaces for a request. If its weights are unknown, the request uses none."""
+        """Use the adapter's key spaces for a request, or none if its weights are unknown."""
         self._adapters[request] = adapter, self._label(adapter)
 
     def _label(self, adapter: Adapter) -> str | None:
         return adapter.label(trusted=bool(self._settings.revision))
 
     def _label_of(self, request: str) -> str | None:
-        """Return the label of a request's adapter: "" if it has none, None if its weights are unknown."""
+        """Return the label of a request's adapter: "" without one, None if it is unknown."""
         return self._adapters[request][1] if request in self._adapters else ""
 
     def _may_store(self, request: str) -> bool:

@@ -99,7 +99,9 @@ def keys(
     hf = SimpleNamespace(to_dict=lambda: dict(hf_config or {}))
     main = replace(_ModelConfig(hf_config=hf), **(model or {}))
     main.original_max_model_len = original_max_model_len  # type: ignore[attr-defined]
-    draft = SimpleNamespace(model="draft", revision=None, hf_overrides={}, hf_config=hf, max_model_len=1)
+    draft = SimpleNamespace(
+        model="draft", revision=None, hf_overrides={}, hf_config=hf, max_model_len=1
+    )
     parallel = {"tp_size": 2, "pp_size": 1, "pcp_size": 1, "dcp_size": 1, **(ranks or {})}
     world_size = parallel["tp_size"] * parallel["pp_size"]
     vllm_config = SimpleNamespace(
@@ -143,9 +145,7 @@ def keys(
     offloading = SimpleNamespace(
         config=SimpleNamespace(
             groups=[
-                SimpleNamespace(
-                    group_id=number, layer_names=group.layer_names, tokens_per_block=16
-                )
+                SimpleNamespace(group_id=number, layer_names=group.layer_names, tokens_per_block=16)
                 for number, group in enumerate(groups)
             ],
             cache=SimpleNamespace(blocks_per_chunk=blocks_per_chunk, tokens_per_hash=16),
@@ -211,9 +211,7 @@ SOURCES: Mapping[str, Sequence[Pair]] = {
     "platform": [
         Pair(other={"settings": {"platform": name}}) for name in ("cuda-sm100", "rocm-gfx942")
     ],
-    "release of the engine": [
-        Pair(other={"version": version}) for version in ("0.32.0", "0.33.1")
-    ]
+    "release of the engine": [Pair(other={"version": version}) for version in ("0.32.0", "0.33.1")]
     + [Pair(other={"settings": _SHARED})],
     "KV type": [
         Pair(other={"fp8": "float8_e4m3fnuz"}),

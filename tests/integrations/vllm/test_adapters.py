@@ -28,7 +28,9 @@ def test_equal_weights_have_one_label_and_others_another(tmp_path: Path) -> None
     one = label_of(written(tmp_path / "one"))
 
     assert one
-    assert one == label_of(written(tmp_path / "copy")) == label_of(str(tmp_path / "one"), trusted=True)
+    assert (
+        one == label_of(written(tmp_path / "copy")) == label_of(str(tmp_path / "one"), trusted=True)
+    )
     assert one != label_of(written(tmp_path / "other", "step 2"))
 
 

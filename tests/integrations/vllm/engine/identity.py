@@ -488,14 +488,15 @@ class FittedWorkers(Workers):
         return super().collective_rpc(method, *args, **kwargs)
 
 
-@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("form", ["nested", "as Phi-3"])
 def test_a_fitted_length_is_not_the_length_that_longrope_was_built_for(
-    nested: bool, file_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    form: str, file_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     factors = {"short_factor": [1.0] * (HEAD_SIZE // 2), "long_factor": [4.0] * (HEAD_SIZE // 2)}
     original = {"original_max_position_embeddings": 512}
-    scaling = {"rope_type": "longrope", **factors, **(original if nested else {})}
-    path = model_dir("longrope", rope_scaling=scaling, **({} if nested else original))
+    inside, beside = (original, {}) if form == "nested" else ({}, original)
+    scaling = {"rope_type": "longrope", **factors, **inside}
+    path = model_dir("longrope", rope_scaling=scaling, **beside)
     monkeypatch.setattr(vllm_engine, "Workers", FittedWorkers)
     lengths: list[int] = []
 

@@ -54,7 +54,11 @@ def export_metrics(children: list[dict[str, Any]]) -> None:
     registry = prometheus_client.CollectorRegistry()
     kinds = {
         kind: partial(kind, registry=registry)
-        for kind in (prometheus_client.Counter, prometheus_client.Gauge, prometheus_client.Histogram)
+        for kind in (
+            prometheus_client.Counter,
+            prometheus_client.Gauge,
+            prometheus_client.Histogram,
+        )
     }
     transfer = kv_transfer.KVTransferConfig(
         kv_connector="MultiConnector",
@@ -67,13 +71,15 @@ def export_metrics(children: list[dict[str, Any]]) -> None:
     multi.build_prom_metrics(frontend, kinds, ["engine"], {0: ["0"]})
 
 
-@pytest.mark.parametrize("others", [[ours], [of_vllm], []], ids=["ours twice", "and vLLM's", "ours"])
-@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    "others", [[ours], [of_vllm], []], ids=["ours twice", "and vLLM's", "ours"]
+)
+@pytest.mark.parametrize("order", [1, -1], ids=["ours first", "ours last"])
 def test_two_offloading_connectors_of_one_engine_are_refused(
-    others: list[Callable[[Path], dict[str, Any]]], first: bool, tmp_path: Path
+    others: list[Callable[[Path], dict[str, Any]]], order: int, tmp_path: Path
 ) -> None:
     children = [ours(tmp_path / "ours"), *(make(tmp_path / "other") for make in others)]
-    children = children if first else children[::-1]
+    children = children[::order]
 
     def start() -> None:
         with Engine({"connectors": children}, connector="MultiConnector", module=None):
@@ -99,7 +105,9 @@ def test_a_second_engine_with_the_same_id_is_refused(
     other = {"backend": "file", "config": {"path": str(tmp_path / "other")}}
 
     with Engine(file_config, edit=named) as engine:
-        with pytest.raises(ConfigError, match=rf"share /dev/shm/vllm_offload_{ENGINE_ID}.*engine_id"):
+        with pytest.raises(
+            ConfigError, match=rf"share /dev/shm/vllm_offload_{ENGINE_ID}.*engine_id"
+        ):
             Engine(other, edit=named)
         assert engine.write(PROMPT).wrong == 0
     with Engine(file_config, edit=named) as engine:
