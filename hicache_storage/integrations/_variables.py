@@ -53,17 +53,23 @@ class VariableTable:
         """The names of all classified variables."""
         return frozenset(name for name, _, _ in self.classified())
 
-    def facts(self, registry: Iterable[str]) -> dict[str, str]:
+    def facts(
+        self, registry: Iterable[str], defaults: Mapping[str, str] | None = None
+    ) -> dict[str, str]:
         """Return the variables of this process that change the bytes of KV, with their values.
+
+        A variable that is not set has its value of `defaults`, unless that is empty.
 
         A variable of the `registry` that is not classified is included if it is set, with a digest of
         its value, which may be a secret. For the path of a file, the value is a digest of the file's
         bytes.
         """
+        known = {name: text for name, text in (defaults or {}).items() if text}
+        values = {**known, **os.environ}
         found = {
             name: content_of(text)
             for name, neutral in self.entering.items()
-            if (text := os.environ.get(name)) is not None and _parsed(text, neutral) != neutral
+            if (text := values.get(name)) is not None and _parsed(text, neutral) != neutral
         }
         for name in sorted(set(registry).intersection(os.environ) - self.known):
             logger.warning(

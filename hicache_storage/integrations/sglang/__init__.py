@@ -36,6 +36,8 @@ _METRICS = "sglang.srt.observability.metrics_collector"
 _CONTEXT = "sglang.srt.runtime_context"
 _ARGUMENTS = "sglang.srt.server_args"
 _VARIABLES = "sglang.srt.environ"
+_FP8_KERNEL = "sglang.kernels.ops.quantization.fp8_kernel"
+_INDEX_KEYS = "sglang.srt.layers.attention.dsa.utils"
 _LINKER = (
     "sglang.srt.mem_cache.unified_cache.unified_cache_linker",
     "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller",
@@ -69,7 +71,10 @@ def _storage_class() -> type[Adapter]:
         storage_metrics=metrics.StorageMetrics,
         launch_arguments=_launch_arguments,
         launch_defaults=_launch_defaults,
-        variables=_variable_names,
+        variables=_variables,
+        version=_version,
+        fp8_type=_fp8_type,
+        index_key_order=_index_key_order,
         replica=_replica,
         argument_overrides=_argument_overrides,
     )
@@ -115,10 +120,32 @@ def _launch_defaults() -> Mapping[str, Any]:
     return {name: parameter.default for name, parameter in parameters.items()}
 
 
-def _variable_names() -> Iterable[str]:
+def _variables() -> Mapping[str, str]:
     environ = cast("Any", importlib.import_module(_VARIABLES))
     fields: Iterable[Any] = environ.Envs.__dict__.values()
-    return [field.name for field in fields if issubclass(type(field), environ.EnvField)]
+    defaults = {
+        field.name: field.default() if callable(field.default) else field.default
+        for field in fields
+        if issubclass(type(field), environ.EnvField)
+    }
+    return {name: "" if default is None else str(default) for name, default in defaults.items()}
+
+
+def _fp8_type(label: str) -> str:
+    """Return what `configure_kv_cache_dtype` chooses. On ROCm, that depends on the chip."""
+    from hicache_storage.integrations.sglang._launch import FP8_TYPES  # noqa: PLC0415
+
+    torch: Any = importlib.import_module("torch")
+    own = FP8_TYPES.get(label, "")
+    if own and torch.version.hip:
+        return str(importlib.import_module(_FP8_KERNEL).fp8_dtype).removeprefix("torch.")
+    return own
+
+
+def _index_key_order() -> str:
+    """Return "tiles" if aiter's kernels reorder the index keys of sparse attention in each page."""
+    is_tiled = importlib.import_module(_INDEX_KEYS).aiter_can_use_preshuffle_paged_mqa
+    return "tiles" if is_tiled() else ""
 
 
 def _replica() -> int:

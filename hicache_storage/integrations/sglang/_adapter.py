@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from hicache_storage.integrations._backend_choice import BackendChoice, close_all, closed_on_failure
 from hicache_storage.integrations._metrics import AdapterMetrics, EngineRegistry
+from hicache_storage.integrations._weights import process_started_s
 from hicache_storage.integrations._write_admission import WriteAdmission
 from hicache_storage.integrations.sglang._arguments import WATCHED
 from hicache_storage.integrations.sglang._launch import LaunchIdentity
@@ -70,11 +71,15 @@ class Adapter:
         name, settings, fields = split_config(storage_config.extra_config)
         self._pid = os.getpid()
         self._known_overrides = len(self.engine.argument_overrides())
+        arguments = self.engine.launch_arguments()
         launch = LaunchIdentity(
-            self.engine.launch_arguments(),
+            arguments,
             settings,
             self.engine.launch_defaults(),
             self.engine.variables(),
+            version=self.engine.version(),
+            fp8_type=self.engine.fp8_type,
+            loaded_at_s=process_started_s() if _is_attached_later(arguments) else None,
         )
         self._config = storage_config
         self._outdated = False
@@ -113,7 +118,13 @@ class Adapter:
                     or choice.ends_within(self._storage, settings.timeout_s),
                 )
                 self._timeout_s = settings.timeout_s
-                self._pools = PoolTable(storage_config, launch, settings.tenant, self._transport)
+                self._pools = PoolTable(
+                    storage_config,
+                    launch,
+                    settings.tenant,
+                    self._transport,
+                    self.engine.index_key_order,
+                )
                 settings.shorten_switch_interval()
                 self._errors = 0
                 self._metrics = AdapterMetrics(
@@ -410,6 +421,12 @@ class Adapter:
             if not self._closed:
                 self._errors += 1
                 logger.exception("a storage call of SGLang failed, and the result is a miss")
+
+
+def _is_attached_later(arguments: Mapping[str, Any]) -> bool:
+    """Return whether a running server attaches the storage. SGLang notes that in its arguments later."""
+    at_start = ("hicache_storage_backend", "unified_cache_external_linker_backend")
+    return bool(arguments) and not any(arguments.get(name) for name in at_start)
 
 
 def rank_number(config: StorageConfig, replica: int) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 
 class StorageConfig(Protocol):
@@ -71,8 +71,14 @@ class EngineTypes:
     """Function that returns SGLang's resolved server arguments, which are empty outside a server."""
     launch_defaults: Callable[[], Mapping[str, Any]]
     """Function that returns the defaults of SGLang's server arguments."""
-    variables: Callable[[], Iterable[str]]
-    """Function that returns the names of SGLang's environment variables."""
+    variables: Callable[[], Mapping[str, str]]
+    """Function that returns SGLang's environment variables with this release's defaults. "": none."""
+    version: Callable[[], str]
+    """Function that returns SGLang's version."""
+    fp8_type: Callable[[str], str]
+    """Function that returns the torch type of fp8 KV by SGLang's name. "": the name is not of fp8."""
+    index_key_order: Callable[[], str]
+    """Function that returns the order of index keys in a page. The usual order is ""."""
     replica: Callable[[], int]
     """Function that returns the number of this process's data-parallel replica, counted from 0."""
     argument_overrides: Callable[[], Sequence[Mapping[str, Any]]]

@@ -3,8 +3,9 @@
     property                        source                            field
     model                           served name and format tag        model
     weights, draft model, RoPE ...  arguments, environment, `adapter` revision
-    KV type                         pool, or server arguments         dtype
+    KV type                         pool on the device                dtype
     byte order, packed drafts       pool                              layout
+    platform, SGLang's release      torch, SGLang                     layout
     layers, heads                   pool, tensor-parallel rank        shard
     context parallelism             storage config                    shard.context
     pipeline stage                  storage config                    layout (layer numbers of hybrid
@@ -23,6 +24,8 @@ from hicache_storage.errors import ConfigError
 from hicache_storage.keys import KeySpace, Shard
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hicache_storage.integrations.sglang._engine import HostPool, StorageConfig
     from hicache_storage.integrations.sglang._launch import LaunchIdentity
 
@@ -40,6 +43,10 @@ class Identity:
     """How many tokens a page hash covers: the page size of the anchor pool, even for side pools."""
     replicated: bool
     """True if every tensor-parallel rank holds the same KV."""
+    index_key_order: Callable[[], str] = str
+    """Function that returns the order of index keys in a page. The usual order is ""."""
+    device: str = ""
+    """The device of the anchor pool. "": that of the server's arguments."""
 
     def __post_init__(self) -> None:
         if not self.config.model_name:
@@ -63,7 +70,9 @@ class Identity:
             KeySpace(
                 model=str(self.config.model_name),
                 dtype=self._dtype(name, pool),
-                layout="+".join([_layout(pool), *self._qualifiers(pool, packed, heads, parts)]),
+                layout="+".join(
+                    [_layout(pool), *self._qualifiers(name, pool, packed, heads, parts)]
+                ),
                 page_tokens=self.page_tokens,
                 page_nbytes=page_nbytes,
                 shard=Shard(layers=layers, heads=heads, context=self._context()),
@@ -73,6 +82,23 @@ class Identity:
             )
             for heads in self._heads(name, pool, parts)
         ]
+
+    def writes(self, name: str, pool: HostPool) -> bool:
+        """Return whether this rank writes the pool, as the first rank of those that share its pages."""
+        return not self.is_replicated(name, pool) or self.is_first_replica
+
+    @property
+    def is_first_replica(self) -> bool:
+        """Whether this rank writes the pages that all tensor-parallel ranks hold.
+
+        Ranks of different context parallelism do not share key spaces. SGLang numbers the ranks of one
+        context-parallel rank in a row.
+        """
+        config = self.config
+        ranks = config.tp_size
+        if not self.launch.has_local_ranks:
+            ranks = max(1, ranks // config.attn_cp_size)
+        return config.tp_rank % ranks == 0
 
     def is_replicated(self, name: str, pool: HostPool) -> bool:
         """Return whether every tensor-parallel rank holds the same bytes."""
@@ -94,13 +120,15 @@ class Identity:
         return [(start + part * size, start + (part + 1) * size) for part in range(parts)]
 
     def _qualifiers(
-        self, pool: HostPool, packed: int, heads: tuple[int, int] | None, parts: int
+        self, name: str, pool: HostPool, packed: int, heads: tuple[int, int] | None, parts: int
     ) -> list[str]:
         """Return the properties that have no field of their own. They are appended to the layout."""
         config = self.config
         qualifiers = [f"packed_draft={packed}"] if packed else []
         if order := _device_order(pool):
             qualifiers.append(f"device={order}")
+        if _is_packed(name, pool) and (order := self.index_key_order()):
+            qualifiers.append(f"index_keys={order}")
         if config.pp_size > 1:
             qualifiers.append(f"pp={config.pp_rank}/{config.pp_size}")
         ranks = config.tp_size * parts
@@ -108,7 +136,7 @@ class Identity:
             # With one head per rank there may be fewer heads than ranks. Then rank 2 of 8 and rank 2 of
             # 16 hold different heads.
             qualifiers.append(f"tp={ranks}")
-        return qualifiers
+        return qualifiers + self.launch.made_by(self.device)
 
     def _context(self) -> tuple[int, int] | None:
         size = self.config.attn_cp_size
@@ -116,13 +144,12 @@ class Identity:
 
     def _dtype(self, name: str, pool: HostPool) -> str:
         stored = _stored_dtype(pool)
+        if _is_packed(name, pool):
+            return f"packed-{self.launch.kv_label(name) if stored == 'uint8' else stored}"
         if stored != "uint8" or is_logical(pool):
             return stored
-        if hasattr(pool, "head_num") or hasattr(pool, "kv_lora_rank"):
-            return self.launch.byte_kv_dtype(name)
-        # SGLang has its own formats (index keys with their scales, compressed KV). The model and the KV
-        # type determine them.
-        return f"packed-{self.launch.kv_label(name)}"
+        device_dtype = getattr(getattr(pool, "device_pool", None), "dtype", "")
+        return self.launch.byte_kv_dtype(name, str(device_dtype).removeprefix("torch."))
 
 
 def packed_draft_layers(pool: HostPool) -> int:
@@ -148,6 +175,15 @@ def _stored_dtype(pool: HostPool) -> str:
     return stored if temporal == "float32" else f"{stored}+{temporal}"
 
 
+def _is_packed(name: str, pool: HostPool) -> bool:
+    """Return whether SGLang's own format fills a pool: compressed KV, or index keys with their scales.
+
+    The model, the KV type, the platform and the release determine it, whatever type the pool shows.
+    """
+    has_heads = hasattr(pool, "head_num") or hasattr(pool, "kv_lora_rank")
+    return not (has_heads or name == "mamba" or is_logical(pool))
+
+
 def _layer_count(pool: HostPool) -> int:
     foreign: Any = pool
     return int(getattr(foreign, "num_mamba_layers", None) or getattr(foreign, "layer_num", 0) or 0)
@@ -167,7 +203,10 @@ def _device_order(pool: HostPool) -> str:
 
     Environment variables set it: SGLANG_USE_HND_KVCACHE and SGLANG_AITER_KV_CACHE_LAYOUT.
     """
+    foreign: Any = pool
     order = getattr(getattr(pool, "device_pool", None), "kv_cache_layout", None)
+    if infos := getattr(foreign, "_buffer_infos", ()):  # SGLang 0.5.23
+        order = getattr(getattr(infos[0].buffers, "layout", None), "value", None)
     return "" if order in (None, "nhd") else str(order)
 
 

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from typing import TYPE_CHECKING, Any, cast
 
 from hicache_storage.errors import ConfigError
-from hicache_storage.integrations._weights import file_digest, weights_at
+from hicache_storage.integrations._platform import platform_name, release_of
+from hicache_storage.integrations._weights import change_since, file_digest, weights_at
 from hicache_storage.integrations.sglang import _arguments
 from hicache_storage.integrations.sglang._variables import VARIABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from hicache_storage.integrations.sglang._settings import AdapterSettings
 
 logger = logging.getLogger(__name__)
 
-# SGLang stores these types as bytes (KVCache.store_dtype), and host pools only show the byte type.
-_FP8 = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2", "mxfp8": "mxfp8"}
+FP8_TYPES: Mapping[str, str] = {
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+    "mxfp8": "float8_e4m3fn",
+}
+"""The types that SGLang stores as bytes (KVCache.store_dtype), by its own names, except on ROCm."""
 
 
 class LaunchIdentity:
@@ -33,13 +39,49 @@ class LaunchIdentity:
         arguments: Mapping[str, Any],
         settings: AdapterSettings,
         defaults: Mapping[str, Any] | None = None,
-        variables: Iterable[str] = (),
+        variables: Mapping[str, str] | None = None,
+        *,
+        version: str = "",
+        fp8_type: Callable[[str], str] = lambda label: FP8_TYPES.get(label, ""),
+        loaded_at_s: float | None = None,
     ) -> None:
+        """Read the environment.
+
+        Args:
+            arguments: SGLang's resolved arguments.
+            settings: The adapter's settings.
+            defaults: The defaults of the arguments in this release.
+            variables: SGLang's environment variables, with their defaults in this release.
+            version: SGLang's version.
+            fp8_type: Function that returns the torch type of SGLang's name of an fp8 type.
+            loaded_at_s: The earliest time at which the weights may have been loaded, if that was long
+                ago. None: just now.
+        """
         self._arguments = arguments
         self._settings = settings
-        self._defaults = defaults or {}
-        self._variables = VARIABLES.facts(variables)
+        self._fp8_type = fp8_type
+        self._release = "" if settings.share_between_releases else release_of(version)
+        self._defaults = {} if settings.share_between_releases else defaults or {}
+        names = variables or {}
+        self._variables = VARIABLES.facts(names, names if settings.share_between_releases else None)
+        self._loaded_at_s = loaded_at_s
         self._fingerprints: dict[str, str] = {}
+
+    @property
+    def has_local_ranks(self) -> bool:
+        """Whether SGLang counts a rank's `tp_rank` among the ranks of one context-parallel rank."""
+        return bool(self._arguments.get("enable_dp_attention"))
+
+    def made_by(self, device: str) -> list[str]:
+        """Return the texts for the platform and the release that compute KV on `device`.
+
+        Raises:
+            ConfigError: The platform is unknown.
+        """
+        device = device or str(self._arguments.get("device") or "")
+        platform = self._settings.platform or platform_name(device)
+        release = [f"sglang={self._release}"] if self._release else []
+        return [f"platform={platform}", *release]
 
     def revision(self, *, draft: bool, own_draft: str = "") -> str:
         """Return a text that identifies the weights and, with `draft`, the draft model.
@@ -54,7 +96,7 @@ class LaunchIdentity:
         parts += self._values(_arguments.BY_VALUE)
         parts += self._load_format("load_format")
         parts += self._unclassified()
-        parts += [f"{name}={text}" for name, text in self._variables.items()]
+        parts += self._environment()
         parts += [part for name in _arguments.BY_DIGEST for part in self._file_digest(name)]
         parts += self._other_weights()
         parts += self._weights()
@@ -69,22 +111,28 @@ class LaunchIdentity:
             parts += self._draft_weights()
         return ";".join(parts)
 
-    def byte_kv_dtype(self, pool: str) -> str:
+    def byte_kv_dtype(self, pool: str, device_dtype: str) -> str:
         """Return the logical type of KV that the pool stores as bytes.
+
+        Args:
+            pool: The pool's name.
+            device_dtype: The type that the pool on the device computes with, which depends on the chip.
+                "" if SGLang does not show that pool.
 
         Raises:
             ConfigError: Neither SGLang nor the config names the type.
         """
+        label = self.kv_label(pool)
+        found = device_dtype or self._fp8_type(label)
+        if found.startswith("float8") and label in ("auto", *FP8_TYPES):
+            return f"{label}-{found}" if label == "mxfp8" else found
         if self._settings.dtype:
             return self._settings.dtype
-        label = self.kv_label(pool)
-        if label not in _FP8:
-            raise ConfigError(
-                f"sglang: pool {pool!r} holds KV as bytes, but SGLang's kv_cache_dtype"
-                f" is {label!r}, which does not identify the type: pass --kv-cache-dtype, or set"
-                ' "adapter": {"dtype": "float8_e4m3fn"} in the extra config'
-            )
-        return _FP8[label] if not _is_rocm() else f"{_FP8[label]}-rocm"
+        raise ConfigError(
+            f"sglang: pool {pool!r} holds KV as bytes, but SGLang's kv_cache_dtype {label!r} does not"
+            " identify the type: pass --kv-cache-dtype, or set"
+            ' "adapter": {"dtype": "float8_e4m3fn"} in the extra config'
+        )
 
     def kv_label(self, pool: str) -> str:
         """Return SGLang's name for the KV type, or "auto" if no type is set."""
@@ -111,6 +159,12 @@ class LaunchIdentity:
             if value is not None and value != neutral:
                 yield f"{name}={_text(value)}"
 
+    def _environment(self) -> Iterator[str]:
+        for name, text in self._variables.items():
+            if text.startswith("file:"):
+                self._require_unchanged(os.environ[name])
+            yield f"{name}={text}"
+
     def _load_format(self, name: str) -> Iterator[str]:
         if self._arguments.get(name) in _arguments.OTHER_WEIGHTS:
             yield f"{name}={self._arguments[name]}"
@@ -133,7 +187,9 @@ class LaunchIdentity:
             return
         if name not in self._fingerprints:
             try:
-                self._fingerprints[name] = file_digest(str(path))
+                digest = file_digest(str(path))
+                self._require_unchanged(str(path))
+                self._fingerprints[name] = digest
             except OSError as error:  # SGLang also continues without the file
                 self._fingerprints[name] = f"unread:{path}"
                 logger.warning("%s: %s cannot be read: %s", name, path, error.strerror)
@@ -178,6 +234,7 @@ class LaunchIdentity:
     def _read_fingerprint(self, path: str, revision: str | None) -> str:
         try:
             fingerprint = weights_at(path, revision, self._arguments.get("download_dir"))
+            self._require_unchanged(path, revision)
         except OSError as error:
             raise ConfigError(
                 f"sglang: the weights at {path} cannot be read: {error.strerror}. Make them readable, or"
@@ -190,6 +247,22 @@ class LaunchIdentity:
                 path,
             )
         return fingerprint
+
+    def _require_unchanged(self, path: str, revision: str | None = None) -> None:
+        """Refuse files that may not be the ones that this server has loaded.
+
+        Raises:
+            ConfigError: A file was changed after this server had been started.
+        """
+        if self._loaded_at_s is None:
+            return
+        where = self._arguments.get("download_dir")
+        if change := change_since(self._loaded_at_s, path, revision, where):
+            raise ConfigError(
+                f"sglang: {change}, after this server was started, so it may compute with other bytes"
+                " than those of the file: restart the server, or, for the model's own weights, name what"
+                ' it has loaded with "adapter": {"weights": "..."} in the extra config'
+            )
 
 
 def _adapter_of(entry: Any) -> tuple[str, str]:
@@ -205,10 +278,3 @@ def _adapter_of(entry: Any) -> tuple[str, str]:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
-
-
-def _is_rocm() -> bool:
-    """Return whether torch is AMD's build. Some AMD chips use a different fp8 format."""
-    import torch  # noqa: PLC0415 - SGLang has loaded it
-
-    return bool(torch.version.hip)

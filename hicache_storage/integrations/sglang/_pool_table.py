@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from hicache_storage.errors import ConfigError
 from hicache_storage.integrations.sglang._identity import Identity
 from hicache_storage.integrations.sglang._stored_pool import StoredPool
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hicache_storage.integrations.sglang._engine import HostPool, StorageConfig
     from hicache_storage.integrations.sglang._launch import LaunchIdentity
     from hicache_storage.integrations.sglang._transport import Transport
@@ -23,15 +26,22 @@ class PoolTable:
     """The pools by name. One thread registers pools while other threads look up pools."""
 
     def __init__(
-        self, config: StorageConfig, launch: LaunchIdentity, tenant: str, transport: Transport
+        self,
+        config: StorageConfig,
+        launch: LaunchIdentity,
+        tenant: str,
+        transport: Transport,
+        index_key_order: Callable[[], str],
     ) -> None:
         self._config = config
         self._launch = launch
         self._tenant = tenant
         self._transport = transport
+        self._index_key_order = index_key_order
         self._store = transport.store
         self._replicated = bool(config.is_mla_model)
         self._page_tokens = 0
+        self._device = ""
         self._pools: dict[str, StoredPool] = {}
 
     def __getitem__(self, name: str) -> StoredPool:
@@ -53,13 +63,18 @@ class PoolTable:
             return
         if name == ANCHOR:
             self._page_tokens = host.page_size
+            on_device = getattr(host, "device_pool", None)
+            self._device = str(getattr(host, "_transfer_device", getattr(on_device, "device", "")))
         identity = Identity(
             config=self._config,
             launch=self._launch,
             tenant=self._tenant,
             page_tokens=self._page_tokens,
             replicated=self._replicated,
+            index_key_order=self._index_key_order,
+            device=self._device,
         )
+        self._require_writer()
         pool = StoredPool(name, host, identity, self._store.frame_nbytes)
         for space in pool.spaces:
             self._store.open_space(space)
@@ -68,7 +83,8 @@ class PoolTable:
                 self._unregister_buffers(former)
             self._register_buffers(pool)
         self._pools[name] = pool
-        self._enable_writes_on_every_rank(pool)
+        self._transport.writes_replicated = identity.is_first_replica
+        self._enable_writes(pool, identity)
         logger.info("pool %s is stored as %s", name, [space.manifest() for space in pool.spaces])
 
     def close(self) -> None:
@@ -79,17 +95,32 @@ class PoolTable:
             self._unregister_buffers(pool)
         self._transport.close()
 
-    def _enable_writes_on_every_rank(self, pool: StoredPool) -> None:
-        """Make SGLang back up a pool that is split by rank, although KV is replicated.
+    def _require_writer(self) -> None:
+        """Refuse an engine in which nobody would write the pages of some ranks.
 
-        If KV is MLA, only rank 0 of SGLang writes, except for Mamba states (`should_backup`,
-        hybrid_cache_controller.py). The draft heads of the other ranks would never be stored, so no
-        prefix would ever be complete. After the attach, only `backup_skip` reads the changed flag.
+        Raises:
+            ConfigError: This version of SGLang cannot write on every context-parallel rank.
         """
         config = self._config
-        if pool.is_replicated or pool.name == _MAMBA:
+        has_one = hasattr(config, "is_storage_writer") or config.attn_cp_size == 1
+        if self._replicated and not has_one:
+            raise ConfigError(
+                "sglang: with MLA and context parallelism, this version of SGLang writes only the pages"
+                " of the first rank, so the others would never find a page: use SGLang 0.5.23"
+            )
+
+    def _enable_writes(self, pool: StoredPool, identity: Identity) -> None:
+        """Make SGLang back up a pool that this rank has to write, although SGLang elects another rank.
+
+        If KV is MLA, only rank 0 of SGLang writes, except for Mamba states (`should_backup`,
+        hybrid_cache_controller.py). The draft heads of the other ranks, and the pages of other
+        context-parallel ranks, would never be stored, so no prefix would ever be complete. After the
+        attach, only `is_storage_writer` reads the changed flag.
+        """
+        config = self._config
+        if not config.is_mla_model or config.tp_rank == 0 or pool.name == _MAMBA:
             return
-        if not config.is_mla_model or config.tp_size == 1:
+        if not identity.writes(pool.name, pool.host):
             return
         if not hasattr(config, "is_storage_writer"):
             logger.warning(
@@ -99,7 +130,6 @@ class PoolTable:
             )
             return
         config.is_mla_model = False
-        self._transport.writes_replicated = config.tp_rank == 0
 
     def _register_buffers(self, pool: StoredPool) -> None:
         for buffer in pool.buffers:

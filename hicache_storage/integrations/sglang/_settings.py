@@ -8,6 +8,7 @@ from hicache_storage.config import fields_of_backend
 from hicache_storage.errors import ConfigError
 from hicache_storage.events.settings import EventSettings
 from hicache_storage.integrations._metrics_settings import MetricsSettings
+from hicache_storage.integrations._platform import PlatformSettings
 from hicache_storage.integrations._switch_interval import SwitchIntervalSettings
 from hicache_storage.page_store.admission import AdmissionSettings
 from hicache_storage.request_log import ExplainLogSettings
@@ -20,7 +21,9 @@ _NAME = "sglang"
 _FIELD = "adapter"
 
 
-class AdapterSettings(MetricsSettings, ExplainLogSettings, SwitchIntervalSettings):
+class AdapterSettings(
+    MetricsSettings, ExplainLogSettings, SwitchIntervalSettings, PlatformSettings
+):
     """The object `adapter` in the extra config. All fields are optional."""
 
     tenant: str = ""
@@ -30,7 +33,7 @@ class AdapterSettings(MetricsSettings, ExplainLogSettings, SwitchIntervalSetting
     weights: str = ""
     """Name of the weights, in place of their fingerprint, if hosts keep equal weights in other files."""
     dtype: str = ""
-    """Logical type of KV stored as bytes, if SGLang does not name it, for example "float8_e4m3fn"."""
+    """Logical type of KV stored as bytes, if SGLang's pool does not name it: "float8_e4m3fn"."""
     draft_model: str = ""
     """Name of the draft model, in place of the model's path and the fingerprint of its weights."""
     checksum: Literal["xxh3", "none"] = "xxh3"

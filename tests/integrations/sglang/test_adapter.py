@@ -34,7 +34,10 @@ class LoneAdapter(Adapter):
         launch_arguments=dict,
         launch_defaults=dict,
         argument_overrides=list,
-        variables=list,
+        variables=dict,
+        version=str,
+        fp8_type=str,
+        index_key_order=str,
         replica=int,
     )
 

@@ -123,15 +123,23 @@ def test_a_draft_of_no_known_model_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kv_cache_dtype", "expected"),
-    [("fp8_e4m3", "float8_e4m3fn"), ("fp8_e5m2", "float8_e5m2")],
+    ("label", "device_dtype", "expected"),
+    [
+        ("fp8_e4m3", "float8_e4m3fn", "float8_e4m3fn"),
+        ("fp8_e4m3", "float8_e4m3fnuz", "float8_e4m3fnuz"),  # the same flag on an MI300
+        ("fp8_e5m2", "float8_e4m3fnuz", "float8_e4m3fnuz"),  # SGLang's choice on ROCm
+        ("auto", "float8_e5m2", "float8_e5m2"),
+        ("mxfp8", "float8_e4m3fn", "mxfp8-float8_e4m3fn"),
+        ("fp8_e4m3", "", "float8_e4m3fn"),  # SGLang 0.5.23 does not show the pool on the device
+        ("fp8_e5m2", "", "float8_e5m2"),
+    ],
 )
-def test_kv_that_is_kept_as_bytes_has_its_logical_type(kv_cache_dtype: str, expected: str) -> None:
-    pytest.importorskip("torch")
+def test_kv_that_is_kept_as_bytes_has_the_type_that_the_device_computes_with(
+    label: str, device_dtype: str, expected: str
+) -> None:
+    launch = LaunchIdentity({"kv_cache_dtype": label}, AdapterSettings(dtype="float8_other"))
 
-    assert expected == LaunchIdentity(
-        {"kv_cache_dtype": kv_cache_dtype}, AdapterSettings()
-    ).byte_kv_dtype("kv")
+    assert expected == launch.byte_kv_dtype("kv", device_dtype)
 
 
 def test_a_draft_may_have_a_type_of_its_own() -> None:
@@ -141,9 +149,16 @@ def test_a_draft_may_have_a_type_of_its_own() -> None:
     assert ("fp8_e4m3", "bf16") == (launch.kv_label("kv"), launch.kv_label("draft"))
 
 
-def test_kv_as_bytes_of_no_known_type_is_refused() -> None:
+@pytest.mark.parametrize(("label", "device_dtype"), [("auto", ""), ("nvfp4", "float4_e2m1fn_x2")])
+def test_kv_as_bytes_of_no_known_type_is_refused_unless_it_is_named(
+    label: str, device_dtype: str
+) -> None:
+    arguments = {"kv_cache_dtype": label}
     with pytest.raises(ConfigError, match=r"kv-cache-dtype.*float8_e4m3fn"):
-        LaunchIdentity({}, AdapterSettings()).byte_kv_dtype("kv")
+        LaunchIdentity(arguments, AdapterSettings()).byte_kv_dtype("kv", device_dtype)
+    launch = LaunchIdentity(arguments, AdapterSettings(dtype="float4_mine"))
+
+    assert launch.byte_kv_dtype("kv", device_dtype) == "float4_mine"
 
 
 def test_scale_files_with_other_factors_are_other_identities(tmp_path: Path) -> None:
@@ -272,7 +287,9 @@ def _identity(launch: LaunchIdentity) -> Identity:
 def test_a_default_launch_keeps_its_key_spaces() -> None:
     """Stores outlive a release, so the pages of these launches must be found under the same ids."""
     launch = LaunchIdentity(
-        {"weight_version": "default", "mm_process_config": {}}, AdapterSettings(weights="w"), {}, []
+        {"weight_version": "default", "mm_process_config": {}},
+        AdapterSettings(weights="w", platform="cuda-sm90"),
+        version="0.5.23+cu129",
     )
     kv: Any = SimpleNamespace(
         layout="page_first", dtype="torch.bfloat16", head_num=2, layer_num=1, start_layer=0
@@ -289,7 +306,7 @@ def test_a_default_launch_keeps_its_key_spaces() -> None:
         for space in _identity(launch).spaces(name, pool, 64, 1)
     ]
 
-    assert ids == ["895586438b03f4285d5589b30c34f63d", "8277dd87f188c2d00a1002fb07fab886"]
+    assert ids == ["42858f8859c9bf32a5431a31cd630d91", "b3138d914cba4f4aecda190aab2bc709"]
 
 
 def test_the_temporal_states_of_mamba_have_their_type_in_the_key() -> None:
@@ -301,14 +318,14 @@ def test_the_temporal_states_of_mamba_have_their_type_in_the_key() -> None:
             temporal_dtype=f"torch.{temporal}",
             num_mamba_layers=2,
         )
-        launch = LaunchIdentity({}, AdapterSettings())
+        launch = LaunchIdentity({}, AdapterSettings(platform="cuda-sm90"))
         dtypes += [space.dtype for space in _identity(launch).spaces("mamba", pool, 64, 1)]
 
     assert dtypes == ["bfloat16", "bfloat16+bfloat16", "bfloat16+float16"]
 
 
 def test_another_order_of_heads_in_device_memory_is_another_identity() -> None:
-    identity = _identity(LaunchIdentity({}, AdapterSettings()))
+    identity = _identity(LaunchIdentity({}, AdapterSettings(platform="cuda-sm90")))
     layouts: list[str] = []
     for order in (None, "nhd", "hnd", "vectorized_5d"):
         pool: Any = SimpleNamespace(
@@ -318,7 +335,46 @@ def test_another_order_of_heads_in_device_memory_is_another_identity() -> None:
         layouts += [space.layout for space in identity.spaces("kv", pool, 64, 1)]
 
     assert layouts == [
-        *["page_first"] * 2,
-        "page_first+device=hnd",
-        "page_first+device=vectorized_5d",
+        *["page_first+platform=cuda-sm90"] * 2,
+        "page_first+device=hnd+platform=cuda-sm90",
+        "page_first+device=vectorized_5d+platform=cuda-sm90",
     ]
+
+
+def test_releases_share_pages_only_if_the_operator_says_so() -> None:
+    defaults = {"SGLANG_MINIMAX_M3_INDEX_TOPK_FREQ": "1", "SGLANG_MAMBA_SSM_DTYPE": ""}
+    keys: dict[bool, set[tuple[str, ...]]] = {False: set(), True: set()}
+    for share, sharing in keys.items():
+        settings = AdapterSettings(platform="cuda-sm90", share_between_releases=share)
+        for version in ("0.5.22", "0.5.23"):
+            launch = LaunchIdentity({}, settings, variables=defaults, version=version)
+            sharing.add((launch.revision(draft=False), *launch.made_by("cuda")))
+
+    assert keys[True] == {("SGLANG_MINIMAX_M3_INDEX_TOPK_FREQ=1", "platform=cuda-sm90")}
+    assert keys[False] == {
+        ("", "platform=cuda-sm90", "sglang=0.5.22"),
+        ("", "platform=cuda-sm90", "sglang=0.5.23"),
+    }
+
+
+def test_a_file_that_changed_after_the_start_is_refused_by_name(tmp_path: Path) -> None:
+    scales = tmp_path / "scales.json"
+    scales.write_text("{}")
+    arguments = {"quantization_param_path": str(scales)}
+    loaded_at_s = scales.stat().st_ctime
+    late = LaunchIdentity(arguments, AdapterSettings(), loaded_at_s=loaded_at_s - 1)
+
+    assert LaunchIdentity(arguments, AdapterSettings(), loaded_at_s=loaded_at_s).revision(
+        draft=False
+    )
+    with pytest.raises(ConfigError, match=rf"{scales} changed at .* restart the server"):
+        late.revision(draft=False)
+
+
+def test_named_weights_may_have_changed(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_text("new")
+    launch = LaunchIdentity(
+        {"model_path": str(tmp_path)}, AdapterSettings(weights="old"), loaded_at_s=0
+    )
+
+    assert launch.revision(draft=False) == "weights=old"

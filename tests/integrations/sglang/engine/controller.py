@@ -18,6 +18,7 @@ from sglang_engine import (
     TOKENS,
     WINDOW,
     Engine,
+    HybridCacheController,
     PoolName,
     PoolPlan,
     engine_world,
@@ -177,6 +178,32 @@ def test_every_rank_has_draft_heads_of_its_own_beside_shared_latents(
             read = engine.read(TOKENS)
             assert read.pages == 8
             assert read.held == held[rank]
+
+
+@pytest.mark.parametrize("late", [[], [PoolPlan(name=PoolName.DRAFT, layers=1, heads=2)]])
+def test_every_context_parallel_rank_finds_what_it_wrote(
+    late: list[PoolPlan], file_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang elects one writer of MLA among all ranks, but each of these ranks has pages of its own."""
+    held: list[Any] = []
+    for again in (False, True):
+        for rank in (0, 1):
+            monkeypatch.setattr(
+                HybridCacheController, "get_attn_cp_rank_and_size", lambda _, at=rank: (at, 2)
+            )
+            with engine_world(tp_rank=rank, tp_size=2, speculative_draft_model_path="org/draft"):
+                if BEFORE_0_5_23:
+                    with pytest.raises(Exception, match="use SGLang"):
+                        Engine([PoolPlan(kind="mla")], file_config, late=late)
+                    continue
+                with Engine([PoolPlan(kind="mla")], file_config, late=late) as engine:
+                    if again:
+                        read = engine.read(TOKENS)
+                        assert (read.hits, read.pages) == (8, 8)
+                        assert read.held == held[rank]
+                    else:
+                        engine.fill(rank + 1)
+                        held.append(engine.write(TOKENS).held)
 
 
 def test_ranks_of_two_sizes_share_pages_by_head_groups(file_config: dict[str, Any]) -> None:

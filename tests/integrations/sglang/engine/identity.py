@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import re
 from collections.abc import Generator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from sglang_engine import DRAFT, MORE, TOKENS, Engine, PoolPlan, engine_world, get_context
+
+BEFORE_0_5_23 = metadata.version("sglang") < "0.5.23"
+AT_THE_LAUNCH = {"hicache_storage_backend": "dynamic"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -57,11 +65,13 @@ def test_heads_of_ranks_that_outnumber_them_are_not_confused(file_config: dict[s
 
 def test_packed_fp8_has_the_type_of_the_server_arguments(file_config: dict[str, Any]) -> None:
     plan = PoolPlan(dtype="float8_e4m3fn")
-    with pytest.raises(Exception, match="kv-cache-dtype"):
-        Engine([plan], file_config)
+    if not BEFORE_0_5_23:  # 0.5.22 shows the pool on the device, and with it the type
+        with pytest.raises(Exception, match="kv-cache-dtype"):
+            Engine([plan], file_config)
     with engine_world(kv_cache_dtype="fp8_e4m3"), Engine([plan], file_config) as writer:
         writer.write(TOKENS)
-    with engine_world(kv_cache_dtype="fp8_e5m2"), Engine([plan], file_config) as reader:
+    other = PoolPlan(dtype="float8_e5m2")
+    with engine_world(kv_cache_dtype="fp8_e5m2"), Engine([other], file_config) as reader:
         assert reader.read(TOKENS).hits == 0
     stated = {**file_config, "adapter": {"dtype": "float8_e4m3fn"}}
     with Engine([plan], stated) as reader:
@@ -134,16 +144,72 @@ def test_servers_with_other_scale_files_do_not_share(
     for name in ("one", "two"):
         (tmp_path / name).write_text(name)
     with (
-        engine_world(quantization_param_path=str(tmp_path / "one")),
+        engine_world(quantization_param_path=str(tmp_path / "one"), **AT_THE_LAUNCH),
         Engine([PoolPlan()], file_config) as engine,
     ):
         engine.write(TOKENS)
         assert engine.read(TOKENS).hits == 8
     with (
-        engine_world(quantization_param_path=str(tmp_path / "two")),
+        engine_world(quantization_param_path=str(tmp_path / "two"), **AT_THE_LAUNCH),
         Engine([PoolPlan()], file_config) as engine,
     ):
         assert engine.read(TOKENS).hits == 0
+
+
+def test_a_running_server_refuses_files_that_are_newer_than_it(
+    file_config: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "scales").write_text("newer than this process")
+    with (
+        engine_world(quantization_param_path=str(tmp_path / "scales")),
+        pytest.raises(Exception, match=r"scales changed at .* restart the server"),
+    ):
+        Engine([PoolPlan()], file_config)
+
+
+def test_the_platform_and_the_release_are_in_the_key(file_config: dict[str, Any]) -> None:
+    with Engine([PoolPlan()], file_config) as engine:
+        (space,) = engine.storage._pools["kv"].spaces
+    shared = {**file_config, "adapter": {"share_between_releases": True, "platform": "cuda-sm90"}}
+    with Engine([PoolPlan()], shared) as engine:
+        (common,) = engine.storage._pools["kv"].spaces
+
+    release = metadata.version("sglang")
+    assert re.fullmatch(rf"page_first\+platform=cpu-\w+\+sglang={re.escape(release)}", space.layout)
+    assert common.layout == "page_first+platform=cuda-sm90"
+
+
+@pytest.mark.skipif(BEFORE_0_5_23, reason="0.5.22 shows the order on the pool of the device")
+def test_the_order_of_heads_in_device_memory_is_in_the_key(file_config: dict[str, Any]) -> None:
+    layouts: list[str] = []
+    with Engine([PoolPlan()], file_config) as engine:
+        host = engine.host()
+        for order in ("nhd", "hnd"):
+            (info,) = host._buffer_infos
+            kind = type(info.buffers.layout)
+            host._buffer_infos = (
+                msgspec.structs.replace(
+                    info, buffers=msgspec.structs.replace(info.buffers, layout=kind(order))
+                ),
+            )
+            engine.storage._pools._pools.clear()
+            engine.storage.register_mem_pool_host(host)
+            layouts += [space.layout for space in engine.storage._pools["kv"].spaces]
+
+    assert [("device=hnd" in layout) for layout in layouts] == [False, True]
+
+
+def test_an_adapter_that_is_loaded_again_has_another_id() -> None:
+    """A page hash has the id of the adapter, so pages of the former weights are not found."""
+    registry: Any = importlib.import_module("sglang.srt.lora.lora_registry")
+    control: Any = importlib.import_module("sglang.srt.managers.tokenizer_control_mixin")
+    loaded = [registry.LoRARef(lora_name="a", lora_path="/a").lora_id for _ in range(2)]
+
+    assert loaded[0] != loaded[1]
+    for name in ("load_lora_adapter", "load_lora_adapter_from_tensors"):
+        source = inspect.getsource(getattr(control.TokenizerControlMixin, name))
+        assert "new_adapter = LoRARef(" in source
+        assert "deterministic_id" not in source
 
 
 @pytest.mark.parametrize(
