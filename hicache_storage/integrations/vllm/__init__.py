@@ -96,7 +96,7 @@ def _load() -> None:
         (Connector, modules.connector.OffloadingConnector),
         {
             "runtime": runtime,
-            "variables": tuple(variables),
+            "variables": variables,
             "is_offloading": staticmethod(
                 partial(_is_offloading, modules.connector.OffloadingConnector)
             ),

@@ -11,7 +11,7 @@ from hicache_storage.integrations.vllm._settings import complete_tiers, tier_set
 from hicache_storage.integrations.vllm._tier import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from hicache_storage.integrations.vllm._runtime import Runtime
 
@@ -24,8 +24,8 @@ class Connector:
 
     runtime: ClassVar[Runtime]
     """vLLM's version and platform."""
-    variables: ClassVar[Iterable[str]]
-    """The names of vLLM's environment variables."""
+    variables: ClassVar[Mapping[str, Callable[[], Any]]]
+    """vLLM's environment variables, with functions that return their values."""
     is_offloading: ClassVar[Callable[[Mapping[str, Any]], bool]]
     """Return whether a child of `MultiConnector` is one of vLLM's offloading connectors, or ours."""
 

@@ -30,7 +30,7 @@ from hicache_storage.integrations.vllm._variables import VARIABLES
 from hicache_storage.keys import KeySpace, Shard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from hicache_storage.integrations.vllm._runtime import Runtime
     from hicache_storage.integrations.vllm._settings import TierSettings
@@ -90,7 +90,7 @@ def identity_of(
     kv_cache_config: Any,
     settings: TierSettings,
     runtime: Runtime,
-    variables: Iterable[str],
+    variables: Mapping[str, Callable[[], Any]],
 ) -> dict[str, Any]:
     """Return the identity that the connector passes to its tier in the field `identity`.
 
@@ -99,7 +99,7 @@ def identity_of(
         kv_cache_config: The groups of layers and their places in a block.
         settings: The tier's settings.
         runtime: vLLM's version and platform.
-        variables: The names of vLLM's environment variables.
+        variables: vLLM's environment variables, with functions that return their values.
 
     Raises:
         ConfigError: A property that the bytes depend on is unknown, or the weights cannot be read.
@@ -109,7 +109,8 @@ def identity_of(
         "cache": cache_facts(vllm_config, kv_cache_config),
         "ranks": rank_facts(vllm_config, executor_name(vllm_config.parallel_config)),
     }
-    if environment := VARIABLES.facts(variables):
+    effective = _values(variables) if settings.share_between_releases else None
+    if environment := VARIABLES.facts(variables, effective):
         facts["environment"] = environment
     text = json.dumps(facts, sort_keys=True, default=str)
     logger.info("the identity of this engine's KV: %s", text)
@@ -126,6 +127,12 @@ def identity_of(
             str(number): type(spec).__name__ for number, spec in enumerate(_specs(kv_cache_config))
         },
     }
+
+
+def _values(variables: Mapping[str, Callable[[], Any]]) -> dict[str, str]:
+    """Return the values that this release uses for variables that may be unset."""
+    values = {name: variables[name]() for name in VARIABLES.entering if name in variables}
+    return {name: str(value) for name, value in values.items() if value is not None}
 
 
 def kv_dtype(

@@ -16,6 +16,7 @@ from hicache_storage.integrations.vllm._settings import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from types import FrameType
 
 logger = logging.getLogger("vllm.hicache_storage")
 
@@ -53,9 +54,8 @@ def check_siblings(is_offloading: Callable[[Mapping[str, Any]], bool]) -> None:
     Raises:
         ConfigError: There are several.
     """
-    frame = sys._getframe(1)  # noqa: SLF001 - as above
-    while (caller := frame.f_back) is not None:
-        frame = caller
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - as above
+    while frame is not None:
         config = getattr(frame.f_locals.get("vllm_config"), "kv_transfer_config", None)
         children = _children(getattr(config, "kv_connector_extra_config", None))
         if _count(children, is_offloading) > 1:
@@ -64,6 +64,7 @@ def check_siblings(is_offloading: Callable[[Mapping[str, Any]], bool]) -> None:
                 " would store the other one's KV: keep one of them under MultiConnector, and list"
                 " further tiers in its secondary_tiers"
             )
+        frame = frame.f_back
 
 
 def _children(extra: Any) -> Sequence[Mapping[str, Any]]:

@@ -29,6 +29,7 @@ _FILES = {
     "later/adapter_model.bin": "adapter",
     "draft/model.safetensors": "draft",
 }
+_BMM = "VLLM_ROCM_USE_AITER_FP8BMM"
 _LONGROPE = {"rope_scaling": {"rope_type": "longrope"}}
 
 
@@ -79,6 +80,7 @@ def keys(
     speculation: str = "eagle",
     settings: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
+    default: bool = True,
     cache_dtype: str = "fp8_e4m3",
     hashes: str = "sha256_cbor",
     fp8: str = "float8_e4m3fn",
@@ -162,7 +164,7 @@ def keys(
         patch.chdir(place)
         for name, value in (environment or {}).items():
             patch.setenv(name, value)
-        identity = identity_of(vllm_config, cache, tier, runtime, [])
+        identity = identity_of(vllm_config, cache, tier, runtime, {_BMM: lambda: default})
         named = tier.model_copy(update={"identity": IdentitySettings.model_validate(identity)})
         spaces = spaces_of(offloading, row_nbytes, named, runtime)
         label = Adapter("later", 1e12).label(trusted=False)
@@ -202,7 +204,7 @@ SOURCES: Mapping[str, Sequence[Pair]] = {
     ],
     "environment": [Pair(other={"environment": {"VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT": "1"}})],
     "effective values of defaults": [
-        Pair(other={"version": "0.34.0"}),
+        Pair(one={"settings": _SHARED}, other={"settings": _SHARED, "default": False}),
         Pair(
             one={"hf_config": _LONGROPE, "original_max_model_len": -1},
             other={"hf_config": _LONGROPE, "original_max_model_len": 4096},
