@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from integrations.lmcache import key_sources as lmcache
 from integrations.sglang import key_sources as sglang
+from integrations.vllm import key_sources as vllm
 from key_sources import NOT_IN_THE_KEY, AdapterKeys, Pair, table
 
 from hicache_storage.errors import ConfigError
 
-ADAPTERS: list[AdapterKeys] = [sglang]
+ADAPTERS: list[AdapterKeys] = [sglang, vllm, lmcache]
 
 each_adapter = pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda adapter: adapter.NAME)
 PAIRS = [

@@ -59,7 +59,8 @@ def _classes() -> dict[str, type]:
 
     importlib.import_module("torch")  # LMCache's native library is linked against torch
     modules = {name: importlib.import_module(path) for name, path in _MODULES.items()}
-    check_interface(modules, str(importlib.import_module("lmcache").__version__))
+    version = str(importlib.import_module("lmcache").__version__)
+    check_interface(modules, version)
     _log_as_lmcache()
     engine = EngineTypes(
         bitmap=modules["native"].Bitmap,
@@ -68,6 +69,7 @@ def _classes() -> dict[str, type]:
         memory_tags=lambda shared: _memory_tags(modules["api"], shared=shared),
         serde=_serde,
         key_page=lambda found, token: _key_page(modules["api"], found, token),
+        version=version,
     )
     bases: dict[str, tuple[type, type, dict[str, object]]] = {
         "HiCacheL2Adapter": (Adapter, modules["base"].L2AdapterInterface, {"engine": engine}),

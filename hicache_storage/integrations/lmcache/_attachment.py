@@ -58,7 +58,8 @@ class Session:
         sizes: Serde | None = engine.serde(settings.serde) if settings.serde else None
         self.settings = settings
         self.layouts = Layouts(settings.kv_dtype, settings.serde, sizes)
-        self.identity = Identity(settings.revision, settings.tenant, settings.server)
+        revision = settings.labelled_revision(engine.version)
+        self.identity = Identity(revision, settings.tenant, settings.server)
         self._sizes = sizes
         self._buffer: Any = None
         self.explain_log = open_explain_log(settings, engine="lmcache")

@@ -100,3 +100,5 @@ class EngineTypes:
     """Function that makes the processor for a `serde` object of `--l2-adapter`."""
     key_page: Callable[[Sequence[ListedObject], str | None], Any]
     """Function that returns a `KeyListPage` with these objects and the token of the next page."""
+    version: str
+    """LMCache's version."""

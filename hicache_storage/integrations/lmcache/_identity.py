@@ -3,6 +3,7 @@
     property                          source                              field
     model                             key: the engine's `--model`         model
     weights, LoRA, RoPE, ...          adapter_params: `revision`          revision
+    LMCache's release, platform       LMCache, torch (_settings.py)       revision
     KV type                           layout, or `kv_dtype`               dtype
     shapes of all parts, serde        object, or hint of the lookup       layout
     rank and number of ranks          key: `kv_rank`                      layout, shard

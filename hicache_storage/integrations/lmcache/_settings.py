@@ -12,6 +12,7 @@ from hicache_storage.events.settings import EventSettings
 from hicache_storage.integrations._backend_choice import backend_fields
 from hicache_storage.integrations._jobs import JobSettings
 from hicache_storage.integrations._metrics_settings import MetricsSettings
+from hicache_storage.integrations._platform import PlatformSettings, platform_name, release_of
 from hicache_storage.request_log import ExplainLogSettings
 from hicache_storage.settings import Field, PositiveSeconds
 
@@ -29,7 +30,7 @@ def _check_server(label: str) -> str:
     return label
 
 
-class AdapterSettings(JobSettings, MetricsSettings, ExplainLogSettings):
+class AdapterSettings(JobSettings, MetricsSettings, ExplainLogSettings, PlatformSettings):
     """The fields in `adapter_params`. `backend` and `revision` are required."""
 
     backend: str = Field(min_length=1)
@@ -83,6 +84,19 @@ class AdapterSettings(JobSettings, MetricsSettings, ExplainLogSettings):
             ConfigError: The file cannot be read, or has no fields.
         """
         return backend_fields(self.config, f"{NAME}: config")
+
+    def labelled_revision(self, version: str) -> str:
+        """Return `revision`, with LMCache's release and the platform of this server.
+
+        Raises:
+            ConfigError: The chip family is unknown.
+        """
+        release = "shared" if self.share_between_releases else release_of(version)
+        try:
+            platform = self.platform or platform_name()
+        except ConfigError as error:
+            raise ConfigError(f"{NAME}: {error}") from error
+        return f"{self.revision};lmcache={release};platform={platform}"
 
     def check_ttls(self, call_timeout_s: float) -> None:
         """Raise ConfigError if LMCache may give a buffer to another task before the deadlines.

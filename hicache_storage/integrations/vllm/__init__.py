@@ -11,9 +11,13 @@ from __future__ import annotations
 
 import importlib
 import logging
+import multiprocessing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hicache_storage.integrations.vllm._connector import Connector
     from hicache_storage.integrations.vllm._tier import Tier
 
@@ -39,12 +43,14 @@ def _load() -> None:
     Raises:
         ImportError: vLLM is not installed, or its interface differs.
     """
+    from hicache_storage.integrations._weights import process_started_s  # noqa: PLC0415
     from hicache_storage.integrations.vllm._connector import Connector  # noqa: PLC0415
     from hicache_storage.integrations.vllm._engine import EngineTypes  # noqa: PLC0415
     from hicache_storage.integrations.vllm._interface import (  # noqa: PLC0415
         Modules,
         check_interface,
     )
+    from hicache_storage.integrations.vllm._runtime import Runtime  # noqa: PLC0415
     from hicache_storage.integrations.vllm._tier import Tier  # noqa: PLC0415
 
     _log_through_vllm()
@@ -60,6 +66,12 @@ def _load() -> None:
     check_interface(modules, version)
     variables = importlib.import_module("vllm.envs").environment_variables
     base = modules.base
+    own = multiprocessing.parent_process() is not None  # a process of the user may make checkpoints
+    runtime = Runtime(
+        version,
+        importlib.import_module("vllm.platforms").current_platform,
+        process_started_s() if own else None,
+    )
     engine = EngineTypes(
         hit=base.LookupResult.HIT,
         miss=base.LookupResult.MISS,
@@ -73,6 +85,7 @@ def _load() -> None:
         counter=base.OffloadingCounterMetadata,
         gauge=base.OffloadingGaugeMetadata,
         histogram=base.OffloadingHistogramMetadata,
+        runtime=runtime,
     )
     of_tier = {"engine": engine, "medium": base.Medium.STORAGE, **_named(Tier)}
     globals()["HiCacheTier"] = type(
@@ -81,8 +94,22 @@ def _load() -> None:
     globals()["HiCacheConnector"] = type(
         "HiCacheConnector",
         (Connector, modules.connector.OffloadingConnector),
-        {"version": version, "variables": tuple(variables), **_named(Connector)},
+        {
+            "runtime": runtime,
+            "variables": variables,
+            "is_offloading": staticmethod(
+                partial(_is_offloading, modules.connector.OffloadingConnector)
+            ),
+            **_named(Connector),
+        },
     )
+
+
+def _is_offloading(base: type, child: Mapping[str, Any]) -> bool:
+    """Return whether a child in the config of `MultiConnector` uses the region of vLLM's CPU tier."""
+    factory = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.factory")
+    config = importlib.import_module("vllm.config.kv_transfer").KVTransferConfig
+    return issubclass(factory.KVConnectorFactory.get_connector_class(config(**child)), base)
 
 
 def _log_through_vllm() -> None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
+    from hicache_storage.integrations.vllm._runtime import Runtime
+
 
 class ReqContext(Protocol):
     """`ReqContext`: the request for which vLLM calls the tier."""
@@ -61,3 +63,4 @@ class EngineTypes:
     counter: Callable[..., Any]
     gauge: Callable[..., Any]
     histogram: Callable[..., Any]
+    runtime: Runtime

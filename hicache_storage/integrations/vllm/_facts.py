@@ -16,7 +16,7 @@ import os
 from typing import TYPE_CHECKING, Any, cast
 
 from hicache_storage.errors import ConfigError
-from hicache_storage.integrations._weights import content_of, weights_at
+from hicache_storage.integrations._weights import change_since, content_of, weights_at
 from hicache_storage.integrations.vllm._settings import NAME
 
 if TYPE_CHECKING:
@@ -84,31 +84,37 @@ _PLAIN_FORMATS = _names(
 )
 
 
-def model_facts(vllm_config: Any, settings: TierSettings) -> dict[str, Any]:
+def model_facts(
+    vllm_config: Any, settings: TierSettings, started_s: float | None
+) -> dict[str, Any]:
     """Return the facts about the weights, and about everything that changes how they are used.
 
+    Args:
+        vllm_config: vLLM's configs.
+        settings: The tier's settings.
+        started_s: When the process started that has loaded the weights, if that is known.
+
     Raises:
-        ConfigError: The weights cannot be read.
+        ConfigError: The weights cannot be read, or have changed since the start.
     """
     model, load = vllm_config.model_config, vllm_config.load_config
     overrides = model.hf_overrides
     facts: dict[str, Any] = {
         **_set_fields(model, _MODEL),
-        "weights": settings.weights or _weights(model, load),
+        "weights": settings.weights or _weights(model, load, started_s),
         "overrides": _plain(model.hf_config.to_dict() if callable(overrides) else overrides),
         "attention": _set_fields(vllm_config.attention_config, _ATTENTION),
-        "lora": _lora(vllm_config.lora_config, load),
+        "lora": _lora(vllm_config.lora_config, load, started_s),
         "mamba": _set_fields(getattr(vllm_config, "mamba_config", None), frozenset()),
         "media": _media(model.multimodal_config),
         "diffusion": _set_fields(getattr(vllm_config, "diffusion_config", None), frozenset()),
-        "speculation": _speculation(vllm_config.speculative_config, load),
+        "speculation": _speculation(vllm_config.speculative_config, load, started_s),
     }
     facts["additional"] = _digest(vllm_config.additional_config)
     facts["loader"] = _digest(load.model_loader_extra_config)
     if load.load_format not in _PLAIN_FORMATS:
         facts["load_format"] = [str(load.load_format), model.seed]
-    if _has_long_rope(model):
-        facts["max_model_len"] = model.max_model_len
+    facts["max_model_len"] = _rope_length(model)
     return {name: value for name, value in facts.items() if value}
 
 
@@ -209,12 +215,13 @@ def _tensor_facts(tensor: Any, blocks: int) -> dict[str, Any]:
     return {**facts, "offset": tensor.offset} if outer == "block" else facts
 
 
-def _lora(config: Any, load: Any) -> dict[str, Any]:
+def _lora(config: Any, load: Any, started_s: float | None = None) -> dict[str, Any]:
     """Return the settings of LoRA. Block hashes cover names and paths of adapters, not their content."""
     facts = _set_fields(config, _LORA)
     if adapters := facts.get("default_mm_loras"):
         facts["default_mm_loras"] = [
-            [name, path, _fingerprint(path, None, load)] for name, path in sorted(adapters.items())
+            [name, path, _fingerprint(path, None, load, started_s)]
+            for name, path in sorted(adapters.items())
         ]
     return facts
 
@@ -226,30 +233,39 @@ def _media(config: Any) -> dict[str, Any]:
     return facts
 
 
-def _speculation(config: Any, load: Any) -> dict[str, Any]:
+def _speculation(config: Any, load: Any, started_s: float | None) -> dict[str, Any]:
     if config is None:
         return {}
     facts = _set_fields(config, _SPECULATION)
     draft = getattr(config, "draft_model_config", None)
     if draft is not None and hasattr(draft, "hf_overrides"):
-        facts["weights"] = _weights(draft, load)
+        facts["weights"] = _weights(draft, load, started_s)
+        facts["max_model_len"] = _rope_length(draft)
     return facts
 
 
-def _weights(model: Any, load: Any) -> str:
-    return _fingerprint(
-        str(getattr(model, "model_weights", "") or model.model), model.revision, load
-    )
+def _weights(model: Any, load: Any, started_s: float | None) -> str:
+    path = str(getattr(model, "model_weights", "") or model.model)
+    return _fingerprint(path, model.revision, load, started_s)
 
 
-def _fingerprint(path: str, revision: str | None, load: Any) -> str:
+def _fingerprint(path: str, revision: str | None, load: Any, started_s: float | None) -> str:
+    change = ""
     try:
         fingerprint = weights_at(path, revision, load.download_dir)
+        if started_s is not None and os.path.isdir(path):  # noqa: PTH112 - else vLLM downloads it
+            change = change_since(started_s, path)
     except OSError as error:
         raise ConfigError(
             f"{NAME}: the weights at {path} cannot be read: {error.strerror}. Make them readable, or"
             ' name them with "weights": "..." in kv_connector_extra_config'
         ) from error
+    if change:
+        raise ConfigError(
+            f"{NAME}: {change}, after the engine was started, so it may have loaded other weights:"
+            ' start it again, or name what it has loaded with "weights": "..." in'
+            " kv_connector_extra_config"
+        )
     if fingerprint:
         return fingerprint
     logger.warning(
@@ -268,6 +284,13 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _has_long_rope(model: Any) -> bool:
-    """Return whether the rotary embedding depends on the maximum length of a request (longrope)."""
-    return "longrope" in json.dumps(_plain(model.hf_config.to_dict()), default=str)
+def _rope_length(model: Any) -> int | str | None:
+    """Return the maximum length that decides the rotary factors (longrope), or None if none does.
+
+    With `--max-model-len auto` vLLM builds the model for its full length, and later replaces
+    `max_model_len` by what fits into memory. So only "auto" says what the model was built for.
+    """
+    if "longrope" not in json.dumps(_plain(model.hf_config.to_dict()), default=str):
+        return None
+    automatic = getattr(model, "original_max_model_len", None) == -1
+    return "auto" if automatic else int(model.max_model_len)

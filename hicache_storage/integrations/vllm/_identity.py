@@ -7,7 +7,8 @@
     layouts and types that no config has          environment (_variables.py)    revision
     hash algorithm, retention, CP interleave ...  `VllmConfig` (_facts.py)       revision
     layers, heads and sizes of every group        `KVCacheConfig` (_facts.py)    revision
-    byte order, model runner, vLLM's version      `VllmConfig`                   layout
+    vLLM's release and the chips                  vLLM (_runtime.py)             layout
+    byte order, model runner                      `VllmConfig`                   layout
     ranks, unless the bytes do not depend on them tier                           layout
     group and its kind                            tier                           pool
     tokens and bytes of a row                     tier                           page_tokens, page_nbytes
@@ -20,7 +21,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import re
 from typing import TYPE_CHECKING, Any
 
 from hicache_storage.errors import ConfigError
@@ -30,8 +30,9 @@ from hicache_storage.integrations.vllm._variables import VARIABLES
 from hicache_storage.keys import KeySpace, Shard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
+    from hicache_storage.integrations.vllm._runtime import Runtime
     from hicache_storage.integrations.vllm._settings import TierSettings
 
 logger = logging.getLogger("vllm.hicache_storage")
@@ -88,8 +89,8 @@ def identity_of(
     vllm_config: Any,
     kv_cache_config: Any,
     settings: TierSettings,
-    version: str,
-    variables: Iterable[str],
+    runtime: Runtime,
+    variables: Mapping[str, Callable[[], Any]],
 ) -> dict[str, Any]:
     """Return the identity that the connector passes to its tier in the field `identity`.
 
@@ -97,18 +98,19 @@ def identity_of(
         vllm_config: vLLM's configs.
         kv_cache_config: The groups of layers and their places in a block.
         settings: The tier's settings.
-        version: vLLM's version.
-        variables: The names of vLLM's environment variables.
+        runtime: vLLM's version and platform.
+        variables: vLLM's environment variables, with functions that return their values.
 
     Raises:
         ConfigError: A property that the bytes depend on is unknown, or the weights cannot be read.
     """
     facts = {
-        "model": model_facts(vllm_config, settings),
+        "model": model_facts(vllm_config, settings, runtime.started_s),
         "cache": cache_facts(vllm_config, kv_cache_config),
         "ranks": rank_facts(vllm_config, executor_name(vllm_config.parallel_config)),
     }
-    if environment := VARIABLES.facts(variables):
+    effective = _values(variables) if settings.share_between_releases else None
+    if environment := VARIABLES.facts(variables, effective):
         facts["environment"] = environment
     text = json.dumps(facts, sort_keys=True, default=str)
     logger.info("the identity of this engine's KV: %s", text)
@@ -118,16 +120,24 @@ def identity_of(
     names = [served] if isinstance(served, str) else list(served)
     return {
         "model": str(names[0]),
-        "dtype": kv_dtype(vllm_config, kv_cache_config, settings),
+        "dtype": kv_dtype(vllm_config, kv_cache_config, settings, runtime),
         "revision": hashlib.sha256(text.encode()).hexdigest()[:32],
-        "layout": f"vllm={_release(version)};runner={runner}",
+        "layout": f"{runtime.labels(settings)};runner={runner}",
         "groups": {
             str(number): type(spec).__name__ for number, spec in enumerate(_specs(kv_cache_config))
         },
     }
 
 
-def kv_dtype(vllm_config: Any, kv_cache_config: Any, settings: TierSettings) -> str:
+def _values(variables: Mapping[str, Callable[[], Any]]) -> dict[str, str]:
+    """Return the values that this release uses for variables that may be unset."""
+    values = {name: variables[name]() for name in VARIABLES.entering if name in variables}
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def kv_dtype(
+    vllm_config: Any, kv_cache_config: Any, settings: TierSettings, runtime: Runtime
+) -> str:
     """Return the logical type of the KV.
 
     Raises:
@@ -142,22 +152,12 @@ def kv_dtype(vllm_config: Any, kv_cache_config: Any, settings: TierSettings) -> 
         packed = sorted(name for name in stored if name == "uint8" or name.startswith("float8"))
         if packed:
             label = "fp8"
-    return _named(label)
+    return runtime.fp8_type(label)
 
 
-def _named(label: str) -> str:
-    if label == "fp8":
-        raise ConfigError(
-            f"{NAME}: the KV type is fp8, which does not name a format: pass --kv-cache-dtype"
-            ' fp8_e4m3 or fp8_e5m2, or set "kv_dtype": "float8_e4m3fn" in'
-            " kv_connector_extra_config"
-        )
-    if label.startswith("fp8") and _is_rocm():
-        return f"{label}-rocm"  # on some AMD chips, this name stands for a different format
-    return label
-
-
-def spaces_of(spec: Any, row_nbytes: int, settings: TierSettings) -> dict[int, KeySpace]:
+def spaces_of(
+    spec: Any, row_nbytes: int, settings: TierSettings, runtime: Runtime
+) -> dict[int, KeySpace]:
     """Return the key space of each group, by its number in an offload key.
 
     Raises:
@@ -176,8 +176,8 @@ def spaces_of(spec: Any, row_nbytes: int, settings: TierSettings) -> dict[int, K
     return {
         group.group_id: KeySpace(
             model=identity.model or str(config.model.name),
-            dtype=identity.dtype or settings.kv_dtype or _named(str(config.model.dtype)),
-            layout=_layout(config, identity.layout),
+            dtype=identity.dtype or settings.kv_dtype or runtime.fp8_type(str(config.model.dtype)),
+            layout=_layout(config, identity.layout or runtime.labels(settings)),
             page_tokens=group.tokens_per_block * config.cache.blocks_per_chunk,
             page_nbytes=row_nbytes,
             shard=Shard(layers=(0, layers)),
@@ -191,14 +191,21 @@ def spaces_of(spec: Any, row_nbytes: int, settings: TierSettings) -> dict[int, K
 
 def renewed(space: KeySpace, epoch: str) -> KeySpace:
     """Return the key space that replaces `space` after a change of weights. `epoch` names the change."""
-    manifest = {**space.manifest(), "revision": f"{space.revision};since={epoch}"}
-    return KeySpace.from_manifest(manifest)
+    return _revised(space, f"since={epoch}")
+
+
+def of_adapter(space: KeySpace, fingerprint: str) -> KeySpace:
+    """Return the key space of a LoRA adapter with these weights."""
+    return _revised(space, f"lora={fingerprint}")
+
+
+def _revised(space: KeySpace, part: str) -> KeySpace:
+    return KeySpace.from_manifest({**space.manifest(), "revision": f"{space.revision};{part}"})
 
 
 def _layout(config: Any, own: str) -> str:
     parallel = config.parallel
-    parts = [_FORMAT, f"order={config.kv_cache_layout}"]
-    parts += [own] if own else []
+    parts = [_FORMAT, f"order={config.kv_cache_layout}", own]
     if config.canonical_layout:
         parts.append("canonical")
     elif config.replicated_layout:
@@ -229,15 +236,3 @@ def _has_dtype(spec: Any) -> bool:
 
 def _torch_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _release(version: str) -> str:
-    """Return the major and minor part of a version, because any release may change a byte order."""
-    found = re.match(r"\d+\.\d+", version)
-    return found[0] if found else version
-
-
-def _is_rocm() -> bool:
-    import torch  # noqa: PLC0415 - vLLM has loaded it
-
-    return bool(torch.version.hip)

@@ -9,6 +9,7 @@ from hicache_storage.errors import ConfigError
 from hicache_storage.integrations._backend_choice import backend_fields
 from hicache_storage.integrations._jobs import JobSettings
 from hicache_storage.integrations._metrics_settings import MetricsSettings
+from hicache_storage.integrations._platform import PlatformSettings
 from hicache_storage.request_log import TraceSettings
 from hicache_storage.settings import Field, PositiveSeconds, Settings
 
@@ -56,12 +57,12 @@ class IdentitySettings(Settings):
     dtype: str = ""
     """The logical KV type. "" stands for vLLM's own name of the type."""
     layout: str = ""
-    """Properties of the byte order that a tier cannot see, such as vLLM's version."""
+    """vLLM's release and platform, and properties of the byte order that a tier cannot see."""
     groups: dict[str, str] = Field(default_factory=dict[str, str])
     """The kind of each group, by the group's number."""
 
 
-class TierSettings(JobSettings, MetricsSettings, TraceSettings):
+class TierSettings(JobSettings, MetricsSettings, TraceSettings, PlatformSettings):
     """The config of one tier. `backend` is required.
 
     Without the connector, `identity` is required, too.

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 from hicache_storage.integrations._backend_choice import close_all
 from hicache_storage.integrations._metrics import AdapterMetrics
 from hicache_storage.integrations.vllm._connection import StoreConnection
-from hicache_storage.integrations.vllm._identity import renewed, spaces_of
+from hicache_storage.integrations.vllm._identity import of_adapter, renewed, spaces_of
 from hicache_storage.integrations.vllm._metrics import TierMetrics, definitions
+from hicache_storage.integrations.vllm._region import claim_region
 from hicache_storage.integrations.vllm._request_log import RequestReasons
 from hicache_storage.integrations.vllm._request_lookups import RequestLookups
 from hicache_storage.integrations.vllm._rows import KeyGroups, Rows, hashes_of
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from hicache_storage.integrations._jobs import JobResult, LookupResult
+    from hicache_storage.integrations.vllm._adapters import Adapter
     from hicache_storage.integrations.vllm._engine import (
         EngineTypes,
         ReqContext,
@@ -67,20 +69,23 @@ class Tier:
         """Open the storage named by `backend`.
 
         Raises:
-            ConfigError: A field is invalid, or the identity of the pages is unknown.
+            ConfigError: A field is invalid, the identity of the pages is unknown, or another connector
+                or engine uses the same memory.
         """
         settings = tier_settings(config)
         base = cast("Any", super())
         base.__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality: Any = self.engine.locality(settings.locality) if settings.locality else None
         self._settings = settings
+        claim_region(offloading_spec)
         self._rows = Rows(primary_kv_view)
-        self._groups = KeyGroups(spaces_of(offloading_spec, self._rows.nbytes, settings))
+        self._adapters: dict[str, tuple[Adapter, str | None]] = {}
+        self._groups_of_adapter: dict[str, KeyGroups] = {}
         self._lookups = RequestLookups()
         self._lookup_jobs: dict[int, _LookupJob] = {}
         self._lookup_count = 0
         self._jobs: dict[int, Transfer] = {}
-        self._failed: list[Any] = []
+        self._ended: list[Any] = []
         self._events = self._event_list(offloading_spec)
         self._metrics = TierMetrics(self.engine, settings.backend)
         self._closed = False
@@ -88,6 +93,9 @@ class Tier:
         self._explain_log: ExplainLog | None = None
         self._trace: TraceRecorder | None = None
         try:
+            self._groups = KeyGroups(
+                spaces_of(offloading_spec, self._rows.nbytes, settings, self.engine.runtime)
+            )
             self._explain_log = open_explain_log(settings, engine=NAME)
             self._trace = open_trace(settings, self._tokens_per_hash, engine=NAME)
             owner = next(iter(self._groups.spaces.values()))
@@ -115,6 +123,8 @@ class Tier:
 
     def lookup(self, key: bytes, req_context: ReqContext) -> Any:
         """Return HIT or MISS, or RETRY until the store has answered."""
+        if self._adapters and self._label_of(req_context.req_id) is None:
+            return self.engine.miss
         try:
             present = self._lookups.ask(req_context.req_id, key)
             if self._reasons is not None:
@@ -136,6 +146,7 @@ class Tier:
         self._guard(lambda: self._finish_request(req_context), None)
 
     def _finish_request(self, req_context: ReqContext) -> None:
+        self._adapters.pop(req_context.req_id, None)
         answers = self._lookups.forget(req_context.req_id)
         if self._reasons is not None:
             self._reasons.finish(req_context, answers, self._groups.spaces)
@@ -144,7 +155,11 @@ class Tier:
         runner = self._connection.runner
         if runner is None:
             return False
-        of_space = self._groups.of_keys(asked)
+        of_space = [
+            each
+            for label, keys in self._by_label(asked)
+            for each in self._groups_of(label).of_keys(keys)
+        ]
         self._lookup_count += 1
         job = _LookupJob(asked, [keys for _, keys in of_space], time.monotonic())
         self._lookup_jobs[self._lookup_count] = job
@@ -174,17 +189,58 @@ class Tier:
                 reason = None if verdict in _ANSWERED else Reason.of(verdict)
                 self._reasons.note(asked[key], key, reason)
 
+    # --- LoRA adapters -------------------------------------------------------------------------------
+
+    def note_adapter(self, request: str, adapter: Adapter) -> None:
+        """Use the adapter's key spaces for a request, or none if its weights are unknown."""
+        self._adapters[request] = adapter, self._label(adapter)
+
+    def _label(self, adapter: Adapter) -> str | None:
+        return adapter.label(trusted=bool(self._settings.revision))
+
+    def _label_of(self, request: str) -> str | None:
+        """Return the label of a request's adapter: "" without one, None if it is unknown."""
+        return self._adapters[request][1] if request in self._adapters else ""
+
+    def _may_store(self, request: str) -> bool:
+        if request in self._adapters:
+            adapter, label = self._adapters[request]
+            return label is not None and self._label(adapter) == label
+        return True
+
+    def _by_label(self, asked: dict[bytes, list[str]]) -> Iterable[tuple[str, Iterable[bytes]]]:
+        """Return the keys by the label of their adapter, which all requests for a key share."""
+        if not self._adapters:
+            return [("", asked)]
+        keys: dict[str, list[bytes]] = {}
+        for key, requests in asked.items():
+            labels = (self._label_of(request) for request in requests)
+            keys.setdefault(next(filter(None, labels), ""), []).append(key)
+        return keys.items()
+
+    def _groups_of(self, label: str) -> KeyGroups:
+        if not label:
+            return self._groups
+        if label not in self._groups_of_adapter:
+            self._groups_of_adapter[label] = KeyGroups(
+                {group: of_adapter(space, label) for group, space in self._groups.spaces.items()}
+            )
+        return self._groups_of_adapter[label]
+
     # --- transfers -----------------------------------------------------------------------------------
 
     def submit_load(self, job_metadata: TransferJob) -> None:
         self._submit(job_metadata, "load")
 
     def submit_store(self, job_metadata: TransferJob) -> None:
-        self._submit(job_metadata, "store")
+        if self._may_store(job_metadata.req_context.req_id):
+            self._submit(job_metadata, "store")
+        else:  # as for a page that is not admitted
+            self._ended.append(self.engine.job_result(job_metadata.job_id, success=True))
 
     def get_finished_jobs(self) -> Collection[Any]:
         """Return the jobs that ended since the last call. Nothing touches their rows any more."""
-        results, self._failed = self._failed, []
+        results, self._ended = self._ended, []
         runner = self._connection.runner
         if runner is None:
             return results
@@ -203,13 +259,14 @@ class Tier:
             self._jobs.pop(job.job_id, None)
             if operation == "load":
                 self._mark_missing(request, dict.fromkeys(keys, Reason.UNAVAILABLE))
-            self._failed.append(self.engine.job_result(job.job_id, success=False))
+            self._ended.append(self.engine.job_result(job.job_id, success=False))
 
     def _try_submit(self, job: TransferJob, keys: list[bytes], operation: str) -> bool:
         runner = self._connection.runner
         if runner is None:
             return False
-        of_batch, batches = self._groups.batches(keys, job.chunk_ids, self._rows)
+        groups = self._groups_of(self._label_of(job.req_context.req_id) or "")
+        of_batch, batches = groups.batches(keys, job.chunk_ids, self._rows)
         self._jobs[job.job_id] = Transfer(job.req_context.req_id, of_batch)
         submit = runner.submit_load if operation == "load" else runner.submit_store
         submit(job.job_id, batches)
@@ -344,6 +401,7 @@ class Tier:
             epoch = uuid.uuid4().hex
             spaces = self._groups.spaces.items()
             self._groups = KeyGroups({group: renewed(space, epoch) for group, space in spaces})
+            self._groups_of_adapter.clear()
             self._clear_lookups()
         logger.warning(
             "vLLM resets its caches, perhaps because of other weights: earlier pages in the store"

@@ -153,7 +153,7 @@ _INERT: Mapping[str, str] = {
     "Location of weights while the server runs. The fingerprint covers their content.": """
         S3_ACCESS_KEY_ID S3_SECRET_ACCESS_KEY S3_ENDPOINT_URL VLLM_FASTSAFETENSORS_QUEUE_SIZE
         VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY VLLM_WEIGHT_OFFLOADING_DISABLE_UVA""",
-    "Loading of LoRA adapters. The block hash has their names and paths.": """
+    "Loading of LoRA adapters. The block hash has their paths, and the key their fingerprints.": """
         VLLM_LORA_RESOLVER_CACHE_DIR VLLM_LORA_RESOLVER_HF_REPO_LIST
         VLLM_ALLOW_RUNTIME_LORA_UPDATING""",
     "Use of logits and hidden states, which are computed after KV.": """

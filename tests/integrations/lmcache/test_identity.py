@@ -406,6 +406,26 @@ def test_a_server_label_is_a_place_among_servers(label: str) -> None:
         AdapterSettings.of({**PARAMS, "server": label})
 
 
+def test_releases_and_platforms_have_revisions_of_their_own() -> None:
+    def revision(version: str = "0.5.6", **fields: Any) -> str:
+        return AdapterSettings.of({**PARAMS, "platform": "p", **fields}).labelled_revision(version)
+
+    shared = [revision(v, share_between_releases=True) for v in ("0.5.6", "0.5.7")]
+    others = [revision("0.5.7"), revision(platform="rocm-gfx942"), revision(revision="2"), *shared]
+
+    assert revision() == revision("0.5.6+cu129")
+    assert revision() not in others
+    assert 1 == len(set(shared))
+    assert 4 == len(set(others))
+
+
+def test_a_server_names_its_own_platform() -> None:
+    found = AdapterSettings.of(PARAMS).labelled_revision("0.5.6")
+
+    assert found.startswith("main;lmcache=0.5.6;platform=")
+    assert found.rpartition("=")[2]
+
+
 def test_secrets_are_in_no_representation() -> None:
     settings = AdapterSettings.of({**PARAMS, "config": {"url": "redis://:secret@x"}})
 
@@ -438,7 +458,8 @@ SPACE = space()
 def session(**params: Any) -> Generator[Session]:
     """Yield a session over a storage in memory. LMCache's own types are not needed without a serde."""
     settings = AdapterSettings.of({"backend": "memory", "revision": "", **params})
-    opened = Session(settings, cast("Any", None), None, lambda _session, _kind: None)
+    engine = cast("Any", SimpleNamespace(version="0.5.6"))
+    opened = Session(settings, engine, None, lambda _session, _kind: None)
     try:
         opened.store.open_space(SPACE)
         yield opened

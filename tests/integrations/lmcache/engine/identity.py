@@ -67,10 +67,17 @@ def test_a_key_or_layout_that_differs_is_no_hit(written: dict[str, Any]) -> None
 
 @pytest.mark.parametrize(
     "change",
-    [{"revision": "step-2"}, {"revision": ""}, {"tenant": "other"}, {"server": "0/2"}],
+    [
+        {"revision": "step-2"},
+        {"revision": ""},
+        {"tenant": "other"},
+        {"server": "0/2"},
+        {"platform": "rocm-gfx942"},
+        {"share_between_releases": True},
+    ],
     ids=str,
 )
-def test_a_setting_that_differs_is_no_hit(change: dict[str, str], written: dict[str, Any]) -> None:
+def test_a_setting_that_differs_is_no_hit(change: dict[str, Any], written: dict[str, Any]) -> None:
     assert [0, 0] == hits({**written, **change}, Plan(), TP8)
 
 

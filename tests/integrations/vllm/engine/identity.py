@@ -12,12 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_engine import BLOCK, FULL, MODEL, PROMPT, Engine, config, interface, model_dir
+import vllm_engine
+from vllm_engine import (
+    BLOCK,
+    FULL,
+    HEAD_SIZE,
+    MODEL,
+    PROMPT,
+    Engine,
+    Workers,
+    config,
+    interface,
+    model_dir,
+)
 
 from hicache_storage.errors import ConfigError
 from hicache_storage.integrations import vllm as adapter
 from hicache_storage.integrations.vllm import _facts
 from hicache_storage.integrations.vllm._variables import VARIABLES
+from hicache_storage.keys import KeySpace
 
 NEWEST = metadata.version("vllm").startswith("0.33.")
 WEIGHTS = model_dir("weights")
@@ -85,6 +98,8 @@ FIELDS: dict[str, dict[str, Any]] = {
     "name of the weights": {"weights": "named"},
     "name of the type": {"kv_dtype": "something"},
     "chunk": {"blocks_per_chunk": 2},
+    "platform": {"platform": "rocm-gfx942"},
+    "releases": {"share_between_releases": True},
     "canonical": {"canonical_layout": True},
 }
 
@@ -462,6 +477,39 @@ def test_no_secret_is_in_the_log(
     ):
         assert any("the identity of this engine's KV" in line for line in caplog.messages)
     assert "hush" not in caplog.text
+
+
+class FittedWorkers(Workers):
+    """Workers with little memory for KV."""
+
+    def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        if method == "determine_available_memory":
+            return [22 * 10240] * self.ranks
+        return super().collective_rpc(method, *args, **kwargs)
+
+
+@pytest.mark.parametrize("form", ["nested", "as Phi-3"])
+def test_a_fitted_length_is_not_the_length_that_longrope_was_built_for(
+    form: str, file_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factors = {"short_factor": [1.0] * (HEAD_SIZE // 2), "long_factor": [4.0] * (HEAD_SIZE // 2)}
+    original = {"original_max_position_embeddings": 512}
+    inside, beside = (original, {}) if form == "nested" else ({}, original)
+    scaling = {"rope_type": "longrope", **factors, **inside}
+    path = model_dir("longrope", rope_scaling=scaling, **beside)
+    monkeypatch.setattr(vllm_engine, "Workers", FittedWorkers)
+    lengths: list[int] = []
+
+    def space_of(max_model_len: int) -> KeySpace:
+        with Engine(file_config, model=path, max_model_len=max_model_len) as engine:
+            lengths.append(engine.core.vllm_config.model_config.max_model_len)
+            (space,) = engine.tier._groups.spaces.values()
+            return space
+
+    automatic = space_of(-1)
+    assert lengths[0] < 512
+    assert automatic == space_of(-1)
+    assert automatic != space_of(lengths[0]) != space_of(lengths[0] - 16)
 
 
 def test_data_parallel_replicas_share_pages(written: dict[str, Any]) -> None:
