@@ -134,6 +134,8 @@ def _counts(record: RequestRecord) -> str:
             f" ({record.l2_pages:,} from host memory,"
             f" {record.hit_pages - record.l2_pages:,} from storage)"
         )
+    if record.unused_pages:
+        text += f", {record.unused_pages:,} more found but not used"
     if record.elapsed_s is not None:
         text += f", after {_duration(record.elapsed_s)}"
     return text
@@ -173,11 +175,12 @@ def _parts(summary: Summary) -> Iterator[Table | str]:
     if summary.first_s is None or summary.last_s is None:
         yield f"There are no records.{faults}"
         return
+    unused = f" {summary.unused_pages:,} more found but not used;" * bool(summary.unused_pages)
     have = "has" if summary.whole_records == 1 else "have"
     yield (
         f"{counted(summary.records, 'record')} from {format_time(summary.first_s)} to"
         f" {format_time(summary.last_s)}\n"
-        f"{summary.hit_pages:,} of {counted(summary.asked_pages, 'page')} hit;"
+        f"{summary.hit_pages:,} of {counted(summary.asked_pages, 'page')} hit;{unused}"
         f" {counted(summary.whole_records, 'record')} {have} every page{faults}"
     )
 

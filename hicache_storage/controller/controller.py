@@ -140,9 +140,15 @@ class CacheController:
         Raises:
             ValueError: A page hash is malformed.
             StorageClosed: The controller was closed.
+            RuntimeError: The controller was not started.
         """
         if self._closed:
             raise StorageClosed("this controller was closed: create a new one")
+        if not self._started:
+            raise RuntimeError(
+                "this controller was not started, so no thread would load the pages: call start()"
+                " first, or use the controller in a `with` statement"
+            )
         check_page_hashes(hashes)
         return self.prefetch_again(request_id, hashes, deadline_s=deadline_s)
 

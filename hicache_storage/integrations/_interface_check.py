@@ -54,7 +54,7 @@ def missing_names(owner: str, kind: str, expected: set[str], actual: set[str]) -
 
 
 def field_names(record: Any) -> set[str]:
-    """Return the field names of a dataclass. Return an empty set for anything else."""
+    """Return the field names of a dataclass or a named tuple, and none of anything else."""
     if record is None or not dataclasses.is_dataclass(record):
-        return set()
+        return set(getattr(record, "_fields", ()))
     return {field.name for field in dataclasses.fields(record)}

@@ -66,6 +66,7 @@ class Summary:
     """Records of requests that found every page."""
     asked_pages: int = 0
     hit_pages: int = 0
+    unused_pages: int = 0
     l2_pages: int = 0
     first_s: float | None = None
     last_s: float | None = None
@@ -83,6 +84,7 @@ class Summary:
         if record.operation is not Operation.STORE:
             self.asked_pages += record.asked_pages
             self.hit_pages += record.hit_pages
+            self.unused_pages += record.unused_pages
             self.l2_pages += record.l2_pages or 0
             self.whole_records += record.reason is None
         if record.reason is not None:

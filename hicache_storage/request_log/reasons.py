@@ -22,6 +22,7 @@ class Reason(enum.Enum):
     NO_STORE = "was not asked for: no store is attached"
     DETACHED = "was not read: the store was being detached"
     NO_HOST_SLOT = "had no place in host memory: all of it is pinned"
+    EVICTED = "was read, and left host memory again before the request could begin"
     BELOW_THRESHOLD = "was not fetched: fewer tokens are missing than the prefetch threshold"
     CAPACITY_LIMIT = "was not fetched: other prefetches hold their share of host memory"
     IN_FLIGHT_LIMIT = "was not read: too many bytes are in flight"

@@ -57,6 +57,9 @@ class RequestRecord(BaseModel):
     asked_pages: _Count
     hit_pages: _Count
     """How many pages were found, loaded or stored. For a prefetch, the length of the usable prefix."""
+    unused_pages: _Count = 0
+    """How many pages storage had besides, which were of no use: host memory had no place for them, or
+    an earlier page was missing."""
     l2_pages: _Count | None = None
     """How many of the hit pages were in host memory. None if the engine does not report that."""
     page: _Count | None = None

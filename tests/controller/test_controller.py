@@ -62,6 +62,16 @@ def fetch(controller: CacheController, hashes: list[str]) -> Lease:
 
 
 class TestPrefetch:
+    def test_a_controller_that_was_not_started_says_so(self, storage: HookedStorage) -> None:
+        """Without its threads, the result would never come."""
+        with PageStore(storage) as store:
+            controller = CacheController(store, cache_pools(4))
+            with pytest.raises(RuntimeError, match=r"call start\(\) first"):
+                controller.prefetch("request", PROMPT[:4])
+            controller.start()
+            assert controller.prefetch("request", PROMPT[:4]).result().pages == 0
+            assert controller.close()
+
     def test_pages_that_one_engine_computed_are_loaded_by_another(
         self, engine: Callable[..., CacheController]
     ) -> None:

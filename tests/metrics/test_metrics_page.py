@@ -44,7 +44,7 @@ def test_the_page_names_the_metrics_of_the_collector() -> None:
 
 def test_the_page_names_the_metrics_in_vllms_registry() -> None:
     def kind(name: str, **fields: Any) -> tuple[str, set[str]]:
-        return name, {*fields["labelnames"]} - {"backend"}
+        return name, {*fields["labelnames"]} - {"tier", "backend"}
 
     kinds = {name: partial(kind, name) for name in ("counter", "gauge", "histogram")}
     found = definitions(cast("Any", SimpleNamespace(**kinds)))

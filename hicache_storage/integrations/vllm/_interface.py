@@ -76,8 +76,9 @@ _FIELDS: Mapping[str, Mapping[str, set[str]]] = {
         "OffloadingCounterMetadata": {"documentation", "labelnames"},
         "OffloadingGaugeMetadata": {"documentation", "labelnames"},
         "OffloadingHistogramMetadata": {"documentation", "labelnames", "buckets"},
-        "OffloadingKVEventsConfig": {"enable_kv_cache_events"},
+        "OffloadingKVEventsConfig": {"enable_kv_cache_events", "self_describing_kv_events"},
         "ReqContext": {"req_id"},
+        "ScheduleEndContext": {"preempted_req_ids"},
     },
     "tiering": {
         "TransferJob": {"job_id", "keys", "chunk_ids", "req_context"},

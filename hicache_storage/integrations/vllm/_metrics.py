@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _PREFIX = "vllm:kv_offload_hicache_"
 PAGES = f"{_PREFIX}pages"
 BYTES = f"{_PREFIX}bytes"
+UNUSED_LOADS = f"{_PREFIX}load_pages_unused"
 LOOKUP_PAGES = f"{_PREFIX}lookup_pages"
 ERRORS = f"{_PREFIX}errors"
 CONNECTED = f"{_PREFIX}connected"
@@ -31,20 +32,23 @@ SECONDS = f"{_PREFIX}seconds"
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _OPEN = {"closed": 0.0, "half_open": 0.5, "open": 1.0}
 _PERIOD_S = 1.0
+_LABELS = ("tier", "backend")
+"""The labels of each metric. `tier` is vLLM's own, such as "1:HiCacheTier"."""
 
 
 def definitions(engine: EngineTypes) -> dict[str, Any]:
     """Return the definitions of the metrics for vLLM's Prometheus exporter."""
 
     def counter(text: str, *labels: str) -> Any:
-        return engine.counter(documentation=text, labelnames=("backend", *labels))
+        return engine.counter(documentation=text, labelnames=(*_LABELS, *labels))
 
     def gauge(text: str, *labels: str) -> Any:
-        return engine.gauge(documentation=text, labelnames=("backend", *labels))
+        return engine.gauge(documentation=text, labelnames=(*_LABELS, *labels))
 
     seconds = "Time of a job, by operation: lookup as the scheduler sees it, load, store."
     return {
         PAGES: counter("Pages of loads and stores, by verdict.", "operation", "verdict"),
+        UNUSED_LOADS: counter("Pages that were loaded and left host memory before their use."),
         BYTES: counter("Payload bytes that were loaded and stored.", "operation"),
         LOOKUP_PAGES: counter("Pages of lookups, by answer.", "answer"),
         ERRORS: counter("Errors of the adapter itself, each of which was a miss."),
@@ -56,7 +60,7 @@ def definitions(engine: EngineTypes) -> dict[str, Any]:
         QUEUED: gauge("Bytes of stores that wait."),
         PRIVATE: gauge("Bytes of private memory."),
         SECONDS: engine.histogram(
-            documentation=seconds, labelnames=("backend", "operation"), buckets=_BUCKETS
+            documentation=seconds, labelnames=(*_LABELS, "operation"), buckets=_BUCKETS
         ),
     }
 
@@ -64,10 +68,11 @@ def definitions(engine: EngineTypes) -> dict[str, Any]:
 class TierMetrics:
     """The observations since the last `take`. Not thread-safe: vLLM's lock guards it."""
 
-    def __init__(self, engine: EngineTypes, backend: str) -> None:
+    def __init__(self, engine: EngineTypes, tier: str, backend: str) -> None:
         self.errors = 0
+        self.unused_loads = 0
         self._engine = engine
-        self._backend = backend
+        self._labels = (tier, backend)
         self._reported: dict[str, int] = {}
         self._seconds: list[tuple[str, float]] = []
         self._taken_s = 0.0
@@ -82,12 +87,13 @@ class TierMetrics:
         if not self._seconds and now_s < self._taken_s + _PERIOD_S:
             return None
         self._taken_s = now_s
-        stats, backend = self._engine.stats(), self._backend
+        stats = self._engine.stats()
         for operation, elapsed_s in self._seconds:
-            stats.observe_histogram(SECONDS, elapsed_s, (backend, operation))
+            stats.observe_histogram(SECONDS, elapsed_s, (*self._labels, operation))
         self._seconds = []
         self._count(stats, ERRORS, self.errors)
-        stats.set_gauge(CONNECTED, float(runner is not None), (backend,))
+        self._count(stats, UNUSED_LOADS, self.unused_loads)
+        stats.set_gauge(CONNECTED, float(runner is not None), self._labels)
         if runner is not None and store is not None:
             self._add_jobs(stats, runner.stats())
             self._add_store(stats, store)
@@ -104,16 +110,16 @@ class TierMetrics:
         self._count(stats, LOOKUP_PAGES, present, "present")
         self._count(stats, LOOKUP_PAGES, unanswered, "unanswered")
         self._count(stats, LOOKUP_PAGES, asked - present - unanswered, "absent")
-        stats.set_gauge(QUEUED, counters.get("queued_store_nbytes", 0), (self._backend,))
-        stats.set_gauge(PRIVATE, counters.get("private_nbytes", 0), (self._backend,))
+        stats.set_gauge(QUEUED, counters.get("queued_store_nbytes", 0), self._labels)
+        stats.set_gauge(PRIVATE, counters.get("private_nbytes", 0), self._labels)
 
     def _add_store(self, stats: Stats, store: PageStore) -> None:
-        counters, backend = store.stats(), self._backend
+        counters = store.stats()
         self._count(stats, BYTES, counters.get(nbytes_counter("load"), 0), "load")
         self._count(stats, BYTES, counters.get(nbytes_counter("save"), 0), "store")
         for direction in ("reads", "writes"):
             state = getattr(store.breaker, direction).state
-            stats.set_gauge(BREAKER, _OPEN[state], (backend, direction))
+            stats.set_gauge(BREAKER, _OPEN[state], (*self._labels, direction))
         usage = store.storage.stats()
         for name, value in (
             (STORE_BYTES, usage.nbytes),
@@ -121,7 +127,7 @@ class TierMetrics:
             (STORE_PAGES, usage.pages),
         ):
             if value is not None:
-                stats.set_gauge(name, value, (backend,))
+                stats.set_gauge(name, value, self._labels)
 
     def _count(self, stats: Stats, name: str, total: int, *labels: str) -> None:
         """Add to a counter how much its total has grown since the last call."""
@@ -129,4 +135,4 @@ class TierMetrics:
         increase = total - self._reported.get(key, 0)
         if increase > 0:
             self._reported[key] = total
-            stats.increase_counter(name, increase, (self._backend, *labels))
+            stats.increase_counter(name, increase, (*self._labels, *labels))

@@ -109,7 +109,12 @@ def tier_settings(fields: Mapping[str, Any]) -> TierSettings:
     Raises:
         ConfigError: A field is invalid, unknown or missing. The message names it.
     """
-    return TierSettings.parse(NAME, {key: fields[key] for key in fields if key not in _TIER_NAMES})
+    return TierSettings.parse(NAME, own_fields(fields))
+
+
+def own_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of a tier without vLLM's own fields."""
+    return {key: fields[key] for key in fields if key not in _TIER_NAMES}
 
 
 def complete_tiers(extra: dict[str, Any]) -> list[dict[str, Any]]:

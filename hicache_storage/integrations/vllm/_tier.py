@@ -6,18 +6,20 @@ import logging
 import sys
 import time
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 
+from hicache_storage.errors import ConfigError
 from hicache_storage.integrations._backend_choice import close_all
 from hicache_storage.integrations._metrics import AdapterMetrics
 from hicache_storage.integrations.vllm._connection import StoreConnection
 from hicache_storage.integrations.vllm._identity import of_adapter, renewed, spaces_of
 from hicache_storage.integrations.vllm._metrics import TierMetrics, definitions
 from hicache_storage.integrations.vllm._region import claim_region
-from hicache_storage.integrations.vllm._request_log import RequestReasons
+from hicache_storage.integrations.vllm._request_log import log_request
 from hicache_storage.integrations.vllm._request_lookups import RequestLookups
 from hicache_storage.integrations.vllm._rows import KeyGroups, Rows, hashes_of
-from hicache_storage.integrations.vllm._settings import NAME, tier_settings
+from hicache_storage.integrations.vllm._settings import NAME, own_fields, tier_settings
 from hicache_storage.integrations.vllm._transfers import Transfer
 from hicache_storage.page_store.results import Verdict
 from hicache_storage.request_log import Operation, Reason, open_explain_log, open_trace
@@ -39,8 +41,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.hicache_storage")
 
 T = TypeVar("T")
-_ANSWERED = frozenset({Verdict.OK, Verdict.MISS})
-"""Verdicts of a lookup that mean the store has answered."""
 
 
 class _LookupJob(NamedTuple):
@@ -86,8 +86,9 @@ class Tier:
         self._lookup_count = 0
         self._jobs: dict[int, Transfer] = {}
         self._ended: list[Any] = []
-        self._events = self._event_list(offloading_spec)
-        self._metrics = TierMetrics(self.engine, settings.backend)
+        self._metrics = TierMetrics(
+            self.engine, f"{_number(offloading_spec, config)}:{tier_type}", settings.backend
+        )
         self._closed = False
         self._tokens_per_hash = int(offloading_spec.config.cache.tokens_per_hash)
         self._explain_log: ExplainLog | None = None
@@ -96,6 +97,7 @@ class Tier:
             self._groups = KeyGroups(
                 spaces_of(offloading_spec, self._rows.nbytes, settings, self.engine.runtime)
             )
+            self._events = self._event_list(offloading_spec)
             self._explain_log = open_explain_log(settings, engine=NAME)
             self._trace = open_trace(settings, self._tokens_per_hash, engine=NAME)
             owner = next(iter(self._groups.spaces.values()))
@@ -112,7 +114,6 @@ class Tier:
             logger=logger,
             rank=_replica(offloading_spec),
         )
-        self._reasons = None if self._explain_log is None else RequestReasons(self._explain_log)
         for space in self._groups.spaces.values():
             logger.info("pool %s is stored as %s", space.pool, space.manifest())
 
@@ -126,9 +127,7 @@ class Tier:
         if self._adapters and self._label_of(req_context.req_id) is None:
             return self.engine.miss
         try:
-            present = self._lookups.ask(req_context.req_id, key)
-            if self._reasons is not None:
-                self._reasons.begin(req_context.req_id)
+            present = self._lookups.ask(req_context, key)
         except Exception:  # noqa: BLE001 - it would end the engine
             self._count_error()
             return self.engine.miss
@@ -138,18 +137,23 @@ class Tier:
 
     def on_schedule_end(self, context: Any) -> None:
         """Submit a lookup of all pages that vLLM asked for in this scheduling step."""
+        for request in context.preempted_req_ids:
+            self._guard(partial(self._finish_request, request), None)
         asked = self._lookups.take_asked()
         if asked and not self._guard(lambda: self._ask(asked), otherwise=False):
             self._answer(asked, asked, [Verdict.UNAVAILABLE] * len(asked))
 
     def on_request_finished(self, req_context: ReqContext) -> None:
-        self._guard(lambda: self._finish_request(req_context), None)
-
-    def _finish_request(self, req_context: ReqContext) -> None:
+        self._guard(lambda: self._finish_request(req_context.req_id), None)
         self._adapters.pop(req_context.req_id, None)
-        answers = self._lookups.forget(req_context.req_id)
-        if self._reasons is not None:
-            self._reasons.finish(req_context, answers, self._groups.spaces)
+
+    def _finish_request(self, request: str) -> None:
+        pages = self._lookups.forget(request)
+        if pages is None:
+            return
+        self._metrics.unused_loads += pages.unused_loads()
+        if self._explain_log is not None:
+            log_request(self._explain_log, pages, self._groups.spaces)
 
     def _ask(self, asked: dict[bytes, list[str]]) -> bool:
         runner = self._connection.runner
@@ -184,10 +188,8 @@ class Tier:
         self, asked: dict[bytes, list[str]], keys: Iterable[bytes], verdicts: Sequence[Verdict]
     ) -> None:
         for key, verdict in zip(keys, verdicts, strict=True):
-            self._lookups.answer(asked[key], key, present=verdict is Verdict.OK)
-            if self._reasons is not None:
-                reason = None if verdict in _ANSWERED else Reason.of(verdict)
-                self._reasons.note(asked[key], key, reason)
+            missing = None if verdict is Verdict.OK else Reason.of_lookup(verdict)
+            self._lookups.answer(asked[key], key, missing)
 
     # --- LoRA adapters -------------------------------------------------------------------------------
 
@@ -258,7 +260,7 @@ class Tier:
         if not self._guard(lambda: self._try_submit(job, keys, operation), otherwise=False):
             self._jobs.pop(job.job_id, None)
             if operation == "load":
-                self._mark_missing(request, dict.fromkeys(keys, Reason.UNAVAILABLE))
+                self._lookups.mark_missing(request, dict.fromkeys(keys, Reason.UNAVAILABLE))
             self._ended.append(self.engine.job_result(job.job_id, success=False))
 
     def _try_submit(self, job: TransferJob, keys: list[bytes], operation: str) -> bool:
@@ -270,6 +272,8 @@ class Tier:
         self._jobs[job.job_id] = Transfer(job.req_context.req_id, of_batch)
         submit = runner.submit_load if operation == "load" else runner.submit_store
         submit(job.job_id, batches)
+        if operation == "load":
+            self._lookups.mark_loaded(job.req_context.req_id, keys)
         return True
 
     def _finish(self, result: JobResult, finish: Callable[[Transfer, JobResult], Any]) -> Any:
@@ -279,23 +283,17 @@ class Tier:
             return ended
         if job is not None:
             reasons = dict.fromkeys(job.all_keys, Reason.INTERNAL_ERROR)
-            self._mark_missing(job.request, reasons)
+            self._lookups.mark_missing(job.request, reasons)
         return self.engine.job_result(result.job_id, success=False)
 
     def _finish_load(self, job: Transfer, result: JobResult) -> Any:
         loaded = job.moved(result)
         succeeded = len(loaded) == len(job.all_keys)
         if not succeeded:
-            self._mark_missing(job.request, job.missing_reasons(result))
+            self._lookups.mark_missing(job.request, job.missing_reasons(result))
             self._add_event(job.gone(result), removed=True)
         self._metrics.observe("load", result.elapsed_s)
         return self._job_result(result, succeeded, tuple(loaded) or None)
-
-    def _mark_missing(self, request: str, reasons: Mapping[bytes, Reason]) -> None:
-        self._lookups.mark_missing(request, reasons)
-        if self._reasons is not None:
-            for key, reason in reasons.items():
-                self._reasons.note([request], key, reason)
 
     def _finish_store(self, job: Transfer, result: JobResult) -> Any:
         if self._explain_log is not None:
@@ -358,7 +356,11 @@ class Tier:
         return CacheView(
             store=store,
             attached=runner is not None,
-            engine={"adapter_errors": self._metrics.errors, **counts},
+            engine={
+                "adapter_errors": self._metrics.errors,
+                "load_pages_unused": self._metrics.unused_loads,
+                **counts,
+            },
         )
 
     @classmethod
@@ -368,7 +370,15 @@ class Tier:
     def _event_list(self, offloading_spec: Any) -> list[Any] | None:
         if not self._settings.enable_kv_events:
             return None
-        if offloading_spec.kv_events_config.enable_kv_cache_events:
+        events = offloading_spec.kv_events_config
+        if events.enable_kv_cache_events:
+            if events.self_describing_kv_events and offloading_spec.blocks_per_chunk > 1:
+                raise ConfigError(
+                    f"{NAME}: self_describing_kv_events: announces each block of a chunk, but only a"
+                    f" whole chunk of {offloading_spec.blocks_per_chunk} blocks can be found, so a"
+                    " router would expect hits that never come: leave it out, or set"
+                    " blocks_per_chunk to 1"
+                )
             return []
         logger.warning(
             "enable_kv_events is set, but vLLM's KV events are disabled, so none are published"
@@ -431,8 +441,6 @@ class Tier:
     def _clear_lookups(self) -> None:
         self._lookups.clear()
         self._lookup_jobs.clear()
-        if self._reasons is not None:
-            self._reasons.clear()
 
     def _guard(self, function: Callable[[], T], otherwise: T) -> T:
         """Call `function`. If it raises, return `otherwise`, because an error would end the engine."""
@@ -448,6 +456,12 @@ class Tier:
         logger.log(
             level, "a call of vLLM failed, and the result is a miss", exc_info=sys.exc_info()
         )
+
+
+def _number(offloading_spec: Any, config: Mapping[str, Any]) -> int:
+    """Return the number of the tier with this config, as in vLLM's metrics: 1 is asked first."""
+    tiers = enumerate(offloading_spec.extra_config.get("secondary_tiers", ()), start=1)
+    return next((number for number, tier in tiers if own_fields(tier) == config), 1)
 
 
 def _replica(offloading_spec: Any) -> int:

@@ -8,11 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 from vllm_engine import CONNECTOR, FULL, MODULE, PROMPT, Engine, config
 
+from hicache_storage.errors import ConfigError
 from hicache_storage.integrations.vllm import _metrics
 
 kv_events: Any = importlib.import_module("vllm.distributed.kv_events")
+TIER = ("1:HiCacheTier", "file")
+"""The labels `tier` and `backend` of the only tier."""
 prometheus: Any = importlib.import_module("prometheus_client")
 
 
@@ -53,22 +57,27 @@ def test_stored_pages_are_events_with_the_locality(file_config: dict[str, Any]) 
     }
 
 
+def published(engine: Engine) -> list[Any]:
+    """Write the prompt, and return the events that vLLM publishes."""
+    found: list[Any] = []
+    take = engine.connector.take_events
+
+    def publish() -> list[Any]:
+        events = list(take())
+        found.extend(events)
+        return events
+
+    engine.connector.take_events = publish
+    engine.write(PROMPT)
+    found.extend(take())
+    return found
+
+
 def test_vllm_publishes_them_as_stored_blocks_of_a_storage(file_config: dict[str, Any]) -> None:
     told = {**file_config, "enable_kv_events": True, "locality": "REMOTE"}
     with Engine(told, events=True) as engine:
-        published: list[Any] = []
-        take = engine.connector.take_events
+        blocks = stored(published(engine))
 
-        def publish() -> list[Any]:
-            events = list(take())
-            published.extend(events)
-            return events
-
-        engine.connector.take_events = publish
-        engine.write(PROMPT)
-        published.extend(take())
-
-    blocks = stored(published)
     assert 6 == sum(len(event.block_hashes) for event in blocks)
     assert {"REMOTE"} == {event.locality for event in blocks}
 
@@ -100,6 +109,15 @@ def test_a_page_that_turns_out_to_be_gone_is_an_event(file_config: dict[str, Any
         assert engine.settle()
 
     assert 6 == sum(len(event.keys) for event in removed)
+
+
+def test_events_of_blocks_that_no_lookup_finds_are_refused(file_config: dict[str, Any]) -> None:
+    """vLLM would announce each block of a chunk, but half of a chunk is never a hit."""
+    told = {**file_config, "enable_kv_events": True, "self_describing_kv_events": True}
+    with pytest.raises(ConfigError, match="self_describing_kv_events: announces each block"):
+        Engine({**told, "blocks_per_chunk": 4}, events=True)
+    with Engine({**told, "blocks_per_chunk": 1}, events=True) as engine:
+        assert FULL == sum(len(event.token_ids) for event in stored(published(engine)))
 
 
 def test_without_events_of_vllm_there_are_none(file_config: dict[str, Any]) -> None:
@@ -135,23 +153,23 @@ def test_verdicts_bytes_latency_usage_and_breakers_are_metrics(file_config: dict
         engine.write(PROMPT)
         row = engine.tier._rows.nbytes
 
-        assert {("file", "store", "ok"): 6, ("file", "load", "ok"): 6} == totals(
+        assert {(*TIER, "store", "ok"): 6, (*TIER, "load", "ok"): 6} == totals(
             engine, _metrics.PAGES
         )
-        assert {("file", "store"): 6 * row, ("file", "load"): 6 * row} == totals(
+        assert {(*TIER, "store"): 6 * row, (*TIER, "load"): 6 * row} == totals(
             engine, _metrics.BYTES
         )
-        assert 6 == totals(engine, _metrics.LOOKUP_PAGES)["file", "present"]
-        assert {("file", "reads"): 0, ("file", "writes"): 0} == last(engine, _metrics.BREAKER)
-        assert {("file",): 1 << 24} == last(engine, _metrics.STORE_CAPACITY)
-        assert last(engine, _metrics.STORE_BYTES)["file",] > 6 * row
+        assert 6 == totals(engine, _metrics.LOOKUP_PAGES)[*TIER, "present"]
+        assert {(*TIER, "reads"): 0, (*TIER, "writes"): 0} == last(engine, _metrics.BREAKER)
+        assert {TIER: 1 << 24} == last(engine, _metrics.STORE_CAPACITY)
+        assert last(engine, _metrics.STORE_BYTES)[TIER] > 6 * row
         seconds = [
             stats["data"][_metrics.SECONDS]
             for stats in engine.stats
             if _metrics.SECONDS in stats["data"]
         ]
         operations = {labels for each in seconds for labels in each}
-        assert {("file", "lookup"), ("file", "load"), ("file", "store")} == operations
+        assert {(*TIER, "lookup"), (*TIER, "load"), (*TIER, "store")} == operations
 
 
 def test_vllms_exporter_takes_every_metric(file_config: dict[str, Any]) -> None:
@@ -182,9 +200,30 @@ def test_vllms_exporter_takes_every_metric(file_config: dict[str, Any]) -> None:
             exporter.observe(stats)
 
     text = prometheus.generate_latest(registry).decode()
-    assert 'vllm:kv_offload_hicache_pages_total{backend="file",engine="0",operation="load"' in text
+    pages = 'vllm:kv_offload_hicache_pages_total{backend="file",engine="0",operation="load",'
+    assert f'{pages}tier="1:HiCacheTier",verdict="ok"}} 6.0' in text
     assert "vllm:kv_offload_hicache_seconds_bucket" in text
     assert "vllm:kv_offload_tiering_read_bytes" in text
+
+
+def test_two_tiers_of_one_backend_have_series_of_their_own(tmp_path: Path) -> None:
+    tiers = [
+        {
+            "type": "HiCacheTier",
+            "backend": "file",
+            "config": {"path": str(tmp_path / str(n)), "capacity_nbytes": n << 24},
+            "lookup_timeout_s": 15,
+        }
+        for n in (1, 2)
+    ]
+    with Engine({"secondary_tiers": tiers}) as engine:
+        engine.write(PROMPT)
+        for tier in engine.manager.secondary_tiers:
+            tier._metrics._taken_s = 0
+        engine.write([5, *PROMPT])
+        capacities = last(engine, _metrics.STORE_CAPACITY)
+
+    assert {(f"{n}:HiCacheTier", "file"): n << 24 for n in (1, 2)} == capacities
 
 
 def test_an_idle_tier_reports_seldom(file_config: dict[str, Any]) -> None:
@@ -214,7 +253,7 @@ def test_pages_are_written_at_their_second_use_and_then_only_are_events(
         engine.tier.take_events = keep
         engine.write(PROMPT)
         assert [] == kept
-        assert 6 == totals(engine, _metrics.PAGES)["file", "store", "not_admitted"]
+        assert 6 == totals(engine, _metrics.PAGES)[*TIER, "store", "not_admitted"]
         failures = totals(engine, "vllm:kv_offload_tiering_cascade_job_failures")
         assert {} == +failures
         engine.forget_host()

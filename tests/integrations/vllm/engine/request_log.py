@@ -99,18 +99,12 @@ def test_pages_that_are_not_admitted_are_told_with_their_request(
     assert (record.asked_pages, record.hit_pages) == (6, 0)
 
 
-def test_without_a_log_the_tier_keeps_no_story(file_config: dict[str, Any]) -> None:
-    with Engine(file_config) as engine:
-        engine.write(PROMPT)
-        assert engine.tier._reasons is None
-
-
 def test_no_story_is_left_behind(logged: dict[str, Any]) -> None:
     with Engine(logged) as engine:
         for _ in range(3):
             engine.write(PROMPT)
             engine.forget_host()
-        assert engine.tier._reasons._stories == {}
+        assert engine.tier._lookups._requests == {}
 
 
 def test_the_log_holds_no_token(logged: dict[str, Any], log: Path) -> None:
