@@ -221,7 +221,7 @@ class Diagnosis:
     is_full: bool = False
     """True if the store is full: one more page would be refused, or would evict others."""
     free_nbytes: int | None = None
-    """How many more bytes of pages fit before one is refused or evicted. None: this fact does not say."""
+    """How many more bytes of pages fit before one is refused or evicted. None: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,9 +116,7 @@ def _open_trial(choice: config.StorageChoice, tier: str | None, *, flag: str) ->
         )
 
 
-def _free_nbytes(
-    choice: config.StorageChoice, target: HiCacheStorage, tier: str | None
-) -> float:
+def _free_nbytes(choice: config.StorageChoice, target: HiCacheStorage, tier: str | None) -> float:
     """Return the bytes of pages that all stores of the target take together without losing others."""
     from hicache_storage.cli.operations.free_space import free_nbytes  # noqa: PLC0415
 

@@ -184,7 +184,7 @@ def _looked(
 def _trials(
     choice: config.StorageChoice, asked: Answering, wanted: Trial, *, evicts: bool
 ) -> dict[str, Trial | None]:
-    """Return what may be written to the whole store ("") and to each of its parts. None: nothing fits."""
+    """Return what may be written to the whole store ("") and to each of its parts. None: nothing."""
     from hicache_storage.cli.operations.free_space import free_nbytes  # noqa: PLC0415
 
     if evicts:

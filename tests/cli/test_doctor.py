@@ -316,7 +316,9 @@ def test_a_trial_is_as_large_as_the_free_space_allows(
 
     _, checks = _checked(capsys, replace(file_store, config={**file_store.config, **limits}))
 
-    assert checks["write"]["fact"].startswith("1 page of 4 KiB, as much as fits without an eviction")
+    assert checks["write"]["fact"].startswith(
+        "1 page of 4 KiB, as much as fits without an eviction"
+    )
 
 
 @pytest.mark.parametrize("number", ["1st run", "2nd run"])

@@ -73,7 +73,7 @@ def _eviction(fields: Mapping[str, str], *, expires: bool) -> Diagnosis:
 
 
 def _free_nbytes(free: int) -> int:
-    """Return how many bytes of pages fit into free memory: a page takes up to half more than its bytes."""
+    """Return how many bytes of pages fit into free memory. A page takes up to half more than that."""
     return max(0, free * 2 // 3)
 
 

@@ -1,4 +1,4 @@
-"""Find out how many bytes of pages a store takes before it loses others. Every verb that writes asks this.
+"""Find out how many bytes of pages a store takes before it loses others, for every verb that writes.
 
 A verb takes at most half of what is free, because engines go on writing meanwhile, and because a page
 takes more than its bytes.
@@ -89,8 +89,8 @@ def require_free(
             if needed > free / 2 and _held_nbytes(parts[name]) != 0:
                 raise ConfigError(
                     f"{verb}: {shown(name) or 'the store'} has {format_nbytes(int(free))} free, of"
-                    f" which a run may take half, but this one may write {format_nbytes(needed)}: {advice},"
-                    f" or accept with {EVICT} that up to so much of what is stored there is thrown out"
+                    f" which a run may take half, but this one may write {format_nbytes(needed)}:"
+                    f" {advice}, or accept with {EVICT} that up to so much of what is stored there is thrown out"
                 )
 
 
