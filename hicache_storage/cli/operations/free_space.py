@@ -90,7 +90,8 @@ def require_free(
                 raise ConfigError(
                     f"{verb}: {shown(name) or 'the store'} has {format_nbytes(int(free))} free, of"
                     f" which a run may take half, but this one may write {format_nbytes(needed)}:"
-                    f" {advice}, or accept with {EVICT} that up to so much of what is stored there is thrown out"
+                    f" {advice}, or accept with {EVICT} that it throws out up to so much of what is"
+                    " stored there"
                 )
 
 
