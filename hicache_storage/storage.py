@@ -220,6 +220,8 @@ class Diagnosis:
     """What an operator should do, or "" if nothing needs to be done."""
     is_full: bool = False
     """True if the store is full: one more page would be refused, or would evict others."""
+    free_nbytes: int | None = None
+    """How many more bytes of pages fit before one is refused or evicted. None: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,6 +45,7 @@ def over_capacity(used_nbytes: int, capacity_nbytes: int, evicted_nbytes: int) -
         f" with this config would evict {format_nbytes(evicted_nbytes)}",
         "raise capacity_nbytes, or start no engine with this config",
         is_full=True,
+        free_nbytes=0,
     )
 
 

@@ -19,7 +19,12 @@ from hicache_storage.cli.printing import output_console, print_lines
 from hicache_storage.cli.progress import meter
 from hicache_storage.cli.signal_stop import SignalStop
 from hicache_storage.cli.sizes import parse_share, size
-from hicache_storage.cli.stores import add_store_arguments, open_store, store_choice
+from hicache_storage.cli.stores import (
+    add_evict_argument,
+    add_store_arguments,
+    open_store,
+    store_choice,
+)
 from hicache_storage.errors import ConfigError, shown
 
 if TYPE_CHECKING:
@@ -84,6 +89,7 @@ def _add_page_arguments(parser: argparse.ArgumentParser) -> None:
         help="how much to write before the load, for each page size (default: %(default)s); the store"
         " holds up to twice as much",
     )
+    add_evict_argument(parser)
 
 
 def _add_load_arguments(parser: argparse.ArgumentParser) -> None:
@@ -154,6 +160,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.compare is not None:
         before = comparison.read_before(arguments.compare)
         comparison.check_comparable(before, settings.as_json())
+    if not arguments.evict:
+        _require_free(choice, settings)
     with open_store(choice) as storage, SignalStop() as stop:
         report: dict[str, Any] = {
             "backend": choice.backend,
@@ -175,6 +183,20 @@ def run(arguments: argparse.Namespace) -> int:
     if stop.signal is not None:
         return 128 + stop.signal
     return _FOUND if report["problems"] else 0
+
+
+def _require_free(choice: config.StorageChoice, settings: BenchSettings) -> None:
+    """Refuse a load that the store has no free space for: its working set, and as much in writes."""
+    from hicache_storage.cli.operations.free_space import require_free, stored_nbytes  # noqa: PLC0415
+
+    def needed_nbytes(alignment: int) -> int:
+        return 2 * max(
+            max(settings.batch_pages, settings.working_set_nbytes // nbytes)
+            * stored_nbytes(nbytes, alignment)
+            for nbytes in settings.page_sizes
+        )
+
+    require_free("bench", choice, needed_nbytes, "use a smaller --working-set")
 
 
 def _settings(arguments: argparse.Namespace, choice: config.StorageChoice) -> BenchSettings:

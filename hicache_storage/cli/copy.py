@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from hicache_storage.cli.printing import print_json, write_line
@@ -9,7 +10,9 @@ from hicache_storage.cli.progress import meter
 from hicache_storage.cli.selection_flags import add_selection_arguments, selection_of
 from hicache_storage.cli.sizes import counted, format_nbytes, size
 from hicache_storage.cli.stores import (
+    EVICT,
     TO_TIER,
+    add_evict_argument,
     add_store_arguments,
     add_target_arguments,
     add_tier_argument,
@@ -18,14 +21,15 @@ from hicache_storage.cli.stores import (
     open_to_change,
     source_and_target,
 )
-from hicache_storage.errors import NoSuchStore
+from hicache_storage.errors import ConfigError, NoSuchStore
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from hicache_storage import config
     from hicache_storage.cli.operations.copying import Copied
+    from hicache_storage.keys import KeySpace
     from hicache_storage.storage import HiCacheStorage
 
 SUMMARY = "Copy the pages of one store to another: to migrate, to warm up, to back up."
@@ -51,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print how much would be copied, and change nothing",
     )
+    add_evict_argument(parser)
     add("--json", action="store_true", help="print JSON instead of text")
 
 
@@ -66,6 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
     with open_listed_store(choice, "copy", arguments.tier) as source:
         selected = selection_of(arguments).of(source)
         result.unreadable = selected.unreadable
+        if not is_trial and not arguments.evict:
+            _require_free(source, selected.spaces, target_choice, arguments.to_tier)
         with opened(target_choice, arguments.to_tier, flag=TO_TIER) as target:
             is_done = False
             lacking = None
@@ -81,7 +88,9 @@ def run(arguments: argparse.Namespace) -> int:
                         is_trial=is_trial,
                     )
                 is_done = True
-                lacking = _lacking_nbytes(target, result.nbytes) if is_trial else None
+                if is_trial:
+                    free = _free_nbytes(target_choice, target, arguments.to_tier)
+                    lacking = None if free == math.inf else max(0, result.nbytes - int(free))
             finally:
                 names = {"from": choice.backend, "to": target_choice.backend, "is_done": is_done}
                 trial = {"is_dry_run": is_trial, "lacking_nbytes": lacking} if is_trial else {}
@@ -107,15 +116,42 @@ def _open_trial(choice: config.StorageChoice, tier: str | None, *, flag: str) ->
         )
 
 
-def _lacking_nbytes(target: HiCacheStorage, nbytes: int) -> int | None:
-    """Return how much more than its capacity the target would hold. None: it does not say.
+def _free_nbytes(choice: config.StorageChoice, target: HiCacheStorage, tier: str | None) -> float:
+    """Return the bytes of pages that all stores of the target take together without losing others."""
+    from hicache_storage.cli.operations.free_space import free_nbytes  # noqa: PLC0415
 
-    In a composition each store has a capacity of its own, so the sum says nothing.
+    return sum(free_nbytes(choice, target, tier).values())
+
+
+def _require_free(
+    source: HiCacheStorage,
+    spaces: Sequence[KeySpace],
+    choice: config.StorageChoice,
+    tier: str | None,
+) -> None:
+    """Refuse a copy that the target has no free space for, as `--dry-run` counts it.
+
+    Raises:
+        ConfigError: The target would refuse or evict pages.
     """
-    stats = target.stats()
-    if target.parts() or stats.nbytes is None or stats.capacity_nbytes is None:
-        return None
-    return max(0, stats.nbytes + nbytes - stats.capacity_nbytes)
+    from hicache_storage.cli.operations.copying import Copied, copy  # noqa: PLC0415
+    from hicache_storage.cli.operations.rate_limit import RateLimit  # noqa: PLC0415
+
+    with _open_trial(choice, tier, flag=TO_TIER) as target:
+        free = _free_nbytes(choice, target, tier)
+        listed = sum(info.nbytes for space in spaces for info in source.scan(space))
+        if listed <= free / 2:  # frames may be larger in the target
+            return
+        with meter("looking") as shown:
+            needed = copy(
+                source, target, spaces, shown, RateLimit(None), result=Copied(), is_trial=True
+            ).nbytes
+    if needed > free:
+        raise ConfigError(
+            f"copy: the target has {format_nbytes(int(free))} free, but the copy needs"
+            f" {format_nbytes(needed)}: make room, or accept with {EVICT} that the target refuses pages,"
+            " or throws out as many of its own"
+        )
 
 
 def _print(result: Copied, *, is_trial: bool, lacking_nbytes: int | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from hicache_storage.cli.page_sizes import (
 from hicache_storage.cli.printing import output_console, print_json, print_lines
 from hicache_storage.cli.sizes import size
 from hicache_storage.cli.stores import (
+    add_evict_argument,
     add_store_arguments,
     open_existing_store,
     open_store,
@@ -32,9 +33,11 @@ from hicache_storage.text_tables import text_table
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from hicache_storage.cli.operations.answering import Answering
     from hicache_storage.cli.operations.diagnosis import Check
+    from hicache_storage.cli.operations.free_space import Trial
 
 SUMMARY = "Open a store as an engine would, and say what is wrong and what to do."
 
@@ -52,10 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=config.int_up_to(_MOST_PAGES),
         default=_PAGES,
         metavar="N",
-        help="number of pages to write, read and delete (default: %(default)s)",
+        help="number of pages to write, read and delete (default: %(default)s); fewer, or a smaller"
+        " one, if no more fit",
     )
     add_model_argument(parser)
     add("--page-bytes", type=size, metavar="BYTES", help="the size of a page, instead of --model")
+    add_evict_argument(parser)
     add("--json", action="store_true", help="print JSON instead of a table")
 
 
@@ -88,14 +93,17 @@ def _checks(arguments: argparse.Namespace, choice: config.StorageChoice) -> Iter
     """Yield the checks of a store. Write to the store only if no earlier check forbids it."""
     from hicache_storage.cli.operations import diagnosis  # noqa: PLC0415
     from hicache_storage.cli.operations.answering import Answering  # noqa: PLC0415
+    from hicache_storage.cli.operations.free_space import Trial  # noqa: PLC0415
     from hicache_storage.cli.operations.probe import probe  # noqa: PLC0415
 
     page_tokens = choice.page_tokens or DEFAULT_PAGE_TOKENS
     page_nbytes = arguments.page_bytes or model_page_nbytes(arguments.model, page_tokens)
     yield from diagnosis.machine_checks()
     try:
+        wanted = Trial(arguments.pages, page_nbytes)
+        trials = None
         try:
-            looked = _looked(choice, arguments.pages, page_nbytes)
+            looked, trials = _looked(choice, wanted, evicts=arguments.evict)
         except NoSuchStore as error:
             if _has_files(choice.config.get("path")):
                 raise NoSuchStore(
@@ -103,13 +111,11 @@ def _checks(arguments: argparse.Namespace, choice: config.StorageChoice) -> Iter
                 ) from None
             looked = []
         yield from looked
-        if any(check.topic == "write" for check in looked):
+        if trials is not None and not any(trials.values()):
             return
         with open_store(choice) as storage:
             asked = Answering.of(storage)
-            pages = arguments.pages
-            if not looked:
-                pages = diagnosis.pages_with_room(storage, pages, page_nbytes)
+            if trials is None:
                 yield diagnosis.Check(
                     "open",
                     diagnosis.Status.NOTE,
@@ -118,12 +124,18 @@ def _checks(arguments: argparse.Namespace, choice: config.StorageChoice) -> Iter
                 )
                 yield from diagnosis.path_checks(choice, storage)
                 yield from diagnosis.store_checks(asked, storage.diagnose())
-            try_pages = partial(
-                probe, pages=pages, page_nbytes=page_nbytes, page_tokens=page_tokens
-            )
-            yield from diagnosis.probe_checks(try_pages(storage), choice)
-            for name, part in asked.parts.items():
-                yield from diagnosis.part_proof_checks(name, try_pages(part))
+                trials = _trials(choice, asked, wanted, evicts=arguments.evict)
+                yield from _untried(trials)
+            for name, part in {"": storage, **asked.parts}.items():
+                trial = trials[name]
+                if trial is None:
+                    continue
+                measured = probe(part, **asdict(trial), page_tokens=page_tokens)
+                measured.is_reduced = trial != wanted
+                if name:
+                    yield from diagnosis.part_proof_checks(name, measured)
+                else:
+                    yield from diagnosis.probe_checks(measured, choice)
     except (StorageUnavailable, StorageTimeout) as error:
         yield diagnosis.opening_problem(error)
 
@@ -139,8 +151,10 @@ def _has_files(path: object) -> bool:
         return False
 
 
-def _looked(choice: config.StorageChoice, pages: int, page_nbytes: int) -> list[Check]:
-    """Return the checks that need no write. One named "write" says why `doctor` must not write."""
+def _looked(
+    choice: config.StorageChoice, wanted: Trial, *, evicts: bool
+) -> tuple[list[Check], dict[str, Trial | None]]:
+    """Return the checks that need no write, and what may be written, as `_trials` does."""
     from hicache_storage.cli.operations import diagnosis  # noqa: PLC0415
     from hicache_storage.cli.operations.answering import Answering  # noqa: PLC0415
     from hicache_storage.cli.operations.probe import prove  # noqa: PLC0415
@@ -153,14 +167,47 @@ def _looked(choice: config.StorageChoice, pages: int, page_nbytes: int) -> list[
             *diagnosis.path_checks(choice, look),
             *diagnosis.store_checks(asked, said),
         ]
-        reason = diagnosis.why_not_to_write(checks, said, look, pages * page_nbytes)
-        if reason:
-            checks.append(diagnosis.Check("write", diagnosis.Status.NOTE, f"not tried: {reason}"))
-            if not asked.failed:
-                checks += diagnosis.proof_checks(prove(look, pages), choice)
-            for name, part in asked.parts.items():
-                checks += diagnosis.part_proof_checks(name, prove(part, pages))
-    return checks
+        if any(check.status is diagnosis.Status.PROBLEM for check in checks):
+            trials: dict[str, Trial | None] = dict.fromkeys(["", *asked.parts])
+            checks.append(diagnosis.no_trial("solve the problems above first"))
+        else:
+            trials = _trials(choice, asked, wanted, evicts=evicts)
+            checks += _untried(trials)
+        if trials[""] is None and not asked.failed:
+            checks += diagnosis.proof_checks(prove(look, wanted.pages), choice)
+        for name, part in asked.parts.items():
+            if trials[name] is None:
+                checks += diagnosis.part_proof_checks(name, prove(part, wanted.pages))
+    return checks, trials
+
+
+def _trials(
+    choice: config.StorageChoice, asked: Answering, wanted: Trial, *, evicts: bool
+) -> dict[str, Trial | None]:
+    """Return what may be written to the whole store ("") and to each of its parts. None: nothing."""
+    from hicache_storage.cli.operations.free_space import free_nbytes  # noqa: PLC0415
+
+    if evicts:
+        return dict.fromkeys(["", *asked.parts], wanted)
+    free = free_nbytes(choice, asked.whole)
+    least = min(free.values())
+    stores = {"": asked.whole, **asked.parts}
+    return {
+        name: wanted.within(free.get(name, least) if name else least, part.capabilities.alignment)
+        for name, part in stores.items()
+    }
+
+
+def _untried(trials: Mapping[str, Trial | None]) -> Iterator[Check]:
+    """Yield why no page is written to a store, for the whole and each part."""
+    from hicache_storage.cli.operations import diagnosis  # noqa: PLC0415
+
+    full = [name for name, trial in trials.items() if name and trial is None]
+    if trials[""] is None:
+        words = f"{' and '.join(full) or 'the store'} {'are' if len(full) > 1 else 'is'} full"
+        yield diagnosis.no_trial(f"{words}, and would evict or refuse pages")
+    for name in full:
+        yield diagnosis.no_trial("it is full, and would evict or refuse pages").about(name)
 
 
 def _print(checks: Sequence[Check]) -> None:

@@ -14,7 +14,7 @@ from hicache_storage.cli.program import add_cwd_to_path
 from hicache_storage.cli.progress import shows_progress
 from hicache_storage.cli.signal_stop import SignalStop
 from hicache_storage.cli.sizes import size_from_zero
-from hicache_storage.cli.stores import add_store_arguments, store_choice
+from hicache_storage.cli.stores import add_evict_argument, add_store_arguments, store_choice
 from hicache_storage.cli.traces import (
     add_shape_arguments,
     add_trace_arguments,
@@ -28,13 +28,14 @@ from hicache_storage.replay.disruptions import Disruptions
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
     from rich.progress import Progress
 
     from hicache_storage.events.settings import EventSettings
     from hicache_storage.page_store.admission import AdmissionSettings
     from hicache_storage.replay.driver import ReplaySettings
+    from hicache_storage.replay.trace import Request
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="keep the pages of this run in the storage; otherwise they are removed at the end",
     )
+    add_evict_argument(parser)
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="also write the figures to a file"
     )
@@ -189,6 +191,8 @@ def run(arguments: argparse.Namespace) -> int:
     disruptions = Disruptions.from_arguments(arguments, len(requests))
     for storage in filter(None, (choice, disruptions.swap)):
         add_cwd_to_path(storage.backend, storage.config)
+        if not arguments.evict:
+            _require_free(storage, settings, requests)
     from hicache_storage.replay.job import ReplayJob, run_job  # noqa: PLC0415 - invalid flags fail fast
     from hicache_storage.replay.ranks import run_ranks  # noqa: PLC0415
 
@@ -217,6 +221,31 @@ def run(arguments: argparse.Namespace) -> int:
     if stop.signal is not None:
         return 128 + stop.signal
     return _CORRUPT if report["corrupt_pages"] else 0
+
+
+def _require_free(
+    choice: config.StorageChoice, settings: ReplaySettings, requests: Sequence[Request]
+) -> None:
+    """Refuse a trace whose pages the store has no free space for."""
+    from hicache_storage.cli.operations.free_space import require_free, stored_nbytes  # noqa: PLC0415
+    from hicache_storage.replay.driver import extent_of, rank_shape  # noqa: PLC0415
+    from hicache_storage.replay.trace import BLOCK_TOKENS  # noqa: PLC0415
+
+    blocks = len({place for request in requests for place in enumerate(request.blocks)})
+    topology, tokens = settings.topology, settings.page_tokens
+    sizes = [
+        rank_shape(pool.shape, topology, rank).page(tokens).nbytes
+        for pool in settings.pools
+        for rank in range(topology.size)
+        if (part := topology.part(extent_of(pool.shape), rank)) is not None and part.writes
+    ]
+
+    def needed_nbytes(alignment: int) -> int:
+        pages = blocks * BLOCK_TOKENS // tokens
+        return pages * sum(stored_nbytes(nbytes, alignment) for nbytes in sizes)
+
+    advice = "replay fewer requests or smaller pages (--scale-bytes), or use an empty store"
+    require_free("replay", choice, needed_nbytes, advice)
 
 
 # --- flags to objects ------------------------------------------------------------------------------

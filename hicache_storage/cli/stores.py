@@ -52,6 +52,7 @@ _FLAGS = (
     "served-model-name",
 )
 TO_TIER = "--to-tier"
+EVICT = "--evict"
 _HICACHE_FLAGS = ("--model-path", "--hicache-io-backend", "--hicache-size", "--hicache-ratio")
 
 
@@ -96,6 +97,16 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
     add("--to-config", metavar="FILE", help="a file that holds both, instead of these flags")
     add("--to-store", metavar="NAME", help="a store of the file that --store reads, instead")
     add_tier_argument(group, flag=TO_TIER)
+
+
+def add_evict_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that lets a verb write more than the store has free space for."""
+    parser.add_argument(
+        EVICT,
+        action="store_true",
+        help="write even if the store has too little free space: it may throw out as many bytes of its"
+        " pages as the verb writes",
+    )
 
 
 def source_and_target(

@@ -184,7 +184,10 @@ def test_a_store_that_is_full_is_a_finding(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with RedisServer(tmp_path, "--maxmemory", "1") as server:
-        code = main(["bench", *_SHORT, *CliStore("redis", {"url": server.url}).flags])
+        argv = ["bench", *_SHORT, *CliStore("redis", {"url": server.url}).flags]
+        assert main(argv) == 2
+        assert "the store has 0 B free" in capsys.readouterr().err
+        code = main([*argv, "--evict"])
 
     assert code == 1
     assert "! filling: 16 of 16 pages: refused" in capsys.readouterr().out

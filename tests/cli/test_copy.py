@@ -236,7 +236,9 @@ def test_a_full_target_is_told(file_store: CliStore, capsys: pytest.CaptureFixtu
     file_store.fill(range(5))
     target = CliStore("memory", {"capacity_nbytes": 10_000})
 
-    code, copied = run_json(capsys, "copy", *file_store.flags, *target.target_flags)
+    assert main(["copy", *file_store.flags, *target.target_flags]) == 2
+    assert "9.77 KiB free, but the copy needs 20.6 KiB: make room" in capsys.readouterr().err
+    code, copied = run_json(capsys, "copy", *file_store.flags, *target.target_flags, "--evict")
 
     assert (1, 2, 3) == (code, copied["copied_pages"], copied["refused_pages"])
 

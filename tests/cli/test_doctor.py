@@ -307,7 +307,7 @@ def test_a_store_at_its_capacity_is_proved_and_not_written_to(
     assert checks["read"]["fact"].startswith("4 pages of")
 
 
-def test_a_trial_that_does_not_fit_is_no_full_store(
+def test_a_trial_is_as_large_as_the_free_space_allows(
     file_store: CliStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = file_store.fill(range(20))
@@ -316,7 +316,9 @@ def test_a_trial_that_does_not_fit_is_no_full_store(
 
     _, checks = _checked(capsys, replace(file_store, config={**file_store.config, **limits}))
 
-    assert checks["write"]["fact"].startswith("not tried: 16 KiB more could exceed capacity_nbytes")
+    assert checks["write"]["fact"].startswith(
+        "1 page of 4 KiB, as much as fits without an eviction"
+    )
 
 
 @pytest.mark.parametrize("number", ["1st run", "2nd run"])

@@ -17,7 +17,7 @@ from hicache_storage import native
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.read_only import Reader, over_capacity
-from hicache_storage.settings import counted
+from hicache_storage.settings import counted, format_nbytes
 from hicache_storage.storage import (
     Capabilities,
     Diagnosis,
@@ -157,10 +157,14 @@ class FileReader(Reader):
             with suppress(OSError):
                 system = os.statvfs(self._layout.root)
                 room.append(system.f_bavail * system.f_frsize - self._limits.min_free_nbytes)
-        if not room or min(room) >= page_nbytes + TRAILER_NBYTES:
+        if not room:
             return []
+        free_nbytes = max(0, min(room))
+        if free_nbytes >= page_nbytes + TRAILER_NBYTES:
+            fact = f"{format_nbytes(free_nbytes)} are free"
+            return [Diagnosis("capacity", fact, free_nbytes=free_nbytes)]
         fact = "the store is at its limit: a new page evicts the least recently used ones"
-        return [Diagnosis("capacity", fact, is_full=True)]
+        return [Diagnosis("capacity", fact, is_full=True, free_nbytes=free_nbytes)]
 
     def stats(self) -> StorageStats:
         """Return the used bytes as `usage` showed them when the storage was opened."""

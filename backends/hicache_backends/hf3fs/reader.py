@@ -24,7 +24,7 @@ from hicache_storage.backend_support.fork_local import ForkLocal
 from hicache_storage.backend_support.read_only import Reader, over_capacity
 from hicache_storage.backend_support.shared_resource import CallGate
 from hicache_storage.errors import HiCacheError, StorageUnavailable
-from hicache_storage.settings import counted
+from hicache_storage.settings import counted, format_nbytes
 from hicache_storage.storage import (
     Capabilities,
     Diagnosis,
@@ -154,11 +154,15 @@ class SlotReader(Reader, Generic[_MountT]):
         capacity, used = self._settings.capacity_nbytes, figures.used_nbytes
         if capacity is not None and used > capacity:
             found.append(over_capacity(used, capacity, self._limits.to_evict(used, 0)))
-        elif self._limits.to_evict(used, largest):
+        elif capacity is not None:
+            free_nbytes = max(0, int(capacity * self._limits.high_watermark) - used)
+            is_full = self._limits.to_evict(used, largest) > 0
             fact = (
                 "the store is at its high watermark: a new page evicts the least recently used ones"
+                if is_full
+                else f"{format_nbytes(free_nbytes)} are free"
             )
-            found.append(Diagnosis("capacity", fact, is_full=True))
+            found.append(Diagnosis("capacity", fact, is_full=is_full, free_nbytes=free_nbytes))
         if figures.from_future:
             more = " or more" if figures.from_future == MOST_COUNTED else ""
             found.append(

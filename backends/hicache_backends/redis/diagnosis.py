@@ -31,6 +31,7 @@ def diagnoses(info: str, *, ttl_s: float | None = None) -> Iterator[Diagnosis]:
             "server",
             "INFO is forbidden for this user",
             "allow INFO, because eviction cannot be seen without it",
+            free_nbytes=0,
         )
         return
     yield _server(fields)
@@ -68,7 +69,12 @@ def _eviction(fields: Mapping[str, str], *, expires: bool) -> Diagnosis:
     elif policy.startswith("allkeys"):
         advice = f"listings walk through the whole database: {_ONE_ADVICE} if they are too slow"
     fact = f"{policy}, {format_nbytes(used)} of {format_nbytes(limit)} are used"
-    return Diagnosis("eviction", fact, advice, is_full)
+    return Diagnosis("eviction", fact, advice, is_full, _free_nbytes(limit - used))
+
+
+def _free_nbytes(free: int) -> int:
+    """Return how many bytes of pages fit into free memory. A page takes up to half more than that."""
+    return max(0, free * 2 // 3)
 
 
 def _persistence(fields: Mapping[str, str]) -> Diagnosis:

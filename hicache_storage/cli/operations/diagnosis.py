@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import errno
-import math
 import os
 import re
 import time
@@ -258,46 +257,9 @@ def _times(storage: HiCacheStorage, spaces: Iterable[KeySpace]) -> Iterator[Chec
         )
 
 
-def why_not_to_write(
-    checks: Sequence[Check],
-    said: Sequence[Diagnosis],
-    storage: HiCacheStorage,
-    nbytes: int,
-) -> str:
-    """Return why a trial of `nbytes` must not be written. Empty if it may be written."""
-    if any(check.status is Status.PROBLEM for check in checks):
-        return "solve the problems above first"
-    for one in said:
-        if one.is_full:
-            name = one.topic.rpartition(": ")[0]
-            return f"{name or 'the store'} is full, and would evict or refuse pages"
-    for name, part in undivided(storage).items():
-        if _room_nbytes(part) < nbytes:
-            where = f" of {name}" if name else ""
-            return (
-                f"{format_nbytes(nbytes)} more could exceed capacity_nbytes{where} and evict pages:"
-                " use fewer --pages or a smaller --page-bytes"
-            )
-    return ""
-
-
-def pages_with_room(storage: HiCacheStorage, pages: int, page_nbytes: int) -> int:
-    """Return how many of so many pages a new store takes without evicting one, but at least 1."""
-    room_nbytes = min(map(_room_nbytes, undivided(storage).values()))
-    return max(1, int(min(pages * page_nbytes, room_nbytes)) // page_nbytes)
-
-
-def _room_nbytes(storage: HiCacheStorage) -> float:
-    """Return half of what is free below the capacity.
-
-    A page takes more than its bytes in the store, which may evict before it is full.
-    """
-    stats = storage.stats()
-    return (
-        math.inf
-        if stats.capacity_nbytes is None
-        else (stats.capacity_nbytes - (stats.nbytes or 0)) / 2
-    )
+def no_trial(reason: str) -> Check:
+    """Return the check for a trial that was not written."""
+    return Check("write", Status.NOTE, f"not tried: {reason}")
 
 
 def proof_checks(measured: Measured | None, choice: StorageChoice) -> Iterator[Check]:
@@ -319,6 +281,8 @@ def part_proof_checks(name: str, measured: Measured | None) -> Iterator[Check]:
         words.append(f"look-up {measured.round_trip_s * 1000:.2f} ms")
     for check in _failures(measured):
         yield check.about(name)
+    if words and measured.is_reduced:
+        words.insert(0, _pages_of(measured))
     if words:
         yield Check("speed", Status.OK, ", ".join(words)).about(name)
     if measured.clock_skew_s is not None and abs(measured.clock_skew_s) >= _CLOCK_SKEW_S:
@@ -360,15 +324,21 @@ def probe_checks(measured: Measured, choice: StorageChoice) -> Iterator[Check]:
         ("read", measured.read_nbytes_s),
     ):
         if nbytes_per_s is not None:
-            fact = f"{counted(measured.pages, 'page')} of {format_nbytes(measured.page_nbytes)}:"
-            yield Check(step, Status.OK, f"{fact} {format_nbytes(nbytes_per_s)}/s")
+            fact = f"{_pages_of(measured)}: {format_nbytes(nbytes_per_s)}/s"
+            yield Check(step, Status.OK, fact)
     if measured.round_trip_s is not None:
         yield _round_trip(measured.round_trip_s)
     if measured.clock_skew_s is not None:
         yield _clock(measured.clock_skew_s)
     policy = choice.controller.prefetch_policy
-    if measured.read_nbytes_s is not None and policy is PrefetchPolicy.TIMEOUT:
+    is_usual = not measured.is_reduced or measured.pages > 1  # one small page says little of speed
+    if measured.read_nbytes_s is not None and policy is PrefetchPolicy.TIMEOUT and is_usual:
         yield _prefetch(measured, choice)
+
+
+def _pages_of(measured: Measured) -> str:
+    fact = f"{counted(measured.pages, 'page')} of {format_nbytes(measured.page_nbytes)}"
+    return f"{fact}, as much as fits without an eviction" if measured.is_reduced else fact
 
 
 def _failures(measured: Measured) -> Iterator[Check]:

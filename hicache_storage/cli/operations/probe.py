@@ -54,6 +54,8 @@ class Measured:
     round_trip_s: float | None = None
     clock_skew_s: float | None = None
     """How far the time of a page is before the start of its write, or after its end."""
+    is_reduced: bool = False
+    """True if these are fewer or smaller pages than asked for, because no more fit."""
     is_late: bool = False
     """True if the store did not answer a write in time. It may still carry the write out."""
     is_down: bool = False

@@ -130,8 +130,9 @@ class TestDiagnosis:
         with reader(root, capacity_nbytes=pages * FILE_NBYTES) as storage:
             found = storage.diagnose()
 
-        assert [True] * bool(fact) == [one.is_full for one in found]
-        assert all((fact or "") in one.fact for one in found)
+        assert [bool(fact)] == [one.is_full for one in found]
+        assert all((fact or "are free") in one.fact for one in found)
+        assert [max(0, pages - 20) * FILE_NBYTES] == [one.free_nbytes for one in found]
 
     def test_a_file_system_below_its_limit_is_full(self, root: Path) -> None:
         a_store(root)
