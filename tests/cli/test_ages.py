@@ -6,7 +6,8 @@ from argparse import ArgumentTypeError
 
 import pytest
 
-from hicache_storage.cli.ages import age, format_age, format_time
+from hicache_storage.cli.ages import age, format_time
+from hicache_storage.durations import format_age
 
 
 @pytest.mark.parametrize(

@@ -486,7 +486,8 @@ def _of_a_tier(error: HiCacheError) -> HiCacheError:
             _unavailable("file: Permission denied", errno.EACCES),
             "let this user read and write there",
         ),
-        (_unavailable("hf3fs: earlier writers may still write for another 65 s"), "wait 65 s"),
+        (StorageUnavailable("hf3fs: restarted", advice="wait 65 s"), "wait 65 s"),
+        (_of_a_tier(StorageUnavailable("hf3fs: restarted", advice="wait 65 s")), "wait 65 s"),
         (
             _unavailable("file: /kv/spaces/0a/b1 cannot be listed: Permission denied"),
             "let this user read and write there",
