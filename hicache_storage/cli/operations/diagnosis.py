@@ -406,6 +406,9 @@ def _failures(measured: Measured) -> Iterator[Check]:
         elif measured.is_down:
             advice = _REMOVAL_ADVICE if step == "delete" else _DOWN_ADVICE
         yield Check(step, Status.PROBLEM, error, advice)
+    if measured.left_space:
+        advice = f"`hicache gc --model {PROBE_MODEL} --yes` removes it, by a user who may do that"
+        yield Check("key space", Status.NOTE, measured.left_space, advice)
     if measured.is_late:
         yield Check(
             "late pages",
