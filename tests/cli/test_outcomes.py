@@ -18,13 +18,16 @@ import redis
 import redis.exceptions
 from cli_stores import SPACE, CliStore
 from looks import user_without_rights
-from pages import hash_of
+from pages import hash_of, space
 from redis_servers import client_of_one
 from s3_kit import config_of
 from servers import Rclone, RedisServer, S3Server, free_port
 
 from hicache_storage import KeySpace
 from hicache_storage.cli import main
+from hicache_storage.cli.operations.copying import Copied, copy
+from hicache_storage.cli.operations.rate_limit import RateLimit
+from hicache_storage.cli.progress import Meter
 
 PAGES, BROKEN = 12, 5
 BACKENDS = ("file", "hf3fs", "redis", "s3")
@@ -279,3 +282,68 @@ def test_a_removal_says_what_is_gone(
         wanted = {"rm": 2, "gc": PAGES, "verify": int(case.state == "damaged")}
         assert gone == wanted[verb]
         assert code == int(verb == "verify" and case.state == "damaged")
+
+
+# --- removals and copies that end early -----------------------------------------------------------
+
+
+def _interrupted(store: CliStore) -> CliStore:
+    place = {"backend_name": "odd", "module_path": "odd_stores", "class_name": "Interrupted"}
+    return CliStore("dynamic", {**place, **store.config})
+
+
+def test_an_interrupted_gc_counts_what_is_gone(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key_space = file_store.fill(range(40))
+    flags = _interrupted(file_store).flags
+
+    code = main(["gc", "--pool", "kv", "--yes", "--json", *flags])
+
+    said = json.loads(capsys.readouterr().out)
+    assert (130, 0, 20) == (code, said["removed_spaces"], said["removed_pages"])
+    assert len(file_store.numbers(key_space)) == 20
+    assert said["reasons"][key_space.id].endswith("interrupted; 20 of 40 pages are left")
+
+
+def test_an_interrupted_deletion_of_wrong_pages_counts_what_is_gone(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key_space = file_store.fill(range(4))
+    for number in (1, 2):
+        file_store.break_page(number, key_space)
+
+    code = main(["verify", "--delete-wrong", "--yes", "--json", *_interrupted(file_store).flags])
+
+    assert (130, 1) == (code, json.loads(capsys.readouterr().out)["deleted"])
+    assert len(file_store.numbers(key_space)) == 3
+
+
+def test_an_interrupted_rm_says_what_is_left(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key_space = file_store.fill(range(4))
+    argv = ["rm", key_space.id[:8], hash_of(0), hash_of(1), "--yes"]
+
+    assert main([*argv, *_interrupted(file_store).flags]) == 130
+    assert "1 of 2 pages are left" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("backend", ["file", "redis"])
+def test_a_copy_into_a_store_that_evicts_counts_what_is_there(backend: str, tmp_path: Path) -> None:
+    source = CliStore("file", {"path": str(tmp_path / "source")})
+    key_space = source.fill(range(400), space(page_nbytes=8192))
+    with ExitStack() as opened:
+        target = CliStore("file", {"path": str(tmp_path / "to"), "capacity_nbytes": "1MiB"})
+        if backend == "redis":
+            options = ("--maxmemory", "4mb", "--maxmemory-policy", "allkeys-lru")
+            server = opened.enter_context(RedisServer(tmp_path / "small", *options))
+            target = CliStore("redis", {"url": server.url})
+        copied = Copied()
+        with source.open() as one, target.open() as other:
+            copy(one, other, [key_space], Meter(), RateLimit(None), result=copied)
+        there = len(target.numbers(key_space, limit=400))
+
+    assert copied.lost is not None
+    assert there == copied.copied - copied.lost < 400
+    assert not copied.is_whole

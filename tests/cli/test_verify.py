@@ -189,6 +189,7 @@ def test_the_table_fits_80_columns(
 
     output = capsys.readouterr().out
     assert "5 more: use --json to see all of them." in output
+    assert "page: the first 40 digits" in output
     assert max(map(len, output.splitlines()[:-1])) <= 80
 
 

@@ -258,7 +258,11 @@ class Client:
             return StorageUnavailable(f"s3: {failure}", advice=failure.advice)
         where = f"s3: {address}"
         if lost.loss in (Loss.LATE, Loss.STALLED):
-            return StorageTimeout(f"{where} did not answer: {lost}")
+            is_tls_doubtful = self.target.is_tls and not lost.was_sent
+            hint = ". If it does not use TLS on this port, the scheme must be http://"
+            return StorageTimeout(
+                f"{where} did not answer: {lost}{hint if is_tls_doubtful else ''}"
+            )
         if lost.loss is Loss.UNREACHABLE:
             return StorageUnavailable(f"{where} cannot be reached: {lost}")
         return StorageUnavailable(f"{where} broke the connection: {lost}")
