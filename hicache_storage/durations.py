@@ -16,6 +16,7 @@ MAX_DURATION_S = 1e6
 
 _WITH_UNIT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?) ?(ms|[smhdw])", re.IGNORECASE | re.ASCII)
 _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_SHOWN = (("d", 86_400), ("h", 3600), ("m", 60))
 
 
 def with_unit(text: str) -> float | None:
@@ -37,6 +38,25 @@ def parse_seconds(value: object) -> float:
         raise ValueError(
             f"{error} (in seconds), or a time with a unit (ms, s, m, h, d or w), such as '90s' or '1d'"
         ) from None
+
+
+def format_age(seconds: float) -> str:
+    """Format an age in its two largest units: `3d 4h`, `12m 5s`, `40s`."""
+    left = max(0, round(seconds))
+    parts: list[str] = []
+    for unit, unit_s in _SHOWN:
+        if left >= unit_s or parts:
+            parts.append(f"{left // unit_s}{unit}")
+            left %= unit_s
+    parts.append(f"{left}s")
+    return " ".join(part for part in parts[:2] if not part.startswith("0") or len(parts) == 1)
+
+
+def format_skew(skew_s: float) -> str:
+    """Format how far one clock is ahead of another: `+0.2 s`, or `-3d` if it is behind."""
+    if abs(skew_s) < 60:
+        return f"{skew_s:+z.1f} s"
+    return f"{'+' if skew_s > 0 else '-'}{format_age(abs(skew_s))}"
 
 
 def longest_wait_s(timeout_s: float | None) -> float | None:

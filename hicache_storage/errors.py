@@ -40,6 +40,12 @@ class HiCacheError(Exception):
         miss
     """
 
+    def __init__(self, *args: object, advice: str | None = None) -> None:
+        super().__init__(*args)
+        self.advice = advice
+        """What an operator should do, which `hicache doctor` shows. "": the message says it. None: the
+        code that raised the error does not know."""
+
 
 class ConfigError(HiCacheError, ValueError):
     """A configuration is wrong. The message names the field, and never contains a secret.

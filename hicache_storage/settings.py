@@ -30,7 +30,7 @@ from pydantic import (
     field_validator,
 )
 
-from hicache_storage.durations import MAX_DURATION_S, parse_seconds
+from hicache_storage.durations import MAX_DURATION_S, format_skew, parse_seconds
 from hicache_storage.errors import ConfigError, did_you_mean, shown
 from hicache_storage.scalars import (
     counted,
@@ -58,6 +58,7 @@ __all__ = [
     "Settings",
     "counted",
     "format_nbytes",
+    "format_skew",
     "parse_nbytes",
 ]
 

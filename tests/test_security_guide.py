@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_stores import CliStore
 from hf3fs_redis import HASHES, SPACE, hits, opened, stored
 from hicache_backends.hf3fs import Hf3fsStorage
 from pages import blank, hash_of, page
@@ -16,6 +18,7 @@ from redis_servers import client_of_one
 from servers import ROOT, RedisServer
 
 from hicache_storage import open_storage
+from hicache_storage.cli import main
 from hicache_storage.errors import StorageUnavailable
 from hicache_storage.storage import HiCacheStorage
 
@@ -53,7 +56,57 @@ def rights_of_others(server: RedisServer, user: str, *command: str) -> str:
         return str(caught.value)
 
 
+ACL_OF_THE_PAGE = re.compile(r"^`~hicache:\* ([^`]+)`$", re.MULTILINE)
+LEFT_OUT = {"+scan", "+hgetall", "+client|kill"}
+"""What the table of the guide takes from tenants, apart from the commands of clusters."""
+
+
+def commands_of(rights: str) -> set[str]:
+    return {word for word in rights.split() if word.startswith("+")}
+
+
 class TestRedis:
+    def test_pages_and_manifests_have_one_list_of_commands(self) -> None:
+        page_text = (ROOT / "docs/backends/redis.md").read_text(encoding="utf-8")
+        (listed,) = ACL_OF_THE_PAGE.findall(page_text)
+        deployed = (ROOT / "deploy/redis/users.acl").read_text(encoding="utf-8").splitlines()[-1]
+
+        assert commands_of(listed) == commands_of(deployed)
+        assert commands_of(listed) - LEFT_OUT == commands_of(RIGHTS["bank"])
+        assert commands_of(RIGHTS["bank"]) == commands_of(RIGHTS["shop"])
+
+    def test_the_doctor_of_a_tenant_finds_nothing_and_leaves_nothing(
+        self, server: RedisServer, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        store = {"url": server.url, "username": "bank", "password": PASSWORD, "prefix": "bank:"}
+        flags = CliStore("redis", store).flags
+
+        code = main(["doctor", "--page-bytes", "4KiB", "--json", *flags])
+
+        checks = json.loads(capsys.readouterr().out)["checks"]
+        assert (0, "ok") == (code, {one["topic"]: one["status"] for one in checks}["write"])
+        assert not [one for one in checks if one["topic"] == "key space"]
+        with as_tenant(server, "bank", "bank:") as storage:
+            assert [] == list(storage.spaces())
+
+    def test_the_doctor_names_what_a_user_of_fewer_rights_leaves(
+        self, server: RedisServer, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with client_of_one(server) as admin:
+            admin.execute_command("ACL", "SETUSER", "bank", "-hget", "-hdel")
+        store = {"url": server.url, "username": "bank", "password": PASSWORD, "prefix": "bank:"}
+
+        code = main(["doctor", "--page-bytes", "4KiB", "--json", *CliStore("redis", store).flags])
+
+        checks = json.loads(capsys.readouterr().out)["checks"]
+        (left,) = [one for one in checks if one["topic"] == "key space"]
+        with as_tenant(server, "bank", "bank:") as storage:
+            (space,) = storage.spaces()
+        assert (code, left["status"]) == (0, "note")
+        assert space.id in left["fact"]
+        assert "add +hget to the ACL" in left["fact"]
+        assert "hicache gc --model hicache-doctor --yes" in left["advice"]
+
     def test_the_users_of_the_guide_are_found(self) -> None:
         assert {"bank", "shop", "hf3fs", "default"} == set(RIGHTS)
         assert RIGHTS["default"] == "off"

@@ -8,6 +8,16 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 _DATABASE = re.compile(r"/[0-9]{1,9}")
 
 
+def check_no_fragment(url: str) -> None:
+    """Refuse a `#`, with which every parser of URLs ends the address.
+
+    Raises:
+        ValueError: The message repeats no part of the URL.
+    """
+    if "#" in url:
+        raise ValueError("has a '#', which would end the URL: write %23 in a password")
+
+
 def check_redis_url(url: str) -> None:
     """Refuse mistakes that redis-py ignores, and that would lead to another server or database.
 
@@ -19,8 +29,7 @@ def check_redis_url(url: str) -> None:
     parts = urlsplit(url)
     query = parse_qsl(parts.query, keep_blank_values=True)
     names = [name for name, _ in query]
-    if parts.fragment or url.endswith("#"):
-        raise ValueError("has a '#', which would end the URL: write %23 in a password")
+    check_no_fragment(url)
     if ("db", "") in query or len({*names}) < len(names):
         raise ValueError("gives an option twice, or db without a number")
     if parts.scheme == "unix":

@@ -6,12 +6,11 @@ import argparse
 import time
 from datetime import UTC, datetime
 
-from hicache_storage.durations import with_unit
+from hicache_storage.durations import format_age, with_unit
 from hicache_storage.errors import shown
 
 _LAST_TIME_S = 253_402_300_799.0
 """The end of the year 9999."""
-_SHOWN = (("d", 86_400), ("h", 3600), ("m", 60))
 
 
 def age(text: str) -> float:
@@ -19,21 +18,9 @@ def age(text: str) -> float:
     seconds = with_unit(text)
     if not seconds:
         raise argparse.ArgumentTypeError(
-            f"must be a time like 90s, 30m, 12h, 1d or 2w, not {shown(text)!r}"
+            f"must be a time like 100ms, 90s, 30m, 12h, 1d or 2w, above 0, not {shown(text)!r}"
         )
     return seconds
-
-
-def format_age(seconds: float) -> str:
-    """Format an age in its two largest units: `3d 4h`, `12m 5s`, `40s`."""
-    left = max(0, round(seconds))
-    parts: list[str] = []
-    for unit, unit_s in _SHOWN:
-        if left >= unit_s or parts:
-            parts.append(f"{left // unit_s}{unit}")
-            left %= unit_s
-    parts.append(f"{left}s")
-    return " ".join(part for part in parts[:2] if not part.startswith("0") or len(parts) == 1)
 
 
 def format_time(at_s: float) -> str:

@@ -98,7 +98,8 @@ def run(arguments: argparse.Namespace) -> int:
                     print_json({**names, **trial, **result.as_json()})
                 else:
                     _print(result, is_trial=is_trial, lacking_nbytes=lacking)
-    return 0 if result.is_whole and not lacking else _FOUND
+    is_known = is_trial or result.lost is not None
+    return 0 if result.is_whole and is_known and not lacking else _FOUND
 
 
 def _open_trial(choice: config.StorageChoice, tier: str | None, *, flag: str) -> HiCacheStorage:
@@ -179,6 +180,13 @@ def _lines(result: Copied, *, is_trial: bool) -> Iterator[str]:
         yield f"not copied: {counted(count, 'page')} ({proof.value.replace('_', ' ')})"
     if result.refused:
         yield f"refused by the target, which may be full: {counted(result.refused, 'page')}"
+    if result.lost:
+        yield (
+            f"{counted(result.lost, 'page')} of these are not there any more: the target has evicted"
+            " them, so it is too small. Give it room for all, or copy fewer key spaces"
+        )
+    if result.lost is None and not is_trial and result.confirmed:
+        yield "the target was not asked whether it still has them: run the copy again"
     if result.is_given_up:
         yield "the copy stopped there, because the target took none of the last pages"
     yield from unreadable_lines(result.unreadable)

@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
         fields = [check.as_json() for check in checks]
         print_json({"backend": backend, "status": status.value, "checks": fields})
     elif len(checks) > 1:
-        _print(checks)
+        _print(checks if error is None else checks[:-1])  # the error follows on stderr
     if error is not None:
         raise error
     return _FOUND if status is Status.PROBLEM else 0

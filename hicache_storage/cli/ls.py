@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from hicache_storage.cli.printing import output_console, print_json, print_lines, write_line
@@ -14,13 +14,15 @@ from hicache_storage.cli.stores import (
     open_listed_store,
     store_choice,
 )
+from hicache_storage.errors import StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from hicache_storage.cli.operations.selection import SpaceUsage
     from hicache_storage.cli.operations.usage import Fill
+    from hicache_storage.cli.progress import Meter
     from hicache_storage.keys import KeySpace
     from hicache_storage.storage import HiCacheStorage, UnreadableSpace
 
@@ -87,19 +89,27 @@ def _usages(
     if not count:
         return [SpaceUsage(space, None, None) for space in spaces]
     with meter("counting") as shown:
+        if parts := storage.parts():
+            return [_usage(parts, space, shown) for space in spaces]
         found = Wanted().found(storage, spaces, shown)
-        usages = [one.usage for one in found if isinstance(one, Candidate)]
-        parts = storage.parts()
-        return [
-            replace(one, tiers={name: _count(part, one.space) for name, part in parts.items()})
-            for one in usages
-        ]
+        return [one.usage for one in found if isinstance(one, Candidate)]
 
 
-def _count(part: HiCacheStorage, space: KeySpace) -> tuple[int, int]:
-    """Return how many pages a part has, and their bytes."""
-    sizes = [info.nbytes for info in part.scan(space)]
-    return len(sizes), sum(sizes)
+def _usage(parts: Mapping[str, HiCacheStorage], space: KeySpace, shown: Meter) -> SpaceUsage:
+    """Count the pages of all parts in one pass, so that the sums agree while engines write."""
+    from hicache_storage.cli.operations.selection import SpaceUsage  # noqa: PLC0415
+
+    sizes: dict[bytes, int] = {}
+    tiers: dict[str, tuple[int, int]] = {}
+    for name, part in parts.items():
+        try:
+            found = {bytes.fromhex(info.page_hash): info.nbytes for info in part.scan(space)}
+        except (StorageUnavailable, StorageTimeout) as error:
+            raise type(error)(f"{name}: {error}") from error
+        shown.advance(len(found), 0)
+        tiers[name] = len(found), sum(found.values())
+        sizes |= found
+    return SpaceUsage(space, len(sizes), sum(sizes.values()), tiers)
 
 
 def _print_pages(storage: HiCacheStorage, space: KeySpace, *, as_json: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import io
 import os
 import sys
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class Program:
 
     def main(self, argv: Sequence[str]) -> int:
         """Run one verb, and return its exit code."""
-        _open_closed_streams()
+        _prepare_streams()
         with log_of(self.name) as log:
             return self._main(argv, log)
 
@@ -216,11 +217,13 @@ def _redacted(message: str, argv: Sequence[str]) -> str:
     return message
 
 
-def _open_closed_streams() -> None:
+def _prepare_streams() -> None:
     """Open the standard streams that the caller has closed. Writing on such a stdout is an error."""
     for name, mode, flags in _CLOSED:
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name may have letters that its encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _gave_stdout_up() -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hicache_storage.cli.printing import print_json, write_line
 from hicache_storage.cli.sizes import counted
+from hicache_storage.cli.stderr_log import stderr_log
 from hicache_storage.cli.stores import (
     add_store_arguments,
     add_tier_argument,
@@ -13,10 +15,14 @@ from hicache_storage.cli.stores import (
     open_to_change,
     store_choice,
 )
+from hicache_storage.errors import HiCacheError
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
+
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.storage import HiCacheStorage
 
 SUMMARY = "Remove single pages of a key space."
 
@@ -49,7 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
         hashes = find_pages(look, space, arguments.hash)
         if arguments.yes:
             with open_to_change(choice, arguments.tier) as storage:
-                gone = storage.batch_delete(space, hashes)
+                try:
+                    gone = storage.batch_delete(space, hashes)
+                except BaseException:
+                    _tell_what_is_left(look, space, hashes)
+                    raise
             removed = [one for one, is_gone in zip(hashes, gone, strict=True) if is_gone]
     kept = [one for one in hashes if one not in removed]
     if arguments.json:
@@ -58,6 +68,13 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _print(space.id, removed, kept, is_done=arguments.yes)
     return _FOUND if kept else 0
+
+
+def _tell_what_is_left(look: HiCacheStorage, space: KeySpace, hashes: Sequence[str]) -> None:
+    """Print how many of the pages are still there, after a removal that did not end."""
+    with suppress(HiCacheError):
+        left = sum(look.batch_exists(space, hashes)) + sum(1 for _ in look.faults(space, hashes))
+        stderr_log().print_info(f"{left:,} of {counted(len(hashes), 'page')} are left")
 
 
 def _print(space_id: str, removed: Sequence[str], kept: Sequence[str], *, is_done: bool) -> None:

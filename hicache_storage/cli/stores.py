@@ -74,8 +74,11 @@ def add_store_arguments(
     )
     parser.add_argument(
         "--store",
+        nargs="?",
+        const="",
         metavar="NAME",
-        help=f"the store of this name in the file that {_STORES} names (default: {_STORES_FILE})",
+        help=f"the store of this name in the file that {_STORES} names (default: {_STORES_FILE});"
+        " without a NAME, list the names",
     )
 
 
@@ -185,6 +188,8 @@ def _named_choice(name: str, flag: str) -> config.StorageChoice:
                 f"{where}: there is no file {shown(file)}: write it, or name another one in {_STORES}"
             )
     stores = config.read_config_file(file, where)
+    if not name:
+        raise ConfigError(f"{flag} needs a name: {shown(file)} has {', '.join(map(shown, stores))}")
     if name not in stores:
         raise ConfigError(
             f"{where}: {shown(file)} has no store of this name{did_you_mean(name, [*stores])}"

@@ -89,11 +89,13 @@ def run(arguments: argparse.Namespace) -> int:
                     )
             elif not result.is_done:
                 print_json({"backend": choice.backend, **result.as_json()})
-        if arguments.delete_wrong:
-            reopen = partial(open_to_change, choice, arguments.tier)
-            _delete_wrong(reopen, storage, result, asks=asks, quiet=arguments.json)
-    if arguments.json:
-        print_json({"backend": choice.backend, **result.as_json()})
+        try:
+            if arguments.delete_wrong:
+                reopen = partial(open_to_change, choice, arguments.tier)
+                _delete_wrong(reopen, storage, result, asks=asks, quiet=arguments.json)
+        finally:
+            if arguments.json:
+                print_json({"backend": choice.backend, **result.as_json()})
     return 0 if result.is_clean else _FOUND
 
 
@@ -115,11 +117,13 @@ def _delete_wrong(
         if sys.stdin.readline().strip() != _YES:
             sys.stdout.write("Nothing was deleted.\n")
             return
-    if wrong:
-        with reopen() as storage:
-            result.deleted = delete_wrong(look, storage, wrong)
-    if not quiet:
-        sys.stdout.write(f"Deleted {result.deleted:,} of {counted(len(wrong), 'wrong page')}.\n")
+    try:
+        if wrong:
+            with reopen() as storage:
+                delete_wrong(look, storage, wrong, result)
+    finally:
+        if not quiet:
+            write_line(f"Deleted {result.deleted:,} of {counted(len(wrong), 'wrong page')}.")
 
 
 def _parts(result: Verification, width: int) -> Iterator[Table | str]:
@@ -155,4 +159,6 @@ def _finding_table(result: Verification, digits: int) -> Table:
         )
         for finding in ordered[:_LISTED]
     ]
-    return text_table(("space", "reason", "page"), rows)
+    is_cut = any(len(finding.page.page_hash) > digits for finding in ordered[:_LISTED])
+    title = f"page: the first {digits} digits" if is_cut else "page"
+    return text_table(("space", "reason", title), rows)

@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 _UNAVAILABLE = (StorageUnavailable, StorageTimeout)
 NO_ANSWER = "state"
 """The topic of the diagnosis of a member that does not answer, behind its name."""
-NO_STORE = "there is no store at"
-"""How the error about a member begins that is missing where others exist."""
 
 
 class ComposedStorage(HiCacheStorage):
@@ -390,7 +388,10 @@ def _open(storage_class: type[HiCacheStorage], fields: Mapping[str, Any]) -> HiC
 def _look_at(storage_class: type[HiCacheStorage], fields: Mapping[str, Any]) -> HiCacheStorage:
     place = storage_class.would_create(fields)
     if place is not None:
-        return UnopenedStorage(StorageUnavailable(f"{NO_STORE} {shown(place)}"))
+        advice = "mount it, or correct its path; if it is new, the next engine makes a store there"
+        return UnopenedStorage(
+            StorageUnavailable(f"there is no store at {shown(place)}", advice=advice)
+        )
     try:
         return storage_class.open_read_only(fields)
     except (StorageUnavailable, StorageTimeout) as error:

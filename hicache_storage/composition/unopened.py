@@ -38,7 +38,8 @@ class UnopenedStorage(HiCacheStorage):
 
     def ensure_open(self) -> NoReturn:
         super().ensure_open()
-        raise type(self._error)(str(self._error)) from self._error.__cause__
+        error = self._error
+        raise type(error)(str(error), advice=error.advice) from error.__cause__
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         del space, hashes

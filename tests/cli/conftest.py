@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +26,15 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rclone]:
     with Rclone(tmp_path_factory.mktemp("s3")) as server:
         make_ready(server)
         yield server
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """Yield a directory that other users may enter."""
+    path = Path(tempfile.mkdtemp(prefix="hicache-looking-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ from argparse import ArgumentTypeError
 
 import pytest
 
-from hicache_storage.cli.ages import age, format_age, format_time
+from hicache_storage.cli.ages import age, format_time
+from hicache_storage.durations import format_age, format_skew
 
 
 @pytest.mark.parametrize(
@@ -47,3 +48,10 @@ def test_a_time_is_shown_in_utc() -> None:
 )
 def test_a_time_that_no_calendar_has_is_cut(at_s: float, text: str) -> None:
     assert text == format_time(at_s)
+
+
+@pytest.mark.parametrize(
+    ("skew_s", "text"), [(-0.01, "+0.0 s"), (12.34, "+12.3 s"), (-259_200, "-3d")]
+)
+def test_a_skew_has_a_readable_unit(skew_s: float, text: str) -> None:
+    assert text == format_skew(skew_s)

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 from cli_stores import CliStore, run_json
+from composed_stores import file_member
 from looks import read_only_mount
 from pages import hash_of, page, space
-from redis_servers import client_of_one
+from redis_servers import SentinelServer, TlsListener, client_of_one
 from s3_kit import config_of
-from servers import RedisServer, S3Server, free_port
+from servers import Rclone, RedisCluster, RedisServer, S3Server, free_port
 from stores import Gate, HookedStorage, failing
 from verb_processes import interrupted, slow_store
 
@@ -488,7 +489,8 @@ def _of_a_tier(error: HiCacheError) -> HiCacheError:
             _unavailable("file: Permission denied", errno.EACCES),
             "let this user read and write there",
         ),
-        (_unavailable("hf3fs: earlier writers may still write for another 65 s"), "wait 65 s"),
+        (StorageUnavailable("hf3fs: restarted", advice="wait 65 s"), "wait 65 s"),
+        (_of_a_tier(StorageUnavailable("hf3fs: restarted", advice="wait 65 s")), "wait 65 s"),
         (
             _unavailable("file: /kv/spaces/0a/b1 cannot be listed: Permission denied"),
             "let this user read and write there",
@@ -554,3 +556,118 @@ def test_a_prefix_of_another_program_is_not_a_store_that_does_not_run(
 
     assert (1, "") == (code, checks["open"]["advice"])
     assert "choose another prefix" in checks["open"]["fact"]
+
+
+def _on_tls(backend: str, port: int, authority: Path | None) -> CliStore:
+    """Return a store at a TLS port of this host, which trusts an authority."""
+    config: dict[str, Any] = {"url": f"rediss://localhost:{port}"}
+    if backend == "s3":
+        url = f"https://localhost:{port}"
+        config = {"bucket": "pages", "endpoint_url": url, "timeout_s": 5}
+        config |= {"access_key_id": "a", "secret_access_key": "open-sesame"}
+    if authority is not None:
+        config["tls_ca_file" if backend == "redis" else "ca_file"] = str(authority)
+    return CliStore(backend, config)
+
+
+CERTIFICATES = {
+    "of an unknown authority": "name the file with the authority that signed it in",
+    "of another host": "name the server by a host that its certificate has",
+    "that has expired": "renew the server's certificate",
+}
+
+
+@pytest.mark.parametrize("fault", CERTIFICATES)
+@pytest.mark.parametrize("backend", ["redis", "s3"])
+def test_the_advice_about_a_certificate_is_about_its_fault(
+    backend: str, fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = "other.example" if fault == "of another host" else "localhost"
+    days = -1 if fault == "that has expired" else 2
+    with TlsListener(tmp_path, host, days) as server:
+        authority = None if fault == "of an unknown authority" else server.authority
+        code, checks = _checked(capsys, _on_tls(backend, server.port, authority))
+
+    assert code == 1, checks
+    assert f"the certificate of localhost:{server.port} is refused" in checks["open"]["fact"]
+    assert checks["open"]["advice"].startswith(CERTIFICATES[fault])
+
+
+def test_a_plain_server_behind_a_tls_address_is_no_dead_store(
+    s3_server: Rclone, redis_server: RedisServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for backend, port in (("s3", s3_server.port), ("redis", redis_server.port)):
+        code, checks = _checked(capsys, _on_tls(backend, port, None))
+
+        assert code == 1
+        assert "start the store" not in checks["open"]["advice"]
+        assert "the scheme must be" in checks["open"]["fact"]
+
+
+def test_sentinels_and_their_master_are_told_apart(
+    redis_server: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with SentinelServer(tmp_path, redis_server.port) as sentinel:
+        named = {"sentinels": [f"127.0.0.1:{sentinel.port}"], "sentinel_master": "pges"}
+        wrong_name = CliStore("redis", {"url": "redis://", **named, "timeout_s": 2})
+        code, checks = _checked(capsys, wrong_name)
+        assert (1, "correct sentinel_master") == (code, checks["open"]["advice"].split(":")[0])
+
+        code = main(["doctor", *CliStore("redis", {"url": sentinel.url}).flags])
+
+    assert (2, True) == (code, "is a sentinel, which holds no pages" in capsys.readouterr().err)
+
+
+def test_each_server_of_a_cluster_has_its_address(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with RedisCluster(tmp_path) as cluster:
+        store = CliStore("redis", {"url": cluster.url})
+        _, found = run_json(capsys, "doctor", *_SMALL, *store.flags)
+
+    facts = [one["fact"] for one in found["checks"] if one["topic"] == "eviction"]
+    addresses = {f"127.0.0.1:{node.port}" for node in cluster.nodes}
+    assert addresses == {fact.partition(": ")[0] for fact in facts}
+
+
+@pytest.mark.parametrize(("share", "status"), [(0.1, "note"), (0.6, "problem")])
+def test_parts_on_one_file_system_are_named(
+    share: float, status: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Disks that are not mounted look the same."""
+    system = os.statvfs(tmp_path)
+    capacity = int(system.f_blocks * system.f_frsize * share)
+    stripes = [file_member(name, tmp_path / name, capacity_nbytes=capacity) for name in "ab"]
+
+    code, checks = _checked(capsys, CliStore("striped", {"stripes": stripes}))
+
+    assert "a, b are on one file system" in checks["mounts"]["fact"]
+    assert "mount it" in checks["mounts"]["advice"]
+    assert checks["mounts"]["status"] == status
+    assert status == "note" or code == 1
+
+
+def test_a_fact_that_ends_doctor_is_printed_once(
+    store_of: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = store_of("redis")
+    wrong = replace(store, config={**store.config, "password": "wrong"})
+
+    assert main(["doctor", *wrong.flags]) == 2
+    printed = capsys.readouterr()
+    assert "data plane" in printed.out
+    assert (printed.out + printed.err).count("the server refuses it") == 1
+
+
+def test_a_short_password_hides_no_word_of_a_message(
+    redis_server: RedisServer, store_of: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = store_of("redis")
+    with client_of_one(redis_server) as admin:
+        admin.execute_command(
+            "ACL", "SETUSER", "reader", "reset", "on", ">r", "~*", "+info", "+client"
+        )
+    reader = replace(store, config={**store.config, "username": "reader", "password": "r"})
+
+    assert main(["ls", *reader.flags]) == 2
+    assert "has no permissions to run the 'hvals' command" in capsys.readouterr().err

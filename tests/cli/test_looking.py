@@ -5,17 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli_stores import DRAFT, CliStore
-from looks import read_only_mount, snapshot
+from looks import read_only_mount, snapshot, user_without_rights
 from pages import hash_of
 from sealed_stores import key_files
 from servers import Rclone, RedisServer
@@ -23,7 +20,6 @@ from servers import Rclone, RedisServer
 from hicache_storage.cli import main
 
 PAGES = 40
-_NOBODY = 65_534
 
 
 @dataclass(frozen=True)
@@ -92,37 +88,6 @@ TARGET_VERBS: dict[str, list[str]] = {
     "diff_verify": ["diff", "--verify"],
 }
 DOCTOR = ["doctor", "--page-bytes", "4KiB", "--pages", "4"]
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    """Yield a directory that other users may enter."""
-    path = Path(tempfile.mkdtemp(prefix="hicache-looking-"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
-
-
-@contextmanager
-def _user_without_rights(root: Path, hidden: str = "") -> Generator[None, None, None]:
-    """Take from this process the right to change the files of `root`, but not the right to read.
-
-    Files with a path that ends in `hidden` cannot be read either.
-    """
-    for path in (root, *root.rglob("*")):
-        is_hidden = hidden and str(path).endswith(hidden)
-        path.chmod(0o555 if path.is_dir() else 0o000 if is_hidden else 0o444)
-    if os.geteuid() != 0:
-        yield
-    else:
-        os.seteuid(_NOBODY)
-        try:
-            yield
-        finally:
-            os.seteuid(0)
-    for path in (root, *root.rglob("*")):
-        if path.is_dir():
-            path.chmod(0o755)
 
 
 def _limited(place: Place, nbytes: int) -> CliStore:
@@ -207,7 +172,7 @@ def test_a_user_without_rights_can_look(
         "diff_verify": {1},
     }
 
-    with _user_without_rights(place.root or directory):
+    with user_without_rights(place.root or directory):
         code = _runs_without_a_change(place, place.store, VERBS[verb], space_id)
 
     assert code in expected.get(verb, {0})
@@ -231,7 +196,7 @@ def test_doctor_notices_that_this_user_may_not_write_to_a_full_store(
     capsys.readouterr()
     (directory / "kv").chmod(0o777)
 
-    with _user_without_rights(directory / "kv" / part):
+    with user_without_rights(directory / "kv" / part):
         code = main(argv)
 
     found = {one["topic"]: one for one in json.loads(capsys.readouterr().out)["checks"]}
@@ -259,7 +224,7 @@ def test_a_page_that_the_user_may_not_read_is_not_called_wrong(
     )  # that user may not read Python's files
     capsys.readouterr()
 
-    with _user_without_rights(directory / "kv", hidden):
+    with user_without_rights(directory / "kv", hidden):
         code = main(["verify", "--json", *place.store.flags])
 
     printed = capsys.readouterr()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Iterator
 
 import pytest
+from cli_stores import CliStore
+from pages import space
 from rich.table import Table
+from verb_processes import COMMAND
 
 from hicache_storage.cli.printing import output_console, print_lines
 from hicache_storage.text_tables import text_table
@@ -50,3 +55,15 @@ def test_a_narrow_terminal_cuts_no_number(
     assert [["2d0d6709", "1,344.1", "0.07", "some"], ["words"]] == [
         line.split() for line in lines[3:5]
     ]
+
+
+def test_a_name_that_the_locale_lacks_is_escaped(file_store: CliStore) -> None:
+    file_store.fill(range(1), space(model="\u30e2\u30c7\u30eb"))
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+
+    done = subprocess.run(
+        [*COMMAND, "ls", *file_store.flags], env=environment, capture_output=True, check=False
+    )
+
+    assert (0, b"") == (done.returncode, done.stderr)
+    assert rb"\u30e2\u30c7\u30eb" in done.stdout

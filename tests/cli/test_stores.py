@@ -189,6 +189,7 @@ def test_the_file_of_stores_is_in_the_home_directory(
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
+        (["--store"], "needs a name: "),
         (["--store", "prd"], "has no store of this name; did you mean 'prod'?"),
         (["--store", "prod", "--config", "x.yaml"], "leave out one of them"),
         (["--store", "prod", "--hicache-storage-backend", "file"], "leave out --hicache-storage"),

@@ -84,7 +84,9 @@ def test_a_page_without_a_checksum_is_not_proved_and_stays() -> None:
 
     assert result.proofs[Proof.NO_CHECKSUM] == 2
     assert not result.is_clean
-    assert delete_wrong(storage, storage, result.findings) == 0
+    delete_wrong(storage, storage, result.findings, result)
+
+    assert result.deleted == 0
 
 
 def test_pages_without_frames_cannot_be_proved() -> None:
@@ -105,7 +107,9 @@ def test_a_page_that_was_replaced_meanwhile_is_not_deleted() -> None:
     storage.batch_delete(target, [hash_of(1)])
     save(storage, [1])
 
-    assert delete_wrong(storage, storage, result.findings) == 0
+    delete_wrong(storage, storage, result.findings, result)
+
+    assert result.deleted == 0
     assert storage.batch_exists(target, [hash_of(1)]) == [True]
 
 
@@ -185,6 +189,7 @@ def test_the_table_fits_80_columns(
 
     output = capsys.readouterr().out
     assert "5 more: use --json to see all of them." in output
+    assert "page: the first 40 digits" in output
     assert max(map(len, output.splitlines()[:-1])) <= 80
 
 

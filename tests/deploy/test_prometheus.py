@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from engines import PROMPT, cache_pools, compute
-from faulty_caches import FAULTY, OVERRUN, TIERED, faulty_caches
+from faulty_caches import FAULTY, FEW_COPIES, OVERRUN, SMALL_TIER, TIERED, faulty_caches
 from prometheus_server import ALERTS, Prometheus, alert_rules, promtool
 from replays import replay_command
 from servers import ROOT, free_port, wait_until
@@ -100,6 +100,8 @@ EXPECTED = [
     *((alert, cache.name) for cache in FAULTY for alert in cache.alerts),
     ("HiCacheStoresDropped", OVERRUN),
     ("HiCacheTierDown", TIERED),
+    ("HiCacheTierFull", SMALL_TIER),
+    ("HiCacheCopiesSkipped", FEW_COPIES),
     ("HiCacheStoreDetached", "file"),
     ("HiCacheTargetDown", ""),
 ]
@@ -152,6 +154,14 @@ DURATIONS = {
         10,
         {'hicache_pages_total{direction="save",verdict="refused"}': _RISING},
     ),
+    "HiCacheTierFull": (
+        10,
+        {'hicache_storage_events_total{tier="nvme",event="refused_no_space"}': _RISING},
+    ),
+    "HiCacheCopiesSkipped": (
+        10,
+        {'hicache_storage_events_total{tier="bucket",event="writeback_skipped"}': _RISING},
+    ),
     "HiCacheWrongPages": (0, {'hicache_pages_total{direction="load",verdict="corrupt"}': _RISING}),
     "HiCacheSlowLoads": (
         10,
@@ -182,6 +192,9 @@ SOUND = {
     'hicache_pages_total{direction="load",verdict="corrupt"}': "0x600",
     'hicache_pages_total{direction="save",verdict="ok"}': _RISING_FAST,
     'hicache_pages_total{direction="save",verdict="refused"}': "0+1x600",
+    'hicache_storage_events_total{tier="nvme",event="refused_no_space"}': "0+1x600",
+    'hicache_storage_events_total{tier="nvme",event="hits"}': _RISING_FAST,
+    'hicache_storage_events_total{tier="bucket",event="writeback_skipped"}': "0+1x600",
     'hicache_load_seconds_bucket{verdict="ok",le="0.1"}': _RISING_FAST,
     'hicache_load_seconds_bucket{verdict="ok",le="+Inf"}': _RISING_FAST,
     'hicache_controller_events_total{event="dropped_pages"}': "0x600",

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from typing import Any
 
 import job_runners
 from framed import TARGET, framed
@@ -89,6 +90,8 @@ FAULTY = [
 ]
 TIERED = "tiered"
 """The name of a cache of two tiers, of which the lower one cannot be written."""
+SMALL_TIER, FEW_COPIES = "small-tier", "few-copies"
+"""The names of caches of two tiers: the upper one is full, or the lower one gets no copies."""
 OVERRUN = "overrun"
 """The name of a job runner whose store refuses all pages, so that the runner drops them."""
 
@@ -108,7 +111,12 @@ def faulty_caches() -> Generator[ViewCollector]:
             store.open_space(TARGET)
             collector.watch(partial(CacheView, store=store), {"backend": cache.name})
             works.append(partial(cache.work, store))
-        works += [_overrun(collector, opened), _tiered(collector, opened)]
+        works += [
+            _overrun(collector, opened),
+            _tiered(collector, opened, TIERED, [_always("batch_set", Fault.RAISE)]),
+            _tiered(collector, opened, SMALL_TIER, [], ram="4KiB"),
+            _tiered(collector, opened, FEW_COPIES, [], write="back", copy_nbytes=1),
+        ]
         threads = [threading.Thread(target=_repeat, args=(work, stop)) for work in works]
         for thread in threads:
             thread.start()
@@ -128,16 +136,24 @@ def _overrun(collector: ViewCollector, opened: ExitStack) -> Callable[[], object
     return lambda: engine.runner.submit_store(next(numbers), [batch(range(8))])
 
 
-def _tiered(collector: ViewCollector, opened: ExitStack) -> Callable[[], object]:
-    below = FaultyStorage(MemoryStorage.from_config({}), [_always("batch_set", Fault.RAISE)])
-    ram = MemoryStorage.from_config({"capacity_nbytes": "64MiB"})
-    members = [{"name": name, "backend": "memory"} for name in ("ram", "below")]
-    settings = TieredSettings.parse("tiered", {"tiers": members})
-    storage = opened.enter_context(TieredStorage({"ram": ram, "below": below}, settings))
+def _tiered(
+    collector: ViewCollector,
+    opened: ExitStack,
+    name: str,
+    faults: list[Odds],
+    *,
+    ram: str = "64MiB",
+    **fields: Any,
+) -> Callable[[], object]:
+    below = FaultyStorage(MemoryStorage.from_config({}), faults)
+    tiers = {"ram": MemoryStorage.from_config({"capacity_nbytes": ram}), "below": below}
+    members = [{"name": each, "backend": "memory"} for each in tiers]
+    settings = TieredSettings.parse("tiered", {"tiers": members, **fields})
+    storage = opened.enter_context(TieredStorage(tiers, settings))
     store = opened.enter_context(PageStore(storage, PageStoreSettings(timeout_s=5)))
     store.open_space(TARGET)
-    collector.watch(lambda: CacheView(store=store), {"backend": TIERED})
-    return partial(_save_and_load, store)
+    collector.watch(lambda: CacheView(store=store), {"backend": name})
+    return partial(_save_and_load if faults else partial(_write_only, count()), store)
 
 
 def _repeat(work: Callable[[], object], stop: threading.Event) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import stat
 import subprocess
@@ -70,6 +71,28 @@ def read_only_mount(root: Path, place: Path) -> Generator[Path]:
         yield place
     finally:
         assert not _fails(unmount, place)
+
+
+@contextmanager
+def user_without_rights(root: Path, hidden: str = "") -> Generator[None, None, None]:
+    """Take from this process the right to change the files of `root`, but not the right to read.
+
+    Files with a path that ends in `hidden` cannot be read either.
+    """
+    for path in (root, *root.rglob("*")):
+        is_hidden = hidden and str(path).endswith(hidden)
+        path.chmod(0o555 if path.is_dir() else 0o000 if is_hidden else 0o444)
+    if os.geteuid() != 0:
+        yield
+    else:
+        os.seteuid(65_534)
+        try:
+            yield
+        finally:
+            os.seteuid(0)
+    for path in (root, *root.rglob("*")):
+        if path.is_dir():
+            path.chmod(0o755)
 
 
 def _fails(*command: str | Path) -> int:

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
+from hicache_backends.file import FileStorage
 from hicache_backends.memory import MemoryStorage
 
 from hicache_storage.errors import StorageUnavailable, UnsupportedOperation
@@ -57,3 +58,17 @@ class Deaf(MemoryStorage):
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self.ensure_open()
         return [True] * len(hashes)
+
+
+class Interrupted(FileStorage):
+    """A store whose user presses Ctrl-C in the middle of each removal."""
+
+    def remove_space(self, space_id: str) -> int:
+        (space,) = (one for one in self.spaces() if one.id == space_id)
+        hashes = [info.page_hash for info in self.scan(space)]
+        super().batch_delete(space, hashes[: len(hashes) // 2])
+        raise KeyboardInterrupt
+
+    def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        super().batch_delete(space, hashes[:1])
+        raise KeyboardInterrupt

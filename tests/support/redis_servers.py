@@ -17,7 +17,15 @@ import redis
 from hicache_backends.redis import RedisStorage
 from hicache_backends.redis.layout import SpaceKeys
 from pages import blank, hash_of, page
-from servers import RedisCluster, RedisServer, TlsRedisServer, ValkeyServer, program, wait_until
+from servers import (
+    RedisCluster,
+    RedisServer,
+    TlsRedisServer,
+    ValkeyServer,
+    make_certificates,
+    program,
+    wait_until,
+)
 
 from hicache_storage.keys import KeySpace
 from hicache_storage.page import Page
@@ -247,6 +255,29 @@ class _TcpServer(ABC):
                 connection, _ = self._listener.accept()
                 self._sockets.append(connection)
                 self._start(self._serve, connection)
+
+
+class TlsListener(_TcpServer):
+    """A server of any protocol over TLS, with a certificate for one host, that ends after `days`."""
+
+    def __init__(self, directory: Path, host: str = "localhost", days: int = 2) -> None:
+        super().__init__()
+        make_certificates(directory)
+        (directory / "names").write_text(f"subjectAltName=DNS:{host}\n")
+        signing = f"x509 -req -in server.csr -CA ca.crt -CAkey ca.key -days {days}"
+        subprocess.run(
+            [program("openssl"), *signing.split(), "-out", "server.crt", "-extfile", "names"],
+            cwd=directory,
+            check=True,
+            capture_output=True,
+        )
+        self.authority = directory / "ca.crt"
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(directory / "server.crt", directory / "server.key")
+
+    def _serve(self, connection: socket.socket) -> None:
+        with suppress(OSError):
+            self._context.wrap_socket(connection, server_side=True)
 
 
 class Forwarder(_TcpServer):

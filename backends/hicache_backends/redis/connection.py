@@ -16,7 +16,8 @@ from redis import exceptions
 from hicache_backends.redis.replies import MALFORMED, ErrorReply, WrongReply
 from hicache_storage.backend_support.deadline_socket import DeadlineSocket, connect
 from hicache_storage.backend_support.resolver import RESOLVER
-from hicache_storage.errors import StorageTimeout
+from hicache_storage.backend_support.tls_failures import tls_failure
+from hicache_storage.errors import StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,9 +126,10 @@ class Connection:
             self._redis_connection.connect()
         except (exceptions.InvalidResponse, exceptions.ConnectionError) as error:
             if self._access.context is None and _may_be_tls(error):
-                raise ConnectionError(
+                raise StorageUnavailable(
                     f"{self._address} does not answer like a Redis server: {error} If it uses"
-                    " TLS, the scheme must be rediss://"
+                    " TLS, the scheme must be rediss://",
+                    advice="",
                 ) from None
             raise
         except MALFORMED as error:
@@ -203,26 +205,20 @@ def _encrypt(
 ) -> ssl.SSLSocket:
     try:
         return context.wrap_socket(plain, server_hostname=address.host)
-    except ssl.SSLCertVerificationError as error:
-        raise ConnectionError(
-            f"the certificate of {address} is refused: {error.verify_message}"
-        ) from None
     except TimeoutError:
         raise StorageTimeout(
             f"the TLS handshake with {address} did not end within {deadline.timeout_s:g} s. Does the"
             " server use TLS on this port? If not, the scheme must be redis://"
         ) from None
     except ssl.SSLError as error:
-        hint = ""
-        if error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"):
-            hint = ". The server does not use TLS on this port: the scheme must be redis://"
-        raise ConnectionError(
-            f"the TLS handshake with {address} failed: {error.reason or error}{hint}"
+        raise tls_failure(
+            address, error, authority_field="tls_ca_file", plain_scheme="redis://"
         ) from None
     except OSError as error:
-        raise ConnectionError(
+        raise StorageUnavailable(
             f"the TLS handshake with {address} failed: {error.strerror or error}. Does the server"
-            " use TLS on this port? If not, the scheme must be redis://"
+            " use TLS on this port? If not, the scheme must be redis://",
+            advice="",
         ) from None
     except ValueError:
         raise ConnectionError(

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from hicache_backends.redis.server_pool import NUMBER, parse_info
-from hicache_storage.settings import format_nbytes
+from hicache_storage.settings import format_nbytes, format_skew
 from hicache_storage.storage import Diagnosis
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _clock(fields: Mapping[str, str]) -> Iterator[Diagnosis]:
         else "synchronize both clocks with NTP, because pages expire by them"
     )
     yield Diagnosis(
-        "clock", f"the server's clock differs from this machine's by {skew_s:+z.1f} s", advice
+        "clock", f"the server's clock differs from this machine's by {format_skew(skew_s)}", advice
     )
 
 

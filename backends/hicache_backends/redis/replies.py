@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -22,9 +23,10 @@ _CODES: dict[type[exceptions.RedisError], str] = {
 _FULL = frozenset({"OOM", "MISCONF", "NOREPLICAS"})
 _KEY_ONLY = frozenset({"WRONGTYPE"})
 _REMEDIES = {
-    "NOPERM": "give the user the commands and keys that docs/backends/redis.md lists",
+    "NOPERM": "give the user the rules that docs/backends/redis.md lists",
     "WRONGTYPE": "another program has keys with this prefix, so choose another prefix",
 }
+_FORBIDDEN = re.compile(r"run the '([a-z|-]+)' command")
 _REDIRECTIONS = frozenset({"MOVED", "ASK", "READONLY"})
 _STALE = frozenset(
     {
@@ -100,8 +102,12 @@ class Refused(Exception):
 
     def __init__(self, reply: ErrorReply) -> None:
         remedy = _REMEDIES.get(reply.code)
+        if remedy and (command := _FORBIDDEN.search(reply.text)):
+            remedy = f"add +{command[1]} to the ACL, or {remedy}"
         super().__init__(f"{reply.code} {reply.text}{f': {remedy}' if remedy else ''}")
         self.reply = reply
+        self.advice = "" if remedy else None
+        """As that of a `HiCacheError`."""
 
 
 class _Unanswered:

@@ -19,7 +19,7 @@ from hicache_backends.redis.replies import (
     WrongReply,
 )
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.errors import StorageTimeout
+from hicache_storage.errors import StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -85,9 +85,11 @@ class SentinelMaster:
             # Its text has errors as repr(), which may escape a secret, so that we would not find
             # it.
             timed_out = any(isinstance(one.failure, TIMEOUTS) for one in clients)
-            kind = StorageTimeout if timed_out else ConnectionError
+            kind = StorageTimeout if timed_out else StorageUnavailable
             reasons = "; ".join(map(_reason, clients))
-            raise kind(f"no sentinel names the master {self._name!r}: {reasons}") from None
+            raise kind(
+                f"no sentinel names the master {self._name!r}: {reasons}", advice=_advice(clients)
+            ) from None
         return Address.parse(f"{host}:{port}")
 
 
@@ -143,6 +145,16 @@ class _SentinelClient(redis.Redis):
 
 
 _discovery_class: Any = _Discovery  # untyped
+
+
+def _advice(clients: Sequence[_SentinelClient]) -> str | None:
+    """Return what to do if a sentinel answered that it knows no such master, or failed with advice."""
+    if all(one.failure is not None for one in clients):
+        return getattr(clients[0].failure, "advice", None)
+    return (
+        "correct sentinel_master: `redis-cli -p PORT sentinel masters` lists the names. If it is right,"
+        " its server is down"
+    )
 
 
 def _reason(client: _SentinelClient) -> str:

@@ -27,6 +27,7 @@ class ServerFacts:
     evicted_keys: int
     """How many keys were evicted since the server was started."""
     is_cluster: bool
+    is_sentinel: bool = False
 
     @classmethod
     def parse(cls, info: str) -> ServerFacts:
@@ -38,6 +39,7 @@ class ServerFacts:
             # eviction.
             evicted_keys=int(evicted) if NUMBER.fullmatch(evicted) else 1,
             is_cluster=fields.get("cluster_enabled") == "1",
+            is_sentinel=fields.get("redis_mode") == "sentinel",
         )
 
     @property

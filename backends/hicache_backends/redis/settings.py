@@ -9,7 +9,7 @@ import redis.connection
 from pydantic import field_validator, model_validator
 
 from hicache_backends.redis.access import PORT, URL_OPTIONS, Access, Address, tls_context
-from hicache_storage.backend_support.redis_url import check_redis_url
+from hicache_storage.backend_support.redis_url import check_no_fragment, check_redis_url
 from hicache_storage.backend_support.secret_sources import read_secret_file, read_secret_variable
 from hicache_storage.settings import Field, PositiveSeconds, Seconds, SecretStr, Settings
 
@@ -81,6 +81,7 @@ class RedisSettings(Settings):
     @field_validator("url")
     @classmethod
     def _check_url(cls, url: SecretStr) -> SecretStr:
+        check_no_fragment(url.get_secret_value())
         try:
             options = _parse_url(url.get_secret_value())
         except ValueError:

@@ -5,6 +5,7 @@ The server is a single one, a cluster, or a master behind sentinels.
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
 
+_SHORT = 4
+"""A secret of fewer letters is hidden where it is a word, and not inside of other words."""
 _MAX_PAGE_NBYTES = 512 << 20
 """The limit of a string with the default proto-max-bulk-len."""
 
@@ -174,7 +177,7 @@ class RedisStorage(HiCacheStorage):
         with self._calling() as (session, deadline):
             servers = session.deployment.all_servers(deadline)
             return [
-                one
+                replace(one, fact=f"{server.address}: {one.fact}") if servers[1:] else one
                 for server in servers
                 for one in diagnoses(server.info(deadline), ttl_s=self._settings.ttl_s)
             ]
@@ -207,7 +210,9 @@ class RedisStorage(HiCacheStorage):
             kind = StorageTimeout if isinstance(error, TIMEOUTS) else StorageUnavailable
             message = self._without_secrets(str(error))
             place = self._settings.place
-            raised = kind(f"redis: {'' if place in message else f'{place}: '}{message}")
+            advice = getattr(error, "advice", None)
+            text = f"redis: {'' if place in message else f'{place}: '}{message}"
+            raised = kind(text, advice=advice)
             if isinstance(error, exceptions.AuthenticationError):
                 self._read_password_again()
             raise raised from (error if message == str(error) else None)
@@ -227,7 +232,10 @@ class RedisStorage(HiCacheStorage):
     def _without_secrets(self, text: str) -> str:
         """Return `text` without secrets, because an error reply may repeat the command."""
         for secret in self._secrets:
-            text = text.replace(secret, "***")
+            if len(secret) < _SHORT and secret.isalnum():  # such letters are in every text
+                text = re.sub(rf"\b{secret}\b", "***", text)
+            else:
+                text = text.replace(secret, "***")
         return text
 
     def _listed(self, space: KeySpace) -> Iterator[list[tuple[str, int | None]]]:
@@ -266,6 +274,11 @@ class RedisStorage(HiCacheStorage):
             if isinstance(error.__context__, exceptions.AuthenticationError):
                 raise ConfigError(f"redis: {self._password_advice()}") from None
             raise
+        if any(one.is_sentinel for one in facts):
+            raise ConfigError(
+                f"redis: url: {self._settings.place} is a sentinel, which holds no pages: name it in"
+                " sentinels, with sentinel_master, or name the server itself here"
+            )
         if self._is_cluster is None and facts[0].is_cluster:
             self._is_cluster = True
             self._sessions.renew()

@@ -63,7 +63,8 @@ class Addresses:
         if lookup.exception() is not None:
             raise StorageUnavailable(
                 f"s3: the host {self._host} is not known: check endpoint_url and region"
-                f" ({_reason(lookup.exception())})"
+                f" ({_reason(lookup.exception())})",
+                advice="",
             ) from None
         return bool(self._known)  # an earlier lookup may have ended just now
 

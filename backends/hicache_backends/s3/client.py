@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import ssl
 from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -12,6 +13,7 @@ from hicache_backends.s3.exchange import Call, Exchange, Pause
 from hicache_backends.s3.losses import CallFailed, Loss, ReplyLost
 from hicache_backends.s3.signing import EMPTY_SHA256, UNSIGNED_PAYLOAD, Signer
 from hicache_storage.backend_support.fork_local import ForkLocal
+from hicache_storage.backend_support.tls_failures import tls_failure
 from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
@@ -191,12 +193,12 @@ class Client:
         """Return the error for a reply that is neither a success nor a miss."""
         status, code = reply.status, reply.code
         shown = f"{status} {code}".strip()
-        bucket = self._settings.bucket
+        bucket, advice = self._settings.bucket, ""  # most texts below say what to do
         if status in _REDIRECTS or code == "AuthorizationHeaderMalformed":
             self.counters.add("redirects")
             there = reply.headers.get("x-amz-bucket-region")
-            advice = f"set region to {there}" if there else "set region or endpoint_url"
-            text = f"s3: bucket {bucket} is served elsewhere ({shown}): {advice}"
+            remedy = f"set region to {there}" if there else "set region or endpoint_url"
+            text = f"s3: bucket {bucket} is served elsewhere ({shown}): {remedy}"
         elif is_denied(status, code):
             self.counters.add("denied")
             self.invalidate_keys()
@@ -204,10 +206,11 @@ class Client:
         elif code == "NoSuchBucket":
             text = f"s3: bucket {bucket} is not there ({shown}): create it"
         else:
-            text = f"s3: the store of bucket {bucket} answers {shown}"
+            text, advice = f"s3: the store of bucket {bucket} answers {shown}", None
             if status not in OVERLOADED | FAULTS:
                 self.counters.add("refused")
-        return CallFailed(StorageUnavailable(text), in_doubt=status in _GATEWAY_ERRORS)
+        error = StorageUnavailable(text, advice=advice)
+        return CallFailed(error, in_doubt=status in _GATEWAY_ERRORS)
 
     def invalidate_keys(self) -> None:
         """Fetch the credentials again, because the store denies access with the current ones."""
@@ -247,9 +250,19 @@ class Client:
     def _error_of(self, lost: ReplyLost) -> HiCacheError:
         if lost.error is not None:
             return lost.error
-        where = f"s3: {self.target.host}:{self.target.port}"
+        address = f"{self.target.host}:{self.target.port}"
+        if isinstance(lost.__cause__, ssl.SSLError) and lost.loss is Loss.UNREACHABLE:
+            failure = tls_failure(
+                address, lost.__cause__, authority_field="ca_file", plain_scheme="http://"
+            )
+            return StorageUnavailable(f"s3: {failure}", advice=failure.advice)
+        where = f"s3: {address}"
         if lost.loss in (Loss.LATE, Loss.STALLED):
-            return StorageTimeout(f"{where} did not answer: {lost}")
+            is_tls_doubtful = self.target.is_tls and not lost.was_sent
+            hint = ". If it does not use TLS on this port, the scheme must be http://"
+            return StorageTimeout(
+                f"{where} did not answer: {lost}{hint if is_tls_doubtful else ''}"
+            )
         if lost.loss is Loss.UNREACHABLE:
             return StorageUnavailable(f"{where} cannot be reached: {lost}")
         return StorageUnavailable(f"{where} broke the connection: {lost}")

@@ -259,7 +259,7 @@ class Exchange:
         except Malformed as error:
             self._fail_request(flight, Loss.MALFORMED, str(error))
         except OSError as error:
-            self._fail_request(flight, Loss.RESET, _reason(error))
+            self._fail_request(flight, Loss.RESET, _reason(error), cause=error)
         else:
             if reply is None:
                 if connection.events != wanted:
@@ -301,7 +301,9 @@ class Exchange:
             self._poller.register(connection.fd, connection.events)
             self._step(flight, partial(connection.begin, request))
 
-    def _fail_request(self, flight: _InFlight, loss: Loss, reason: str) -> None:
+    def _fail_request(
+        self, flight: _InFlight, loss: Loss, reason: str, *, cause: OSError | None = None
+    ) -> None:
         connection = flight.connection
         if flight.progress is not None:
             _resumed(flight, flight.progress)  # updates what is read below
@@ -312,6 +314,7 @@ class Exchange:
             loss = Loss.UNREACHABLE if loss is Loss.RESET else loss
         is_stale = connection.was_used and connection.is_silent and loss is Loss.RESET
         lost = ReplyLost(loss, reason, was_sent=connection.is_sent, is_stale=is_stale)
+        lost.__cause__ = cause
         self._fail_call(flight.number, lost)
 
     def _end_request(self, flight: _InFlight) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hicache_storage.cli.ages import format_time
 from hicache_storage.cli.operations.batches import listed
 from hicache_storage.cli.operations.selection import SpaceUsage
-from hicache_storage.errors import StorageUnavailable, UnsupportedOperation
+from hicache_storage.errors import HiCacheError, StorageUnavailable, UnsupportedOperation
+from hicache_storage.scalars import counted
 from hicache_storage.storage import UnreadableKind
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ class Removal:
     spaces: int = 0
     """How many key spaces were removed."""
     pages: int = 0
-    """How many pages they had."""
+    """How many pages are gone, also of key spaces whose removal did not end."""
     kept: list[Kept] = field(default_factory=list[Kept])
     """The key spaces that were used after they had been chosen, or that could not be removed."""
 
@@ -178,12 +180,26 @@ def remove(
                 continue
         try:
             pages = _remove(storage, space_id, space)
-        except StorageUnavailable as error:
-            removal.kept.append(Kept(space_id, str(error), is_doubt=True))
+        except BaseException as error:
+            what = str(error) if isinstance(error, HiCacheError) else "its removal was interrupted"
+            removal.kept.append(Kept(space_id, f"{what}; some pages may be gone", is_doubt=True))
+            if isinstance(one, Candidate):
+                _count_left(look, one.usage, what, removal)
+            if not isinstance(error, StorageUnavailable):
+                raise
             continue
         removal.spaces += 1
         removal.pages += pages
         tell(space_id, pages)
+
+
+def _count_left(look: HiCacheStorage, usage: SpaceUsage, what: str, removal: Removal) -> None:
+    """Count which pages of a key space are gone, although its removal did not end."""
+    with suppress(HiCacheError):
+        left = sum(len(batch) for batch in listed(look, usage.space))
+        removal.pages += max(0, (usage.pages or 0) - left)
+        reason = f"{what}; {left:,} of {counted(usage.pages or 0, 'page')} are left"
+        removal.kept[-1] = Kept(usage.space.id, reason, is_doubt=True)
 
 
 def _remove(storage: HiCacheStorage, space_id: str, space: KeySpace | None) -> int:

@@ -14,8 +14,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
+from itertools import compress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hicache_storage.cli.operations.batches import (
@@ -71,16 +72,21 @@ class Copied:
     """Key spaces whose pages have no frames, so none of them can be verified."""
     unreadable: Sequence[UnreadableSpace] = ()
     """Key spaces of the source in which no page can be read."""
+    lost: int | None = None
+    """Pages that the target confirmed, but does not have after the last write. None: not looked up."""
     elapsed_s: float = 0.0
     refused_in_a_row: int = 0
     """Pages that the target has refused since it last accepted a page."""
+    confirmed: list[tuple[KeySpace, bytes]] = field(default_factory=list[tuple[KeySpace, bytes]])
+    """The target's key space and the hashes of each batch that is copied or skipped, without its
+    refused pages."""
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
     def is_whole(self) -> bool:
         """True if the target has every page that the source still has."""
         wrong = sum(self.not_proved.values()) - self.not_proved[Proof.GONE]
-        return not (wrong or self.refused or self.unframed_spaces or self.unreadable)
+        return not (wrong or self.refused or self.lost or self.unframed_spaces or self.unreadable)
 
     @property
     def is_given_up(self) -> bool:
@@ -96,6 +102,19 @@ class Copied:
             self.nbytes += nbytes
             self.refused_in_a_row = 0 if copied else self.refused_in_a_row + refused
 
+    def note_confirmed(self, space: KeySpace, hashes: Iterable[str]) -> None:
+        """Remember pages that the target should have at the end. Thread-safe."""
+        with self.lock:
+            self.confirmed.append((space, " ".join(hashes).encode()))  # one object is small
+
+    def look_up(self, target: HiCacheStorage) -> None:
+        """Count the confirmed pages that the target has lost, as a target evicts that is too small."""
+        lost = 0
+        for space, hashes in self.confirmed:
+            there = target.batch_exists(space, hashes.decode().split())
+            lost += there.count(False)
+        self.lost = lost
+
     def note_proofs(self, proofs: Iterable[PageProof]) -> None:
         """Add the pages that are not right. Thread-safe."""
         with self.lock:
@@ -107,6 +126,7 @@ class Copied:
             "copied_pages": self.copied,
             "skipped_pages": self.skipped,
             "refused_pages": self.refused,
+            "lost_pages": self.lost,
             "not_proved_pages": {proof.value: n for proof, n in self.not_proved.items()},
             "unframed_spaces": [space.id for space in self.unframed_spaces],
             "unreadable_spaces": [asdict(one) for one in self.unreadable],
@@ -155,6 +175,9 @@ def copy(
                         return result
     finally:
         result.elapsed_s = time.monotonic() - began_s
+        if not is_trial:
+            with suppress(StorageUnavailable, StorageTimeout):  # then it stays None
+                result.look_up(target)
     return result
 
 
@@ -211,6 +234,7 @@ class SpaceCopy:
             page_hash for page_hash, is_there in zip(hashes, there, strict=True) if not is_there
         ]
         self._result.note(skipped=len(hashes) - len(todo))
+        self._result.note_confirmed(self._target_space, compress(hashes, there))
         if self._is_trial:
             nbytes = len(todo) * self._target_space.stored_nbytes
             self._result.note(copied=len(todo), nbytes=nbytes)
@@ -231,6 +255,7 @@ class SpaceCopy:
         pages = [Page(view) for view in stored]
         taken = self._retried(lambda: self._target.batch_set(self._target_space, hashes, pages))
         copied = taken.count(True)
+        self._result.note_confirmed(self._target_space, compress(hashes, taken))
         self._result.note(
             copied=copied,
             refused=taken.count(False),

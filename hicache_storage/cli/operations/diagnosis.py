@@ -14,21 +14,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hicache_storage import native
-from hicache_storage.cli.ages import format_age
 from hicache_storage.cli.operations.batches import listed
 from hicache_storage.cli.operations.probe import PROBE_MODEL
 from hicache_storage.cli.operations.proofs import WRONG, Proof
 from hicache_storage.cli.sizes import counted, format_nbytes
 from hicache_storage.cli.stores import excesses_of
 from hicache_storage.composition.parts import all_parts, undivided, undivided_configs
-from hicache_storage.composition.storage import NO_ANSWER, NO_STORE
+from hicache_storage.composition.storage import NO_ANSWER
+from hicache_storage.durations import format_age, format_skew
 from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable, shown
 from hicache_storage.page_store import Verdict
 from hicache_storage.prefetch_policy import PrefetchPolicy
 from hicache_storage.storage import Retention, UnreadableKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from hicache_storage.cli.operations.answering import Answering
     from hicache_storage.cli.operations.probe import Measured
@@ -42,10 +42,7 @@ _CLOCK_SKEW_S = 5.0
 _TIMES_S = 2.0
 """How long to ask for the times of pages in each key space."""
 _MOST_NAMED = 4
-_SAYS_WHAT_TO_DO = re.compile(
-    "again|move that file|when an engine opens|choose another|give the user"
-)
-_LEFT = re.compile(r"for another ([0-9]+ s)")
+_SAYS_WHAT_TO_DO = re.compile("again|move that file|when an engine opens")
 _LEAST_FREE_SHARE = 0.05
 _REQUESTS_TOKENS = (1024, 8192, 32_768, 131_072)
 _VOLATILE = frozenset({"tmpfs", "ramfs", "overlay"})
@@ -140,7 +137,7 @@ def part_checks(asked: Answering) -> Iterator[Check]:
 
 def path_checks(choice: StorageChoice, storage: HiCacheStorage) -> Iterator[Check]:
     """Yield the checks of the file system, for each store that has a path."""
-    parts = undivided(storage)
+    parts, roots = undivided(storage), dict[str, Path]()
     for name, (_, fields) in undivided_configs(choice.backend, choice.config).items():
         path = fields.get("path")
         if isinstance(path, str) and name in parts:
@@ -148,6 +145,32 @@ def path_checks(choice: StorageChoice, storage: HiCacheStorage) -> Iterator[Chec
             with suppress(FileNotFoundError, StorageUnavailable):  # `part_checks` says why
                 for check in _path_checks(root, parts[name]):
                     yield check.about(name)
+                roots[name] = root
+    yield from _shared_mounts(roots, parts)
+
+
+def _shared_mounts(
+    roots: Mapping[str, Path], parts: Mapping[str, HiCacheStorage]
+) -> Iterator[Check]:
+    """Yield a check of each file system that has several parts. So do disks that are not mounted."""
+    on: dict[int, list[str]] = {}
+    for name, root in roots.items():
+        on.setdefault(root.stat().st_dev, []).append(name)
+    for names in on.values():
+        if len(names) < 2:
+            continue
+        kind, mount = mount_of(roots[names[0]], Path("/proc/self/mountinfo"))
+        system = os.statvfs(roots[names[0]])
+        total = system.f_blocks * system.f_frsize
+        wanted = sum(parts[name].stats().capacity_nbytes or 0 for name in names)
+        fact = f"{', '.join(names)} are on one file system, {kind} on {mount}"
+        advice = "if each of them has a disk of its own, mount it"
+        if wanted > total:
+            sizes = f"{format_nbytes(wanted)} for its {format_nbytes(total)}"
+            advice = f"{advice}; otherwise lower capacity_nbytes until they fit together"
+            yield Check("mounts", Status.PROBLEM, f"{fact}: capacities of {sizes}", advice)
+        else:
+            yield Check("mounts", Status.NOTE, fact, advice)
 
 
 def _path_checks(root: Path, storage: HiCacheStorage) -> Iterator[Check]:
@@ -175,7 +198,8 @@ def _path_checks(root: Path, storage: HiCacheStorage) -> Iterator[Check]:
             "lower capacity_nbytes below the size of the file system",
         )
     elif free < total * _LEAST_FREE_SHARE:
-        yield Check("free space", Status.PROBLEM, fact, "free space, or lower capacity_nbytes")
+        how = "set" if capacity is None else "lower"
+        yield Check("free space", Status.PROBLEM, fact, f"free space, or {how} capacity_nbytes")
     else:
         yield Check("free space", Status.OK, fact)
 
@@ -292,10 +316,13 @@ def part_proof_checks(name: str, measured: Measured | None) -> Iterator[Check]:
 def opening_problem(error: HiCacheError) -> Check:
     """Return the check for a store that does not open."""
     advice = "start the store, or correct its address; until then engines run without L3"
-    cause = error.__cause__
+    known, cause = error.advice, error.__cause__
     while isinstance(cause, HiCacheError):  # a composition names the store that failed
+        known = cause.advice if known is None else known
         cause = cause.__cause__
-    if isinstance(cause, OSError) and cause.errno == errno.EROFS:
+    if known is not None:
+        advice = known
+    elif isinstance(cause, OSError) and cause.errno == errno.EROFS:
         advice = _READ_ONLY_ADVICE
     elif os.strerror(errno.EACCES) in str(error) or (
         isinstance(cause, OSError) and cause.errno in {errno.EACCES, errno.EPERM}
@@ -305,12 +332,8 @@ def opening_problem(error: HiCacheError) -> Check:
         isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}
     ):
         advice = "make room"
-    elif NO_STORE in str(error):
-        advice = "mount it, or correct its path; if it is new, the next engine makes a store there"
     elif isinstance(error, StorageTimeout):
         advice = "check the store's load, or raise timeout_s"
-    elif (left := _LEFT.search(str(error))) is not None:
-        advice = f"wait {left[1]}, then engines can open the store"
     elif _SAYS_WHAT_TO_DO.search(str(error)):
         advice = ""
     return Check("open", Status.PROBLEM, str(error), advice)
@@ -353,6 +376,9 @@ def _failures(measured: Measured) -> Iterator[Check]:
         elif measured.is_down:
             advice = _REMOVAL_ADVICE if step == "delete" else _DOWN_ADVICE
         yield Check(step, Status.PROBLEM, error, advice)
+    if measured.left_space:
+        advice = f"`hicache gc --model {PROBE_MODEL} --yes` removes it, by a user who may do that"
+        yield Check("key space", Status.NOTE, measured.left_space, advice)
     if measured.is_late:
         yield Check(
             "late pages",
@@ -371,7 +397,7 @@ def _round_trip(seconds: float) -> Check:
 
 
 def _clock(skew_s: float) -> Check:
-    fact = f"the store's clock differs from this machine's by {skew_s:+z.1f} s"
+    fact = f"the store's clock differs from this machine's by {format_skew(skew_s)}"
     if abs(skew_s) < _CLOCK_SKEW_S:
         return Check("clock", Status.OK, fact)
     return Check("clock", Status.PROBLEM, fact, "synchronize both clocks with NTP")

@@ -60,6 +60,8 @@ class Measured:
     """True if the store did not answer a write in time. It may still carry the write out."""
     is_down: bool = False
     """True if the store did not answer at the end."""
+    left_space: str = ""
+    """The probe's key space and the reason, if only its pages could be removed."""
 
 
 def probe(
@@ -182,9 +184,7 @@ def _remove_space(storage: HiCacheStorage, space: KeySpace, measured: Measured) 
     except UnsupportedOperation:
         return
     except HiCacheError as error:
-        measured.failures.append(
-            ("delete", f"the key space of the probe could not be removed: {error}")
-        )
+        measured.left_space = f"{space.id} of model {PROBE_MODEL} stays, without pages: {error}"
 
 
 class _Probe:

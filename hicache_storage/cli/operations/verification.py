@@ -141,23 +141,34 @@ def verify_space(
             result.add(space, proofs)
 
 
-def delete_wrong(look: HiCacheStorage, storage: HiCacheStorage, findings: Sequence[Finding]) -> int:
-    """Delete the wrong pages among `findings` from `storage`. Return how many were deleted.
+def delete_wrong(
+    look: HiCacheStorage,
+    storage: HiCacheStorage,
+    findings: Sequence[Finding],
+    result: Verification,
+) -> None:
+    """Delete the wrong pages among `findings` from `storage`. Count them in `result`, page by page.
 
     Each page is read again first, because an engine may have replaced it. The read uses `look`, whose
     reads change nothing. A page that the store does not return, or that cannot be verified, stays.
     """
-    deleted = 0
     for finding in findings:
         if finding.page.proof not in WRONG:
             continue
         space, page_hash = finding.space, finding.page.page_hash
         storage.open_space(space)
         memory = PageMemory(space, 1, look.capabilities.alignment)
-        (again,) = PageProver(look, space).read([page_hash], memory.views(1))
-        if again.proof in WRONG:
-            deleted += storage.batch_delete(space, [page_hash]) == [True]
-    return deleted
+        prover = PageProver(look, space)
+        (again,) = prover.read([page_hash], memory.views(1))
+        if again.proof not in WRONG:
+            continue
+        try:
+            is_deleted = storage.batch_delete(space, [page_hash]) == [True]
+        except BaseException:  # it may be gone all the same
+            (again,) = prover.read([page_hash], memory.views(1))
+            result.deleted += again.proof is Proof.GONE
+            raise
+        result.deleted += is_deleted
 
 
 def _proofs(

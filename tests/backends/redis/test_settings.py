@@ -33,6 +33,7 @@ def parsed(**config: Any) -> RedisSettings:
         ({"url": "redis://here?db=1&db=2"}, "url: gives an option twice"),
         ({"url": "redis://here:0"}, "url: must have a port"),
         ({"url": "redis://here:6379/0#1"}, "url: has a '#'"),
+        ({"url": "rediss://user:pw#1@here"}, "url: has a '#'"),
         ({"url": "redis://"}, "url: must name a host"),
         ({"url": "redis://:6379/0"}, "url: must name a host"),
         ({"url": "unix://"}, "url: must name a host, or the path"),

@@ -9,10 +9,10 @@ from typing import Any
 
 from fuzz.choices import CANARY, Choices
 
-from hicache_storage.cli.ages import age, format_age
+from hicache_storage.cli.ages import age
 from hicache_storage.cli.sizes import format_nbytes, parse_share, share, size, size_from_zero
 from hicache_storage.config import int_up_to, positive_int
-from hicache_storage.durations import check_seconds, parse_seconds, with_unit
+from hicache_storage.durations import check_seconds, format_age, parse_seconds, with_unit
 from hicache_storage.scalars import (
     MAX_INT64,
     check_integer,

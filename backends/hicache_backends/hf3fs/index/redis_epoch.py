@@ -107,9 +107,11 @@ class KnownEpoch:
             is_known = run == current.encode()
             left_ms = int(until_ms or 0) - (seconds * 1000 + micros // 1000)
         if is_known and left_ms > 0:
+            left = f"{left_ms / 1000:.0f} s"
             raise StorageUnavailable(
                 "hf3fs: the Redis server of the index was restarted: earlier writers may still"
-                f" write for another {left_ms / 1000:.0f} s"
+                f" write for another {left}",
+                advice=f"wait {left}, then engines can open the store",
             )
         return is_known, bool(made), IndexId(current, maker or b"")
 
