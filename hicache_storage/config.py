@@ -23,7 +23,7 @@ from hicache_storage.controller_settings import ControllerSettings, WritePolicy
 from hicache_storage.durations import check_seconds
 from hicache_storage.errors import ConfigError, shown
 from hicache_storage.prefetch_policy import PrefetchPolicy
-from hicache_storage.scalars import check_integer
+from hicache_storage.scalars import check_integer, expand_home
 
 if TYPE_CHECKING:
     import argparse
@@ -217,14 +217,11 @@ def read_config_file(name: str, flag: str) -> dict[str, Any]:
     Raises:
         ConfigError: The message names the flag, the file and the reason.
     """
-    path = Path(name)
-    where = f"{flag}: {shown(path)}"
+    where = f"{flag}: {shown(name)}"
     try:
-        path = path.expanduser()
-    except RuntimeError:
-        raise ConfigError(f"{where}: cannot be read: there is no such home directory") from None
-    except ValueError:
-        raise ConfigError(f"{where}: is not a file name") from None
+        path = Path(expand_home(name))
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
     if path.suffix not in _PARSERS:
         raise ConfigError(f"{where}: must end in one of {', '.join(_PARSERS)}")
     try:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import re
 from typing import Any, cast
 
@@ -29,6 +30,26 @@ _SIZE = re.compile(r"([0-9]{1,24}(?:\.[0-9]{1,24})?) ?([KMGTPE]i?B|B)?", re.ASCI
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _SIZE_PREFIXES = "KMGTPE"
 _SIZE_EXAMPLES = "a number of bytes, such as 1073741824 or '1GiB'"
+
+
+def expand_home(path: str) -> str:
+    """Return a path with a leading `~` or `~user` replaced by that home directory.
+
+    Raises:
+        ValueError: There is no such home directory, for example because a container gives its process a
+            user id without a name. `~` would then be a directory in the current one.
+
+    Examples:
+        >>> expand_home("/mnt/kv")
+        '/mnt/kv'
+    """
+    try:
+        expanded = os.path.expanduser(path)  # noqa: PTH111 - that of pathlib raises RuntimeError
+    except ValueError:  # a name that no user can have
+        expanded = path
+    if path.startswith("~") and not expanded.startswith("/"):
+        raise ValueError("`~` has no meaning here: there is no home directory")
+    return expanded
 
 
 # --- values that programs give --------------------------------------------------------------------

@@ -34,6 +34,7 @@ from hicache_storage.durations import MAX_DURATION_S, format_skew, parse_seconds
 from hicache_storage.errors import ConfigError, did_you_mean, shown
 from hicache_storage.scalars import (
     counted,
+    expand_home,
     format_nbytes,
     format_number,
     parse_bool,
@@ -52,6 +53,7 @@ __all__ = [
     "ByteSize",
     "DirectoryName",
     "Field",
+    "FileName",
     "PositiveSeconds",
     "Seconds",
     "SecretStr",
@@ -78,8 +80,11 @@ def _no_url(path: str) -> str:
     return path
 
 
-DirectoryName = Annotated[str, Field(min_length=1), AfterValidator(_no_url)]
-"""The path of a directory. A URL, which may contain a secret, is refused."""
+FileName = Annotated[str, AfterValidator(expand_home)]
+"""The path of a file, with `~` expanded."""
+
+DirectoryName = Annotated[FileName, Field(min_length=1), AfterValidator(_no_url)]
+"""The path of a directory, with `~` expanded. A URL, which may contain a secret, is refused."""
 
 _ITEM_NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 """The pattern of a name that may stand for its object in messages. Other text may be a secret."""

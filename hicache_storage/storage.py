@@ -325,13 +325,26 @@ class HiCacheStorage(abc.ABC):
         return None
 
     @classmethod
+    def would_claim(cls, config: Mapping[str, Any]) -> Capabilities:  # noqa: ARG003
+        """Return what a storage of `config` claims, as far as that is known without opening it.
+
+        A composition that is opened read-only asks this about a part that it cannot open. Override it if
+        the alignment depends on the config, because the alignment decides how pages are framed.
+
+        Raises:
+            ConfigError: A field is wrong, missing or unknown. The message names it.
+        """
+        return cls.capabilities
+
+    @classmethod
     def open_read_only(cls, config: Mapping[str, Any]) -> HiCacheStorage:
         """Open the storage that `config` describes, for a program that only reads (KV-308).
 
         `open_storage(name, config, read_only=True)` calls this, and refuses every call that would change
         the store. Override it if opening or reading has side effects in your backend. The storage that
         you return must not create or remove anything, apply limits, start a collector, take a lock that
-        writers wait for, record a use, or heal a page. It must work on a read-only mount.
+        writers wait for, record a use, or heal a page. It must work on a read-only mount, and claim what
+        `from_config` would claim.
 
         Raises:
             ConfigError: As in `from_config`, or the place holds a store of another kind.

@@ -352,5 +352,5 @@ class TestExtraConfig:
 
     @pytest.mark.parametrize("name", ["~nosuchuser/c.json", "~\0.json", "a\0.json", "~\ud800.json"])
     def test_a_name_that_no_file_can_have_is_refused(self, name: str) -> None:
-        with pytest.raises(ConfigError, match=f"{_EXTRA}.*(not a file name|no such home)"):
+        with pytest.raises(ConfigError, match=f"{_EXTRA}.*(not a file name|no home directory)"):
             load_extra_config(f"@{name}")

@@ -1,13 +1,23 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError, field_validator
 
 from hicache_storage.errors import ConfigError
-from hicache_storage.settings import ByteSize, Field, PositiveSeconds, SecretStr, Settings
+from hicache_storage.registry import open_storage
+from hicache_storage.settings import (
+    ByteSize,
+    DirectoryName,
+    Field,
+    FileName,
+    PositiveSeconds,
+    SecretStr,
+    Settings,
+)
 
 SECRET = "hunter2-do-not-tell"  # noqa: S105 - no real secret
 UNIT = "swordfish"  # pydantic quotes the unit of a size
@@ -231,3 +241,78 @@ def test_a_config_is_not_changed() -> None:
     Acme.parse("acme", config)
 
     assert {"url": "acme://host", "capacity_nbytes": "1GiB"} == config
+
+
+class PathSettings(Settings):
+    path: DirectoryName
+    key_file: FileName | None = None
+
+
+class TestHomes:
+    def test_a_home_is_expanded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOME", "/home/op")
+
+        found = PathSettings.parse("acme", {"path": "~/kv", "key_file": "~/k"})
+        assert ("/home/op/kv", "/home/op/k") == (found.path, found.key_file)
+        assert PathSettings.parse("acme", {"path": "./~/kv"}).path == "./~/kv"
+
+    @pytest.mark.parametrize("path", ["~/kv", "~", "~nobody-here/kv", "~\0/kv"])
+    def test_without_a_home_a_path_in_it_is_refused(
+        self, path: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        without_home(monkeypatch)
+        for fields in ({"path": path}, {"path": "/kv", "key_file": path}):
+            with pytest.raises(
+                ConfigError, match=r"^acme: .*: `~` has no meaning here: there is no"
+            ):
+                PathSettings.parse("acme", fields)
+
+    @pytest.mark.parametrize(
+        ("backend", "config"),
+        [
+            ("file", {"path": "~/kv"}),
+            ("hf3fs", {"path": "~/kv"}),
+            ("fsspec", {"url": "file://~/kv"}),
+            ("fsspec", {"url": "~/kv"}),
+            ("redis", {"url": "redis://127.0.0.1:1", "password_file": "~/password"}),
+            ("s3", {"bucket": "b", "ca_file": "~/ca.pem"}),
+            (
+                "encrypted",
+                {"backend": "memory", "keys": {"k": {"file": "~/k"}}, "current_key": "k"},
+            ),
+            (
+                "tiered",
+                {
+                    "tiers": [
+                        {"name": n, "backend": "file", "config": {"path": f"~/{n}"}} for n in "ab"
+                    ]
+                },
+            ),
+        ],
+    )
+    @pytest.mark.parametrize("read_only", ["", "read-only"])
+    def test_no_store_is_made_in_a_directory_called_tilde(
+        self,
+        backend: str,
+        config: dict[str, Any],
+        read_only: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        without_home(monkeypatch)
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(
+            ConfigError, match="`~` has no meaning here: there is no home directory"
+        ):
+            open_storage(backend, config, read_only=bool(read_only))
+        assert not [*tmp_path.iterdir()]
+
+
+def without_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be a user id without a name, as containers give one."""
+
+    def unknown(_: object) -> None:
+        raise KeyError
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)

@@ -337,7 +337,7 @@ RULES: dict[str, Rule] = {
             "Looking changes nothing",
             "A store that was opened read-only does not change, at its limits or beyond them: its"
             " pages, times of use and files stay what they were. It creates, evicts, collects and"
-            " heals nothing, and it finds what is there.",
+            " heals nothing, it finds what is there, and it claims what a storage that writes claims.",
             "A look at a production store with a stale config evicts pages, or makes all of them"
             " equally old.",
             _EXTENDED,

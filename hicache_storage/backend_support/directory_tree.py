@@ -77,13 +77,13 @@ class DirectoryTree:
 
     @classmethod
     def at(cls, path: str) -> Self:
-        """Return the tree at `path`, with `~` expanded. Create nothing.
+        """Return the tree at `path`. Create nothing.
 
         Raises:
             ConfigError: `path` holds the store of another backend, or cannot be a path.
         """
         try:
-            tree = cls(os.path.abspath(os.path.expanduser(path)))
+            tree = cls(os.path.abspath(path))
             kind = tree._kind() if cls.others else None
         except ValueError as error:
             raise ConfigError(f"{cls.backend}: path: {error}") from error
@@ -96,7 +96,7 @@ class DirectoryTree:
 
     @classmethod
     def create(cls, path: str) -> Self:
-        """Return the tree at `path`, with `~` expanded. Make its directories if they are missing.
+        """Return the tree at `path`. Make its directories if they are missing.
 
         Raises:
             ConfigError: `path` is not a directory and cannot be made one, or holds the store of another
@@ -119,7 +119,7 @@ class DirectoryTree:
     @classmethod
     def missing_root(cls, path: str) -> str | None:
         """Return the root if `path` holds no tree. None if `path` holds one, or cannot be examined."""
-        root = os.path.abspath(os.path.expanduser(path))
+        root = os.path.abspath(path)
         try:
             os.stat(cls(root).spaces)
         except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -167,6 +167,12 @@ class DirectoryTree:
     def space_dir(self, space_id: str) -> str:
         """Return the directory of a key space."""
         return f"{self.spaces}/{space_id}"
+
+    def a_manifest(self) -> str:
+        """Return the path of a manifest, or "" if no key space can be found."""
+        with suppress(StorageUnavailable):
+            return next((f"{entry.path}/{_MANIFEST}" for entry in self.space_entries()), "")
+        return ""
 
     def space_entries(self) -> list[os.DirEntry[str]]:
         """Return the directories of all key spaces, with or without a manifest, in a fixed order.

@@ -6,6 +6,7 @@ import mmap
 import os
 from typing import TYPE_CHECKING
 
+from hicache_storage.backend_support.filesystem import open_own
 from hicache_storage.native.reference.pieces import IOV_MAX, move_all, pieces_after
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ __all__ = [
     "is_aligned",
     "move_all",
     "pieces_after",
-    "takes_direct_writes",
+    "takes_direct_reads",
 ]
 
 DIRECT: int = getattr(os, "O_DIRECT", 0)
@@ -35,12 +36,21 @@ def is_aligned(page: Page) -> bool:
     )
 
 
-def takes_direct_writes(fd: int) -> bool:
-    """Return True if one block can be written to a new file that was opened with O_DIRECT."""
+def takes_direct_reads(path: str) -> bool:
+    """Return True if the file at `path` can be read with O_DIRECT, so that its pages can be written so.
+
+    This changes nothing, so it gives the same answer on a full disk and on a read-only mount.
+    """
     if not DIRECT:
         return False
     try:
-        with mmap.mmap(-1, DIRECT_ALIGNMENT) as block:
-            return os.pwrite(fd, block, 0) == DIRECT_ALIGNMENT
+        fd = open_own(path, os.O_RDONLY | DIRECT)
     except OSError:
         return False
+    try:
+        with mmap.mmap(-1, DIRECT_ALIGNMENT) as block:
+            return os.preadv(fd, [block], 0) >= 0
+    except OSError:
+        return False
+    finally:
+        os.close(fd)

@@ -268,7 +268,9 @@ def _settings(arguments: argparse.Namespace, choice: config.StorageChoice) -> Re
         speed=arguments.speed,
         topology=Topology(tp_size=arguments.ranks),
         grid=Grid(head_group=arguments.head_group),
-        request_log=ExplainLogSettings(explain_log=arguments.explain_log or ""),
+        request_log=ExplainLogSettings.parse(
+            "replay", {"explain_log": arguments.explain_log or ""}
+        ),
         events=_events(arguments),
         tracing=arguments.tracing,
     )

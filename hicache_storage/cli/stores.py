@@ -31,6 +31,7 @@ from hicache_storage.errors import (
     did_you_mean,
     shown,
 )
+from hicache_storage.scalars import expand_home
 
 if TYPE_CHECKING:
     import argparse
@@ -180,8 +181,14 @@ def _named_choice(name: str, flag: str) -> config.StorageChoice:
     Raises:
         ConfigError: There is no such file or name, or a value of the store is wrong.
     """
-    file = os.path.expanduser(os.environ.get(_STORES) or _STORES_FILE)  # noqa: PTH111 - that of pathlib raises RuntimeError
+    file = os.environ.get(_STORES) or _STORES_FILE
     where = f"{flag} {shown(name)!r}"
+    try:
+        file = expand_home(file)
+    except ValueError as error:
+        raise ConfigError(
+            f"{where}: {shown(file)}: {error}; name another one in {_STORES}"
+        ) from None
     with suppress(OSError):  # reading the file says so
         if not Path(file).exists():
             raise ConfigError(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from hicache_storage.errors import ConfigError, HiCacheError, shown
+from hicache_storage.scalars import expand_home
 from hicache_storage.storage import StorageStats
 
 if TYPE_CHECKING:
@@ -93,10 +94,16 @@ def place_of(config: Mapping[str, Any]) -> object:
     Examples:
         >>> place_of({"url": "redis://cache:6379", "timeout_s": 2})
         {'url': 'redis://cache:6379'}
+
+    Raises:
+        ConfigError: The path begins with `~`, and there is no home directory.
     """
     path = config.get("path")
     if isinstance(path, str):
-        return os.path.realpath(os.path.expanduser(path))  # noqa: PTH111 - as the backends do
+        try:
+            return os.path.realpath(expand_home(path))
+        except ValueError as error:
+            raise ConfigError(f"path: {error}") from None
     named = {name: config[name] for name in _PLACE_FIELDS if name in config}
     return {
         name: place_of(cast("Mapping[str, Any]", value))

@@ -117,6 +117,14 @@ class ComposedStorage(HiCacheStorage):
             places.append(place)
         return " and ".join(places)
 
+    @classmethod
+    def would_claim(cls, config: Mapping[str, Any]) -> Capabilities:
+        members: Sequence[MemberSettings] = getattr(
+            cls.settings_class.parse(cls.backend, config), cls.field
+        )
+        resolved = [resolve(each.backend, each.config) for each in members]
+        return cls._claims([each.would_claim(fields) for each, fields in resolved])
+
     @staticmethod
     def _claims(members: Sequence[Capabilities]) -> Capabilities:
         """Return what the composition claims, given what its members claim."""
@@ -201,25 +209,33 @@ class ComposedStorage(HiCacheStorage):
     def page_times(self, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
         """Return the latest times that a member recorded for each page.
 
-        The last use is unknown if the first member that has the page, which serves it, records no uses.
+        A time is unknown if a shared member has the page and does not record it, because other hosts use
+        that copy. The last use is also unknown if the first member that has the page records no uses.
         """
         self.ensure_open()
         found: list[list[PageTimes]] = []
-        told, untold = set[str](), set[str]()
+        used, unknown_use, unknown_write = set[str](), set[str](), set[str]()
         for member in self._members:
             with self._named(member):
                 found.append(member.storage.page_times(space, hashes))
-                told.update(
+                times = dict(zip(hashes, found[-1], strict=True))
+                is_shared = member.storage.capabilities.shared
+                silent = [
                     one
-                    for one, times in zip(hashes, found[-1], strict=True)
-                    if times.used_at_s is not None
-                )
-                silent = [one for one in hashes if one not in told and one not in untold]
+                    for one, each in times.items()
+                    if each.used_at_s is None and (is_shared or one not in used)
+                ]
                 if silent:
-                    untold.update(compress(silent, member.storage.batch_exists(space, silent)))
+                    silent = [*compress(silent, member.storage.batch_exists(space, silent))]
+                unknown_use.update(silent)
+                if is_shared:
+                    unknown_write.update(one for one in silent if times[one].written_at_s is None)
+                used.update(one for one, each in times.items() if each.used_at_s is not None)
         latest = [_latest(times) for times in zip(*found, strict=True)]
         return [
-            replace(times, used_at_s=None, used_within_s=0.0) if one in untold else times
+            PageTimes(written_at_s=None if one in unknown_write else times.written_at_s)
+            if one in unknown_use
+            else times
             for one, times in zip(hashes, latest, strict=True)
         ]
 
@@ -389,13 +405,12 @@ def _look_at(storage_class: type[HiCacheStorage], fields: Mapping[str, Any]) -> 
     place = storage_class.would_create(fields)
     if place is not None:
         advice = "mount it, or correct its path; if it is new, the next engine makes a store there"
-        return UnopenedStorage(
-            StorageUnavailable(f"there is no store at {shown(place)}", advice=advice)
-        )
+        error = StorageUnavailable(f"there is no store at {shown(place)}", advice=advice)
+        return UnopenedStorage(error, storage_class.would_claim(fields))
     try:
         return storage_class.open_read_only(fields)
     except (StorageUnavailable, StorageTimeout) as error:
-        return UnopenedStorage(error)
+        return UnopenedStorage(error, storage_class.would_claim(fields))
 
 
 @contextmanager

@@ -21,11 +21,14 @@ class UnopenedStorage(HiCacheStorage):
     """A storage whose every call raises the reason why it could not be opened."""
 
     capabilities: ClassVar[Capabilities] = STRONGEST
-    """It has no pages, so the claims of the other stores hold."""
+    """The widest claims. An instance claims what the storage would claim that it stands for."""
     usable_after_fork: ClassVar[bool] = True
 
-    def __init__(self, error: StorageUnavailable | StorageTimeout) -> None:
+    def __init__(
+        self, error: StorageUnavailable | StorageTimeout, claims: Capabilities = STRONGEST
+    ) -> None:
         self._error = error
+        vars(self)["capabilities"] = claims
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:  # noqa: ARG003

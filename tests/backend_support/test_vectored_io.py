@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import random
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from file_roots import failing
 
 from hicache_storage import Page
 from hicache_storage.backend_support.vectored_io import (
@@ -17,7 +19,7 @@ from hicache_storage.backend_support.vectored_io import (
     DIRECT_ALIGNMENT,
     is_aligned,
     move_all,
-    takes_direct_writes,
+    takes_direct_reads,
 )
 
 
@@ -75,9 +77,22 @@ def test_aligned_pages_are_made_of_whole_blocks() -> None:
     assert {k: bool(DIRECT) and k in {(0, 4096), (4096, 12288)} for k in pages} == pages
 
 
-def test_a_refused_write_means_no_direct_writes(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    fd = os.open(tmp_path / "file", os.O_RDONLY)
+def test_a_refused_read_means_no_direct_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "file")
+    assert not takes_direct_reads(path)
 
-    assert not takes_direct_writes(fd)
-    os.close(fd)
+    (tmp_path / "file").write_bytes(b"x" * 16)
+    assert takes_direct_reads(path) == _opens(path, DIRECT)
+
+    monkeypatch.setattr(os, "preadv", failing("preadv", errno.EINVAL))
+    assert not takes_direct_reads(path)
+
+
+def _opens(path: str, flag: int) -> bool:
+    try:
+        os.close(os.open(path, os.O_RDONLY | flag))
+    except OSError:
+        return False
+    return bool(flag)

@@ -159,6 +159,27 @@ def test_a_store_that_does_not_know_uses_says_so(
     assert message.count("\n") == 1
 
 
+def test_the_times_of_this_hosts_disk_say_nothing_about_a_shared_tier(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disk, fleet = file_member("disk", tmp_path / "disk"), file_member("fleet", tmp_path / "fleet")
+    disk["config"]["capacity_nbytes"] = 1 << 30
+    store = CliStore("tiered", {"tiers": [disk, fleet]})
+    saved = store.fill(range(3))
+    for file in (tmp_path / "disk" / "spaces").rglob("*"):
+        os.utime(file, (LONG_AGO_S, LONG_AGO_S))
+
+    assert main(["gc", "--unused-for", "1d", "--yes", *store.flags]) == 2
+    message = capsys.readouterr().err
+    assert "a tier or stripe does not record when its pages are used: choose" in message
+    assert message.count("\n") == 1
+    assert store.numbers(saved) == [0, 1, 2]
+
+    assert main(["gc", "--unused-for", "1d", "--yes", "--tier", "disk", *store.flags]) == 0
+    assert not [*(tmp_path / "disk" / "spaces").iterdir()]
+    assert store.numbers(saved) == [0, 1, 2]
+
+
 @pytest.mark.parametrize("backend", ["file", "hf3fs", "s3"])
 def test_a_key_space_without_new_pages_goes(
     backend: str,

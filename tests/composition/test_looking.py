@@ -75,3 +75,21 @@ def test_a_store_that_fails_does_not_hide_the_figures_of_the_others(
 
     with open_storage("striped", config, read_only=True) as storage:
         assert {"a": "closed", "b": "closed"} == storage.stats().part_states
+
+
+@pytest.mark.parametrize("backend", ["tiered", "encrypted"])
+def test_a_store_that_is_missing_changes_no_claim(tmp_path: Path, backend: str) -> None:
+    """Otherwise the others' pages would be looked for under frames that nobody writes."""
+    disk = file_member("disk", tmp_path / "disk")
+    disk["config"]["durability"] = "power"
+    (key := tmp_path / "key").write_text("5e" * 32)
+    sealed = {"backend": "file", "config": disk["config"], "keys": {"k": {"file": str(key)}}}
+    below = {"name": "disk", "backend": "encrypted", "config": {**sealed, "current_key": "k"}}
+    nested = {"tiers": [disk if backend == "tiered" else below, file_member("y", tmp_path / "y")]}
+    tiers = [{"name": "n", "backend": "tiered", "config": nested}, file_member("x", tmp_path / "x")]
+    with open_storage("tiered", {"tiers": tiers}) as storage:
+        claimed = storage.capabilities
+    shutil.rmtree(tmp_path / "disk")
+
+    with open_storage("tiered", {"tiers": tiers}, read_only=True) as storage:
+        assert claimed == storage.capabilities

@@ -8,7 +8,7 @@ from typing import Any, cast
 from pydantic import field_validator, model_validator
 
 from hicache_storage.backend_support.secret_sources import read_secret_file, read_secret_variable
-from hicache_storage.settings import Field, PositiveSeconds, Settings
+from hicache_storage.settings import Field, FileName, PositiveSeconds, Settings
 
 _KEY = re.compile(r"[0-9a-fA-F]{64}")
 
@@ -19,7 +19,7 @@ KEY_ID = re.compile(r"[A-Za-z0-9_.-]{1,47}")
 class KeySource(Settings):
     """The place of a key. The key itself is 64 hex digits, as `openssl rand -hex 32` writes them."""
 
-    file: str | None = None
+    file: FileName | None = None
     env: str | None = None
     """The environment variable that holds the key."""
 

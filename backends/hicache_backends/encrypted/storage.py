@@ -124,17 +124,7 @@ class EncryptedStorage(WrapperStorage):
     def _wrap(self, inner: HiCacheStorage) -> None:
         """Pass calls on to `inner`, and claim what it claims."""
         super().__init__(inner)
-        self.narrow(revocable=False)  # pages are encrypted and decrypted in place
-        most = inner.capabilities.max_page_nbytes
-        if most is not None:
-            self.narrow(max_page_nbytes=max(1, most - self._header_nbytes))
-        most = inner.capabilities.max_batch_nbytes
-        if most is not None:  # half of it for the pages, and half for their headers
-            headers = max(1, most // 2 // self._header_nbytes)
-            self.narrow(
-                max_batch=min(headers, inner.capabilities.max_batch or headers),
-                max_batch_nbytes=max(1, most // 2),
-            )
+        self.narrow(**_narrowed(inner.capabilities, self._header_nbytes))
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -160,6 +150,12 @@ class EncryptedStorage(WrapperStorage):
         inner_class, fields = _inner(EncryptedSettings.parse("encrypted", config))
         return inner_class.would_create(fields)
 
+    @classmethod
+    def would_claim(cls, config: Mapping[str, Any]) -> Capabilities:
+        inner_class, fields = _inner(EncryptedSettings.parse("encrypted", config))
+        inner = inner_class.would_claim(fields)
+        return replace(inner, **_narrowed(inner, header_nbytes(inner.alignment)))
+
     # --- pages -----------------------------------------------------------------------------------
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
@@ -172,7 +168,7 @@ class EncryptedStorage(WrapperStorage):
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
-        """Read sealed pages and open them. If there is time, delete damaged pages."""
+        """Read sealed pages and open them. Read damaged ones again from each part of the backend."""
         self.ensure_open()
         if not hashes:
             return []
@@ -185,8 +181,14 @@ class EncryptedStorage(WrapperStorage):
             if isinstance(verdict, PageFault):
                 self._counters.add(verdict.reason)
                 logger.warning("page %s does not open: %s", verdict.page_hash, verdict.detail)
-        if not self._read_only:
-            self._learn(sealed, names, verdicts, deadline)
+        self._learn(names, verdicts)
+        wrong = [n for n, verdict in enumerate(verdicts) if _is_damaged(verdict)]
+        if wrong:
+            found = self._heal(
+                sealed, [hashes[n] for n in wrong], [pages[n] for n in wrong], deadline
+            )
+            for n, is_whole in zip(wrong, found, strict=True):
+                verdicts[n] = is_whole
         return [verdict is True for verdict in verdicts]
 
     def batch_set(
@@ -349,11 +351,13 @@ class EncryptedStorage(WrapperStorage):
         names: Sequence[str],
         pages: Sequence[Page],
         deadline: Deadline,
+        *,
+        part: HiCacheStorage | None = None,
     ) -> list[_Verdict]:
-        """Read sealed pages and open them, until the deadline."""
+        """Read sealed pages, all or those of one part, and open them, until the deadline."""
         verdicts: list[_Verdict] = [False] * len(hashes)
         with self._buffers.lend(len(hashes), sealed.inner.stored_nbytes) as sources:
-            found = self.inner.batch_get(sealed.inner, names, sources)
+            found = (self.inner if part is None else part).batch_get(sealed.inner, names, sources)
             wanted = [n for n, hit in enumerate(found) if hit]
             opened = self._open_pages(
                 sealed,
@@ -418,27 +422,51 @@ class EncryptedStorage(WrapperStorage):
         """Split a sealed page into header and body."""
         return memory[: self._header_nbytes], memory[self._header_nbytes :]
 
-    def _learn(
-        self,
-        sealed: SealedSpace,
-        names: Sequence[str],
-        verdicts: Sequence[_Verdict],
-        deadline: Deadline,
-    ) -> None:
-        """Remember pages whose keys are not listed. If there is time, delete damaged pages."""
-        wrong: list[str] = []
+    def _learn(self, names: Sequence[str], verdicts: Sequence[_Verdict]) -> None:
+        """Remember pages whose keys are not listed."""
+        if self._read_only:
+            return
         for name, verdict in zip(names, verdicts, strict=True):
-            if not isinstance(verdict, PageFault):
-                if verdict:
-                    self._unknown.discard(name)
-            elif verdict.reason == _NOT_AUTHENTIC:
-                wrong.append(name)
-            else:
+            if verdict is True:
+                self._unknown.discard(name)
+            elif isinstance(verdict, PageFault) and verdict.reason == _UNKNOWN_KEY:
                 if len(self._unknown) >= _MOST_REMEMBERED:
                     self._unknown.clear()
                 self._unknown.add(name)
-        if wrong and deadline.remaining_s() >= self._settings.timeout_s / 2:
-            self._delete_wrong(sealed.inner, wrong)
+
+    def _heal(
+        self,
+        sealed: SealedSpace,
+        hashes: Sequence[str],
+        pages: Sequence[Page],
+        deadline: Deadline,
+    ) -> list[bool]:
+        """Read damaged pages again from each part of the backend. Return which of them a part has whole.
+
+        Delete only the copies that do not open: one host's damaged copy says nothing about a shared one.
+        A call to the backend takes half of the time limit, so none begins later than that.
+        """
+        whole = [False] * len(hashes)
+        names, half_s = sealed.names(hashes), self._settings.timeout_s / 2
+        for part in _undivided(self.inner):
+            left = [n for n, is_whole in enumerate(whole) if not is_whole]
+            if not left or deadline.remaining_s() < half_s:
+                break
+            own, some = [names[n] for n in left], [hashes[n] for n in left]
+            try:
+                targets = [pages[n] for n in left]
+                verdicts = self._read_pages(sealed, some, own, targets, deadline, part=part)
+                wrong = [own[n] for n, verdict in enumerate(verdicts) if _is_damaged(verdict)]
+                if wrong and not self._read_only and deadline.remaining_s() >= half_s:
+                    part.batch_delete(sealed.inner, wrong)
+            except HiCacheError as error:  # what this part has is not known, so it stays
+                logger.warning(
+                    "pages that do not open (%d) could not be healed: %s", len(own), error
+                )
+                continue
+            for n, verdict in zip(left, verdicts, strict=True):
+                whole[n] = verdict is True
+        return whole
 
     def _remove_unknown(self, sealed: SealedSpace, names: Sequence[str]) -> frozenset[str]:
         """Delete pages that were sealed with unlisted keys, if a set would not overwrite them.
@@ -452,15 +480,6 @@ class EncryptedStorage(WrapperStorage):
         left = frozenset(name for name, done in zip(unknown, gone, strict=True) if not done)
         self._unknown.difference_update(set(unknown) - left)
         return left
-
-    def _delete_wrong(self, inner_space: KeySpace, names: Sequence[str]) -> None:
-        """Delete pages that do not open. If the store refuses, the pages stay and are misses."""
-        try:
-            self.inner.batch_delete(inner_space, names)
-        except HiCacheError as error:
-            logger.warning(
-                "pages that do not open could not be deleted (%d): %s", len(names), error
-            )
 
     def _opened_spaces(self, inner_spaces: Iterator[KeySpace]) -> Iterator[KeySpace]:
         for inner in inner_spaces:
@@ -488,7 +507,8 @@ class EncryptedStorage(WrapperStorage):
             rest = [page_hash for page_hash in part if page_hash not in damaged]
             deadline = Deadline(self._settings.timeout_s)
             rooms = [room] * len(rest)
-            for verdict in self._read_pages(sealed, rest, sealed.names(rest), rooms, deadline):
+            names = sealed.names(rest)
+            for verdict in self._read_pages(sealed, rest, names, rooms, deadline):
                 if verdict is None:
                     raise StorageTimeout(
                         f"encrypted: pages could not be opened within {self._settings.timeout_s:g} s"
@@ -541,6 +561,30 @@ class EncryptedStorage(WrapperStorage):
             if mode & (stat.S_IROTH | stat.S_IWOTH):
                 fact = f"every user of this machine may read the file of key {key_id!r}"
                 yield Diagnosis("key file", fact, "let only its owner read it: chmod 400")
+
+
+def _is_damaged(verdict: _Verdict) -> bool:
+    return isinstance(verdict, PageFault) and verdict.reason == _NOT_AUTHENTIC
+
+
+def _undivided(storage: HiCacheStorage) -> list[HiCacheStorage]:
+    """Return the stores that hold the pages, in the order in which they are asked."""
+    parts = storage.parts().values()
+    return [store for part in parts for store in _undivided(part)] or [storage]
+
+
+def _narrowed(inner: Capabilities, header_nbytes: int) -> dict[str, Any]:
+    """Return the claims that are less than those of the wrapped backend."""
+    claims: dict[str, Any] = {"revocable": False}  # pages are encrypted and decrypted in place
+    most = inner.max_page_nbytes
+    if most is not None:
+        claims["max_page_nbytes"] = max(1, most - header_nbytes)
+    most = inner.max_batch_nbytes
+    if most is not None:  # half of it for the pages, and half for their headers
+        headers = max(1, most // 2 // header_nbytes)
+        claims["max_batch"] = min(headers, inner.max_batch or headers)
+        claims["max_batch_nbytes"] = max(1, most // 2)
+    return claims
 
 
 def _inner(settings: EncryptedSettings) -> tuple[type[HiCacheStorage], dict[str, Any]]:

@@ -22,7 +22,6 @@ import mmap
 import os
 import stat
 import struct
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hicache_storage import native
@@ -32,7 +31,6 @@ from hicache_storage.backend_support.vectored_io import (
     DIRECT_ALIGNMENT,
     is_aligned,
     move_all,
-    takes_direct_writes,
 )
 
 if TYPE_CHECKING:
@@ -270,20 +268,3 @@ def _around(
 def _error_of(mode: int) -> int:
     """Return the errno for a mode of `native.modes_of`: ELOOP for a link, 0 for other files."""
     return -mode if mode < 0 else errno.ELOOP * stat.S_ISLNK(mode)
-
-
-def takes_direct_files(path: str) -> bool:
-    """Return True if the file system accepts O_DIRECT.
-
-    This makes a file at `path` and removes it again.
-    """
-    try:
-        fd = os.open(path, _CREATE | DIRECT, 0o666)
-    except OSError:
-        return False
-    try:
-        return takes_direct_writes(fd)
-    finally:
-        os.close(fd)
-        with suppress(OSError):
-            os.unlink(path)

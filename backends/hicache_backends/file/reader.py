@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,6 +18,7 @@ from hicache_storage import native
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.read_only import Reader, over_capacity
+from hicache_storage.backend_support.vectored_io import DIRECT_ALIGNMENT, takes_direct_reads
 from hicache_storage.settings import counted, format_nbytes
 from hicache_storage.storage import (
     Capabilities,
@@ -63,17 +65,27 @@ class FileReader(Reader):
         self._settings = settings
         self._layout = layout
         self._files_of = lru_cache(_MOST_SPACES)(partial(PageFiles, layout))
-        self._limits = Limits(
-            capacity_nbytes=settings.capacity_nbytes, min_free_nbytes=settings.min_free_nbytes
-        )
+        self._limits = Limits.of(settings)
         self._own_counters = Counters()
         self._used = read_used(layout.usage)
-        self.narrow(parallelism=settings.parallelism)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         settings = FileSettings.parse("file", config)
-        return cls(settings, Layout.at(settings.path))
+        reader = cls(settings, Layout.at(settings.path))
+        reader.declare(settings)
+        return reader
+
+    @classmethod
+    def would_claim(cls, config: Mapping[str, Any]) -> Capabilities:
+        """Return the claims of a store on a disk that takes O_DIRECT, as almost all disks do."""
+        return _claims(cls.capabilities, FileSettings.parse("file", config), direct=True)
+
+    def declare(self, settings: FileSettings) -> None:
+        """Claim what these settings and the place allow, in the same way for both openings."""
+        usage = self._layout.usage
+        direct = takes_direct_reads(usage if os.path.exists(usage) else self._layout.a_manifest())
+        vars(self)["capabilities"] = _claims(self.capabilities, settings, direct=direct)
 
     @classmethod
     def would_create(cls, config: Mapping[str, Any]) -> str | None:
@@ -242,3 +254,17 @@ class FileReader(Reader):
     def _note(self, error: OSError) -> None:
         self._counters.add("io_errors")
         logger.debug("a page's file cannot be used: %s", error)
+
+
+def _claims(widest: Capabilities, settings: FileSettings, *, direct: bool) -> Capabilities:
+    """Return what a storage with these settings claims. `direct`: its files take O_DIRECT."""
+    synced, capacity_nbytes = settings.durability == "power", settings.capacity_nbytes
+    evicts = Limits.of(settings).evict
+    return replace(
+        widest,
+        retention=min(widest.retention, Retention.UNTIL_PRESSURE if evicts else widest.retention),
+        durability=min(widest.durability, Durability.POWER if synced else Durability.CRASH),
+        alignment=DIRECT_ALIGNMENT if synced and direct else 1,
+        parallelism=settings.parallelism,
+        max_page_nbytes=None if capacity_nbytes is None else capacity_nbytes - TRAILER_NBYTES,
+    )

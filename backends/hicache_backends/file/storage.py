@@ -13,7 +13,7 @@ from hicache_backends.file.capacity import Limits
 from hicache_backends.file.healing import heal
 from hicache_backends.file.layout import Layout
 from hicache_backends.file.ledger import NotALedger
-from hicache_backends.file.page_file import TRAILER_NBYTES, takes_direct_files
+from hicache_backends.file.page_file import TRAILER_NBYTES
 from hicache_backends.file.process_state import ProcessState
 from hicache_backends.file.reader import FileReader
 from hicache_backends.file.settings import FileSettings
@@ -24,7 +24,6 @@ from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.filesystem import is_local, sync_directory
 from hicache_storage.backend_support.fork_local import ForkLocal
 from hicache_storage.backend_support.manifest import SPACE_ID
-from hicache_storage.backend_support.vectored_io import DIRECT_ALIGNMENT
 from hicache_storage.errors import (
     ConfigError,
     StorageTimeout,
@@ -32,7 +31,7 @@ from hicache_storage.errors import (
     UnsupportedOperation,
 )
 from hicache_storage.settings import counted
-from hicache_storage.storage import Durability, HiCacheStorage, Retention, StorageStats
+from hicache_storage.storage import HiCacheStorage, StorageStats
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -55,17 +54,17 @@ class FileStorage(FileReader):
     def __init__(self, settings: FileSettings) -> None:
         super().__init__(settings, Layout.create(settings.path))
         self._synced = settings.durability == "power"
-        self._limits = Limits(
-            capacity_nbytes=settings.capacity_nbytes,
-            min_free_nbytes=settings.min_free_nbytes,
-            recycle=settings.recycle and not self._synced and is_local(self._layout.root),
-        )
+        recycle = settings.recycle and not self._synced and is_local(self._layout.root)
+        self._limits = Limits.of(settings, recycle=recycle)
         self._process = ForkLocal(
             self._open_root, close=ProcessState.close, abandon=ProcessState.abandon
         )
         with ExitStack() as undo:
             undo.callback(self._process.close)
-            self._declare()
+            if self._synced:
+                self._sync_root()
+            self._process.get()  # makes the files that `declare` looks at
+            self.declare(settings)
             self._layout.warn_of_misuse(settings.capacity_nbytes)
             undo.pop_all()
 
@@ -82,7 +81,9 @@ class FileStorage(FileReader):
         """
         if cls is FileStorage:
             return FileReader.from_config(config)
-        return cls.from_config({name: config[name] for name in config.keys() - _LIMITS})
+        storage = cls.from_config({name: config[name] for name in config.keys() - _LIMITS})
+        storage.declare(FileSettings.parse("file", config))
+        return storage
 
     def open_space(self, space: KeySpace) -> None:
         self.ensure_open()
@@ -267,14 +268,8 @@ class FileStorage(FileReader):
             f"file: {self._layout.root} cannot be written to: {error.strerror}"
         )
 
-    def _declare(self) -> None:
-        if self._limits.evict:
-            self.narrow(retention=Retention.UNTIL_PRESSURE)
-        if self._limits.capacity_nbytes is not None:
-            self.narrow(max_page_nbytes=self._limits.capacity_nbytes - TRAILER_NBYTES)
-        if not self._synced:
-            self.narrow(durability=Durability.CRASH)
-            return
+    def _sync_root(self) -> None:
+        """Sync the names that lead to the pages, as `durability: power` promises."""
         try:
             sync_directory(os.path.dirname(self._layout.root))
             sync_directory(self._layout.root)
@@ -283,5 +278,3 @@ class FileStorage(FileReader):
                 f"file: durability: power has to sync {error.filename or self._layout.root}, but"
                 f" cannot ({error.strerror}): let this user read it, or choose crash"
             ) from error
-        if takes_direct_files(self._process.get().writer.temp_path()):
-            self.narrow(alignment=DIRECT_ALIGNMENT)

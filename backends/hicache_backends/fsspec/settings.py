@@ -8,11 +8,13 @@ from typing import Any, Literal
 
 from pydantic import Secret, field_validator
 
+from hicache_storage.scalars import expand_home
 from hicache_storage.settings import Field, PositiveSeconds, SecretStr, Settings
 
 fsspec: Any = importlib.import_module("fsspec")  # it has no types
 
 _CHAIN = "::"
+_LOCAL = ("file", "local")
 _USER_OR_QUERY = re.compile(r"(?<=//).*@|[?#].*", re.DOTALL)
 
 
@@ -39,7 +41,11 @@ class FsspecSettings(Settings):
     @field_validator("url")
     @classmethod
     def _check_url(cls, url: SecretStr) -> SecretStr:
-        protocol_name(url.get_secret_value())
+        name, text = protocol_name(url.get_secret_value()), url.get_secret_value()
+        if name in _LOCAL:
+            expand_home(
+                text.removeprefix(f"{name}://")
+            )  # fsspec expands it, or else leaves it as it is
         return url
 
     @property

@@ -7,6 +7,7 @@ import errno
 import os
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -23,6 +24,7 @@ from hicache_storage.backend_support.filesystem import is_local
 from hicache_storage.backend_support.fork_local import ForkLocal
 from hicache_storage.backend_support.read_only import Reader, over_capacity
 from hicache_storage.backend_support.shared_resource import CallGate
+from hicache_storage.backend_support.vectored_io import DIRECT, takes_direct_reads
 from hicache_storage.errors import HiCacheError, StorageUnavailable
 from hicache_storage.settings import counted, format_nbytes
 from hicache_storage.storage import (
@@ -49,6 +51,7 @@ _MOST_SPACES = 4096
 
 Clients decide how many there are, by their tenants and salts.
 """
+_NO_RIGHT_HERE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT})
 _FUTURE_NS = 60 * 10**9
 """The clocks of two hosts may differ by this much."""
 
@@ -79,12 +82,23 @@ class SlotReader(Reader, Generic[_MountT]):
             low_watermark=settings.low_watermark,
         )
         self._local = is_local(layout.root)
-        self._direct = not self._local if settings.direct is None else settings.direct
+        wants_direct = not self._local if settings.direct is None else settings.direct
+        self._direct = wants_direct and _takes_direct(layout)
         self._mount: ForkLocal[_MountT]
+        self.declare(settings)
 
     @classmethod
     def would_create(cls, config: Mapping[str, Any]) -> str | None:
         return Layout.missing_root(Hf3fsSettings.parse("hf3fs", config).path)
+
+    @classmethod
+    def would_claim(cls, config: Mapping[str, Any]) -> Capabilities:
+        settings = Hf3fsSettings.parse("hf3fs", config)
+        return _claims(cls.capabilities, settings, direct=settings.direct is True)
+
+    def declare(self, settings: Hf3fsSettings) -> None:
+        """Claim what these settings and the place allow, in the same way for both openings."""
+        vars(self)["capabilities"] = _claims(self.capabilities, settings, direct=self._direct)
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         with (
@@ -262,7 +276,6 @@ class Hf3fsReader(SlotReader[ReadMount[IndexReader]]):
 
     def __init__(self, settings: Hf3fsSettings, layout: Layout) -> None:
         super().__init__(settings, layout)
-        self.narrow(alignment=BLOCK_NBYTES if self._direct else 1, parallelism=settings.parallelism)
         self._mount = ForkLocal(self._open_root, close=lambda mount: mount.close())
 
     @classmethod
@@ -286,6 +299,30 @@ def layout_at(settings: Hf3fsSettings) -> Layout:
     layout = Layout.at(settings.path)
     layout.require_index(redis=settings.index.get_secret_value() != SQLITE)
     return layout
+
+
+def _claims(widest: Capabilities, settings: Hf3fsSettings, *, direct: bool) -> Capabilities:
+    """Return what a storage with these settings claims. `direct`: its files take O_DIRECT."""
+    evicts = settings.capacity_nbytes is not None
+    return replace(
+        widest,
+        retention=min(widest.retention, Retention.UNTIL_PRESSURE if evicts else widest.retention),
+        alignment=BLOCK_NBYTES if direct else 1,
+        parallelism=settings.parallelism,
+    )
+
+
+def _takes_direct(layout: Layout) -> bool:
+    """Return True if files of this root can be read and written around the page cache.
+
+    An unnamed file is opened, which changes nothing. If this user may not do that here, for example on a
+    read-only mount, a manifest is read instead.
+    """
+    try:
+        os.close(os.open(layout.spaces, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC | DIRECT, 0o600))
+    except OSError as error:
+        return error.errno in _NO_RIGHT_HERE and takes_direct_reads(layout.a_manifest())
+    return bool(DIRECT)
 
 
 def _slot_files(layout: Layout, space: KeySpace) -> SlotFiles:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 from typing import TYPE_CHECKING, Any, Self
 
-from hicache_backends.hf3fs.layout import BLOCK_NBYTES, Geometry, Layout
+from hicache_backends.hf3fs.layout import Geometry, Layout
 from hicache_backends.hf3fs.mount import Mount
 from hicache_backends.hf3fs.reader import Hf3fsReader, SlotReader, layout_at
 from hicache_backends.hf3fs.settings import Hf3fsSettings
@@ -14,16 +13,15 @@ from hicache_storage.backend_support.capacity import page_over_capacity
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.fork_local import ForkLocal
 from hicache_storage.backend_support.manifest import SPACE_ID
-from hicache_storage.backend_support.vectored_io import DIRECT, takes_direct_writes
 from hicache_storage.errors import ConfigError
 from hicache_storage.settings import format_nbytes
-from hicache_storage.storage import HiCacheStorage, Retention
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
+    from hicache_storage.storage import HiCacheStorage
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +35,7 @@ class Hf3fsStorage(SlotReader[Mount]):
     def __init__(self, settings: Hf3fsSettings) -> None:
         layout_at(settings)
         super().__init__(settings, Layout.create(settings.path))
-        self._direct = self._direct and _takes_direct(self._layout)
         self._mount = ForkLocal(self._open_root, close=Mount.close)
-        self.narrow(alignment=BLOCK_NBYTES if self._direct else 1, parallelism=settings.parallelism)
-        if settings.capacity_nbytes is not None:
-            self.narrow(retention=Retention.UNTIL_PRESSURE)
         self._layout.warn_of_misuse(settings.capacity_nbytes)
 
     @classmethod
@@ -57,7 +51,11 @@ class Hf3fsStorage(SlotReader[Mount]):
         """
         if cls is Hf3fsStorage:
             return Hf3fsReader.from_config(config)
-        return cls.from_config({name: config[name] for name in config.keys() - {"capacity_nbytes"}})
+        storage = cls.from_config(
+            {name: config[name] for name in config.keys() - {"capacity_nbytes"}}
+        )
+        storage.declare(Hf3fsSettings.parse("hf3fs", config))
+        return storage
 
     def open_space(self, space: KeySpace) -> None:
         super().open_space(space)
@@ -115,15 +113,3 @@ class Hf3fsStorage(SlotReader[Mount]):
                 format_nbytes(capacity_nbytes),
                 format_nbytes(to_evict_nbytes),
             )
-
-
-def _takes_direct(layout: Layout) -> bool:
-    """Return True if files of this root can be read and written around the page cache."""
-    try:
-        fd = os.open(layout.spaces, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC | DIRECT, 0o600)
-    except OSError:
-        return False
-    try:
-        return takes_direct_writes(fd)
-    finally:
-        os.close(fd)

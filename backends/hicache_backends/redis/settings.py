@@ -11,7 +11,14 @@ from pydantic import field_validator, model_validator
 from hicache_backends.redis.access import PORT, URL_OPTIONS, Access, Address, tls_context
 from hicache_storage.backend_support.redis_url import check_no_fragment, check_redis_url
 from hicache_storage.backend_support.secret_sources import read_secret_file, read_secret_variable
-from hicache_storage.settings import Field, PositiveSeconds, Seconds, SecretStr, Settings
+from hicache_storage.settings import (
+    Field,
+    FileName,
+    PositiveSeconds,
+    Seconds,
+    SecretStr,
+    Settings,
+)
 
 if TYPE_CHECKING:
     import ssl
@@ -34,7 +41,7 @@ class RedisSettings(Settings):
     """
     username: str | None = None
     password: SecretStr | None = None
-    password_file: str | None = None
+    password_file: FileName | None = None
     """The file that contains the password.
 
     White space around the password is dropped. The file is read when the storage is opened, and again if
@@ -42,9 +49,9 @@ class RedisSettings(Settings):
     """
     password_env: str | None = None
     """The environment variable that contains the password."""
-    tls_ca_file: str | None = None
-    tls_cert_file: str | None = None
-    tls_key_file: str | None = None
+    tls_ca_file: FileName | None = None
+    tls_cert_file: FileName | None = None
+    tls_key_file: FileName | None = None
     tls_verify: bool = True
     """False: accept any certificate of the server."""
     cluster: bool | None = None

@@ -8,7 +8,14 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, model_validator
 
-from hicache_storage.settings import ByteSize, Field, PositiveSeconds, SecretStr, Settings
+from hicache_storage.settings import (
+    ByteSize,
+    Field,
+    FileName,
+    PositiveSeconds,
+    SecretStr,
+    Settings,
+)
 
 _PREFIX = re.compile(r"(?:[A-Za-z0-9_.~-]+/)*")
 _HEADER_NAME = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
@@ -134,7 +141,7 @@ class S3Settings(Settings):
     put_headers: Headers = Field(default_factory=dict[str, str])
     """Headers for every put of a page, such as x-amz-storage-class and x-amz-tagging."""
 
-    ca_file: str | None = Field(default=None, min_length=1)
+    ca_file: FileName | None = Field(default=None, min_length=1)
     """A file with the certificates to trust. None: AWS_CA_BUNDLE, else botocore's own file."""
     tls_verify: bool = True
     """False: trust any certificate."""

@@ -259,9 +259,15 @@ def _times(
     for act in limits:
         unknown = [page_hash for page_hash, times in found if act.latest_s(times) is None]
         if unknown and any(storage.batch_exists(space, unknown)):
+            subject, choose = "the store does not record", ""
+            if storage.parts():
+                subject, choose = (
+                    "a tier or stripe does not record",
+                    "choose another one with --tier, or ",
+                )
             raise UnsupportedOperation(
-                f"gc: the store does not record when its pages are {act.recorded}: select by model,"
-                f" revision, tenant or pool instead of {act.flag}"
+                f"gc: {subject} when its pages are {act.recorded}: {choose}select by model, revision,"
+                f" tenant or pool instead of {act.flag}"
             )
         for page_hash, times in found:
             if act.latest_s(times) is not None:

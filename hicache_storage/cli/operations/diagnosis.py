@@ -25,6 +25,7 @@ from hicache_storage.durations import format_age, format_skew
 from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable, shown
 from hicache_storage.page_store import Verdict
 from hicache_storage.prefetch_policy import PrefetchPolicy
+from hicache_storage.scalars import expand_home
 from hicache_storage.storage import Retention, UnreadableKind
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def path_checks(choice: StorageChoice, storage: HiCacheStorage) -> Iterator[Chec
     for name, (_, fields) in undivided_configs(choice.backend, choice.config).items():
         path = fields.get("path")
         if isinstance(path, str) and name in parts:
-            root = Path(os.path.expanduser(path)).resolve()  # noqa: PTH111 - as the backends do
+            root = Path(expand_home(path)).resolve()
             with suppress(FileNotFoundError, StorageUnavailable):  # `part_checks` says why
                 for check in _path_checks(root, parts[name]):
                     yield check.about(name)

@@ -17,6 +17,7 @@ from hicache_storage.cli.stores import EVICT, open_before_change
 from hicache_storage.composition.parts import undivided, undivided_configs
 from hicache_storage.errors import ConfigError, NoSuchStore, shown
 from hicache_storage.page_store.frame import frame_nbytes
+from hicache_storage.scalars import expand_home
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -122,6 +123,6 @@ def _file_system(fields: Mapping[str, object]) -> list[float]:
     path = fields.get("path")
     with suppress(OSError):
         if isinstance(path, str):
-            system = os.statvfs(os.path.expanduser(path))  # noqa: PTH111 - as the backends do
+            system = os.statvfs(expand_home(path))
             return [system.f_bavail * system.f_frsize]
     return []

@@ -230,6 +230,54 @@ class TestForgery:
 
             assert got(storage) is None
 
+    @pytest.mark.parametrize("opening", ["from_config", "open_read_only"])
+    def test_a_damaged_copy_costs_no_good_one_of_another_tier(
+        self, tmp_path: Path, opening: str
+    ) -> None:
+        files = [
+            {"name": one, "backend": "file", "config": {"path": f"{tmp_path}/{one}"}}
+            for one in "ab"
+        ]
+        config = {**key_files(tmp_path), "backend": "tiered", "config": {"tiers": files}}
+        with EncryptedStorage.from_config(config) as storage:
+            storage.open_space(SPACE)
+            data = put(storage)
+            put(storage, B)
+        for where, one in (("a", A), ("a", B), ("b", B)):
+            path = page_file(tmp_path / where, SPACE, one)
+            (data_there := bytearray(path.read_bytes()))[1000] ^= 1
+            path.write_bytes(data_there)
+        before = snapshot(tmp_path)
+
+        with getattr(EncryptedStorage, opening)(config) as storage:
+            assert (data, None) == (got(storage, A), got(storage, B))
+        if opening == "open_read_only":
+            assert before == snapshot(tmp_path)
+        else:
+            left = {one: page_file(tmp_path / "a", SPACE, one).exists() for one in (A, B)}
+            assert {A: False, B: False} == left
+            assert page_file(tmp_path / "b", SPACE, A).exists()
+            assert not page_file(tmp_path / "b", SPACE, B).exists()
+
+    def test_one_wrong_read_deletes_nothing(
+        self, inner: MemoryStorage, storage: EncryptedStorage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A page that opens when it is read again was damaged on its way, not in the store."""
+        data = put(storage)
+        real, calls = inner.batch_get, list[int]()
+
+        def get(space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]) -> list[bool]:
+            hits = real(space, hashes, pages)
+            if not calls:
+                pages[0].segments[0][-1] ^= 1
+            calls.append(1)
+            return hits
+
+        monkeypatch.setattr(inner, "batch_get", get)
+        assert data == got(storage)
+        assert inner.stats().pages in (None, 1)
+        assert data == got(storage)
+
     def test_a_page_that_cannot_be_deleted_stays_a_miss(self, inner: MemoryStorage) -> None:
         faulty = FaultyStorage(inner, [Odds("batch_delete", Fault.RAISE, 1.0)])
         with sealed_over(faulty) as storage:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from file_roots import FILE_NBYTES, HASHES, SPACE, file_of, opened, put
+from file_roots import FILE_NBYTES, HASHES, SPACE, failing, file_of, opened, put
 from hicache_backends.file import FileStorage
 from looks import look, read_only_mount, snapshot
 from pages import blank, page
@@ -156,6 +157,38 @@ class TestTimes:
 
         assert found.written_at_s is not None
         assert (None, 0.0) == (found.used_at_s, found.used_within_s)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"durability": "power"},
+        {"capacity_nbytes": 1 << 20, "parallelism": 3},
+        {"min_free_nbytes": 1, "durability": "power"},
+    ],
+)
+@pytest.mark.parametrize("kind", ["file", "a subclass", "a snapshot without its ledger"])
+def test_both_openings_claim_the_same(root: Path, config: dict[str, Any], kind: str) -> None:
+    with opened(root, **config) as storage:
+        put(storage, 1)
+        claimed = storage.capabilities
+    storage_class = Shouting if kind == "a subclass" else FileStorage
+    if kind == "a snapshot without its ledger":
+        (root / "usage").unlink()
+
+    with storage_class.open_read_only({"path": str(root), **config}) as looking:
+        assert claimed == looking.capabilities
+
+
+def test_a_full_disk_changes_no_claim(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise pages of a store with `durability: power` would have other frames on a full disk."""
+    with opened(root, durability="power") as storage:
+        claimed = storage.capabilities
+
+    monkeypatch.setattr(os, "pwrite", failing("pwrite", errno.ENOSPC))
+    with opened(root, durability="power") as storage:
+        assert claimed == storage.capabilities
 
 
 class Shouting(FileStorage):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sqlite3
@@ -331,3 +332,33 @@ def test_the_last_access_times_reach_the_index_without_another_call(root: Path) 
                 return
             time.sleep(0.05)
     raise AssertionError("the access time never came")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"direct": True}, {"direct": False, "capacity_nbytes": 1 << 30}, {"parallelism": 3}],
+)
+@pytest.mark.parametrize("mount", ["rw", "ro"])
+def test_both_openings_claim_the_same(
+    root: Path, config: dict[str, Any], mount: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(root, **config) as storage:
+        stored(storage, PAGES)
+        claimed = storage.capabilities
+    if mount == "ro":  # the mount refuses an unnamed file, and then a manifest tells
+        monkeypatch.setattr(os, "O_TMPFILE", os.O_CREAT | os.O_EXCL)
+        monkeypatch.setattr(os, "open", refusing_new_files(os.open))
+
+    with reader(root, **config) as looking:
+        assert claimed == looking.capabilities
+
+
+def refusing_new_files(real: Callable[..., int]) -> Callable[..., int]:
+    """Return `os.open` as of a read-only mount."""
+
+    def call(path: Any, flags: int, mode: int = 0o777, **rest: Any) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        return real(path, flags, mode, **rest)
+
+    return call

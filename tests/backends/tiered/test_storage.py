@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -407,6 +408,22 @@ class TestWrites:
         tiers.set(A)
 
         assert [used] == tiers.storage.page_times(SPACE, [A])
+
+    def test_a_time_is_unknown_if_a_shared_tier_has_the_page_and_notes_none(
+        self, build: Build, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Other hosts use that copy, and this host's own tier knows nothing of it."""
+        tiers = build()
+        monkeypatch.setattr(tiers.first, "page_times", always(PageTimes(used_at_s=8.0)))
+        monkeypatch.setitem(
+            vars(tiers.last), "capabilities", replace(tiers.last.capabilities, shared=True)
+        )
+        tiers.set(A)
+        tiers.put(tiers.first, B)
+
+        assert [PageTimes(), PageTimes(used_at_s=8.0)] == tiers.storage.page_times(SPACE, [A, B])
+        monkeypatch.setattr(tiers.last, "page_times", always(PageTimes(written_at_s=7.0)))
+        assert [PageTimes(written_at_s=7.0)] == tiers.storage.page_times(SPACE, [A])
 
     def test_a_copy_that_was_written_later_counts_as_a_use(
         self, build: Build, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""KV-308: a store that is opened read-only does not change."""
+"""KV-308: a store that is opened read-only does not change, and claims the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hicache_conformance.scenarios.setup import open_store
 from hicache_conformance.scenarios.small_stores import SmallStore, small_store
 from hicache_conformance.tools.observation.files import file_states
 from hicache_conformance.tools.observation.pages_at_rest import OwnObject, at_rest
-from hicache_storage.storage import Durability
+from hicache_storage.storage import Durability, describe
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -104,6 +104,23 @@ def damage_stays_for_others_to_see(case: Case) -> None:
     if place.read() != lying:
         raise looker.violation(
             "a damaged object is gone or changed after a read-only handle has read it"
+        )
+
+
+@check("KV-308")
+def a_read_only_handle_claims_the_same(case: Case) -> None:
+    """A read-only handle claims what a writing one claims, so both frame pages in the same way."""
+    store, _ = open_store(case)
+    claimed = describe(store.storage.capabilities)
+    store.close()
+    looker = case.open_read_only()
+    got = describe(looker.storage.capabilities)
+    other = [name for name in claimed if got[name] != claimed[name]]
+    if other:
+        raise looker.violation(
+            "a read-only handle claims something else than a handle that writes",
+            expected=", ".join(f"{name} {claimed[name]}" for name in other),
+            got=", ".join(f"{name} {got[name]}" for name in other),
         )
 
 

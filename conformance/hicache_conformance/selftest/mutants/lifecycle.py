@@ -621,6 +621,15 @@ class LookingHeals(Shelf):
         return data
 
 
+@caught_by("KV-308:a_read_only_handle_claims_the_same", says=r"writes alignment 1")
+class LooksAtOtherFrames(Shelf):
+    """Only a handle that writes finds out which alignment the disk needs."""
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self.narrow(alignment=4096)
+
+
 # --- the wrong end of the queue ------------------------------------------------------------------
 
 
