@@ -737,13 +737,13 @@ class TestScope:
         self, storage: Hf3fsStorage, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         stored(storage, range(400))
-        real, calls = slot_files._fallocate, list[int]()
+        real, calls = slot_files.fallocate, list[int]()
 
         def counted(fd: int, mode: int, offset: int, nbytes: int) -> None:
             calls.append(nbytes)
             real(fd, mode, offset, nbytes)
 
-        monkeypatch.setattr(slot_files, "_fallocate", counted)
+        monkeypatch.setattr(slot_files, "fallocate", counted)
 
         assert 400 == storage.clear(SPACE)
         assert len(calls) == 1

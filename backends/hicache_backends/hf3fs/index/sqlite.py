@@ -48,7 +48,9 @@ class SqliteIndex(SqliteReader, Index):
                 self._database.transaction(deadline) as db,
             ):
                 tables.collect_dead(db, layout, writer)
+                tables.keep_free_pages(db)
                 self._update_used(db)
+            self._checkpoint(deadline)
         except BaseException:
             self._database.close()
             raise
@@ -178,7 +180,18 @@ class SqliteIndex(SqliteReader, Index):
             self._add_unsettled(unsettled)
             raise
         self.evicted += reservation.evicted
+        if reservation.has_extended:
+            self._checkpoint(deadline)
         return places
+
+    def _checkpoint(self, deadline: Deadline) -> None:
+        """Write the log to the file, so that the file has the blocks of its free pages."""
+        with (
+            suppress(HiCacheError),
+            self._database.session(deadline, make=False) as session,
+            session.step(deadline) as db,
+        ):
+            db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def _add_unsettled(self, places: Sequence[tuple[bytes, Place]]) -> None:
         with self._unsettled_lock:
@@ -203,6 +216,7 @@ class SqliteIndex(SqliteReader, Index):
             files = SlotFiles(self._layout, Geometry(space))
             tables.register(db, files)
             self._fill_space(db, files, on_slot)
+        tables.keep_free_pages(db)
 
     def _fill_space(
         self, db: sqlite3.Connection, files: SlotFiles, on_slot: Callable[[], None]

@@ -55,6 +55,10 @@ _FIND = (
     " group_concat(hex(page_hash) || ' ' || slot || ' ' || hex(stamp)) FROM pages"
     " WHERE space = ? AND page_hash IN ({})"
 )
+_LEAST_FREE_PAGES = 128
+_FREE_PAGES_SHARE = 4
+_ROW_NBYTES = 256
+"""What a page takes in the file, more than its free slot took, if the tree's pages are half full."""
 _EVICTED_AHEAD = 1000
 """How many more pages than necessary a set may evict. The set waits for their eviction."""
 _OLDEST = (
@@ -183,6 +187,23 @@ def drop(db: sqlite3.Connection, space: bytes, *, keep_pages: bool) -> int | Non
     return int(pages)
 
 
+def keep_free_pages(db: sqlite3.Connection) -> bool:
+    """Give the file pages that are not in use, so that it need not grow on a full disk.
+
+    Return False if it had enough of them.
+    """
+    (free_pages,) = db.execute("PRAGMA freelist_count").fetchone()
+    (pages,) = db.execute("PRAGMA page_count").fetchone()
+    (page_nbytes,) = db.execute("PRAGMA page_size").fetchone()
+    (slots,) = db.execute("SELECT coalesce(sum(allocated - taken), 0) FROM spaces").fetchone()
+    wanted = max(_LEAST_FREE_PAGES, pages // _FREE_PAGES_SHARE) + slots * _ROW_NBYTES // page_nbytes
+    if free_pages < wanted:
+        row = (b"", -1, wanted * page_nbytes)
+        db.execute("INSERT INTO reserved VALUES (?, ?, zeroblob(?))", row)
+        db.execute("DELETE FROM reserved WHERE space = ?", row[:1])
+    return free_pages < wanted
+
+
 def used_nbytes(db: sqlite3.Connection) -> int:
     """Return the bytes of all slots in use."""
     (nbytes,) = db.execute("SELECT coalesce(sum(taken * slot_nbytes), 0) FROM spaces").fetchone()
@@ -247,6 +268,8 @@ class Reservation:
         self._layout = layout
         self._slot_nbytes = files.geometry.slot_nbytes
         self.evicted = 0
+        self.has_extended = False
+        """True if the file has got free pages. It extends at the next checkpoint."""
 
     def reserve(self, count: int) -> list[Place]:
         """Reserve `count` slots, or as many as possible."""
@@ -344,3 +367,5 @@ class Reservation:
             self._db, "INSERT INTO free", [(self._space, slot) for slot in range(before, after)]
         )
         self._db.execute("UPDATE spaces SET allocated = ? WHERE space = ?", (after, self._space))
+        if after > before:
+            self.has_extended = keep_free_pages(self._db)
