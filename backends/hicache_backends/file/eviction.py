@@ -102,7 +102,7 @@ class EvictionSweep:
         self.sweeps = 0
         """How many sweeps have been completed."""
         self.is_exact = False
-        """True if no page was written during the last sweep, so that the ledger is exact."""
+        """True if no page was written or removed during the last sweep, so that the ledger is exact."""
         # Only the thread that is looking at pages uses the fields below.
         self._next_shard = 0
         self._shards_a_listing = _FIRST_SHARDS

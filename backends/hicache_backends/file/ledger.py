@@ -108,7 +108,7 @@ class Ledger:
         """Correct the used bytes after a scan, but only as far as the scan proves them wrong.
 
         We cannot know whether the scan saw a change that was made while it ran. A ledger that
-        needed the scan gets the highest sum that is possible. Return True if nothing was written
+        needed the scan gets the highest sum that is possible. Return True if nothing was changed
         meanwhile, so that the sum is exact.
 
         Args:
@@ -127,7 +127,7 @@ class Ledger:
             self.needs_scan = False
             change = Totals(max(wanted - now.used, 0), max(now.used - wanted, 0))
             self._write(_changed(now, change))
-            return not pending and now.added == since.added
+            return not pending and now == since
 
     def close(self) -> None:
         """Stop writing. Idempotent."""

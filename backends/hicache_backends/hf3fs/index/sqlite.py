@@ -81,6 +81,8 @@ class SqliteIndex(SqliteReader, Index):
         try:
             with self._database.transaction(deadline) as db:
                 tables.end_reservations(db, space, places)
+                if behind_ns := tables.behind_ns(db):
+                    entries = [one._replace(used_ns=one.used_ns + behind_ns) for one in entries]
                 doubles = [place.slot for place in tables.insert(db, space, entries)]
                 if doubles:
                     files.invalidate(doubles)
@@ -142,8 +144,9 @@ class SqliteIndex(SqliteReader, Index):
             pages = spaces.setdefault(bytes.fromhex(space_id), [])
             pages.append((bytes.fromhex(page_hash), used_ns))
         with self._database.transaction(deadline) as db:
+            behind_ns = tables.behind_ns(db)
             for space, pages in spaces.items():
-                tables.touch(db, space, pages)
+                tables.touch(db, space, [(one, used_ns + behind_ns) for one, used_ns in pages])
 
     def drop(self, space_id: str, deadline: Deadline, *, keep_pages: bool) -> int:
         """Remove a key space while no other process can reserve a slot there."""

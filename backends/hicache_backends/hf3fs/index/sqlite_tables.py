@@ -7,9 +7,11 @@ from the high watermark down to the low one.
 
 from __future__ import annotations
 
+import time
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
+from hicache_backends.hf3fs.index.base import MOST_AHEAD_NS
 from hicache_backends.hf3fs.layout import Geometry, Place, writer_of, written_ns
 from hicache_backends.hf3fs.slot_files import SlotFiles
 from hicache_backends.hf3fs.writer import is_dead, tokens
@@ -61,11 +63,20 @@ _ROW_NBYTES = 256
 """What a page takes in the file, more than its free slot took, if the tree's pages are half full."""
 _EVICTED_AHEAD = 1000
 """How many more pages than necessary a set may evict. The set waits for their eviction."""
+_PAGES = (
+    "SELECT {} AS used_ns, slot, slot_nbytes, space, page_hash FROM pages JOIN spaces USING (space)"
+    " WHERE pages.used_ns {} :latest AND (:space IS NULL OR space = :space)"
+)
 _OLDEST = (
     "SELECT group_concat("
     "used_ns || ' ' || slot || ' ' || slot_nbytes || ' ' || hex(space) || ' ' || hex(page_hash)"
-    ") FROM (SELECT * FROM pages JOIN spaces USING (space) {} ORDER BY used_ns LIMIT ?)"
+    f") FROM (SELECT * FROM ({_PAGES.format(0, '>')} LIMIT :most) UNION ALL"
+    f" SELECT * FROM ({_PAGES.format('used_ns', '<=')} ORDER BY pages.used_ns LIMIT :most)"
+    " LIMIT :most)"
 )
+"""First come the pages whose time cannot be true, because it is far ahead."""
+_NEWEST = "SELECT max(used_ns) FROM pages WHERE used_ns <= ?"
+_STEP_NS = 100_000
 
 
 def id_of(files: SlotFiles) -> bytes:
@@ -112,16 +123,24 @@ def insert(db: sqlite3.Connection, space: bytes, entries: Sequence[Entry]) -> li
     return [entry.place for entry in entries if there[entry.page_hash] != entry.place]
 
 
+def behind_ns(db: sqlite3.Connection) -> int:
+    """Return how much later than this host's clock new times must be, because it was set back."""
+    now_ns = time.time_ns()
+    (newest_ns,) = db.execute(_NEWEST, (now_ns + MOST_AHEAD_NS,)).fetchone()
+    return max(0, (newest_ns or 0) + _STEP_NS - now_ns) if (newest_ns or 0) > now_ns else 0
+
+
 def touch(db: sqlite3.Connection, space: bytes, used: Sequence[tuple[bytes, int]]) -> None:
-    """Store the access times of pages, if they are later than the stored ones."""
+    """Store the access times of pages, if they are later than the stored ones, or these are not true."""
+    latest_ns = time.time_ns() + MOST_AHEAD_NS
     for part in _parts(used, _TOUCH_VARIABLES):
         hashes = [page_hash for page_hash, _ in part]
         query = (
             "UPDATE pages SET used_ns ="  # noqa: S608 - question marks only
-            f" max(used_ns, CASE page_hash {'WHEN ? THEN ? ' * len(part)} END)"
+            f" max(CASE WHEN used_ns > ? THEN 0 ELSE used_ns END, CASE page_hash {'WHEN ? THEN ? ' * len(part)} END)"
             f" WHERE space = ? AND page_hash IN ({_marks(part)})"
         )
-        db.execute(query, (*chain.from_iterable(part), space, *hashes))
+        db.execute(query, (latest_ns, *chain.from_iterable(part), space, *hashes))
 
 
 def used_ns(db: sqlite3.Connection, space: bytes, hashes: Sequence[str]) -> dict[str, int]:
@@ -333,8 +352,9 @@ class Reservation:
 
     def _oldest(self, most: int, *, own: bool) -> list[tuple[bytes, bytes, int, int]]:
         """Return the least recently used pages: key space, hash, slot and size of the slot."""
-        query = _OLDEST.format("WHERE space = ?" if own else "")
-        (text,) = self._db.execute(query, (self._space, most) if own else (most,)).fetchone()
+        latest_ns = time.time_ns() + MOST_AHEAD_NS
+        wanted = {"space": self._space if own else None, "latest": latest_ns, "most": most}
+        (text,) = self._db.execute(_OLDEST, wanted).fetchone()
         rows = [row.split(" ") for row in text.split(",")] if text else []
         rows.sort(key=lambda row: int(row[0]))
         return [
