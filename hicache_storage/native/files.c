@@ -18,6 +18,8 @@
 /* The memory of a thread that reads: a page of 1 MiB with its frame is one request for the disk. */
 enum { BLOCK_NBYTES = 4096, READ_NBYTES = (1 << 20) + 2 * BLOCK_NBYTES };
 enum { COLD = 100 };
+/* A time that is further ahead than this cannot be true. */
+static const int64_t MOST_AHEAD_NS = 300 * 1000000000LL;
 
 int64_t file_exists(const char *path, uint64_t nbytes) {
     struct stat status;
@@ -127,12 +129,15 @@ static int64_t read_around(int fd, const page_read *wanted, way by) {
 
 static void touch(int fd, int64_t touched_ns, int64_t interval_ns) {
     struct stat status;
-    if (interval_ns && !fstat(fd, &status) &&
-        touched_ns - (status.st_mtim.tv_sec * 1000000000LL + status.st_mtim.tv_nsec) < interval_ns)
-        return;
+    if (interval_ns && !fstat(fd, &status)) {
+        const int64_t age_ns = touched_ns - (status.st_mtim.tv_sec * 1000000000LL + status.st_mtim.tv_nsec);
+        if (age_ns < interval_ns && age_ns >= -MOST_AHEAD_NS)
+            return;
+    }
     const struct timespec time = {touched_ns / 1000000000, touched_ns % 1000000000};
     const struct timespec times[2] = {time, time};
-    (void)!futimens(fd, times);
+    if (futimens(fd, times) && errno == EPERM)
+        (void)!futimens(fd, NULL); /* who may write a file, but does not own it, may only set the time of now */
 }
 
 static int open_again(const char *path, int flags, mode_t mode) {

@@ -32,7 +32,7 @@ typedef struct {
     size_t pieces;
     uint64_t nbytes;     /* of the page, without its trailer */
     int64_t touched_ns;  /* the modification time after a hit; negative: do not change it */
-    int64_t interval_ns; /* do not change it either if it is less than this old */
+    int64_t interval_ns; /* nor if it is less than this old, and not far ahead */
     uint64_t *digest;    /* receives the xxh3-64 of the page without its first `skip` bytes; may be NULL */
     size_t skip;
     uint64_t *state;     /* of the page's revocable; NULL: it has none */

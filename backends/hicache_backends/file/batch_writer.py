@@ -6,7 +6,6 @@ import errno
 import itertools
 import logging
 import os
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -49,7 +48,7 @@ class BatchWriter:
         self._deadline = deadline
         # The first page of a batch gets the newest time, so that eviction takes the tail of a
         # prefix first.
-        self._now_ns = time.time_ns()
+        self._now_ns = process.clock.now_ns()
         self._renews_recency = process.capacity.limits.evict
         self._refusal: int | None = None
         """The errno with which the file system refused a page."""
@@ -110,8 +109,26 @@ class BatchWriter:
         return verdict in (native.HIT, native.UNSYNCED)
 
     def _write(self, absent: dict[str, Page]) -> list[str]:
+        """Write pages. If the file system is full, evict others once, and write the rest then."""
+        written, refused = self._write_granted(absent)
+        may_evict = self._process.capacity.limits.evict and not self._deadline.passed()
+        if refused and self._refusal in _FULL and may_evict:
+            self._refusal = None
+            more, refused = self._write_granted(refused, is_full=True)
+            written += more
+        self._process.counters.add("recycled", self._recycled)
+        if self._refusal is not None:
+            self._process.counters.add("refused_no_space", len(refused))
+        return written
+
+    def _write_granted(
+        self, absent: dict[str, Page], *, is_full: bool = False
+    ) -> tuple[list[str], dict[str, Page]]:
+        """Write as many pages as the capacity allows. Return those, and the ones that failed."""
         capacity = self._process.capacity
-        grant = capacity.reserve(len(absent), self._files.file_nbytes, self._deadline)
+        grant = capacity.reserve(
+            len(absent), self._files.file_nbytes, self._deadline, is_full=is_full
+        )
         written: list[str] = []
         todo = list(itertools.islice(absent.items(), grant.pages))
         try:
@@ -121,17 +138,22 @@ class BatchWriter:
                     self._process.counters.add("timeouts", len(todo) - done)
                     break
                 done += self._write_some(todo[done:], done, grant, written)
-        finally:
-            replaced = min(self._replaced, len(written))
-            capacity.release_replaced(replaced * self._files.file_nbytes, self._deadline)
-            capacity.settle(grant, len(written), self._deadline)
-        self._process.counters.add("recycled", self._recycled)
-        missed = grant.pages - len(written)
-        if self._refusal is not None:
-            self._process.counters.add("refused_no_space", missed)
-        if self._refusal in _FULL:
-            capacity.evict(missed * grant.page_nbytes, self._deadline)
-        return written
+        except Exception:
+            self._settle(grant, len(written))
+            raise
+        except BaseException:  # pages may be stored that are missing in `written`
+            found = self._files.exists([page_hash for page_hash, _ in todo], self._deadline)
+            capacity.abandon(len(found) - found.count(native.MISS), self._deadline)
+            raise
+        self._settle(grant, len(written))
+        stored = set(written)
+        return written, {h: page for h, page in todo if h not in stored}
+
+    def _settle(self, grant: Grant, written: int) -> None:
+        capacity, replaced = self._process.capacity, min(self._replaced, written)
+        self._replaced -= replaced
+        capacity.release_replaced(replaced * self._files.file_nbytes, self._deadline)
+        capacity.settle(grant, written, self._deadline)
 
     def _write_some(
         self, todo: list[tuple[str, Page]], start: int, grant: Grant, written: list[str]
@@ -209,19 +231,26 @@ class BatchWriter:
         recyclable = grant.recyclable.pop() if grant.recyclable else None
         try:
             try:
-                self._attempt(page_hash, own, trailer, recyclable, modified_ns)
+                self._attempt(page_hash, own, trailer, recyclable, grant, modified_ns)
             except FileNotFoundError:
                 self._process.restore_writer(self._deadline)
-                self._attempt(page_hash, own, trailer, None, modified_ns)
+                self._attempt(page_hash, own, trailer, None, grant, modified_ns)
         except OSError as error:
             self._note_failure(error)
             return False
         return True
 
     def _attempt(
-        self, page_hash: str, page: Page, trailer: bytes, recyclable: str | None, modified_ns: int
+        self,
+        page_hash: str,
+        page: Page,
+        trailer: bytes,
+        recyclable: str | None,
+        grant: Grant,
+        modified_ns: int,
     ) -> None:
         path = recyclable or self._process.writer.temp_path()
+        grant.files.append(path)
         try:
             self._fill(path, page, trailer, modified_ns, recycled=recyclable is not None)
             self._publish(path, page_hash)

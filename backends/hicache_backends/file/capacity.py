@@ -29,6 +29,7 @@ from hicache_storage.backend_support.filesystem import refuse_link
 from hicache_storage.settings import format_nbytes
 
 if TYPE_CHECKING:
+    from hicache_backends.file.clock import RootClock
     from hicache_backends.file.eviction import Victim
     from hicache_backends.file.layout import Layout
     from hicache_backends.file.ledger import Ledger
@@ -43,6 +44,9 @@ _ATTEMPTS = 2
 _FIRST_COUNT_S = 0.1
 # Processes that start together share the count of the first one.
 _FRESH_S = 60
+# After an interrupt, pages are counted until the count is exact, but not for ever beside a busy engine.
+_MOST_COUNTS = 8
+_LEAST_PAUSE_S = 0.05
 # The ledger is corrected this often if many processes evict, because then no single process sees all
 # pages.
 _RECOUNT_S = 3600
@@ -83,6 +87,8 @@ class Grant:
     pages: int
     page_nbytes: int
     recyclable: list[str] = field(default_factory=list[str])
+    files: list[str] = field(default_factory=list[str])
+    """Every unpublished file that these pages may have used. An interrupt may leave some of them."""
 
     @property
     def nbytes(self) -> int:
@@ -99,6 +105,7 @@ class Capacity:
         limits: Limits,
         writer: Writer,
         ledger: Ledger,
+        clock: RootClock,
         counters: Counters,
         *,
         crashed: bool = False,
@@ -108,11 +115,18 @@ class Capacity:
         self._writer = writer
         self._ledger = ledger
         self._counters = counters
-        self._sweep = EvictionSweep(layout, ledger, counters, turns=f"{layout.counted}/turn")
+        self._sweep = EvictionSweep(
+            layout, ledger, clock, counters, turns=f"{layout.counted}/turn"
+        )
         # The counting thread has its own sweep, so that eviction does not wait if that sweep hangs.
-        self._count_sweep = EvictionSweep(layout, ledger, counters)
+        self._count_sweep = EvictionSweep(layout, ledger, clock, counters)
         self._counting: threading.Thread | None = None
         self._counting_lock = threading.Lock()
+        self._sweeping = threading.Lock()
+        self._grants: dict[int, Grant] = {}
+        """The open grant of each thread that is storing pages."""
+        self._doubts = self._settled_doubts = 0
+        """How often an interrupt made the ledger doubtful, and how many of these a count has settled."""
         self._closed = False
         self._next_count_s = time.monotonic() + _RECOUNT_S
         self._failing = self._warned = False
@@ -127,10 +141,13 @@ class Capacity:
         elif ledger.needs_scan:
             self._count()
 
-    def reserve(self, pages: int, page_nbytes: int, deadline: Deadline) -> Grant:
+    def reserve(
+        self, pages: int, page_nbytes: int, deadline: Deadline, *, is_full: bool = False
+    ) -> Grant:
         """Return a grant of capacity for up to `pages` files of `page_nbytes` bytes.
 
-        The caller ends the grant with `settle`.
+        The caller ends the grant with `settle`, or with `abandon` after an interrupt. If the file
+        system `is_full`, as many bytes are evicted, however much the capacity leaves.
 
         Eviction takes at most half of the remaining time, because the pages must still be written.
         """
@@ -138,18 +155,25 @@ class Capacity:
         capacity = self.limits.capacity_nbytes
         most = pages if capacity is None else min(pages, capacity // page_nbytes)
         grant = Grant(most, page_nbytes)
+        self._recover(deadline)
         if most:
-            self._writer.add_pending(grant.nbytes, deadline)
-            self._ledger.add(grant.nbytes, deadline)
+            self._grants[threading.get_ident()] = grant
+            is_added = False
             try:
-                granted = self._grantable_pages(grant, limit)
-            except BaseException:
+                self._writer.add_pending(grant.nbytes, deadline)
+                self._ledger.add(grant.nbytes, deadline)
+                is_added = True
+                granted = self._grantable_pages(grant, limit, is_full=is_full)
+                grant.pages = granted
+                if granted < most:
+                    self._ledger.add(-(most - granted) * page_nbytes, deadline)
+                    self._writer.add_pending(-(most - granted) * page_nbytes, deadline)
+            except Exception:
                 self.settle(grant, 0, deadline)
                 raise
-            grant.pages = granted
-            if granted < most:
-                self._ledger.add(-(most - granted) * page_nbytes, deadline)
-                self._writer.add_pending(-(most - granted) * page_nbytes, deadline)
+            except BaseException:
+                self.abandon(0 if is_added and grant.pages == most else None, deadline)
+                raise
         reason = "timeouts" if limit.passed() else "refused_no_space"
         self._counters.add(reason, pages - grant.pages)
         return grant
@@ -163,15 +187,45 @@ class Capacity:
             self._sweep.note_new_pages()
         self._ledger.add((written - grant.pages) * grant.page_nbytes, deadline)
         self._writer.add_pending(-grant.nbytes, deadline)
+        self._grants.pop(threading.get_ident(), None)
+
+    def abandon(self, most_written: int | None, deadline: Deadline) -> None:
+        """End this thread's grant after an interrupt, and have the pages counted.
+
+        Until then the ledger may be too high. Without `most_written`, an upper limit of the pages that
+        were stored, it keeps all bytes of the grant.
+        """
+        self._doubts += 1  # first, because another interrupt may come
+        thread = threading.get_ident()
+        grant = self._grants.get(thread, Grant(0, 0))
+        for path in grant.files:
+            with suppress(OSError):
+                os.unlink(path)
+        if most_written is not None and self._grants.pop(thread, None) is not None:
+            self._ledger.add((most_written - grant.pages) * grant.page_nbytes, deadline)
+        self._writer.forget_pending(deadline)
+        self._count()
+        self._grants.pop(thread, None)
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """True if the ledger may be too high after an interrupt, because no count has ended since."""
+        return self._settled_doubts != self._doubts or bool(self._grants)
 
     def remove(self, path: str, nbytes: int, deadline: Deadline) -> bool:
         """Unlink a page file that was granted `nbytes`. Return False if the file did not exist."""
+        self._recover(deadline)
         self._writer.add_pending(nbytes, deadline)
         try:
             os.unlink(path)
             self._ledger.add(-nbytes, deadline)
         except FileNotFoundError:
             return False
+        except OSError:
+            raise
+        except BaseException:
+            self._doubts += 1
+            raise
         finally:
             self._writer.add_pending(-nbytes, deadline)
         return True
@@ -179,11 +233,6 @@ class Capacity:
     def release_replaced(self, nbytes: int, deadline: Deadline) -> None:
         """Take `nbytes` off the ledger: the size of page files that newly granted files replaced."""
         self._ledger.add(-nbytes, deadline)
-
-    def evict(self, nbytes: int, deadline: Deadline) -> None:
-        """Evict `nbytes` after the file system was found full, so that the next batch fits."""
-        if self.limits.evict:
-            self._evict(nbytes, Grant(0, 0), deadline)
 
     def close(self, deadline: Deadline) -> None:
         """Stop counting. Idempotent."""
@@ -195,11 +244,20 @@ class Capacity:
 
     # --- parts -----------------------------------------------------------------------------------
 
-    def _grantable_pages(self, grant: Grant, deadline: Deadline) -> int:
+    def _recover(self, deadline: Deadline) -> None:
+        """End what this thread left open in an earlier call, because `settle` was interrupted too."""
+        if threading.get_ident() in self._grants or self._writer.is_pending():
+            self.abandon(None, deadline)
+        elif self._settled_doubts != self._doubts:
+            self._count()
+
+    def _grantable_pages(self, grant: Grant, deadline: Deadline, *, is_full: bool) -> int:
         """Return how many pages of a grant fit, after eviction."""
         if self._ledger.needs_scan and not self._await_count(deadline):
             return 0
         lacking = self._evict_for(grant, deadline) if self.limits.evict else 0
+        if is_full:
+            self._evict((grant.pages - len(grant.recyclable)) * grant.page_nbytes, grant, deadline)
         return max(0, grant.pages + -lacking // grant.page_nbytes)
 
     def _await_count(self, deadline: Deadline) -> bool:
@@ -293,6 +351,7 @@ class Capacity:
         file system, which may be temporary.
         """
         targets = [self._writer.temp_path() for _ in victims]
+        grant.files += targets
         verdicts = native.claim_files(
             [os.fsencode(victim.path) for victim in victims],
             [os.fsencode(target) for target in targets],
@@ -338,11 +397,27 @@ class Capacity:
                 thread = threading.Thread(
                     target=self._run_count, name="hicache-file-count", daemon=True
                 )
-                thread.start()  # this fails if no more threads can be started
                 self._counting = thread
+                try:
+                    thread.start()  # this fails if no more threads can be started
+                except RuntimeError:
+                    self._counting = None
+                    raise
             return self._counting
 
     def _run_count(self) -> None:
+        with self._sweeping:
+            for pauses in range(_MOST_COUNTS):
+                time.sleep(pauses * _LEAST_PAUSE_S)
+                doubts = self._doubts
+                self._count_once()
+                if self._closed or self._failing:
+                    return
+                if self._count_sweep.is_exact or doubts == self._settled_doubts:
+                    break
+            self._settled_doubts = doubts
+
+    def _count_once(self) -> None:
         try:
             with suppress(FileExistsError):
                 os.mkdir(self._layout.counted)

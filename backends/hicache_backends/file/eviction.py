@@ -12,6 +12,9 @@ directory, and each process has its own candidates. If each process swept a larg
 old pages would survive in parts that no process has visited for long, and younger pages would be
 evicted.
 
+A page with a time in the future, from a clock that was wrong, counts as the oldest: by its time, it
+would never be evicted. A get gives it a true time.
+
 When one process has swept the whole root, it has also counted the bytes of all pages, and corrects
 the ledger.
 """
@@ -35,6 +38,7 @@ from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.filesystem import open_own
 
 if TYPE_CHECKING:
+    from hicache_backends.file.clock import RootClock
     from hicache_backends.file.layout import Layout
     from hicache_backends.file.ledger import Ledger
     from hicache_storage.backend_support.counters import Counters
@@ -59,25 +63,35 @@ _TURN = struct.Struct("<Q")
 class Victim(NamedTuple):
     """A page file as a sweep saw it. Victims sort by age."""
 
-    modified_ns: int
+    used_ns: int
+    """The time of its last use, or 0 if the file has a time that cannot be true."""
     nbytes: int
     path: str
+    modified_ns: int
 
 
 class EvictionSweep:
     """The sweeps of one process over one root. Thread-safe; holds no lock during I/O."""
 
     def __init__(
-        self, layout: Layout, ledger: Ledger, counters: Counters, *, turns: str = ""
+        self,
+        layout: Layout,
+        ledger: Ledger,
+        clock: RootClock,
+        counters: Counters,
+        *,
+        turns: str = "",
     ) -> None:
         """Sweep a root. `turns` is the file through which processes share a sweep, if any."""
         self._layout = layout
         self._ledger = ledger
+        self._clock = clock
         self._counters = counters
         self._turns = turns
         self._own_turn = start = random.randrange(len(SHARDS))
         self._shards = SHARDS[start:] + SHARDS[:start]
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()  # `with` a condition could leave it locked after an interrupt
+        self._changed = threading.Condition(self._lock)
         self._stopped = self._is_looking = False
         self._candidates: list[Victim] = []
         """The oldest pages that were seen, oldest first."""
@@ -87,6 +101,8 @@ class EvictionSweep:
         self._unremovable: set[str] = set()
         self.sweeps = 0
         """How many sweeps have been completed."""
+        self.is_exact = False
+        """True if no page was written or removed during the last sweep, so that the ledger is exact."""
         # Only the thread that is looking at pages uses the fields below.
         self._next_shard = 0
         self._shards_a_listing = _FIRST_SHARDS
@@ -101,6 +117,8 @@ class EvictionSweep:
         self._barren_since_s = 0.0
         self._since = Totals(0, 0)
         self._pending = self._nbytes = 0
+        self._looks = self._ended_looks = 0
+        """How many looks of this sweep have begun, and have ended. Interrupted ones do not end."""
 
     def take(self, nbytes: int, deadline: Deadline) -> list[Victim]:
         """Return the oldest candidates, until they have `nbytes` together or there are no more.
@@ -118,7 +136,7 @@ class EvictionSweep:
 
         `vain` is the number of other victims, which were gone or had been used.
         """
-        with self._changed:
+        with self._lock:
             self._candidates[:0] = late
             self._takeable = min(self._takeable + len(late) + vain, len(self._candidates))
 
@@ -149,15 +167,15 @@ class EvictionSweep:
 
     def stop(self) -> None:
         """End running sweeps soon, and wake up threads that wait for pages."""
-        with self._changed:
+        with self._lock:
             self._stopped = True
             self._changed.notify_all()
 
     # --- parts -----------------------------------------------------------------------------------
 
     def _pop(self, nbytes: int) -> list[Victim]:
-        with self._changed:
-            most, count = min(int(self._takeable), _MOST_TAKEN), 0
+        with self._lock:
+            most, count = min(int(self._takeable), len(self._candidates), _MOST_TAKEN), 0
             while count < most and nbytes > 0:
                 nbytes -= self._candidates[count].nbytes
                 count += 1
@@ -168,44 +186,55 @@ class EvictionSweep:
 
     def _look_further(self, deadline: Deadline) -> bool:
         """Look at more pages, or wait for a thread that does. Return False if that does not help."""
-        with self._changed:
-            if self._stopped or deadline.passed() or time.monotonic() < self._empty_until_s:
-                return False
-            if self._is_looking:
-                return self._changed.wait(deadline.remaining_s())
-            self._is_looking = True
+        is_mine = False
         try:
+            with self._lock:
+                if self._stopped or deadline.passed() or time.monotonic() < self._empty_until_s:
+                    return False
+                if self._is_looking:
+                    return self._changed.wait(deadline.remaining_s())
+                self._is_looking = is_mine = True
             self._look(Deadline(deadline.remaining_s() / 2))
         finally:
-            with self._changed:
+            if is_mine:
                 self._is_looking = False
-                self._changed.notify_all()
+                with self._lock:
+                    self._changed.notify_all()
         return True
 
     def _look(self, deadline: Deadline) -> None:
         """Look at the next pages of the sweep."""
+        if self._looks != self._ended_looks:  # an interrupt ended a look, which may have seen pages
+            self._barren_shards = 0
+        self._looks += 1
         if not self._listed and self._is_large and self._turns:
             self._list_shared()
         while not self._listed and self._next_shard < len(SHARDS):
             self._list_own()
         some = self._listed[-_PAGES_A_LOOK:]
-        del self._listed[-_PAGES_A_LOOK:]
         found = native.stat_files([os.fsencode(path) for path in some], deadline.end_s)
         seen: list[Victim] = []
+        late: list[str] = []
+        latest_ns, newest_ns = self._clock.latest_ns(), 0
         for path, verdict, modified_ns, nbytes in zip(some, *found, strict=True):
             if verdict == native.LATE:
-                self._listed.append(path)
+                late.append(path)
             elif verdict == native.HIT:
                 self._nbytes += nbytes
+                used_ns = modified_ns if modified_ns <= latest_ns else 0
+                newest_ns = max(newest_ns, used_ns)
                 if path not in self._unremovable:
-                    seen.append(Victim(modified_ns, nbytes, path))
+                    seen.append(Victim(used_ns, nbytes, path, modified_ns))
+        self._clock.note_used(newest_ns)
+        self._listed[len(self._listed) - len(some) :] = late
         if seen or native.MISS in found[0]:  # a miss: other processes evict meanwhile, and store
             self._barren_shards = 0
-        self._add(seen, set(some), is_slow=native.LATE in found[0])
+        self._add(seen, set(some), is_slow=bool(late))
         if not self._listed and self._next_shard == len(SHARDS):
             self._end_sweep()
         if self._barren_shards >= len(SHARDS) and not self._listed:
             self._pause()
+        self._ended_looks += 1
 
     def _list_own(self) -> None:
         """List the pages of the next directories of this process's own sweep."""
@@ -257,7 +286,7 @@ class EvictionSweep:
         order of all pages is known. If the file system `is_slow`, there is no time to see all
         pages, so take some earlier.
         """
-        with self._changed:
+        with self._lock:
             kept = [victim for victim in self._candidates if victim.path not in looked_at]
             kept += seen
             kept.sort()
@@ -274,14 +303,18 @@ class EvictionSweep:
         self._since = self._ledger.totals(Deadline(_LEDGER_WAIT_S))
         self._pending = total_pending_nbytes(self._layout.writers)
         self._nbytes = 0
+        self._looks, self._ended_looks = 1, 0
         self._are_all = True
         self._shards_a_listing = _FIRST_SHARDS  # other processes may have added many pages
 
     def _end_sweep(self) -> None:
         pending = self._pending + total_pending_nbytes(self._layout.writers)
-        self._ledger.correct(self._nbytes, pending, self._since, Deadline(_LEDGER_WAIT_S))
+        limit = Deadline(_LEDGER_WAIT_S)
+        self.is_exact = self._looks == self._ended_looks + 1 and self._ledger.correct(
+            self._nbytes, pending, self._since, limit
+        )
         self._next_shard = 0
-        with self._changed:
+        with self._lock:
             if self._are_all:
                 self._takeable = len(self._candidates)
             self.sweeps += 1
@@ -293,6 +326,6 @@ class EvictionSweep:
         self._empty_until_s = now_s + pause_s
         self._barren_shards = 0
         self._unremovable.clear()  # no other pages are left, and these may be removable by now
-        with self._changed:
+        with self._lock:
             self._candidates.clear()
             self._takeable = 0.0

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hicache_storage import native
 from hicache_storage.backend_support.filesystem import open_own, read_own
+from hicache_storage.backend_support.interrupts import held
 from hicache_storage.backend_support.writer_lock import lock_file, unlock_file
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Ledger:
     def __init__(self, path: str, pending_nbytes: Callable[[], int] = lambda: 0) -> None:
         self._path = path
         self._pending_nbytes = pending_nbytes
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._unwritten: deque[Totals] = deque()
         """Changes that are not in the file yet."""
         self._stored: Totals | None = None
@@ -103,11 +104,12 @@ class Ledger:
         if nbytes:
             self._change(Totals(max(nbytes, 0), max(-nbytes, 0)), deadline)
 
-    def correct(self, found: int, pending: int, since: Totals, deadline: Deadline) -> None:
+    def correct(self, found: int, pending: int, since: Totals, deadline: Deadline) -> bool:
         """Correct the used bytes after a scan, but only as far as the scan proves them wrong.
 
         We cannot know whether the scan saw a change that was made while it ran. A ledger that
-        needed the scan gets the highest sum that is possible.
+        needed the scan gets the highest sum that is possible. Return True if nothing was changed
+        meanwhile, so that the sum is exact.
 
         Args:
             found: The bytes of the pages that the scan saw.
@@ -117,7 +119,7 @@ class Ledger:
         """
         with self._exclusive(deadline) as may_write:
             if not may_write:
-                return
+                return False
             now = self._current()
             least = found - max(0, now.removed - since.removed)
             most = found + pending + max(0, now.added - since.added)
@@ -125,11 +127,13 @@ class Ledger:
             self.needs_scan = False
             change = Totals(max(wanted - now.used, 0), max(now.used - wanted, 0))
             self._write(_changed(now, change))
+            return not pending and now == since
 
     def close(self) -> None:
         """Stop writing. Idempotent."""
-        with self._lock:
-            self.abandon()
+        with held(self._lock, _WAIT_S) as is_held:
+            if is_held:
+                self.abandon()
 
     def abandon(self) -> None:
         """Close the ledger in a forked child. Take no lock: its holder may be a thread of the parent."""
@@ -151,10 +155,8 @@ class Ledger:
         Return False if another thread or process holds a lock, or if the file is missing or
         damaged.
         """
-        if not self._lock.acquire(blocking=False):
-            return False
-        try:
-            if self._fd < 0 or self.needs_scan or self._waited_s:
+        with held(self._lock, 0) as is_held:
+            if not is_held or self._fd < 0 or self.needs_scan or self._waited_s:
                 return False
             changes = list(self._unwritten)
             verdict, *totals = native.change_totals(
@@ -169,8 +171,6 @@ class Ledger:
                 self._unwritten.popleft()
             self._known = self._stored = Totals(*totals)
             return True
-        finally:
-            self._lock.release()
 
     @contextmanager
     def _exclusive(self, deadline: Deadline) -> Generator[bool]:
@@ -179,10 +179,10 @@ class Ledger:
         The lock of a stopped process is ignored. Then the used bytes may be wrong until the next
         scan.
         """
-        if not self._lock.acquire(timeout=max(deadline.remaining_s(), _LEAST_WAIT_S)):
-            yield False
-            return
-        try:
+        with held(self._lock, max(deadline.remaining_s(), _LEAST_WAIT_S)) as is_held:
+            if not is_held:
+                yield False
+                return
             self._reopen_lost()
             locked = self._fd >= 0 and self._lock_file(deadline)
             try:
@@ -190,8 +190,6 @@ class Ledger:
             finally:
                 if locked:
                     unlock_file(self._fd)
-        finally:
-            self._lock.release()
 
     def _lock_file(self, deadline: Deadline) -> bool:
         """Lock the file.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
@@ -10,16 +11,17 @@ from hicache_backends.file.capacity import Capacity, Limits
 from hicache_backends.file.ledger import Ledger
 from hicache_backends.file.writer import Writer, collect_dead
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.backend_support.shared_resource import CallGate
 from hicache_storage.errors import StorageUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from hicache_backends.file.clock import RootClock
     from hicache_backends.file.layout import Layout
     from hicache_storage.backend_support.counters import Counters
 
 _CLOSE_LIMIT_S = 9.0
+_POLL_S = 0.01
 
 
 class ProcessState:
@@ -28,10 +30,12 @@ class ProcessState:
     A forked child makes its own state, and only calls `abandon` on the state of its parent.
     """
 
-    def __init__(self, layout: Layout, limits: Limits, counters: Counters) -> None:
+    def __init__(self, layout: Layout, limits: Limits, clock: RootClock, counters: Counters) -> None:
         self.layout = layout
+        self.clock = clock
         self.counters = counters
-        self._batches = CallGate()
+        self._writing: set[int] = set()
+        """The threads that are in a batch."""
         self.stop = bytearray(1)
         """1 once `close` has begun: then pages that are not being written yet are refused."""
         with ExitStack() as undo:
@@ -42,18 +46,19 @@ class ProcessState:
             self.ledger = Ledger(layout.usage, self.writer.pending_nbytes)
             undo.callback(self.ledger.close)
             self.capacity = Capacity(
-                layout, limits, self.writer, self.ledger, counters, crashed=dead > 0
+                layout, limits, self.writer, self.ledger, clock, counters, crashed=dead > 0
             )
             undo.pop_all()
 
     @contextmanager
     def writing(self) -> Generator[None]:
         """Hold off `close` while a batch uses temporary files."""
-        self._batches.begin()
+        thread = threading.get_ident()
         try:
+            self._writing.add(thread)
             yield
         finally:
-            self._batches.end()
+            self._writing.discard(thread)
 
     def restore_writer(self, deadline: Deadline) -> None:
         """Make the writer's directory again after another program has removed it.
@@ -89,7 +94,11 @@ class ProcessState:
 
     def _close(self) -> None:
         deadline = Deadline(_CLOSE_LIMIT_S)
-        self._batches.wait_until_idle(deadline.remaining_s())
+        while self._writing and not deadline.passed():
+            time.sleep(_POLL_S)
         self.capacity.close(deadline)
-        self.writer.close()
+        if self.capacity.is_in_doubt:
+            self.writer.abandon()  # as after a crash: the next process counts the pages
+        else:
+            self.writer.close()
         self.ledger.close()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hicache_backends.file.batch_writer import BatchWriter
 from hicache_backends.file.capacity import Limits
+from hicache_backends.file.clock import RootClock
 from hicache_backends.file.healing import heal
 from hicache_backends.file.layout import Layout
 from hicache_backends.file.ledger import NotALedger
@@ -56,6 +57,7 @@ class FileStorage(FileReader):
         self._synced = settings.durability == "power"
         recycle = settings.recycle and not self._synced and is_local(self._layout.root)
         self._limits = Limits.of(settings, recycle=recycle)
+        self._clock = RootClock(self._layout.usage)
         self._process = ForkLocal(
             self._open_root, close=ProcessState.close, abandon=ProcessState.abandon
         )
@@ -98,7 +100,7 @@ class FileStorage(FileReader):
     ) -> list[bool]:
         self.ensure_open()
         deadline = Deadline(self._settings.timeout_s)
-        touched_ns = time.time_ns() if self._limits.evict else None
+        touched_ns = self._clock.now_ns() if self._limits.evict else None
         found = self._read(space, hashes, pages, touched_ns, deadline)
         for page_hash, verdict in zip(hashes, found, strict=True):
             if verdict == native.WRONG:
@@ -245,7 +247,7 @@ class FileStorage(FileReader):
 
     def _open_root(self) -> ProcessState:
         try:
-            return ProcessState(self._layout, self._limits, Counters())
+            return ProcessState(self._layout, self._limits, self._clock, Counters())
         except NotALedger as error:
             raise ConfigError(
                 f"file: path: {self._layout.root} is in use by another program: {error.strerror};"

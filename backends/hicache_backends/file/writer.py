@@ -13,12 +13,12 @@ import os
 import re
 import struct
 import threading
-from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from hicache_storage import native
 from hicache_storage.backend_support.filesystem import open_own, read_own
+from hicache_storage.backend_support.interrupts import held
 from hicache_storage.backend_support.writer_lock import (
     WRITER_TOKEN,
     new_token,
@@ -35,6 +35,7 @@ _TEMP_NAME = re.compile(r"[0-9]+")
 _LOCK = "lock"
 _PENDING = struct.Struct("<Q")
 _LEAST_WAIT_S = 0.01
+_CLOSE_WAIT_S = 1.0
 
 
 class _WriterDirectory(NamedTuple):
@@ -50,11 +51,10 @@ class Writer:
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._serials = itertools.count()
-        self._pending_nbytes = 0
-        self._unwritten: deque[int] = deque()
-        """Changes of the pending bytes that are not in the file yet."""
+        self._pending: dict[int, int] = {}
+        """The pending bytes of each thread that has some."""
         self._closed = False
         self._directory = _make_directory(root)
 
@@ -73,22 +73,28 @@ class Writer:
 
     def pending_nbytes(self) -> int:
         """Return the bytes that are in the ledger but not yet on disk. No I/O."""
-        return self._pending_nbytes + sum(list(self._unwritten))
+        return sum(list(self._pending.values()))
+
+    def is_pending(self) -> bool:
+        """Return True if bytes are pending for this thread."""
+        return threading.get_ident() in self._pending
 
     def add_pending(self, nbytes: int, deadline: Deadline) -> None:
-        """Record that `nbytes` more (fewer, if negative) are pending.
+        """Record that `nbytes` more (fewer, if negative) are pending for this thread.
 
         If another thread holds the lock past the deadline, the next change also writes this change.
         """
-        if not nbytes:
-            return
-        self._unwritten.append(nbytes)
-        if not self._lock.acquire(timeout=max(deadline.remaining_s(), _LEAST_WAIT_S)):
-            return
-        try:
-            self._write_pending()
-        finally:
-            self._lock.release()
+        if nbytes:
+            thread = threading.get_ident()
+            self._pending[thread] = self._pending.get(thread, 0) + nbytes
+            if not self._pending[thread]:
+                del self._pending[thread]
+            self._record_pending(deadline)
+
+    def forget_pending(self, deadline: Deadline) -> None:
+        """Record that nothing is pending for this thread."""
+        self._pending.pop(threading.get_ident(), None)
+        self._record_pending(deadline)
 
     def restore(self, deadline: Deadline) -> None:
         """Make the directory again if it has vanished.
@@ -99,23 +105,19 @@ class Writer:
         Raises:
             OSError: FileNotFoundError if the root has vanished, too.
         """
-        if not self._lock.acquire(timeout=max(deadline.remaining_s(), _LEAST_WAIT_S)):
-            return
-        try:
-            if self._closed or not _is_gone(f"{self._directory.path}/{_LOCK}"):
+        with held(self._lock, max(deadline.remaining_s(), _LEAST_WAIT_S)) as is_held:
+            if not is_held or self._closed or not _is_gone(f"{self._directory.path}/{_LOCK}"):
                 return
             with suppress(FileExistsError):
                 os.mkdir(self._root)
             lost, self._directory = self._directory, _make_directory(self._root)
             os.close(lost.lock_fd)
             self._write_pending()
-        finally:
-            self._lock.release()
 
     def close(self) -> None:
         """Remove the directory with all its files. Idempotent."""
-        with self._lock:
-            if not self._closed:
+        with held(self._lock, _CLOSE_WAIT_S) as is_held:
+            if is_held and not self._closed:
                 self._closed = True
                 _remove(self._directory.path)
                 os.close(self._directory.lock_fd)
@@ -129,12 +131,15 @@ class Writer:
             self._closed = True
             os.close(self._directory.lock_fd)
 
+    def _record_pending(self, deadline: Deadline) -> None:
+        with held(self._lock, max(deadline.remaining_s(), _LEAST_WAIT_S)) as is_held:
+            if is_held:
+                self._write_pending()
+
     def _write_pending(self) -> None:
-        while self._unwritten:
-            self._pending_nbytes += self._unwritten.popleft()
         if not self._closed:
             with suppress(OSError):
-                record = _PENDING.pack(max(0, self._pending_nbytes))
+                record = _PENDING.pack(max(0, self.pending_nbytes()))
                 os.pwrite(self._directory.lock_fd, record, 0)
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from hicache_backends.hf3fs.index.base import MOST_COUNTED, IndexReader, Limits
+from hicache_backends.hf3fs.index.base import MOST_AHEAD_NS, MOST_COUNTED, IndexReader, Limits
 from hicache_backends.hf3fs.layout import BLOCK_NBYTES, Geometry, Layout, written_ns
 from hicache_backends.hf3fs.mount import ReadMount, open_index_reader
 from hicache_backends.hf3fs.settings import DEFAULT_PARALLELISM, SQLITE, Hf3fsSettings
@@ -52,8 +52,6 @@ _MOST_SPACES = 4096
 Clients decide how many there are, by their tenants and salts.
 """
 _NO_RIGHT_HERE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT})
-_FUTURE_NS = 60 * 10**9
-"""The clocks of two hosts may differ by this much."""
 
 
 class SlotReader(Reader, Generic[_MountT]):
@@ -156,7 +154,7 @@ class SlotReader(Reader, Generic[_MountT]):
 
     def diagnose(self) -> list[Diagnosis]:
         with self._call() as (mount, deadline):
-            figures = mount.index.figures(time.time_ns() + _FUTURE_NS, deadline)
+            figures = mount.index.figures(time.time_ns() + MOST_AHEAD_NS, deadline)
             largest = max(
                 (
                     Geometry(space).slot_nbytes
@@ -184,8 +182,8 @@ class SlotReader(Reader, Generic[_MountT]):
                     "clock",
                     f"{counted(figures.from_future, 'page')}{more} with a time of use in the"
                     " future",
-                    "synchronize the clocks of all hosts; until then these pages stay, and others"
-                    " are evicted first",
+                    "synchronize the clocks of all hosts; these pages are evicted first, unless they"
+                    " are read again",
                 )
             )
         return found

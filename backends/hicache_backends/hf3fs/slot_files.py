@@ -25,8 +25,8 @@ _WRITE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _LEAST_STEP_NBYTES = 1 << 20
 _MOST_STEP_NBYTES = 256 << 20
-_LEFT_FREE_NBYTES = 16 << 20
-_KEEP_SIZE = 1
+_LEFT_FREE_NBYTES = 4 << 20
+KEEP_SIZE = 1
 _PUNCH_HOLE = 2
 _UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV})
 _NO_MARK = bytes(MARK_NBYTES)
@@ -176,7 +176,7 @@ class SlotFiles:
         """Deallocate a run of `count` slots."""
         slot_nbytes = self.geometry.slot_nbytes
         try:
-            _fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, offset, count * slot_nbytes)
+            fallocate(fd, _PUNCH_HOLE | KEEP_SIZE, offset, count * slot_nbytes)
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise
@@ -286,7 +286,7 @@ def _require_free_space(root: str, nbytes: int) -> None:
 
 def _preallocate(fd: int, offset: int, nbytes: int) -> None:
     try:
-        _fallocate(fd, 0, offset, nbytes)
+        fallocate(fd, 0, offset, nbytes)
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise
@@ -294,8 +294,8 @@ def _preallocate(fd: int, offset: int, nbytes: int) -> None:
             os.ftruncate(fd, offset + nbytes)
 
 
-def _fallocate(fd: int, mode: int, offset: int, nbytes: int) -> None:
-    """Call fallocate(2), because posix_fallocate writes to every block if fallocate is missing."""
+def fallocate(fd: int, mode: int, offset: int, nbytes: int) -> None:
+    """Call fallocate(2), because posixfallocate writes to every block if fallocate is missing."""
     if _libc.fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(nbytes)):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

@@ -39,6 +39,8 @@ NAME_NBYTES = 40
 """The part of a trailer that names its page. The next byte is 1 if the page was synced first."""
 
 _SEALED_NBYTES = 56
+_MOST_AHEAD_NS = 300 * 10**9
+"""A time that is further ahead than this cannot be true."""
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _REWRITE = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -98,7 +100,8 @@ def read_files(
         nbytes: The size of a page, without its trailer.
         touched_ns: The modification time for the first file after a hit. Each later file gets one
             nanosecond less. Negative: leave the times as they are.
-        interval_ns: Renew a modification time only if it is at least this old.
+        interval_ns: Renew a modification time only if it is at least this old, or more than five
+            minutes ahead.
         skip: How many leading bytes the digest of a page leaves out. Negative: no digests.
         deadline_s: The time of `time.monotonic` after which the remaining verdicts are LATE.
         states: One state for each page, empty for a page that is not revocable. Without any states, no
@@ -354,11 +357,19 @@ def _claim(path: bytes, target: bytes, modified_ns: int, nbytes: int, *, keep: b
 
 
 def _touch(fd: int, touched_ns: int, interval_ns: int) -> None:
-    """Set the modification time. If that fails, the file keeps its time."""
+    """Set the modification time, or if only the owner may do that, the time of now.
+
+    If that fails too, the file keeps its time.
+    """
     with suppress(OSError):
-        if interval_ns and touched_ns - os.fstat(fd).st_mtime_ns < interval_ns:
-            return
-        os.utime(fd, ns=(touched_ns, touched_ns))
+        if interval_ns:
+            age_ns = touched_ns - os.fstat(fd).st_mtime_ns
+            if -_MOST_AHEAD_NS <= age_ns < interval_ns:
+                return
+        try:
+            os.utime(fd, ns=(touched_ns, touched_ns))
+        except PermissionError:
+            os.utime(fd)
 
 
 def _is_named(trailer: bytes, name: bytes) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hicache_backends.file import FileStorage, eviction
 from hicache_backends.file.eviction import EvictionSweep, Victim
 from hicache_backends.file.layout import Layout
 from hicache_backends.file.page_file import TRAILER_NBYTES
-from pages import hash_of, page, space
+from pages import blank, hash_of, page, space
 from servers import wait_until
 
 from hicache_storage import native
@@ -39,7 +40,7 @@ def put(storage: FileStorage, numbers: range) -> list[bool]:
     return storage.batch_set(SPACE, [hash_of(n) for n in numbers], [ONE] * len(numbers))
 
 
-def there(storage: FileStorage, numbers: range) -> list[int]:
+def there(storage: FileStorage, numbers: Sequence[int]) -> list[int]:
     present = storage.batch_exists(SPACE, [hash_of(n) for n in numbers])
     return [n for n, is_there in zip(numbers, present, strict=True) if is_there]
 
@@ -397,3 +398,117 @@ def test_a_lost_usage_never_lets_a_store_exceed_its_capacity(
         gate.set()
         wait_until(lambda: put(storage, range(10, 14)) == [True] * 4)
         assert 12 >= len(there(storage, range(20)))
+
+
+def path_of(root: Path, number: int) -> Path:
+    name = hash_of(number)
+    return root / "spaces" / SPACE.id / name[:2] / name
+
+
+@pytest.mark.parametrize("most_candidates", [eviction._MOST_CANDIDATES, 40])
+def test_pages_of_the_future_are_gone_after_one_turnover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_candidates: int
+) -> None:
+    """With 40 candidates, 300 pages are a large store, in which the newest are no candidates."""
+    monkeypatch.setattr(eviction, "_MOST_CANDIDATES", most_candidates)
+    with opened(tmp_path, 300) as storage:
+        put(storage, range(300))
+        for number in range(30):
+            os.utime(path_of(tmp_path, number), (4102444800, 4102444800))
+        for start in range(300, 600, 10):
+            assert all(put(storage, range(start, start + 10)))
+
+        assert [] == there(storage, range(30))
+
+
+def test_pages_that_are_used_after_a_clock_was_set_back_stay(tmp_path: Path) -> None:
+    """All 100 pages were used an hour ahead. Half of them are read now, and no other ones."""
+    with opened(tmp_path, 100) as storage:
+        put(storage, range(100))
+    ahead_s = time.time() + 3600
+    for number in range(100):
+        os.utime(path_of(tmp_path, number), (ahead_s, ahead_s))
+    with opened(tmp_path, 100) as storage:
+        blanks = [blank(NBYTES) for _ in range(50)]
+        assert all(storage.batch_get(SPACE, [hash_of(n) for n in range(50)], blanks))
+        put(storage, range(100, 130))
+        assert [*range(50), *range(100, 130)] == there(storage, [*range(50), *range(100, 130)])
+        assert 20 == len(there(storage, range(50, 100)))
+
+
+def test_pages_that_are_used_after_a_small_step_back_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path, 100) as storage:
+        put(storage, range(100))
+    ahead_s = time.time() + 200
+    for number in range(100):
+        os.utime(path_of(tmp_path, number), (ahead_s, ahead_s))
+    monkeypatch.setattr("hicache_backends.file.capacity._FRESH_S", 0)  # a long time has passed
+    with opened(tmp_path, 100) as storage:
+        blanks = [blank(NBYTES) for _ in range(50)]
+        storage._process.get().capacity._count().join()
+        assert all(storage.batch_get(SPACE, [hash_of(n) for n in range(50)], blanks))
+        put(storage, range(100, 130))
+        assert [*range(50), *range(100, 130)] == there(storage, [*range(50), *range(100, 130)])
+
+
+@pytest.mark.parametrize("behind_s", [-100, -3600, 3600])
+def test_a_host_with_another_clock_uses_the_clock_of_the_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind_s: int
+) -> None:
+    real_ns = time.time_ns
+    with opened(tmp_path, 100) as storage:
+        put(storage, range(100))
+        monkeypatch.setattr(time, "time_ns", lambda: real_ns() - behind_s * 10**9)
+        with opened(tmp_path, 100) as other:
+            blanks = [blank(NBYTES) for _ in range(50)]
+            assert all(other.batch_get(SPACE, [hash_of(n) for n in range(50)], blanks))
+        monkeypatch.undo()
+
+        put(storage, range(100, 130))
+        assert [*range(50), *range(100, 130)] == there(storage, [*range(50), *range(100, 130)])
+        assert time.time() + 2 > path_of(tmp_path, 0).stat().st_mtime > time.time() - 60
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("module", [native, files], ids=["compiled", "python"])
+def test_the_use_of_a_page_of_another_user_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any
+) -> None:
+    with opened(tmp_path, 10) as storage:
+        put(storage, range(1))
+    path = path_of(tmp_path, 0)
+    path.chmod(0o666)
+    os.chown(path, 3000, 3000)
+    os.utime(path, (10**9, 10**9))
+    monkeypatch.chdir(path.parent)  # another user may not search the directories above
+    path.parent.chmod(0o755)
+    _, names = storage._files_of(SPACE).files([hash_of(0)])
+    memory = [[memoryview(bytearray(NBYTES))]]
+    setfsuid = ctypes.CDLL(None).setfsuid  # the user for file systems, of this thread alone
+    now_ns, limit_s = time.time_ns(), time.monotonic() + 60
+    try:
+        setfsuid(3001)
+        found = module.read_files([path.name.encode()], names, memory, NBYTES, now_ns, 0, -1, limit_s)
+    finally:
+        setfsuid(0)
+
+    assert [native.HIT] == found[0]
+    assert time.time() - 60 < path.stat().st_mtime
+
+
+@pytest.mark.parametrize("module", [native, files], ids=["compiled", "python"])
+@pytest.mark.parametrize(("ahead_s", "is_touched"), [(0, False), (200, False), (4000, True)])
+def test_a_touch_within_the_interval_renews_only_a_time_of_the_future(
+    tmp_path: Path, module: Any, ahead_s: int, is_touched: bool
+) -> None:
+    with opened(tmp_path, 10) as storage:
+        put(storage, range(1))
+    set_ns = (now_ns := time.time_ns()) + ahead_s * 10**9
+    os.utime(path_of(tmp_path, 0), ns=(set_ns, set_ns))
+    names = storage._files_of(SPACE).files([hash_of(0)])
+    memory = [[memoryview(bytearray(NBYTES))]]
+    module.read_files(*names, memory, NBYTES, now_ns, 10**10, -1, time.monotonic() + 60)
+
+    assert (now_ns if is_touched else set_ns) == path_of(tmp_path, 0).stat().st_mtime_ns

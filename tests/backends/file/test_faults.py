@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -366,8 +367,10 @@ class TestDeadlines:
         with opened(root, 40, timeout_s=0.5) as storage:
             put(storage, 0)
             ledger = storage._process.get().ledger
-            with ledger._lock:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(ledger._lock.acquire).result()
                 assert isinstance(within(lambda: put(storage, 1), 15), list)
+                pool.submit(ledger._lock.release).result()
             storage.batch_delete(SPACE, HASHES[:2])
             assert 0 == storage.stats().nbytes
 

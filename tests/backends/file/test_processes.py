@@ -213,10 +213,21 @@ def test_a_child_forked_under_a_lock_can_close(root: Path) -> None:
     """Another thread of the parent may hold any lock at the time of the fork."""
     storage = opened(root, 4)
     process = storage._process.get()
-    with process.ledger._lock, process.writer._lock, process._batches._lock:
-        child = os.fork()
-        if not child:
-            os._exit(0 if within(storage.close, 30) is None else 1)
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with process.ledger._lock, process.writer._lock, process.writing():
+            held.set()
+            done.wait(60)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(60)
+    child = os.fork()
+    if not child:
+        os._exit(0 if within(storage.close, 30) is None else 1)
+    done.set()
+    holder.join()
     assert 0 == os.waitpid(child, 0)[1]
     storage.close()
 

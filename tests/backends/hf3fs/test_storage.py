@@ -468,7 +468,7 @@ class TestEviction:
             assert verdicts == storage.batch_exists(SPACE, HASHES[:30])
             assert 20 == storage.stats().counters["refused_no_space"]
 
-    def test_pages_are_refused_where_the_index_has_no_space(self, tmp_path: Path) -> None:
+    def test_a_full_disk_stops_no_set_that_slots_are_left_for(self, tmp_path: Path) -> None:
         answers: list[list[bool]] = []
         with small_disk(tmp_path / "disk", 24 << 20) as disk, opened(disk / "pages") as storage:
             stored(storage, range(4))
@@ -480,9 +480,45 @@ class TestEviction:
             )
             stored(storage, range(40, 44))
 
-            assert [[False]] * 36 == answers
-            assert [True] * 4 + [False] * 36 == storage.batch_exists(SPACE, HASHES[:40])
-            assert 36 == storage.stats().counters["refused_no_space"]
+            assert [[True]] * 36 == answers
+            assert [True] * 44 == storage.batch_exists(SPACE, HASHES[:44])
+
+    def test_a_full_disk_stops_no_set_that_evicts(self, tmp_path: Path) -> None:
+        """The index takes some 40 MiB of changes, while it has 16 MiB of blocks for them."""
+        answers: list[list[bool]] = []
+
+        def store(number: int) -> list[bool]:
+            hashes = [hash_of(each) for each in range(100 * number, 100 * number + 100)]
+            return storage.batch_set(SPACE, hashes, [page()] * 100)
+
+        with small_disk(tmp_path / "disk", 48 << 20) as disk:
+            limit = {"capacity_nbytes": 1000 * SLOT_NBYTES, "direct": False}
+            with opened(disk / "pages", **limit) as storage:
+                answers.extend(store(number) for number in range(12))
+                FullDisk(disk).strike(
+                    random.Random(0),
+                    lambda _: answers.extend(store(number) for number in range(12, 300)),
+                )
+
+                assert [[True] * 100] * 300 == answers
+                assert "refused_no_space" not in storage.stats().counters
+
+    @pytest.mark.parametrize("ahead_s", [10**9, 3600, 200])
+    def test_pages_that_are_used_after_a_clock_was_set_back_stay(
+        self, root: Path, ahead_s: int
+    ) -> None:
+        with opened(root, capacity_nbytes=20 * SLOT_NBYTES) as storage:
+            stored(storage, range(18))
+        with closing(sqlite3.connect(root / "index.sqlite")) as db:
+            db.execute("UPDATE pages SET used_ns = used_ns + ?", (ahead_s * 10**9,))
+            db.commit()
+        with opened(root, capacity_nbytes=20 * SLOT_NBYTES, low_watermark=0.95) as storage:
+            assert all(storage.batch_get(SPACE, HASHES[:9], [blank() for _ in range(9)]))
+            stored(storage, range(20, 29))
+
+            assert [True] * 9 == storage.batch_exists(SPACE, HASHES[:9])
+            assert [True] * 9 == storage.batch_exists(SPACE, HASHES[20:29])
+            assert [False] * 7 == storage.batch_exists(SPACE, HASHES[9:18])[-7:]
 
     def test_a_page_larger_than_the_capacity_is_refused(self, root: Path) -> None:
         with opened(root, capacity_nbytes=1000) as storage:
@@ -737,13 +773,13 @@ class TestScope:
         self, storage: Hf3fsStorage, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         stored(storage, range(400))
-        real, calls = slot_files._fallocate, list[int]()
+        real, calls = slot_files.fallocate, list[int]()
 
         def counted(fd: int, mode: int, offset: int, nbytes: int) -> None:
             calls.append(nbytes)
             real(fd, mode, offset, nbytes)
 
-        monkeypatch.setattr(slot_files, "_fallocate", counted)
+        monkeypatch.setattr(slot_files, "fallocate", counted)
 
         assert 400 == storage.clear(SPACE)
         assert len(calls) == 1

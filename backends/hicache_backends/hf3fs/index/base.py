@@ -30,6 +30,8 @@ AT_OPEN_S = 10.0**8
 A program that gave up would only begin the rebuild again.
 """
 
+MOST_AHEAD_NS = 300 * 10**9
+"""A page whose time is further ahead than this has no known time, and counts as the oldest one."""
 _LEASES_PER_TIMEOUT = 2
 _LEASE_MARGIN_S = 5.0
 _CLOSE_S = 5.0
@@ -73,6 +75,7 @@ class Entry(NamedTuple):
     page_hash: str
     place: Place
     used_ns: int
+    """By this host's clock. An index adds what this clock is behind."""
 
 
 class View(abc.ABC):
@@ -187,7 +190,7 @@ class Index(IndexReader):
 
     @abc.abstractmethod
     def touch(self, used: Mapping[tuple[str, str], int], deadline: Deadline) -> None:
-        """Store the access times of pages, by (key-space id, page hash)."""
+        """Store the access times of pages, by (key-space id, page hash) and this host's clock."""
 
     @abc.abstractmethod
     def drop(self, space_id: str, deadline: Deadline, *, keep_pages: bool) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -123,7 +124,9 @@ class RedisIndex(RedisReader, Index):
         until = self._renewal_deadline()
         try:
             doubles, lost = self._run(
-                deadline, scripts.SETTLE, space_id, self._lease_ms, *arguments, parse=_settled
+                *(deadline, scripts.SETTLE, space_id, self._lease_ms),
+                *(time.time_ns() // 1000, *arguments),
+                parse=_settled,
             )
             self._relinquish(files, doubles, files.invalidate, until, deadline)
             self._release(space_id, unused, deadline)
@@ -181,9 +184,12 @@ class RedisIndex(RedisReader, Index):
         return pages
 
     def touch(self, used: Mapping[tuple[str, str], int], deadline: Deadline) -> None:
-        times = {f"{space} {page_hash}": ns // 1000 for (space, page_hash), ns in used.items()}
-        with self._client.call(deadline) as client:
-            client.zadd(f"{self._prefix}:lru", times, xx=True, gt=True)
+        arguments = [
+            field
+            for (space, page_hash), ns in used.items()
+            for field in (f"{space} {page_hash}", ns // 1000)
+        ]
+        self._run(deadline, scripts.TOUCH, time.time_ns() // 1000, *arguments)
 
     # --- parts ---------------------------------------------------------------------------------------
 

@@ -15,6 +15,8 @@ The docstring of a script lists its arguments, then "->" and its result.
 
 from __future__ import annotations
 
+from hicache_backends.hf3fs.index.base import MOST_AHEAD_NS
+
 _COMMON = """
 local P = KEYS[1]
 local function now_ms()
@@ -36,10 +38,25 @@ local function detach(space, hash)
   end
   return place
 end
+local function now_us()
+  local t = redis.call('TIME')
+  return t[1] * 1000000 + t[2]
+end
+local function text(us)
+  return string.format('%.0f', us)
+end
+local function latest_us()
+  return now_us() + AHEAD_US
+end
+local function behind_us(client_us)
+  local now, newest = now_us(), redis.call('ZREVRANGEBYSCORE', P .. ':lru', text(latest_us()), '-inf',
+      'WITHSCORES', 'LIMIT', 0, 1)[2]
+  return math.max(now, tonumber(newest or 0) + 100) - client_us
+end
 local function used()
   return tonumber(redis.call('HGET', P .. ':state', 'used') or 0)
 end
-"""
+""".replace("AHEAD_US", str(MOST_AHEAD_NS // 1000))
 
 USED = _COMMON + "return used()"
 """no arguments -> bytes used"""
@@ -61,11 +78,18 @@ local evicted, count = 0, wanted
 if capacity >= 0 then
   if used() + wanted * size > capacity * high then
     local over, most = used() + wanted * size - capacity * low, wanted + 1000
+    local latest = '(' .. text(latest_us())
     while over > 0 and most > 0 do
-      local oldest = redis.call('ZPOPMIN', P .. ':lru')[1]
+      local oldest = latest and redis.call(
+          'ZRANGEBYSCORE', P .. ':lru', latest, '+inf', 'LIMIT', 0, 1)[1]
+      if not oldest then
+        latest = false
+        oldest = redis.call('ZPOPMIN', P .. ':lru')[1]
+      end
       if not oldest then break end
       local owner, hash = string.match(oldest, '^(%x+) (%x+)$')
       local place = detach(owner, hash)
+      redis.call('ZREM', P .. ':lru', oldest)
       if place then
         release(owner, string.match(place, '^%d+'))
         over, evicted = over - size_of(owner), evicted + 1
@@ -98,7 +122,8 @@ SETTLE = (
     _COMMON
     + """
 local space, ends_ms, doubles, lost = ARGV[1], now_ms() + tonumber(ARGV[2]), {}, 0
-for i = 3, #ARGV, 4 do
+local behind = behind_us(tonumber(ARGV[3]))
+for i = 4, #ARGV, 4 do
   local hash, slot, stamp, used_us = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
   local lease = space .. ' ' .. slot .. ' ' .. stamp
   if not redis.call('ZSCORE', P .. ':leases', lease) then
@@ -108,15 +133,29 @@ for i = 3, #ARGV, 4 do
     doubles[#doubles + 1] = slot .. ' ' .. stamp
   else
     redis.call('ZREM', P .. ':leases', lease)
-    redis.call('ZADD', P .. ':lru', used_us, space .. ' ' .. hash)
+    redis.call('ZADD', P .. ':lru', text(used_us + behind), space .. ' ' .. hash)
   end
 end
 return {doubles, lost}
 """
 )
-"""key space, lease in ms, then hash, slot, stamp and access time of each page
+"""key space, lease in ms, time of this host in us, then hash, slot, stamp and access time of each page
 -> "slot stamp" of each page that is already in another slot, with a new lease; number of ended leases
 """
+
+TOUCH = (
+    _COMMON
+    + """
+local behind, latest = behind_us(tonumber(ARGV[1])), latest_us()
+for i = 2, #ARGV, 2 do
+  local score, used_us = redis.call('ZSCORE', P .. ':lru', ARGV[i]), ARGV[i + 1] + behind
+  if score and (tonumber(score) < used_us or tonumber(score) > latest) then
+    redis.call('ZADD', P .. ':lru', text(used_us), ARGV[i])
+  end
+end
+"""
+)
+"""time of this host in us, then "space hash" and access time of each page"""
 
 RENEW = (
     _COMMON

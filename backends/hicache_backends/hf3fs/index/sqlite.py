@@ -48,7 +48,9 @@ class SqliteIndex(SqliteReader, Index):
                 self._database.transaction(deadline) as db,
             ):
                 tables.collect_dead(db, layout, writer)
+                tables.keep_free_pages(db)
                 self._update_used(db)
+            self._checkpoint(deadline)
         except BaseException:
             self._database.close()
             raise
@@ -79,6 +81,8 @@ class SqliteIndex(SqliteReader, Index):
         try:
             with self._database.transaction(deadline) as db:
                 tables.end_reservations(db, space, places)
+                if behind_ns := tables.behind_ns(db):
+                    entries = [one._replace(used_ns=one.used_ns + behind_ns) for one in entries]
                 doubles = [place.slot for place in tables.insert(db, space, entries)]
                 if doubles:
                     files.invalidate(doubles)
@@ -140,8 +144,9 @@ class SqliteIndex(SqliteReader, Index):
             pages = spaces.setdefault(bytes.fromhex(space_id), [])
             pages.append((bytes.fromhex(page_hash), used_ns))
         with self._database.transaction(deadline) as db:
+            behind_ns = tables.behind_ns(db)
             for space, pages in spaces.items():
-                tables.touch(db, space, pages)
+                tables.touch(db, space, [(one, used_ns + behind_ns) for one, used_ns in pages])
 
     def drop(self, space_id: str, deadline: Deadline, *, keep_pages: bool) -> int:
         """Remove a key space while no other process can reserve a slot there."""
@@ -178,7 +183,18 @@ class SqliteIndex(SqliteReader, Index):
             self._add_unsettled(unsettled)
             raise
         self.evicted += reservation.evicted
+        if reservation.has_extended:
+            self._checkpoint(deadline)
         return places
+
+    def _checkpoint(self, deadline: Deadline) -> None:
+        """Write the log to the file, so that the file has the blocks of its free pages."""
+        with (
+            suppress(HiCacheError),
+            self._database.session(deadline, make=False) as session,
+            session.step(deadline) as db,
+        ):
+            db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def _add_unsettled(self, places: Sequence[tuple[bytes, Place]]) -> None:
         with self._unsettled_lock:
@@ -203,6 +219,7 @@ class SqliteIndex(SqliteReader, Index):
             files = SlotFiles(self._layout, Geometry(space))
             tables.register(db, files)
             self._fill_space(db, files, on_slot)
+        tables.keep_free_pages(db)
 
     def _fill_space(
         self, db: sqlite3.Connection, files: SlotFiles, on_slot: Callable[[], None]

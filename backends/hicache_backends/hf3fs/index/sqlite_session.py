@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from hicache_backends.hf3fs.fork_guard import FORKS, WAIT_S
 from hicache_backends.hf3fs.index.sqlite_tables import VERSION
+from hicache_backends.hf3fs.slot_files import KEEP_SIZE, fallocate
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import HiCacheError
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _LOG_PAGES = 2000  # 8 MiB: each page of the log is synced and copied once
+_RESERVED_NBYTES = 16 << 20
+"""The blocks of the log that are reserved, so that slots can be freed on a full disk."""
 _WAIT_BITS = 5  # coarse steps, so that most calls need not set another wait
 
 
@@ -102,6 +105,9 @@ class Session:
     def _prepare(self, connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
         connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("SELECT count(*) FROM spaces").fetchone()  # opens the log
+        with suppress(OSError):  # the disk is full, or cannot reserve blocks
+            _reserve_blocks(f"{self._file}-wal")
 
     def _require_same_file(self) -> None:
         if identity_of(self._file) != self.identity:
@@ -117,6 +123,15 @@ def open_index(path: str, mode: str, timeout_s: float) -> sqlite3.Connection:
         isolation_level=None,
         check_same_thread=False,
     )
+
+
+def _reserve_blocks(log: str) -> None:
+    """Reserve blocks beyond the end of a log. SQLite keeps its locks in other files."""
+    fd = os.open(log, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fallocate(fd, KEEP_SIZE, 0, _RESERVED_NBYTES)
+    finally:
+        os.close(fd)
 
 
 def identity_of(path: str) -> tuple[int, int] | None:

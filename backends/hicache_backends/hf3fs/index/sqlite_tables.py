@@ -7,9 +7,11 @@ from the high watermark down to the low one.
 
 from __future__ import annotations
 
+import time
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
+from hicache_backends.hf3fs.index.base import MOST_AHEAD_NS
 from hicache_backends.hf3fs.layout import Geometry, Place, writer_of, written_ns
 from hicache_backends.hf3fs.slot_files import SlotFiles
 from hicache_backends.hf3fs.writer import is_dead, tokens
@@ -55,13 +57,26 @@ _FIND = (
     " group_concat(hex(page_hash) || ' ' || slot || ' ' || hex(stamp)) FROM pages"
     " WHERE space = ? AND page_hash IN ({})"
 )
+_LEAST_FREE_PAGES = 128
+_FREE_PAGES_SHARE = 4
+_ROW_NBYTES = 256
+"""What a page takes in the file, more than its free slot took, if the tree's pages are half full."""
 _EVICTED_AHEAD = 1000
 """How many more pages than necessary a set may evict. The set waits for their eviction."""
+_PAGES = (
+    "SELECT {} AS used_ns, slot, slot_nbytes, space, page_hash FROM pages JOIN spaces USING (space)"
+    " WHERE pages.used_ns {} :latest AND (:space IS NULL OR space = :space)"
+)
 _OLDEST = (
     "SELECT group_concat("
     "used_ns || ' ' || slot || ' ' || slot_nbytes || ' ' || hex(space) || ' ' || hex(page_hash)"
-    ") FROM (SELECT * FROM pages JOIN spaces USING (space) {} ORDER BY used_ns LIMIT ?)"
+    f") FROM (SELECT * FROM ({_PAGES.format(0, '>')} LIMIT :most) UNION ALL"
+    f" SELECT * FROM ({_PAGES.format('used_ns', '<=')} ORDER BY pages.used_ns LIMIT :most)"
+    " LIMIT :most)"
 )
+"""First come the pages whose time cannot be true, because it is far ahead."""
+_NEWEST = "SELECT max(used_ns) FROM pages WHERE used_ns <= ?"
+_STEP_NS = 100_000
 
 
 def id_of(files: SlotFiles) -> bytes:
@@ -108,16 +123,24 @@ def insert(db: sqlite3.Connection, space: bytes, entries: Sequence[Entry]) -> li
     return [entry.place for entry in entries if there[entry.page_hash] != entry.place]
 
 
+def behind_ns(db: sqlite3.Connection) -> int:
+    """Return how much later than this host's clock new times must be, because it was set back."""
+    now_ns = time.time_ns()
+    (newest_ns,) = db.execute(_NEWEST, (now_ns + MOST_AHEAD_NS,)).fetchone()
+    return max(0, (newest_ns or 0) + _STEP_NS - now_ns) if (newest_ns or 0) > now_ns else 0
+
+
 def touch(db: sqlite3.Connection, space: bytes, used: Sequence[tuple[bytes, int]]) -> None:
-    """Store the access times of pages, if they are later than the stored ones."""
+    """Store the access times of pages, if they are later than the stored ones, or these are not true."""
+    latest_ns = time.time_ns() + MOST_AHEAD_NS
     for part in _parts(used, _TOUCH_VARIABLES):
         hashes = [page_hash for page_hash, _ in part]
         query = (
             "UPDATE pages SET used_ns ="  # noqa: S608 - question marks only
-            f" max(used_ns, CASE page_hash {'WHEN ? THEN ? ' * len(part)} END)"
+            f" max(CASE WHEN used_ns > ? THEN 0 ELSE used_ns END, CASE page_hash {'WHEN ? THEN ? ' * len(part)} END)"
             f" WHERE space = ? AND page_hash IN ({_marks(part)})"
         )
-        db.execute(query, (*chain.from_iterable(part), space, *hashes))
+        db.execute(query, (latest_ns, *chain.from_iterable(part), space, *hashes))
 
 
 def used_ns(db: sqlite3.Connection, space: bytes, hashes: Sequence[str]) -> dict[str, int]:
@@ -181,6 +204,23 @@ def drop(db: sqlite3.Connection, space: bytes, *, keep_pages: bool) -> int | Non
     for table in ("pages", "free", "spaces"):
         db.execute(f"DELETE FROM {table} WHERE space = ?", (space,))  # noqa: S608 - constants
     return int(pages)
+
+
+def keep_free_pages(db: sqlite3.Connection) -> bool:
+    """Give the file pages that are not in use, so that it need not grow on a full disk.
+
+    Return False if it had enough of them.
+    """
+    (free_pages,) = db.execute("PRAGMA freelist_count").fetchone()
+    (pages,) = db.execute("PRAGMA page_count").fetchone()
+    (page_nbytes,) = db.execute("PRAGMA page_size").fetchone()
+    (slots,) = db.execute("SELECT coalesce(sum(allocated - taken), 0) FROM spaces").fetchone()
+    wanted = max(_LEAST_FREE_PAGES, pages // _FREE_PAGES_SHARE) + slots * _ROW_NBYTES // page_nbytes
+    if free_pages < wanted:
+        row = (b"", -1, wanted * page_nbytes)
+        db.execute("INSERT INTO reserved VALUES (?, ?, zeroblob(?))", row)
+        db.execute("DELETE FROM reserved WHERE space = ?", row[:1])
+    return free_pages < wanted
 
 
 def used_nbytes(db: sqlite3.Connection) -> int:
@@ -247,6 +287,8 @@ class Reservation:
         self._layout = layout
         self._slot_nbytes = files.geometry.slot_nbytes
         self.evicted = 0
+        self.has_extended = False
+        """True if the file has got free pages. It extends at the next checkpoint."""
 
     def reserve(self, count: int) -> list[Place]:
         """Reserve `count` slots, or as many as possible."""
@@ -310,8 +352,9 @@ class Reservation:
 
     def _oldest(self, most: int, *, own: bool) -> list[tuple[bytes, bytes, int, int]]:
         """Return the least recently used pages: key space, hash, slot and size of the slot."""
-        query = _OLDEST.format("WHERE space = ?" if own else "")
-        (text,) = self._db.execute(query, (self._space, most) if own else (most,)).fetchone()
+        latest_ns = time.time_ns() + MOST_AHEAD_NS
+        wanted = {"space": self._space if own else None, "latest": latest_ns, "most": most}
+        (text,) = self._db.execute(_OLDEST, wanted).fetchone()
         rows = [row.split(" ") for row in text.split(",")] if text else []
         rows.sort(key=lambda row: int(row[0]))
         return [
@@ -344,3 +387,5 @@ class Reservation:
             self._db, "INSERT INTO free", [(self._space, slot) for slot in range(before, after)]
         )
         self._db.execute("UPDATE spaces SET allocated = ? WHERE space = ?", (after, self._space))
+        if after > before:
+            self.has_extended = keep_free_pages(self._db)

@@ -31,7 +31,7 @@ class VictimsScenario(Scenario):
         self.made = 0
         self.taken: set[str] = set()
         nothing = cast("Any", SimpleNamespace())
-        self.sweep = EvictionSweep(nothing, nothing, nothing)
+        self.sweep = EvictionSweep(nothing, nothing, nothing, nothing)
         cast("Any", self.sweep)._look = self._look
 
     def threads(self) -> Mapping[str, Callable[[], None]]:
@@ -78,7 +78,7 @@ class VictimsScenario(Scenario):
             return
         self.made += count
         found = [
-            Victim(number, _NBYTES, f"page-{number}")
+            Victim(number, _NBYTES, f"page-{number}", number)
             for number in range(self.made - count, self.made)
         ]
         self.sweep._add(found, set())
