@@ -59,6 +59,7 @@ __all__ = [
     "SecretStr",
     "Settings",
     "counted",
+    "expand_home",
     "format_nbytes",
     "format_skew",
     "parse_nbytes",

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Secret, field_validator
 
-from hicache_storage.scalars import expand_home
-from hicache_storage.settings import Field, PositiveSeconds, SecretStr, Settings
+from hicache_storage.settings import Field, PositiveSeconds, SecretStr, Settings, expand_home
 
 fsspec: Any = importlib.import_module("fsspec")  # it has no types
 
