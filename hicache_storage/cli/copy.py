@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hicache_storage.cli.printing import print_json, write_line
@@ -138,7 +139,7 @@ def _require_free(
     from hicache_storage.cli.operations.copying import Copied, copy  # noqa: PLC0415
     from hicache_storage.cli.operations.rate_limit import RateLimit  # noqa: PLC0415
 
-    with _open_trial(choice, tier, flag=TO_TIER) as target:
+    with suppress(NoSuchStore), _open_trial(choice, tier, flag=TO_TIER) as target:
         free = _free_nbytes(choice, target, tier)
         listed = sum(info.nbytes for space in spaces for info in source.scan(space))
         if listed <= free / 2:  # frames may be larger in the target
@@ -147,12 +148,12 @@ def _require_free(
             needed = copy(
                 source, target, spaces, shown, RateLimit(None), result=Copied(), is_trial=True
             ).nbytes
-    if needed > free:
-        raise ConfigError(
-            f"copy: the target has {format_nbytes(int(free))} free, but the copy needs"
-            f" {format_nbytes(needed)}: make room, or accept with {EVICT} that the target refuses pages,"
-            " or throws out as many of its own"
-        )
+        if needed > free:
+            raise ConfigError(
+                f"copy: the target has {format_nbytes(int(free))} free, but the copy needs"
+                f" {format_nbytes(needed)}: make room, or accept with {EVICT} that the target refuses"
+                " pages, or throws out as many of its own"
+            )
 
 
 def _print(result: Copied, *, is_trial: bool, lacking_nbytes: int | None) -> None:

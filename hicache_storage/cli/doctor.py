@@ -176,7 +176,7 @@ def _looked(
         if trials[""] is None and not asked.failed:
             checks += diagnosis.proof_checks(prove(look, wanted.pages), choice)
         for name, part in asked.parts.items():
-            if trials[name] is None:
+            if trials[""] is None or trials[name] is None:
                 checks += diagnosis.part_proof_checks(name, prove(part, wanted.pages))
     return checks, trials
 

@@ -21,6 +21,7 @@ from hicache_storage.errors import (
     BackendNotInstalled,
     ConfigError,
     HiCacheError,
+    NoSuchStore,
     StorageTimeout,
     StorageUnavailable,
     UnknownBackend,
@@ -406,6 +407,7 @@ def _look_at(storage_class: type[HiCacheStorage], fields: Mapping[str, Any]) -> 
     if place is not None:
         advice = "mount it, or correct its path; if it is new, the next engine makes a store there"
         error = StorageUnavailable(f"there is no store at {shown(place)}", advice=advice)
+        error.__cause__ = NoSuchStore(shown(place))
         return UnopenedStorage(error, storage_class.would_claim(fields))
     try:
         return storage_class.open_read_only(fields)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from hicache_storage.cli.sizes import format_nbytes
 from hicache_storage.cli.stores import EVICT, open_before_change
 from hicache_storage.composition.parts import undivided, undivided_configs
-from hicache_storage.errors import ConfigError, NoSuchStore, shown
+from hicache_storage.errors import ConfigError, NoSuchStore, StorageUnavailable, shown
 from hicache_storage.page_store.frame import frame_nbytes
-from hicache_storage.scalars import expand_home
+from hicache_storage.scalars import expand_home, parse_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -69,7 +69,14 @@ def free_nbytes(
     found: dict[str, float] = {}
     for name, part in undivided(storage).items():
         _, fields = configs.get("/".join(filter(None, (tier, name))), ("", {}))
-        found[name] = max(0, min([math.inf, *_own_limits(part), *_file_system(fields)]))
+        try:
+            own = _own_limits(part)
+        except StorageUnavailable as error:
+            if not isinstance(error.__cause__, NoSuchStore):
+                raise
+            capacity = fields.get("capacity_nbytes")  # of the empty store that the caller makes
+            own = [] if capacity is None else [parse_nbytes(capacity)]
+        found[name] = max(0, min([math.inf, *own, *_file_system(fields)]))
     return found
 
 
