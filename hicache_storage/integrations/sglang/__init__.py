@@ -71,7 +71,7 @@ def _storage_class() -> type[Adapter]:
         storage_metrics=metrics.StorageMetrics,
         launch_arguments=_launch_arguments,
         launch_defaults=_launch_defaults,
-        variables=_variables,
+        variables=_variable_defaults,
         version=_version,
         fp8_type=_fp8_type,
         index_key_order=_index_key_order,
@@ -120,7 +120,7 @@ def _launch_defaults() -> Mapping[str, Any]:
     return {name: parameter.default for name, parameter in parameters.items()}
 
 
-def _variables() -> Mapping[str, str]:
+def _variable_defaults() -> Mapping[str, str]:
     environ = cast("Any", importlib.import_module(_VARIABLES))
     fields: Iterable[Any] = environ.Envs.__dict__.values()
     defaults = {

@@ -425,7 +425,7 @@ class Adapter:
 
 def _is_attached_later(arguments: Mapping[str, Any]) -> bool:
     """Return whether a running server attaches the storage. SGLang notes that in its arguments later."""
-    at_start = ("hicache_storage_backend", "unified_cache_external_linker_backend")
+    at_start = ("hicache_storage_backend", "enable_unified_cache_external_linker")
     return bool(arguments) and not any(arguments.get(name) for name in at_start)
 
 
