@@ -16,6 +16,8 @@ HiCacheL2Adapter, fields of adapter_params:
 - revision (str): revision of the weights, which LMCache's keys do not name (required, may be "")
 - server (str): "i/n" if one engine spans n LMCache servers over one store (default "")
 - kv_dtype (str): type of KV that LMCache holds as uint8, e.g. "float8_e4m3fn" (default "")
+- platform (str): vendor and chip family, e.g. "cuda-sm90" (default: that of this server)
+- share_between_releases (bool): share pages with other releases of LMCache (default false)
 - tenant (str): isolation domain (default "")
 - serde (dict): the "serde" of this --l2-adapter, if it has one (default none)
 - checksum (str): "xxh3" or "none" (default "xxh3")

@@ -36,7 +36,7 @@ class Connector:
             ConfigError: A field is invalid, a property that the KV depends on is unknown, or another
                 connector of this engine uses the same memory.
         """
-        check_siblings(self.is_offloading)
+        check_siblings(type(self).is_offloading)
         self._adapters = Adapters()
         tiers = complete_tiers(vllm_config.kv_transfer_config.kv_connector_extra_config)
         if role.name == "SCHEDULER":  # workers do not have a tier

@@ -7,16 +7,15 @@ engine, or two engines with one id, map the same file, and each uses rows that t
 from __future__ import annotations
 
 import fcntl
+import inspect
 import logging
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hicache_storage.errors import ConfigError
 from hicache_storage.integrations.vllm._settings import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import FrameType
 
 logger = logging.getLogger("vllm.hicache_storage")
 
@@ -54,7 +53,7 @@ def check_siblings(is_offloading: Callable[[Mapping[str, Any]], bool]) -> None:
     Raises:
         ConfigError: There are several.
     """
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - as above
+    frame = inspect.currentframe()
     while frame is not None:
         config = getattr(frame.f_locals.get("vllm_config"), "kv_transfer_config", None)
         children = _children(getattr(config, "kv_connector_extra_config", None))
@@ -68,7 +67,7 @@ def check_siblings(is_offloading: Callable[[Mapping[str, Any]], bool]) -> None:
 
 
 def _children(extra: Any) -> Sequence[Mapping[str, Any]]:
-    return extra.get("connectors") or () if isinstance(extra, dict) else ()
+    return cast("Any", extra).get("connectors") or () if isinstance(extra, dict) else ()
 
 
 def _count(
