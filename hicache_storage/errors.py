@@ -41,7 +41,7 @@ class HiCacheError(Exception):
     """
 
     def __init__(self, *args: object, advice: str | None = None, **fields: Any) -> None:
-        """Describe the error. `fields` are those of the built-in class, such as an ImportError's name."""
+        """Describe the error. `fields` are those of the built-in class, as `name` of ImportError."""
         super().__init__(*args, **fields)
         self.advice = advice
         """What an operator should do, which `hicache doctor` shows. "": the message says it. None: the
