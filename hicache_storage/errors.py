@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,8 +42,9 @@ class HiCacheError(Exception):
         miss
     """
 
-    def __init__(self, *args: object, advice: str | None = None) -> None:
-        super().__init__(*args)
+    def __init__(self, *args: object, advice: str | None = None, **fields: Any) -> None:
+        """Describe the error. `fields` are those of the built-in class, as `name` of ImportError."""
+        super().__init__(*args, **fields)
         self.advice = advice
         """What an operator should do, which `hicache doctor` shows. "": the message says it. None: the
         code that raised the error does not know."""

@@ -103,3 +103,16 @@ def test_a_corrupt_page_has_a_reason() -> None:
 )
 def test_a_hint_is_the_nearest_choice_or_all(name: str, choices: list[str], hint: str) -> None:
     assert hint == did_you_mean(name, choices)
+
+
+@pytest.mark.parametrize("kind", [StorageUnavailable, StorageTimeout, ConfigError])
+def test_advice_survives_a_pickle(kind: type[HiCacheError]) -> None:
+    error = kind("redis: refused", advice="start it")
+
+    again: HiCacheError = pickle.loads(pickle.dumps(error))  # noqa: S301 - it is ours
+
+    assert ("redis: refused", "start it") == (str(again), again.advice)
+
+
+def test_the_fields_of_the_built_in_class_stay() -> None:
+    assert BackendNotInstalled("no client", name="mooncake").name == "mooncake"

@@ -123,8 +123,8 @@ def _read_only(case: Case) -> None:
         )
     elif case.backend == "s3":
         writable: Rclone = case.request.getfixturevalue("s3_server")
-        server = case.opened.enter_context(Rclone(writable.directory, "--read-only"))
-        case.store = CliStore("s3", config_of(server, prefix=config["prefix"]))
+        guarded = case.opened.enter_context(Rclone(writable.directory, "--read-only"))
+        case.store = CliStore("s3", config_of(guarded, prefix=config["prefix"]))
     else:
         for argv in ([*DOCTOR], ["verify"], ["ls"]):  # that user may not read Python's files
             main([*argv, *case.store.flags])

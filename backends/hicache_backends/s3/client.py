@@ -193,7 +193,8 @@ class Client:
         """Return the error for a reply that is neither a success nor a miss."""
         status, code = reply.status, reply.code
         shown = f"{status} {code}".strip()
-        bucket, advice = self._settings.bucket, ""  # most texts below say what to do
+        bucket = self._settings.bucket
+        advice: str | None = ""  # most texts below say what to do
         if status in _REDIRECTS or code == "AuthorizationHeaderMalformed":
             self.counters.add("redirects")
             there = reply.headers.get("x-amz-bucket-region")
