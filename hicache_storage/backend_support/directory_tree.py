@@ -375,7 +375,7 @@ class DirectoryTree:
         if capacity_nbytes is not None and capacity_nbytes > nbytes:
             logger.warning(
                 "%s: capacity_nbytes is %s, but the file system of %s has only %s: lower"
-                " capacity_nbytes, because a full file system refuses pages and none are evicted",
+                " capacity_nbytes, so that pages are evicted before the file system is full",
                 self.backend,
                 format_nbytes(capacity_nbytes),
                 self.root,

@@ -228,31 +228,36 @@ class BatchWriter:
             return False
         _, names = self._files.files([page_hash])
         (trailer,) = self._process.writer.trailers(names, synced=self._synced)
-        recyclable = grant.recyclable.pop() if grant.recyclable else None
+        recycled = bool(grant.recyclable)
+        path = grant.recyclable.pop() if recycled else self._temp_path(grant)
         try:
             try:
-                self._attempt(page_hash, own, trailer, recyclable, grant, modified_ns)
+                self._attempt(page_hash, own, trailer, path, modified_ns, recycled=recycled)
             except FileNotFoundError:
                 self._process.restore_writer(self._deadline)
-                self._attempt(page_hash, own, trailer, None, grant, modified_ns)
+                path = self._temp_path(grant)
+                self._attempt(page_hash, own, trailer, path, modified_ns, recycled=False)
         except OSError as error:
             self._note_failure(error)
             return False
         return True
+
+    def _temp_path(self, grant: Grant) -> str:
+        grant.files.append(self._process.writer.temp_path())
+        return grant.files[-1]
 
     def _attempt(
         self,
         page_hash: str,
         page: Page,
         trailer: bytes,
-        recyclable: str | None,
-        grant: Grant,
+        path: str,
         modified_ns: int,
+        *,
+        recycled: bool,
     ) -> None:
-        path = recyclable or self._process.writer.temp_path()
-        grant.files.append(path)
         try:
-            self._fill(path, page, trailer, modified_ns, recycled=recyclable is not None)
+            self._fill(path, page, trailer, modified_ns, recycled=recycled)
             self._publish(path, page_hash)
         except BaseException:
             with suppress(OSError):

@@ -105,9 +105,9 @@ class Capacity:
         limits: Limits,
         writer: Writer,
         ledger: Ledger,
-        clock: RootClock,
         counters: Counters,
         *,
+        clock: RootClock,
         crashed: bool = False,
     ) -> None:
         self.limits = limits
@@ -115,9 +115,7 @@ class Capacity:
         self._writer = writer
         self._ledger = ledger
         self._counters = counters
-        self._sweep = EvictionSweep(
-            layout, ledger, clock, counters, turns=f"{layout.counted}/turn"
-        )
+        self._sweep = EvictionSweep(layout, ledger, clock, counters, turns=f"{layout.counted}/turn")
         # The counting thread has its own sweep, so that eviction does not wait if that sweep hangs.
         self._count_sweep = EvictionSweep(layout, ledger, clock, counters)
         self._counting: threading.Thread | None = None

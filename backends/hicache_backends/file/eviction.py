@@ -204,8 +204,8 @@ class EvictionSweep:
 
     def _look(self, deadline: Deadline) -> None:
         """Look at the next pages of the sweep."""
-        if self._looks != self._ended_looks:  # an interrupt ended a look, which may have seen pages
-            self._barren_shards = 0
+        # If an interrupt ended the last look, that look may have seen pages.
+        self._barren_shards *= self._looks == self._ended_looks
         self._looks += 1
         if not self._listed and self._is_large and self._turns:
             self._list_shared()

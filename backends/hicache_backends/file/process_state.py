@@ -30,7 +30,9 @@ class ProcessState:
     A forked child makes its own state, and only calls `abandon` on the state of its parent.
     """
 
-    def __init__(self, layout: Layout, limits: Limits, clock: RootClock, counters: Counters) -> None:
+    def __init__(
+        self, layout: Layout, limits: Limits, clock: RootClock, counters: Counters
+    ) -> None:
         self.layout = layout
         self.clock = clock
         self.counters = counters
@@ -46,7 +48,7 @@ class ProcessState:
             self.ledger = Ledger(layout.usage, self.writer.pending_nbytes)
             undo.callback(self.ledger.close)
             self.capacity = Capacity(
-                layout, limits, self.writer, self.ledger, clock, counters, crashed=dead > 0
+                layout, limits, self.writer, self.ledger, counters, clock=clock, crashed=dead > 0
             )
             undo.pop_all()
 

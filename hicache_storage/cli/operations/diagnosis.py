@@ -258,7 +258,7 @@ def _key_spaces(
 
 
 def _times(storage: HiCacheStorage, spaces: Iterable[KeySpace]) -> Iterator[Check]:
-    """Check the times of some pages. A page from the future is evicted last, even if nobody uses it."""
+    """Check the times of some pages. Nobody knows when a page from the future was used."""
     looked = ahead = 0
     most_s, end_s = 0.0, time.monotonic() + _TIMES_S
     for space in spaces:
@@ -277,8 +277,9 @@ def _times(storage: HiCacheStorage, spaces: Iterable[KeySpace]) -> Iterator[Chec
             Status.PROBLEM,
             f"{ahead:,} of {counted(looked, 'page')}: times in the future, by up to"
             f" {format_age(most_s)}",
-            "synchronize the clocks of all writers with NTP; until then these pages stay longer"
-            " than others",
+            "synchronize the clocks of all writers with NTP. `gc` keeps the key spaces of these pages;"
+            " file and hf3fs evict a page that is more than 5 minutes ahead before others, unless it"
+            " is read again",
         )
 
 

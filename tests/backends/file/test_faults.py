@@ -12,8 +12,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 

@@ -68,7 +68,7 @@ _PAGES = (
     " WHERE pages.used_ns {} :latest AND (:space IS NULL OR space = :space)"
 )
 _OLDEST = (
-    "SELECT group_concat("
+    "SELECT group_concat("  # noqa: S608 - constants
     "used_ns || ' ' || slot || ' ' || slot_nbytes || ' ' || hex(space) || ' ' || hex(page_hash)"
     f") FROM (SELECT * FROM ({_PAGES.format(0, '>')} LIMIT :most) UNION ALL"
     f" SELECT * FROM ({_PAGES.format('used_ns', '<=')} ORDER BY pages.used_ns LIMIT :most)"
@@ -137,7 +137,8 @@ def touch(db: sqlite3.Connection, space: bytes, used: Sequence[tuple[bytes, int]
         hashes = [page_hash for page_hash, _ in part]
         query = (
             "UPDATE pages SET used_ns ="  # noqa: S608 - question marks only
-            f" max(CASE WHEN used_ns > ? THEN 0 ELSE used_ns END, CASE page_hash {'WHEN ? THEN ? ' * len(part)} END)"
+            " max(CASE WHEN used_ns > ? THEN 0 ELSE used_ns END,"
+            f" CASE page_hash {'WHEN ? THEN ? ' * len(part)} END)"
             f" WHERE space = ? AND page_hash IN ({_marks(part)})"
         )
         db.execute(query, (latest_ns, *chain.from_iterable(part), space, *hashes))
