@@ -23,15 +23,25 @@ if ! command -v apt-get > /dev/null || ! command -v dpkg-deb > /dev/null; then
   exit 0 # the tests say which servers they miss
 fi
 
+keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+if [ ! -r "$keyring" ]; then
+  echo "there is no $keyring to check Debian's packages with: apt-get install debian-archive-keyring" >&2
+  exit 1
+fi
+
+# Of this machine, apt takes its proxies, and neither what is installed, nor what is preferred or pinned: a package that
+# has had a security update has a version that is in none of these lists.
 apt=$root/apt
 mkdir -p "$apt/lists/partial" "$apt/archives/partial"
-keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+: > "$apt/status"
 for suite in "$release" "$release-backports"; do
-  echo "deb [signed-by=$keyring] $mirror $suite main"
+  echo "deb [arch=$(dpkg --print-architecture) signed-by=$keyring] $mirror $suite main"
 done > "$apt/sources.list"
-options=(-qq -o Acquire::Retries=5 -o "Dir::Etc::sourcelist=$apt/sources.list" -o "Dir::Etc::sourceparts=-"
-         -o "Dir::State::lists=$apt/lists" -o "Dir::Cache::archives=$apt/archives"
-         -o "Dir::Cache::pkgcache=" -o "Dir::Cache::srcpkgcache=" -o "APT::Sandbox::User=")
+options=(-qq -o Acquire::Retries=5 -o Acquire::Languages=none -o APT::Update::Error-Mode=any
+         -o "Dir::Etc::sourcelist=$apt/sources.list" -o Dir::Etc::sourceparts=/dev/null
+         -o Dir::Etc::preferences=/dev/null -o Dir::Etc::preferencesparts=/dev/null -o APT::Default-Release=
+         -o "Dir::State=$apt" -o "Dir::State::status=$apt/status" -o "Dir::Cache=$apt"
+         -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= -o APT::Sandbox::User=)
 apt-get "${options[@]}" update
 (cd "$apt/archives" && apt-get "${options[@]}" download "${packages[@]}")
 for package in "$apt"/archives/*.deb; do
