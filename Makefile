@@ -30,11 +30,12 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Each of the two files shows its own targets.
 help: ## what there is to make; `make -f maintain.mk help` shows what CI, a release, measurements and field runs need
-	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | column -t -s '|'
+	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-22s  %s\n", $$1, $$2}'
 
 $(VENV)/.base: pyproject.toml constraints.txt hatch_build.py $(wildcard hicache_storage/native/*.[ch])
 	@echo "setting up $(VENV)"
 	@$(INSTALL) $(VENV) -c constraints.txt -e .
+	@$(BIN)/hicache --version
 	@touch $@
 
 $(VENV)/.all: $(VENV)/.base

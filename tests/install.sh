@@ -13,6 +13,19 @@ root=$(dirname "$0")/..
 home=$root/.venv-uv
 python=${PYTHON:-python3}
 
+lacks=
+if ! command -v "$python" > /dev/null; then
+  lacks="there is no $python here"
+elif ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+  lacks="$python is $("$python" --version 2>&1), which is too old"
+elif ! "$python" -c 'import ensurepip, venv' 2> /dev/null; then
+  lacks="$python cannot make virtual environments"
+fi
+if [ -n "$lacks" ]; then
+  echo "$lacks: run apt-get install python3-venv, or name a Python 3.11 or newer, as in make demo PYTHON=python3.12" >&2
+  exit 1
+fi
+
 # Make the environment of uv, once: make installs two environments at a time.
 has_uv() {
   mkdir -p "$home" && (
@@ -42,6 +55,6 @@ by_uv() {
 
 has_uv && by_uv "$@" && exit
 echo "uv did not install $*; trying pip" >&2
-[ -x "$environment/bin/python" ] || "$python" -m venv "$environment"
+"$python" -m venv "$environment" # also if there is one without pip
 "$environment/bin/python" -m pip install --quiet --disable-pip-version-check 'pip>=25.1' # for --group
 exec "$environment/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
