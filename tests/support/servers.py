@@ -542,13 +542,19 @@ def _sha256(text: str) -> str:
 
 
 def make_certificates(directory: Path) -> None:
-    """Create a certificate authority, and a certificate for `localhost` and 127.0.0.1."""
+    """Create a certificate authority, and a certificate for `localhost` and 127.0.0.1.
+
+    Python 3.13 accepts only those that name the use of a key, and the key of their authority.
+    """
     authority = (
         "req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.crt -days 2 -subj /CN=tests"
+        " -addext keyUsage=critical,keyCertSign"
     )
     request = "req -newkey rsa:2048 -nodes -keyout server.key -out server.csr -subj /CN=localhost"
     signing = "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2"
-    (directory / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+    (directory / "names").write_text(
+        "subjectAltName=DNS:localhost,IP:127.0.0.1\nauthorityKeyIdentifier=keyid\n"
+    )
     for arguments in (authority, request, f"{signing} -out server.crt -extfile names"):
         subprocess.run(
             [program("openssl"), *arguments.split()], cwd=directory, check=True, capture_output=True
