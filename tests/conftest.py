@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from repeats import Repeats
+from short_summary import KIT, ShortSummary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -31,7 +32,6 @@ VARIABLE = "HICACHE_TEST_REPORTS"
 """The variable that names the file to which the inner pytest writes its reports."""
 REPORTS = "reports from elsewhere"
 """The property in which a test passes these reports to the process that prints the summary."""
-KIT = "hicache-conformance-verdicts"
 SLOW = (
     "tests/conformance/selftest/",
     "tests/fuzz/",
@@ -62,6 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_Below(config, Path(path)))
     elif not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Above(config))
+        config.pluginmanager.register(ShortSummary())
 
 
 @pytest.hookimpl(tryfirst=True)
