@@ -51,6 +51,7 @@ class PageHook(MetadataHookInterface):
             files, images = (
                 f"{repository}/{kind}/v{metadata['version']}" for kind in ("blob", "raw")
             )
+            page = page.replace("git clone URL", f"git clone {repository}")
             page = re.sub(r"\]\((?!https?:|#)", f"]({files}/", page)
             page = re.sub(r'(src|srcset)="(?!https?:)', rf'\1="{images}/', page)
             metadata["urls"] = {"Source": repository, "Changelog": f"{files}/CHANGELOG.md"}

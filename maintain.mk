@@ -142,6 +142,9 @@ identity-page: $(VENV)/.base ## write docs/sglang-identity.md and docs/vllm-iden
 cli-page: $(VENV)/.all ## write docs/cli-reference.md from the parsers of both commands
 	@$(BIN)/python tests/support/cli_page.py > docs/cli-reference.md
 
+install-commands: $(VENV)/.base ## write `pip install` on all pages as INSTALLED_FROM of hicache_storage/errors.py says
+	@$(BIN)/python tests/support/install_commands.py
+
 rules-page: $(VENV)/.all ## write docs/rules.md from the rules, the checks and the controls
 	@$(BIN)/hicache-conformance rules > docs/rules.md
 

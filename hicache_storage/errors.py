@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+INSTALLED_FROM = "."
+"""What `pip install` gets: a clone, because no index has a release. docs/releasing.md changes it."""
 _MAX_SHOWN = 250
 # Marks of a URL, JSON or YAML. `Path` turns the "://" of a URL into ":/". URLs of ZeroMQ are allowed,
 # because they hold no secret.
@@ -187,3 +189,9 @@ def did_you_mean(name: str, choices: list[str]) -> str:
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; choose one of {', '.join(choices)}" if choices else ""
+
+
+def install_command(extra: str | None) -> str:
+    """Return the command that installs the SDK with an extra, for a message about a missing library."""
+    place = " (in a clone of hicache-storage)" if INSTALLED_FROM == "." else ""
+    return f'pip install "{INSTALLED_FROM}{f"[{extra}]" if extra else ""}"{place}'

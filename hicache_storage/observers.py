@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hicache_storage.errors import ConfigError
+from hicache_storage.errors import ConfigError, install_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,9 +44,7 @@ def _span_tracer(attributes: Attributes) -> Observer:
     try:
         from hicache_storage.tracing import SpanTracer  # noqa: PLC0415 - the extra is optional
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            'tracing: needs the extra "otel": pip install "hicache-storage[otel]"'
-        ) from error
+        raise ConfigError(f'tracing: needs the extra "otel": {install_command("otel")}') from error
     return SpanTracer(attributes)
 
 
@@ -55,7 +53,7 @@ def _event_observer(source: EventSource) -> Observer:
         from hicache_storage.events.observer import EventObserver  # noqa: PLC0415 - as above
     except ModuleNotFoundError as error:
         raise ConfigError(
-            'events: need the extra "events": pip install "hicache-storage[events]"'
+            f'events: need the extra "events": {install_command("events")}'
         ) from error
     return EventObserver(
         source.settings,

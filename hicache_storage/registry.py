@@ -18,6 +18,7 @@ from hicache_storage.errors import (
     NoSuchStore,
     StorageUnavailable,
     UnknownBackend,
+    install_command,
     shown,
 )
 from hicache_storage.storage import HiCacheStorage
@@ -58,9 +59,11 @@ class Backend:
             if (error.name or "").partition(".")[0] in _OUR_PACKAGES:
                 raise  # our own package is broken, and installing another would not help
             package = f"{self.distribution}[{self.extra}]" if self.extra else self.distribution
+            ours = self.distribution == "hicache-storage"
+            command = install_command(self.extra) if ours else f'pip install "{package}"'
             raise BackendNotInstalled(
                 f"backend {self.name!r} needs {error.name or error}, which is not installed:"
-                f' pip install "{package}"{self.instead}'
+                f" {command}{self.instead}"
             ) from error
 
 
@@ -78,7 +81,7 @@ _BUILT_INS = {
             "hicache_backends.mooncake:MooncakeStorage",
             "hicache-storage",
             "mooncake",
-            ', or if there is no CUDA: pip install "hicache-storage[mooncake-non-cuda]"',
+            f", or if there is no CUDA: {install_command('mooncake-non-cuda')}",
         ),
         Backend("tiered", "hicache_backends.tiered:TieredStorage", "hicache-storage"),
         Backend("striped", "hicache_backends.striped:StripedStorage", "hicache-storage"),

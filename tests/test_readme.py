@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import hicache_conformance.rules
+import pytest
 from documents import code_blocks, python_output
 from servers import ROOT
 
@@ -15,6 +16,13 @@ PYTHON = "\n".join(code_blocks(README))
 
 def test_it_is_short() -> None:
     assert len(README.splitlines()) <= 150
+
+
+@pytest.mark.parametrize("command", ["git clone URL hicache-storage", "make demo ", "make test "])
+def test_the_first_screen_has_the_commands_from_nothing(command: str) -> None:
+    first_screen = README.splitlines()[:40]
+
+    assert any(line.startswith(command) for line in first_screen)
 
 
 def test_its_python_prints_what_it_says(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from hicache_storage.errors import ConfigError
+from hicache_storage.errors import ConfigError, install_command
 from hicache_storage.registry import DYNAMIC, backends
 
 if TYPE_CHECKING:
@@ -219,6 +219,7 @@ _README = """\
 # hicache-@name@
 
 The storage `@name@` for hicache-storage: one file a page, under the directory `path`.
+Install the kit first: @install@.
 
     pip install -e '.[test]'
     pytest --hicache-quick           # most checks of the contract's rules, in some minutes
@@ -316,6 +317,7 @@ def write_package(name: str, parent: Path) -> Path:
     package = f"hicache_{name.replace('-', '_')}"
     class_name = "".join(part.capitalize() for part in name.split("-"))
     values = {"@package@": package, "@Class@": class_name, "@name@": name}
+    values["@install@"] = install_command("conformance")
     try:
         directory.mkdir()
         for path, text in _FILES.items():

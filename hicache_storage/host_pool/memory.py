@@ -8,6 +8,7 @@ import mmap
 import sys
 from typing import Any, Literal, get_args
 
+from hicache_storage.errors import install_command
 from hicache_storage.host_pool.memory_limits import available_memory
 from hicache_storage.page import address_of
 from hicache_storage.scalars import format_nbytes
@@ -94,8 +95,7 @@ def load_torch() -> Any:
     try:
         import torch  # noqa: PLC0415 - the import takes seconds
     except ImportError as error:
-        message = 'this needs torch: pip install "hicache-storage[torch]"'
-        raise ImportError(message, name="torch") from error
+        raise ImportError(f"this needs torch: {install_command('torch')}", name="torch") from error
     return torch
 
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from hicache_storage.backend_support.fork_local import ForkLocal
-from hicache_storage.errors import ConfigError
+from hicache_storage.errors import ConfigError, install_command
 
 if TYPE_CHECKING:
     import logging
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hicache_storage.metrics import CacheView, MetricsServer, ViewCollector
 
 _LABELS = ("backend", "engine", "rank")
-_EXTRA = 'they need the extra "metrics": pip install "hicache-storage[metrics]"'
+_EXTRA = f'they need the extra "metrics": {install_command("metrics")}'
 
 
 class EngineRegistry(enum.Enum):

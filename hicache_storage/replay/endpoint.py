@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hicache_storage.errors import ConfigError
+from hicache_storage.errors import ConfigError, install_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ def serve_metrics(replay: Replay, backends: Sequence[str], port: int) -> Metrics
         from hicache_storage.metrics import ViewCollector, serve  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise ConfigError(
-            '--metrics-port needs the extra "metrics": pip install "hicache-storage[metrics]"'
+            f'--metrics-port needs the extra "metrics": {install_command("metrics")}'
         ) from error
     rank = replay.settings.rank
     collector = ViewCollector(["backend", "engine", "rank"])

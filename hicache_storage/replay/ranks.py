@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hicache_storage.controller import Channel, RanksLost
-from hicache_storage.errors import ConfigError, HiCacheError
+from hicache_storage.errors import ConfigError, HiCacheError, install_command
 from hicache_storage.replay.driver import extent_of
 from hicache_storage.replay.report import combine_ranks
 from hicache_storage.replay.warning_log import warnings_to
@@ -50,7 +50,7 @@ def check_job(job: ReplayJob) -> None:
     """
     size = job.settings.topology.size
     if importlib.util.find_spec("torch") is None:
-        raise ConfigError('--ranks needs torch: pip install "hicache-storage[torch]"')
+        raise ConfigError(f"--ranks needs torch: {install_command('torch')}")
     for pool in job.settings.pools:
         job.settings.topology.parts(extent_of(pool.shape))
     for choice in (job.choice, job.disruptions.swap):

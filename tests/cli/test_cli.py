@@ -26,6 +26,7 @@ from hicache_storage import native
 from hicache_storage.cli import main
 from hicache_storage.cli.operations.proofs import Proof
 from hicache_storage.cli.verbs import HICACHE
+from hicache_storage.errors import install_command
 from hicache_storage.registry import open_storage
 from hicache_storage.request_log import Operation, Reason, RequestRecord
 
@@ -547,4 +548,4 @@ def test_a_missing_library_is_named(
     monkeypatch.setitem(sys.modules, "shtab", None)
 
     assert main(["--print-completion", "bash"]) == 2
-    assert 'pip install "hicache-storage[completion]"' in capsys.readouterr().err
+    assert install_command("completion") in capsys.readouterr().err

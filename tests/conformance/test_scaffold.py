@@ -13,7 +13,7 @@ import yaml
 from hicache_conformance.cli import main
 from hicache_conformance.scaffold import write_package
 
-from hicache_storage.errors import ConfigError
+from hicache_storage.errors import ConfigError, install_command
 
 
 def run(*command: str, cwd: Path, path: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -82,6 +82,7 @@ def test_its_report_has_the_version_of_an_editable_installation(package: Path) -
 def test_its_readme_can_be_pasted_into_a_shell(package: Path) -> None:
     readme = (package / "README.md").read_text(encoding="utf-8")
 
+    assert install_command("conformance") in readme
     assert " \\\n      --hicache" in readme
     assert "\\\\" not in readme
 

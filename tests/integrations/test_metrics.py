@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY
 from servers import free_port
 from stores import HookedStorage
 
-from hicache_storage.errors import ConfigError
+from hicache_storage.errors import ConfigError, install_command
 from hicache_storage.integrations import _metrics
 from hicache_storage.integrations._metrics import AdapterMetrics, EngineRegistry
 from hicache_storage.integrations._metrics_settings import MetricsSettings
@@ -119,7 +119,7 @@ class TestPort:
         attach(None)
 
         (record,) = caplog.records
-        assert "hicache-storage[metrics]" in record.getMessage()
+        assert install_command("metrics") in record.getMessage()
 
     @pytest.mark.parametrize("port", [0, -1, 65536, 1.5, True, "many"])
     def test_a_number_that_is_no_port_is_refused(self, port: Any) -> None:

@@ -17,6 +17,8 @@ from distributions import CONSTRAINTS, DIST, VERSION, ended, run
 from s3_kit import config_of
 from servers import ROOT, Ministack, MooncakeMaster, RedisServer, library_path
 
+from hicache_storage.errors import INSTALLED_FROM
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -125,7 +127,7 @@ def test_without_an_extra_files_are_served(installed: Callable[[str], Installed]
     for backend, module in CLIENTS.items():
         code, printed = plain.doctor(backend, {})
         assert code in {1, 2}
-        assert f"hicache-storage[{backend}]" in printed, module
+        assert f"{INSTALLED_FROM}[{backend}]" in printed, module
 
 
 def test_extra_torch(installed: Callable[[str], Installed]) -> None:

@@ -170,6 +170,7 @@ def test_the_page_of_an_index_has_no_relative_link(
 
     links = re.findall(r'(?:href|src)="([^"]+)"', page)
     assert f"{url}/blob/v{VERSION}/docs/sglang.md" in links
+    assert f"git clone {url} " in re.sub("<[^>]+>", "", page)
     assert f"{url}/raw/v{VERSION}/docs/images/tiers-light.svg" in links
     assert [] == [link for link in links if not re.match("https?://|#", link)]
 

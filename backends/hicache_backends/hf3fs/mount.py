@@ -18,7 +18,7 @@ from hicache_backends.hf3fs.transfer import SlotPages, Transfers
 from hicache_backends.hf3fs.usrbio import connect_usrbio
 from hicache_backends.hf3fs.writer import Writer
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.errors import BackendNotInstalled, HiCacheError
+from hicache_storage.errors import BackendNotInstalled, HiCacheError, install_command
 from hicache_storage.native import HIT, LATE, WRONG
 
 if TYPE_CHECKING:
@@ -409,5 +409,5 @@ def _needs_redis() -> Generator[None]:
     except ImportError as error:
         raise BackendNotInstalled(
             "backend 'hf3fs' needs redis for an index in Redis, which is not installed:"
-            ' pip install "hicache-storage[redis]"'
+            f" {install_command('redis')}"
         ) from error

@@ -33,6 +33,7 @@ from hicache_conformance.selftest.references.subjects import (
     subject_of,
 )
 
+from hicache_storage.errors import install_command
 from hicache_storage.keys import KeySpace
 from hicache_storage.storage import HiCacheStorage, PageInfo
 
@@ -101,7 +102,7 @@ def test_without_hypothesis_it_is_not_verified(monkeypatch: pytest.MonkeyPatch) 
     record = verdict_on(DictSubject)
 
     assert Outcome.NOT_VERIFIED is record.outcome
-    assert "hicache-storage[conformance]" in record.message
+    assert install_command("conformance") in record.message
 
 
 def test_nothing_is_left_in_the_working_directory(

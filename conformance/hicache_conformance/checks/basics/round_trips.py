@@ -15,6 +15,7 @@ from hicache_conformance.scenarios.setup import (
     note,
     open_store,
 )
+from hicache_storage.errors import install_command
 from hicache_storage.keys import KeySpace
 from hicache_storage.page import Page
 from hicache_storage.storage import Durability
@@ -396,7 +397,7 @@ def any_sequence_of_calls_agrees_with_a_dict(case: Case) -> None:
     except ImportError as error:
         if error.name != "hypothesis":
             raise
-        raise NotVerified("needs hypothesis: pip install 'hicache-storage[conformance]'") from None
+        raise NotVerified(f"needs hypothesis: {install_command('conformance')}") from None
     search = SequenceSearch(case, limit_s=1.5 if case.quick else 10.0)
     search.run(20 if case.quick else 80)
     case.evidence["sequences"] = str(search.sequences)
