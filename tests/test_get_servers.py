@@ -50,7 +50,7 @@ def _package(folder: Path, name: str, architecture: str) -> str:
     (root / "DEBIAN").mkdir()
     (root / "DEBIAN/control").write_text(control)
     file = folder / "mirror" / f"{name}.deb"
-    command = ["dpkg-deb", "--root-owner-group", "-Znone", "--build", root, file]
+    command = ["dpkg-deb", "--root-owner-group", "-Znone", "--build", str(root), str(file)]
     subprocess.run(command, check=True, capture_output=True)
     data = file.read_bytes()
     digest = hashlib.sha256(data).hexdigest()
