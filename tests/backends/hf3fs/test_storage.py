@@ -487,13 +487,14 @@ class TestEviction:
         """The index takes some 40 MiB of changes, while it has 16 MiB of blocks for them."""
         answers: list[list[bool]] = []
 
-        def store(number: int) -> list[bool]:
-            hashes = [hash_of(each) for each in range(100 * number, 100 * number + 100)]
-            return storage.batch_set(SPACE, hashes, [page()] * 100)
-
         with small_disk(tmp_path / "disk", 48 << 20) as disk:
             limit = {"capacity_nbytes": 1000 * SLOT_NBYTES, "direct": False}
             with opened(disk / "pages", **limit) as storage:
+
+                def store(number: int) -> list[bool]:
+                    hashes = [hash_of(each) for each in range(100 * number, 100 * number + 100)]
+                    return storage.batch_set(SPACE, hashes, [page()] * 100)
+
                 answers.extend(store(number) for number in range(12))
                 FullDisk(disk).strike(
                     random.Random(0),
