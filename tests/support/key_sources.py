@@ -8,12 +8,10 @@ only) and `keys`, which describes an engine and returns the ids of its key space
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
-
-import pytest
 
 PAGE = Path(__file__).parents[2] / "docs" / "key-sources.md"
 NOT_IN_THE_KEY = "not in the key"
@@ -41,8 +39,12 @@ class AdapterKeys(Protocol):
     def NAME(self) -> str: ...  # noqa: N802 - a constant of a module
     @property
     def SOURCES(self) -> Mapping[str, Sequence[Pair]]: ...  # noqa: N802
-    def keys(self, place: Path, monkeypatch: pytest.MonkeyPatch, **facts: Any) -> Mapping[str, str]:
-        """Return the id of the key space of each pool. Write the engine's files into `place`."""
+    @property
+    def keys(self) -> Callable[..., Mapping[str, str]]:
+        """A function of a directory for the engine's files, a `MonkeyPatch` and facts of the engine.
+
+        It returns the id of the key space of each pool.
+        """
         ...
 
 

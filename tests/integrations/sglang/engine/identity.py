@@ -14,7 +14,7 @@ import pytest
 from sglang_engine import DRAFT, MORE, TOKENS, Engine, PoolPlan, engine_world, get_context
 
 BEFORE_0_5_23 = metadata.version("sglang") < "0.5.23"
-AT_THE_LAUNCH = {"hicache_storage_backend": "dynamic"}
+AT_THE_LAUNCH: dict[str, Any] = {"hicache_storage_backend": "dynamic"}
 
 
 @pytest.fixture(scope="module", autouse=True)
