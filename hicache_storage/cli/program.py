@@ -9,7 +9,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from hicache_storage.cli.stderr_log import (
     StderrHandler,
@@ -221,8 +221,9 @@ def _prepare_streams() -> None:
     for name, mode, flags in _CLOSED:
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a name may have letters that its encoding lacks
-        sys.stdout.reconfigure(errors="backslashreplace")
+    stdout: object = sys.stdout
+    if isinstance(stdout, io.TextIOWrapper):  # a name may have letters that its encoding lacks
+        cast("io.TextIOWrapper", stdout).reconfigure(errors="backslashreplace")
 
 
 def _gave_stdout_up() -> bool:

@@ -167,10 +167,12 @@ def _files_at(path: str, revision: str | None, download_dir: str | None) -> _Fil
 def _code_repositories(config: Path) -> list[str]:
     """Return the repositories from which a config's `auto_map` imports code, as "repository--file"."""
     try:
-        mapped = json.loads(config.read_bytes())["auto_map"].values()
+        mapped: list[Any] = [*json.loads(config.read_bytes())["auto_map"].values()]
     except _NO_HEADER:  # no object, or no code
         return []
-    names = chain.from_iterable(each if isinstance(each, list) else [each] for each in mapped)
+    names: list[Any] = []
+    for each in mapped:
+        names += each if isinstance(each, list) else [each]
     return [str(name).partition("--")[0] for name in names if "--" in str(name)]
 
 

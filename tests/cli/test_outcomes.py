@@ -31,7 +31,6 @@ from hicache_storage.cli.progress import Meter
 
 PAGES, BROKEN = 12, 5
 BACKENDS = ("file", "hf3fs", "redis", "s3")
-STATES = ("sound", "full", "foreign", "damaged", "read_only", "unreachable")
 DOCTOR = ("doctor", "--page-bytes", "4KiB", "--pages", "2")
 _READS = "+get +strlen +zscan +hvals +hget +hgetall +scan +info +select +client|info"
 
@@ -75,7 +74,7 @@ def _fill(client: Any) -> None:
     raise AssertionError("it is not full")
 
 
-def _full(case: Case) -> None:
+def make_full(case: Case) -> None:
     if case.backend == "redis":
         options = ("--maxmemory", "3mb", "--maxmemory-policy", "noeviction")
         server = case.opened.enter_context(RedisServer(case.directory / "small", *options))
@@ -91,7 +90,7 @@ def _full(case: Case) -> None:
     case.store = replace(case.store, config={**case.store.config, "capacity_nbytes": held + 100})
 
 
-def _foreign(case: Case) -> None:
+def make_foreign(case: Case) -> None:
     if case.backend == "redis":
         server: RedisServer = case.request.getfixturevalue("redis_server")
         case.store = CliStore("redis", {"url": server.url, "prefix": "foreign:"})
@@ -107,11 +106,11 @@ def _foreign(case: Case) -> None:
     case.store = CliStore(case.backend, {"path": str(root)})
 
 
-def _damaged(case: Case) -> None:
+def make_damaged(case: Case) -> None:
     case.store.break_page(BROKEN, case.key_space)
 
 
-def _read_only(case: Case) -> None:
+def make_read_only(case: Case) -> None:
     config = case.store.config
     if case.backend == "redis":
         server: RedisServer = case.request.getfixturevalue("redis_server")
@@ -131,7 +130,7 @@ def _read_only(case: Case) -> None:
         case.acting = partial(user_without_rights, Path(config["path"]))
 
 
-def _unreachable(case: Case) -> None:
+def make_unreachable(case: Case) -> None:
     if case.backend == "redis":
         case.store = CliStore("redis", {"url": f"redis://127.0.0.1:{free_port()}", "timeout_s": 1})
     elif case.backend == "s3":
@@ -141,7 +140,17 @@ def _unreachable(case: Case) -> None:
         case.store = CliStore(case.backend, {"path": str(case.directory / "not-mounted/kv")})
 
 
-@pytest.fixture(params=[f"{backend}-{state}" for backend in BACKENDS for state in STATES])
+CHANGES: dict[str, Callable[[Case], None]] = {
+    "sound": lambda _: None,
+    "full": make_full,
+    "foreign": make_foreign,
+    "damaged": make_damaged,
+    "read_only": make_read_only,
+    "unreachable": make_unreachable,
+}
+
+
+@pytest.fixture(params=[f"{backend}-{state}" for backend in BACKENDS for state in CHANGES])
 def case(
     request: pytest.FixtureRequest, store_of: Callable[[str], CliStore], directory: Path
 ) -> Iterator[Case]:
@@ -154,10 +163,8 @@ def case(
         store = CliStore(backend, {"path": str(directory / "kv")})
     found = Case(backend, state, store, store, directory, request)
     found.key_space = store.fill(range(PAGES))
-    change = globals().get(f"_{state}")
     with found.opened:
-        if change is not None:
-            change(found)
+        CHANGES[state](found)
         yield found
 
 

@@ -14,9 +14,11 @@ GONE = {KEY: Reason.VANISHED}
 
 def context(request: str, **ends: int) -> Any:
     """Return the context of a request, with the place where each page ends in the prompt."""
-    return SimpleNamespace(
-        req_id=request, get_offload_key_position=lambda key: ends.get(key.decode())
-    )
+
+    def position(key: bytes) -> int | None:
+        return ends.get(key.decode())
+
+    return SimpleNamespace(req_id=request, get_offload_key_position=position)
 
 
 A, B = context("a"), context("b")
