@@ -7,7 +7,7 @@ import re
 from collections.abc import Generator
 from importlib import metadata
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -185,7 +185,7 @@ def test_the_order_of_heads_in_device_memory_is_in_the_key(file_config: dict[str
         host = engine.host()
         for order in ("nhd", "hnd"):
             (info,) = host._buffer_infos
-            kind = cast("Any", info.buffers.layout).__class__
+            kind: Any = info.buffers.layout.__class__
             host._buffer_infos = (
                 msgspec.structs.replace(
                     info, buffers=msgspec.structs.replace(info.buffers, layout=kind(order))
