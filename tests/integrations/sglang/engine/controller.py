@@ -188,9 +188,11 @@ def test_every_context_parallel_rank_finds_what_it_wrote(
     held: list[Any] = []
     for again in (False, True):
         for rank in (0, 1):
-            monkeypatch.setattr(
-                HybridCacheController, "get_attn_cp_rank_and_size", lambda _, at=rank: (at, 2)
-            )
+
+            def place(*_: object, at: int = rank) -> tuple[int, int]:
+                return at, 2
+
+            monkeypatch.setattr(HybridCacheController, "get_attn_cp_rank_and_size", place)
             with engine_world(tp_rank=rank, tp_size=2, speculative_draft_model_path="org/draft"):
                 if BEFORE_0_5_23:
                     with pytest.raises(Exception, match="use SGLang"):
