@@ -43,6 +43,8 @@ _NOT_OF_KV = re.compile(
     r".*\.index\.json|generation_config\.json|tokenizer.*\.json|(chat_template|vocab|tekken)\.json"
     r"|(special_tokens_map|added_tokens)\.json"
 )
+_REPOSITORY = re.compile(r'"([^"]+?)--')
+"""The repository in a value of `auto_map`, which is "repository--file.Class" or "file.Class"."""
 _SAMPLE_NBYTES = 4096
 _TENSORS = 128
 _BLOCKS = 64
@@ -167,13 +169,11 @@ def _files_at(path: str, revision: str | None, download_dir: str | None) -> _Fil
 def _code_repositories(config: Path) -> list[str]:
     """Return the repositories from which a config's `auto_map` imports code, as "repository--file"."""
     try:
-        mapped: list[Any] = [*json.loads(config.read_bytes())["auto_map"].values()]
+        mapped = cast("list[object]", [*json.loads(config.read_bytes())["auto_map"].values()])
     except _NO_HEADER:  # no object, or no code
         return []
-    names: list[Any] = []
-    for each in mapped:
-        names += each if isinstance(each, list) else [each]
-    return [str(name).partition("--")[0] for name in names if "--" in str(name)]
+    names = _REPOSITORY.findall(json.dumps(mapped))
+    return [*map(str, names)]
 
 
 def _links_to(path: Path) -> Iterator[Path]:

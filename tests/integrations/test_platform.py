@@ -34,7 +34,7 @@ def test_amd_chips_are_named_by_their_architecture_without_its_features(
     built_for(hip="7.0")
     properties = SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", {0: properties, 3: properties}.get)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", [properties].__getitem__)
     assert platform_name() == platform_name("cuda:3") == "rocm-gfx942"
     assert platform_name("cuda", "gfx950:sramecc+:xnack-") == "rocm-gfx950"
 

@@ -189,7 +189,7 @@ def test_every_context_parallel_rank_finds_what_it_wrote(
     for again in (False, True):
         for rank in (0, 1):
 
-            def place(_: object, at: int = rank) -> tuple[int, int]:
+            def place(*_: object, at: int = rank) -> tuple[int, int]:
                 return at, 2
 
             monkeypatch.setattr(HybridCacheController, "get_attn_cp_rank_and_size", place)

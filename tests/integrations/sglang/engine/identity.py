@@ -181,11 +181,11 @@ def test_the_platform_and_the_release_are_in_the_key(file_config: dict[str, Any]
 @pytest.mark.skipif(BEFORE_0_5_23, reason="0.5.22 shows the order on the pool of the device")
 def test_the_order_of_heads_in_device_memory_is_in_the_key(file_config: dict[str, Any]) -> None:
     layouts: list[str] = []
+    kind: Any = importlib.import_module("sglang.srt.mem_cache.device_pool_info").KVBufferLayout
     with Engine([PoolPlan()], file_config) as engine:
         host = engine.host()
         for order in ("nhd", "hnd"):
             (info,) = host._buffer_infos
-            kind: Any = info.buffers.layout.__class__
             host._buffer_infos = (
                 msgspec.structs.replace(
                     info, buffers=msgspec.structs.replace(info.buffers, layout=kind(order))
