@@ -123,7 +123,7 @@ def test_a_preempted_request_loads_its_pages_again(file_config: dict[str, Any]) 
         engine.write([5, *PROMPT][:-1])
     with Engine(file_config, edit=small_gpu, max_model_len=13 * BLOCK) as engine:
         loads = loads_of(engine)
-        asked = []
+        asked: list[Any] = []
         for tokens in ([*PROMPT], [5, *PROMPT][:-1]):
             asked.append(
                 requests.Request(
