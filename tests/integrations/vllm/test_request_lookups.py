@@ -14,11 +14,8 @@ GONE = {KEY: Reason.VANISHED}
 
 def context(request: str, **ends: int) -> Any:
     """Return the context of a request, with the place where each page ends in the prompt."""
-
-    def position(key: bytes) -> int | None:
-        return ends.get(key.decode())
-
-    return SimpleNamespace(req_id=request, get_offload_key_position=position)
+    end_of = {name.encode(): end for name, end in ends.items()}.get
+    return SimpleNamespace(req_id=request, get_offload_key_position=end_of)
 
 
 A, B = context("a"), context("b")
