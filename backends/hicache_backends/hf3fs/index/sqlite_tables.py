@@ -221,7 +221,7 @@ def keep_free_pages(db: sqlite3.Connection) -> bool:
         row = (b"", -1, wanted * page_nbytes)
         db.execute("INSERT INTO reserved VALUES (?, ?, zeroblob(?))", row)
         db.execute("DELETE FROM reserved WHERE space = ?", row[:1])
-    return free_pages < wanted
+    return bool(free_pages < wanted)
 
 
 def used_nbytes(db: sqlite3.Connection) -> int:
