@@ -395,6 +395,7 @@ class Capacity:
 
     def _run_count(self) -> None:
         with self._sweeping:
+            doubts = self._doubts
             for pauses in range(_MOST_COUNTS):
                 time.sleep(pauses * _LEAST_PAUSE_S)
                 doubts = self._doubts
