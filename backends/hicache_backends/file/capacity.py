@@ -19,7 +19,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from hicache_backends.file.eviction import EvictionSweep
 from hicache_backends.file.writer import total_pending_nbytes
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from hicache_backends.file.eviction import Victim
     from hicache_backends.file.layout import Layout
     from hicache_backends.file.ledger import Ledger
-    from hicache_backends.file.settings import FileSettings
     from hicache_backends.file.writer import Writer
     from hicache_storage.backend_support.counters import Counters
 
@@ -64,15 +63,6 @@ class Limits:
     min_free_nbytes: int = 0
     recycle: bool = True
     """True: victims of the right size may be overwritten in place."""
-
-    @classmethod
-    def of(cls, settings: FileSettings, *, recycle: bool = True) -> Self:
-        """Return the limits that a config sets."""
-        return cls(
-            capacity_nbytes=settings.capacity_nbytes,
-            min_free_nbytes=settings.min_free_nbytes,
-            recycle=recycle,
-        )
 
     @property
     def evict(self) -> bool:
@@ -405,7 +395,7 @@ class Capacity:
 
     def _run_count(self) -> None:
         with self._sweeping:
-            doubts = self._settled_doubts
+            doubts = self._doubts
             for pauses in range(_MOST_COUNTS):
                 time.sleep(pauses * _LEAST_PAUSE_S)
                 doubts = self._doubts

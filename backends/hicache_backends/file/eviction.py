@@ -90,7 +90,8 @@ class EvictionSweep:
         self._turns = turns
         self._own_turn = start = random.randrange(len(SHARDS))
         self._shards = SHARDS[start:] + SHARDS[:start]
-        self._lock = threading.Lock()  # `with` a condition could leave it locked after an interrupt
+        # `with` the condition itself could leave it locked after an interrupt.
+        self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._stopped = self._is_looking = False
         self._candidates: list[Victim] = []

@@ -487,18 +487,17 @@ class TestEviction:
         """The index takes some 40 MiB of changes, while it has 16 MiB of blocks for them."""
         answers: list[list[bool]] = []
 
+        def store(storage: Hf3fsStorage, number: int) -> list[bool]:
+            hashes = [hash_of(each) for each in range(100 * number, 100 * number + 100)]
+            return storage.batch_set(SPACE, hashes, [page()] * 100)
+
         with small_disk(tmp_path / "disk", 48 << 20) as disk:
             limit = {"capacity_nbytes": 1000 * SLOT_NBYTES, "direct": False}
             with opened(disk / "pages", **limit) as storage:
-
-                def store(number: int) -> list[bool]:
-                    hashes = [hash_of(each) for each in range(100 * number, 100 * number + 100)]
-                    return storage.batch_set(SPACE, hashes, [page()] * 100)
-
-                answers.extend(store(number) for number in range(12))
+                answers.extend(store(storage, number) for number in range(12))
                 FullDisk(disk).strike(
                     random.Random(0),
-                    lambda _: answers.extend(store(number) for number in range(12, 300)),
+                    lambda _: answers.extend(store(storage, number) for number in range(12, 300)),
                 )
 
                 assert [[True] * 100] * 300 == answers

@@ -105,7 +105,7 @@ class Session:
     def _prepare(self, connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
         connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute("SELECT count(*) FROM spaces").fetchone()  # opens the log
+        connection.execute("PRAGMA user_version").fetchone()  # opens the log
         with suppress(OSError):  # the disk is full, or cannot reserve blocks
             _reserve_blocks(f"{self._file}-wal")
 
