@@ -69,16 +69,24 @@ def weights_at(path: str, revision: str | None = None, download_dir: str | None 
 
 
 def change_since(
-    since_s: float, path: str, revision: str | None = None, download_dir: str | None = None
+    since_s: float,
+    path: str,
+    revision: str | None = None,
+    download_dir: str | None = None,
+    *,
+    downloads: bool = False,
 ) -> str:
     """Return which file of a fingerprint, or link to it, has changed after `since_s`, and when.
 
-    Return "" if there is none. Ask after the fingerprint was read, so that no change is missed.
+    Return "" if there is none. Ask after the fingerprint was read, so that no change is missed. With
+    `downloads`, the engine itself may have downloaded the files since, and only a branch of a Hugging
+    Face repository counts that has moved to other files.
     """
     files = _files_at(path, revision, download_dir)
     if not files.weights:
         return ""
-    for each in (files.root, *files.weights, *files.others):
+    own = () if downloads else (files.root, *files.weights, *files.others)
+    for each in (*own, *filter(Path.is_file, files.branches)):
         for step in _links_to(each):
             status = step.lstat()
             changed_s = max(status.st_mtime, status.st_ctime)
@@ -143,12 +151,14 @@ class _Files(NamedTuple):
     others: Sequence[Path] = ()
     named: Sequence[str] = ()
     """Repositories of code that are not on this machine."""
+    branches: Sequence[Path] = ()
+    """The files that name the snapshots of Hugging Face repositories."""
 
 
 def _files_at(path: str, revision: str | None, download_dir: str | None) -> _Files:
-    root = _local(path)
-    if not root.exists():
-        root = _snapshot(path, revision, download_dir) or root
+    root, branches = _local(path), list[Path]()
+    if not root.exists() and (snapshot := _snapshot(path, revision, download_dir)):
+        root, branches = snapshot, [_branch(snapshot, revision)]
     if root.is_file():
         return _Files(root, [root])
     if not root.is_dir():
@@ -162,8 +172,15 @@ def _files_at(path: str, revision: str | None, download_dir: str | None) -> _Fil
     for repository in sorted(set(chain.from_iterable(map(_code_repositories, configs)))):
         code = _snapshot(repository, None, download_dir)
         others += [] if code is None else sorted(code.rglob("*.py"))
+        branches += [] if code is None else [_branch(code, None)]
         absent += [repository] if code is None else []
-    return _Files(root, sorted(weights), [file for file in others if file.is_file()], absent)
+    others = [file for file in others if file.is_file()]
+    return _Files(root, sorted(weights), others, absent, branches)
+
+
+def _branch(snapshot: Path, revision: str | None) -> Path:
+    """Return the file of huggingface_hub that says which snapshot a branch is. A commit has none."""
+    return snapshot.parent.parent / "refs" / (revision or "main")
 
 
 def _code_repositories(config: Path) -> list[str]:

@@ -38,7 +38,7 @@ def write_safetensors(path: Path, tensors: dict[str, bytes]) -> None:
 
 def checkpoint(place: Path, fill: int = 1, last: int | None = None, config: str = "{}") -> Path:
     """Write a checkpoint of two files with two tensors each. `last` fills the last tensor."""
-    place.mkdir()
+    place.mkdir(parents=True)
     (place / "config.json").write_text(config)
     a, b = bytes([fill]) * 100_000, bytes([fill if last is None else last]) * 50
     write_safetensors(place / "model-1.safetensors", {"embed": a, "q": a})
@@ -145,6 +145,43 @@ def test_a_change_after_the_weights_were_loaded_is_found(tmp_path: Path, change:
         (tmp_path / "v2").rename(tmp_path / "v1")
 
     assert re.match(rf"{tmp_path}\S* changed at \d{{4}}-", change_since(loaded_at_s, str(current)))
+
+
+@pytest.mark.parametrize("downloads", [False, True])
+def test_a_branch_that_moves_to_an_older_snapshot_is_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, downloads: bool
+) -> None:
+    place = checkpoint(tmp_path / "models--org--m" / "snapshots" / "1")
+    branch = tmp_path / "models--org--m" / "refs" / "main"
+    branch.parent.mkdir()
+    branch.write_text("1")
+    monkeypatch.setitem(
+        sys.modules,
+        "huggingface_hub",
+        SimpleNamespace(try_to_load_from_cache=lambda _, name, **__: str(place / name)),
+    )
+    loaded_at_s = time.time() + 0.05
+    time.sleep(0.1)
+    assert not change_since(loaded_at_s, "org/m", downloads=downloads)
+
+    branch.write_text("2")
+
+    assert f"{branch} changed at " in change_since(loaded_at_s, "org/m", downloads=downloads)
+    assert not change_since(loaded_at_s, "org/m", "1" * 40, downloads=downloads)
+
+
+def test_files_that_the_engine_downloads_are_no_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = checkpoint(tmp_path / "models--org--m" / "snapshots" / "1")
+    monkeypatch.setitem(
+        sys.modules,
+        "huggingface_hub",
+        SimpleNamespace(try_to_load_from_cache=lambda _, name, **__: str(place / name)),
+    )
+
+    assert change_since(0, "org/m")
+    assert not change_since(0, "org/m", downloads=True)
 
 
 def test_what_no_fingerprint_covers_has_no_change(tmp_path: Path) -> None:

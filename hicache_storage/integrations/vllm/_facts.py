@@ -253,8 +253,9 @@ def _fingerprint(path: str, revision: str | None, load: Any, started_s: float | 
     change = ""
     try:
         fingerprint = weights_at(path, revision, load.download_dir)
-        if started_s is not None and os.path.isdir(path):  # noqa: PTH112 - else vLLM downloads it
-            change = change_since(started_s, path)
+        if started_s is not None:
+            downloads = not os.path.isdir(path)  # noqa: PTH112 - `~` is not expanded
+            change = change_since(started_s, path, revision, load.download_dir, downloads=downloads)
     except OSError as error:
         raise ConfigError(
             f"{NAME}: the weights at {path} cannot be read: {error.strerror}. Make them readable, or"

@@ -59,6 +59,8 @@ _FIND = (
 )
 _LEAST_FREE_PAGES = 128
 _FREE_PAGES_SHARE = 4
+_MOST_RESERVED_NBYTES = 64 << 20
+"""More free pages than this are not given at once, because they are written while others wait."""
 _ROW_NBYTES = 256
 """What a page takes in the file, more than its free slot took, if the tree's pages are half full."""
 _EVICTED_AHEAD = 1000
@@ -210,18 +212,20 @@ def drop(db: sqlite3.Connection, space: bytes, *, keep_pages: bool) -> int | Non
 def keep_free_pages(db: sqlite3.Connection) -> bool:
     """Give the file pages that are not in use, so that it need not grow on a full disk.
 
-    Return False if it had enough of them.
+    All of them are written, so that is done when half are used up. Return False if it had enough.
     """
     (free_pages,) = db.execute("PRAGMA freelist_count").fetchone()
     (pages,) = db.execute("PRAGMA page_count").fetchone()
     (page_nbytes,) = db.execute("PRAGMA page_size").fetchone()
     (slots,) = db.execute("SELECT coalesce(sum(allocated - taken), 0) FROM spaces").fetchone()
     wanted = max(_LEAST_FREE_PAGES, pages // _FREE_PAGES_SHARE) + slots * _ROW_NBYTES // page_nbytes
-    if free_pages < wanted:
-        row = (b"", -1, wanted * page_nbytes)
-        db.execute("INSERT INTO reserved VALUES (?, ?, zeroblob(?))", row)
-        db.execute("DELETE FROM reserved WHERE space = ?", row[:1])
-    return bool(free_pages < wanted)
+    wanted = min(wanted, _MOST_RESERVED_NBYTES // page_nbytes)
+    if free_pages >= wanted / 2:
+        return False
+    row = (b"", -1, wanted * page_nbytes)
+    db.execute("INSERT INTO reserved VALUES (?, ?, zeroblob(?))", row)
+    db.execute("DELETE FROM reserved WHERE space = ?", row[:1])
+    return True
 
 
 def used_nbytes(db: sqlite3.Connection) -> int:

@@ -77,6 +77,31 @@ def test_a_touch_adds_no_page(db: sqlite3.Connection) -> None:
     assert [] == used_ns(db)
 
 
+def free_pages(db: sqlite3.Connection) -> int:
+    (count,) = db.execute("PRAGMA freelist_count").fetchone()
+    return int(count)
+
+
+def test_free_pages_are_given_when_half_of_them_are_used_up(db: sqlite3.Connection) -> None:
+    tables.insert(db, SPACE, ENTRIES)
+    db.execute("UPDATE spaces SET allocated = 1000000")
+    assert tables.keep_free_pages(db)
+    given = free_pages(db)
+
+    db.execute("INSERT INTO reserved VALUES (x'01', 1, zeroblob(?))", (given * 4096 // 3,))
+    assert not tables.keep_free_pages(db)
+    db.execute("INSERT INTO reserved VALUES (x'01', 2, zeroblob(?))", (given * 4096 // 3,))
+    assert tables.keep_free_pages(db)
+    assert given <= free_pages(db)
+
+
+def test_the_index_of_very_many_slots_gets_free_pages_too(db: sqlite3.Connection) -> None:
+    db.execute("UPDATE spaces SET allocated = ?", (1 << 26,))
+
+    assert tables.keep_free_pages(db)
+    assert 1 << 26 <= 4096 * free_pages(db) < 1 << 27
+
+
 @pytest.mark.parametrize("stamp", [bytes(24), b"another writer's stamp 1"])
 def test_a_missing_reservation_is_an_error(db: sqlite3.Connection, stamp: bytes) -> None:
     rows = [(SPACE, *entry.place) for entry in ENTRIES]
