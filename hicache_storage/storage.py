@@ -500,6 +500,10 @@ class HiCacheStorage(abc.ABC):
         self.ensure_open()
         return {}
 
+    def page_shares(self) -> Mapping[str, float]:
+        """Return which share of the pages each part stores, by name: 1 if it stores every page."""
+        return dict.fromkeys(self.parts(), 1.0)
+
     def stats(self) -> StorageStats:
         """Return figures for reports and metrics, in O(1) and without I/O."""
         self.ensure_open()

@@ -102,6 +102,9 @@ class WrapperStorage(HiCacheStorage):
         """Return the parts of `inner`. Override this if the wrapper changes pages, names or rights."""
         return self.inner.parts()
 
+    def page_shares(self) -> Mapping[str, float]:
+        return self.inner.page_shares()
+
     def stats(self) -> StorageStats:
         return self.inner.stats()
 

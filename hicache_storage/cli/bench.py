@@ -196,7 +196,8 @@ def _require_free(choice: config.StorageChoice, settings: BenchSettings) -> None
             for nbytes in settings.page_sizes
         )
 
-    require_free("bench", choice, needed_nbytes, "use a smaller --working-set")
+    advice = "use a smaller --working-set, --page-bytes or --batch-pages"
+    require_free("bench", choice, needed_nbytes, advice)
 
 
 def _settings(arguments: argparse.Namespace, choice: config.StorageChoice) -> BenchSettings:

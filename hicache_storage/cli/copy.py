@@ -64,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the figures. Return 0 if the target has every page of the source, otherwise 1."""
     choice, target_choice = source_and_target(arguments, "copy")
     from hicache_storage.cli.operations.copying import Copied, copy  # noqa: PLC0415 - wrong flags fail fast
+    from hicache_storage.cli.operations.free_space import free_of_whole_nbytes  # noqa: PLC0415
     from hicache_storage.cli.operations.rate_limit import RateLimit  # noqa: PLC0415
 
     limit, result = RateLimit(arguments.bandwidth_limit), Copied()
@@ -90,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
                     )
                 is_done = True
                 if is_trial:
-                    free = _free_nbytes(target_choice, target, arguments.to_tier)
+                    free = free_of_whole_nbytes(target_choice, target, arguments.to_tier)
                     lacking = None if free == math.inf else max(0, result.nbytes - int(free))
             finally:
                 names = {"from": choice.backend, "to": target_choice.backend, "is_done": is_done}
@@ -118,13 +119,6 @@ def _open_trial(choice: config.StorageChoice, tier: str | None, *, flag: str) ->
         )
 
 
-def _free_nbytes(choice: config.StorageChoice, target: HiCacheStorage, tier: str | None) -> float:
-    """Return the bytes of pages that all stores of the target take together without losing others."""
-    from hicache_storage.cli.operations.free_space import free_nbytes  # noqa: PLC0415
-
-    return sum(free_nbytes(choice, target, tier).values())
-
-
 def _require_free(
     source: HiCacheStorage,
     spaces: Sequence[KeySpace],
@@ -137,10 +131,11 @@ def _require_free(
         ConfigError: The target would refuse or evict pages.
     """
     from hicache_storage.cli.operations.copying import Copied, copy  # noqa: PLC0415
+    from hicache_storage.cli.operations.free_space import free_of_whole_nbytes  # noqa: PLC0415
     from hicache_storage.cli.operations.rate_limit import RateLimit  # noqa: PLC0415
 
     with suppress(NoSuchStore), _open_trial(choice, tier, flag=TO_TIER) as target:
-        free = _free_nbytes(choice, target, tier)
+        free = free_of_whole_nbytes(choice, target, tier)
         listed = sum(info.nbytes for space in spaces for info in source.scan(space))
         if listed <= free / 2:  # frames may be larger in the target
             return
@@ -148,11 +143,12 @@ def _require_free(
             needed = copy(
                 source, target, spaces, shown, RateLimit(None), result=Copied(), is_trial=True
             ).nbytes
+        way_out = f"copy into one part with {TO_TIER}, " if target.parts() else ""
         if needed > free:
             raise ConfigError(
                 f"copy: the target has {format_nbytes(int(free))} free, but the copy needs"
-                f" {format_nbytes(needed)}: make room, or accept with {EVICT} that the target refuses"
-                " pages, or throws out as many of its own"
+                f" {format_nbytes(needed)}: make room, {way_out}or accept with {EVICT} that the target"
+                " refuses pages, or throws out as many of its own"
             )
 
 

@@ -203,11 +203,11 @@ def _untried(trials: Mapping[str, Trial | None]) -> Iterator[Check]:
     from hicache_storage.cli.operations import diagnosis  # noqa: PLC0415
 
     full = [name for name, trial in trials.items() if name and trial is None]
+    why = "full, or hides its free space, and could evict or refuse pages"
     if trials[""] is None:
-        words = f"{' and '.join(full) or 'the store'} {'are' if len(full) > 1 else 'is'} full"
-        yield diagnosis.no_trial(f"{words}, and would evict or refuse pages")
+        yield diagnosis.no_trial(f"{' and '.join(full) or 'the store'} is {why}")
     for name in full:
-        yield diagnosis.no_trial("it is full, and would evict or refuse pages").about(name)
+        yield diagnosis.no_trial(f"it is {why}").about(name)
 
 
 def _print(checks: Sequence[Check]) -> None:

@@ -2,7 +2,8 @@
 
 The fingerprint covers the files of a model's directory that KV may depend on:
 
-    *.json, *.py   all bytes, but not the tokenizer's files, the index and generation_config.json
+    *.json, *.py   all bytes, but not the tokenizer's files, the index, generation_config.json and
+                   what training leaves behind
     safetensors    name, size, 256 KiB of the header, and 4 KiB from the middle of up to 128 tensors
     *.gguf, *.bin, *.pt, *.pth
                    name, size, and 64 evenly spaced blocks of 4 KiB
@@ -38,13 +39,15 @@ _DIGITS = 32
 _CONFIGS = ("config.json", "params.json", "adapter_config.json")
 _INDEX = "model.safetensors.index.json"
 _KINDS = ("*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth")
-# KV is made of token ids, and sampling comes after it.
+# KV is made of token ids, sampling comes after it, and the rest is left over from training.
 _NOT_OF_KV = re.compile(
     r".*\.index\.json|generation_config\.json|tokenizer.*\.json|(chat_template|vocab|tekken)\.json"
-    r"|(special_tokens_map|added_tokens)\.json"
+    r"|(special_tokens_map|added_tokens|trainer_state|.*results)\.json"
+    r"|(training_args|optimizer|scheduler|rng_state.*)\.(bin|pt|pth)"
 )
 _REPOSITORY = re.compile(r'"([^"]+?)--')
 """The repository in a value of `auto_map`, which is "repository--file.Class" or "file.Class"."""
+_MOST_READ_NBYTES = 16 << 20
 _SAMPLE_NBYTES = 4096
 _TENSORS = 128
 _BLOCKS = 64
@@ -92,7 +95,7 @@ def change_since(
             changed_s = max(status.st_mtime, status.st_ctime)
             if changed_s > since_s:
                 at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(changed_s))
-                return f"{step} changed at {at}"
+                return f"{step} changed at {at} (its bytes, or only its owner or mode)"
     return ""
 
 
@@ -163,7 +166,8 @@ def _files_at(path: str, revision: str | None, download_dir: str | None) -> _Fil
         return _Files(root, [root])
     if not root.is_dir():
         return _Files(root, [])
-    weights = {file for kind in _KINDS for file in root.glob(kind) if file.is_file()}
+    kinds = (file for kind in _KINDS for file in root.glob(kind))
+    weights = {file for file in kinds if file.is_file() and not _NOT_OF_KV.fullmatch(file.name)}
     named = [root / name for name in _named_by(root / _INDEX)]
     if all(file.is_file() for file in named):
         weights.update(named)
@@ -216,8 +220,9 @@ def _named_by(index: Path) -> list[str]:
 
 def _digest(files: _Files) -> str:
     digest = hashlib.sha256()
-    for path in files.others:
-        _add(digest, path.name.encode(), path.read_bytes())
+    for path in files.others:  # a large one is data
+        is_large = path.stat().st_size > _MOST_READ_NBYTES
+        _add(digest, path.name.encode(), _sampled_digest(path) if is_large else path.read_bytes())
     for name in files.named:
         _add(digest, b"named", name.encode())
     weights = files.weights

@@ -56,6 +56,15 @@ def test_a_copy_elsewhere_is_the_same(tmp_path: Path) -> None:
     assert weights_at(str(one)) == weights_at(str(tmp_path / "two")) != ""
 
 
+def test_what_training_left_behind_does_not_count(tmp_path: Path) -> None:
+    one = checkpoint(tmp_path / "one")
+    shutil.copytree(one, tmp_path / "two")
+    for name in ("training_args.bin", "optimizer.pt", "trainer_state.json", "all_results.json"):
+        (tmp_path / "two" / name).write_text("{}")
+
+    assert weights_at(str(one)) == weights_at(str(tmp_path / "two"))
+
+
 @pytest.mark.parametrize(
     "other",
     [{"fill": 2}, {"last": 2}, {"config": '{"rope_theta": 1}'}],

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import stat
+import threading
+from concurrent.futures import Future
 from copy import copy
 from dataclasses import replace
 from functools import lru_cache
@@ -30,6 +33,7 @@ from hicache_backends.encrypted.layout import (
 )
 from hicache_backends.encrypted.other_keys import OtherKeys
 from hicache_backends.encrypted.settings import EncryptedSettings
+from hicache_storage.backend_support.copies import copy_revocable
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.page_buffers import PageBuffers
@@ -117,6 +121,8 @@ class EncryptedStorage(WrapperStorage):
         self._read_only = read_only
         self._unknown: set[str] = set()
         """Names of pages whose keys are not listed. Gets add the names that they come across."""
+        self._healing: tuple[int, Future[list[bool]]] | None = None
+        """The process and the end of the last heal. While it runs, others are left out."""
         self._buffers = PageBuffers(
             inner, most_kept=_BUFFERS_PER_CALL * inner.capabilities.parallelism
         )
@@ -435,6 +441,40 @@ class EncryptedStorage(WrapperStorage):
                 self._unknown.add(name)
 
     def _heal(
+        self,
+        sealed: SealedSpace,
+        hashes: Sequence[str],
+        pages: Sequence[Page],
+        deadline: Deadline,
+    ) -> list[bool]:
+        """Read damaged pages again, on a thread, because a part may hang. Return which are whole now.
+
+        A thread that hangs keeps its own copies. Until it ends, damaged pages are misses and stay.
+        """
+        if self._healing and self._healing[0] == os.getpid() and not self._healing[1].done():
+            return [False] * len(hashes)
+        copies = [Page(bytearray(page.nbytes)) for page in pages]
+        healed: Future[list[bool]] = Future()
+        self._healing = os.getpid(), healed
+
+        def reread() -> None:
+            try:
+                healed.set_result(self._reread(sealed, hashes, copies, deadline))
+            except BaseException as error:  # noqa: BLE001 - it belongs to the caller
+                healed.set_exception(error)
+
+        threading.Thread(target=reread, name="hicache-heal", daemon=True).start()
+        try:
+            whole = healed.result(deadline.remaining_s())
+        except TimeoutError:
+            return [False] * len(hashes)
+        given = [n for n, is_whole in enumerate(whole) if is_whole]
+        taken = copy_revocable([pages[n] for n in given], [copies[n] for n in given])
+        for n, is_taken in zip(given, taken, strict=True):
+            whole[n] = is_taken
+        return whole
+
+    def _reread(
         self,
         sealed: SealedSpace,
         hashes: Sequence[str],

@@ -19,7 +19,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from hicache_backends.file.eviction import EvictionSweep
 from hicache_backends.file.writer import total_pending_nbytes
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hicache_backends.file.eviction import Victim
     from hicache_backends.file.layout import Layout
     from hicache_backends.file.ledger import Ledger
+    from hicache_backends.file.settings import FileSettings
     from hicache_backends.file.writer import Writer
     from hicache_storage.backend_support.counters import Counters
 
@@ -63,6 +64,15 @@ class Limits:
     min_free_nbytes: int = 0
     recycle: bool = True
     """True: victims of the right size may be overwritten in place."""
+
+    @classmethod
+    def of(cls, settings: FileSettings, *, recycle: bool = True) -> Self:
+        """Return the limits that a config sets."""
+        return cls(
+            capacity_nbytes=settings.capacity_nbytes,
+            min_free_nbytes=settings.min_free_nbytes,
+            recycle=recycle,
+        )
 
     @property
     def evict(self) -> bool:

@@ -45,7 +45,13 @@ class StripedStorage(ComposedStorage):
         super().__init__(stripes, settings, read_only=read_only)
         if settings.allows_longer_calls(settings.stripes):
             self.narrow(bounded=False)
-        self._placement = Placement(settings.shares())
+        self._shares = settings.shares()
+        self._placement = Placement(self._shares)
+
+    def page_shares(self) -> Mapping[str, float]:
+        self.ensure_open()
+        total = sum(self._shares.values())
+        return {name: share / total for name, share in self._shares.items()}
 
     # --- pages -----------------------------------------------------------------------------------
 

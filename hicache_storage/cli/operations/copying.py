@@ -11,6 +11,7 @@ only in `frame_nbytes`, and is the one that an engine on the target uses.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import Counter
@@ -175,7 +176,7 @@ def copy(
                         return result
     finally:
         result.elapsed_s = time.monotonic() - began_s
-        if not is_trial:
+        if not is_trial and not isinstance(sys.exception(), KeyboardInterrupt):
             with suppress(StorageUnavailable, StorageTimeout):  # then it stays None
                 result.look_up(target)
     return result

@@ -10,6 +10,7 @@ import math
 import os
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hicache_storage.cli.sizes import format_nbytes
@@ -65,10 +66,9 @@ def free_nbytes(
 
     Infinite means that no limit is known. `storage` is the store of the choice, or its part `tier`.
     """
-    configs = undivided_configs(choice.backend, choice.config)
     found: dict[str, float] = {}
     for name, part in undivided(storage).items():
-        _, fields = configs.get("/".join(filter(None, (tier, name))), ("", {}))
+        fields = _fields(choice, tier, name)
         try:
             own = _own_limits(part)
         except StorageUnavailable as error:
@@ -78,6 +78,42 @@ def free_nbytes(
             own = [] if capacity is None else [parse_nbytes(capacity)]
         found[name] = max(0, min([math.inf, *own, *_file_system(fields)]))
     return found
+
+
+def free_of_whole_nbytes(
+    choice: StorageChoice, storage: HiCacheStorage, tier: str | None = None
+) -> float:
+    """Return how many bytes of pages the stores take together, each its share of them.
+
+    Stores on one file system have its free space together.
+    """
+    shares, free = _shares(storage), free_nbytes(choice, storage, tier)
+    limits = [free[name] / share for name, share in shares.items()]
+    shares_on_device, free_on_device = dict[int, float](), dict[int, int]()
+    for name, share in shares.items():
+        path = _fields(choice, tier, name).get("path")
+        with suppress(OSError):
+            if isinstance(path, str):
+                place = Path(expand_home(path))
+                device, system = place.stat().st_dev, os.statvfs(place)
+                shares_on_device[device] = shares_on_device.get(device, 0.0) + share
+                free_on_device[device] = system.f_bavail * system.f_frsize
+    limits += [free_on_device[device] / share for device, share in shares_on_device.items()]
+    return min(limits)
+
+
+def _fields(choice: StorageChoice, tier: str | None, name: str) -> Mapping[str, object]:
+    """Return the config of an undivided store by its name in the store, or in its part `tier`."""
+    configs = undivided_configs(choice.backend, choice.config)
+    return configs.get("/".join(filter(None, (tier, name))), ("", {}))[1]
+
+
+def _shares(storage: HiCacheStorage, share: float = 1.0, name: str = "") -> dict[str, float]:
+    """Return which share of the pages each undivided store gets, by the name of its part."""
+    parts, found = storage.parts(), dict[str, float]()
+    for own, of_part in storage.page_shares().items():
+        found |= _shares(parts[own], share * of_part, f"{name}/{own}".lstrip("/"))
+    return found or {name: share}
 
 
 def require_free(
@@ -92,12 +128,13 @@ def require_free(
     """
     with suppress(NoSuchStore), open_before_change(choice) as storage:
         needed = needed_nbytes(storage.capabilities.alignment)
-        parts = undivided(storage)
+        parts, shares = undivided(storage), _shares(storage)
         for name, free in free_nbytes(choice, storage).items():
-            if needed > free / 2 and _held_nbytes(parts[name]) != 0:
+            own = needed * shares[name]
+            if own > free / 2 and _held_nbytes(parts[name]) != 0:
                 raise ConfigError(
                     f"{verb}: {shown(name) or 'the store'} has {format_nbytes(int(free))} free, of"
-                    f" which a run may take half, but this one may write {format_nbytes(needed)}:"
+                    f" which a run may take half, but this one may write {format_nbytes(int(own))}:"
                     f" {advice}, or accept with {EVICT} that it throws out up to so much of what is"
                     " stored there"
                 )

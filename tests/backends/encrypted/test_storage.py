@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -277,6 +278,25 @@ class TestForgery:
         assert data == got(storage)
         assert inner.stats().pages in (None, 1)
         assert data == got(storage)
+
+    def test_a_part_that_hangs_while_a_page_is_read_again_delays_one_get(
+        self, inner: MemoryStorage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real, go_on, calls = inner.batch_get, threading.Event(), list[int]()
+
+        def get(space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]) -> list[bool]:
+            calls.append(1)
+            if len(calls) == 2:
+                assert go_on.wait(30)
+            return real(space, hashes, pages)
+
+        with sealed_over(inner, timeout_s=0.5) as storage:
+            plant(inner, SPACE, A, bytes(4096 + HEADER_NBYTES))
+            monkeypatch.setattr(inner, "batch_get", get)
+            assert got(storage) is None
+            assert got(storage) is None
+            assert 3 == len(calls), "the second get did not leave the page as it is"
+            go_on.set()
 
     def test_a_page_that_cannot_be_deleted_stays_a_miss(self, inner: MemoryStorage) -> None:
         faulty = FaultyStorage(inner, [Odds("batch_delete", Fault.RAISE, 1.0)])

@@ -278,6 +278,10 @@ def test_clear_and_remove_space_return_the_sum(build: Build) -> None:
     assert [True] * 64 == stripes.set()
 
 
+def test_shares_of_pages_follow_the_weights(build: Build) -> None:
+    assert {"a": 0.75, "b": 0.25} == build("ab", weights={"a": 3, "b": 1}).storage.page_shares()
+
+
 def test_an_empty_batch_has_no_answers(build: Build) -> None:
     storage = build().storage
 
