@@ -222,8 +222,11 @@ def _prepare_streams() -> None:
     for name, mode, flags in _CLOSED:
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a name may have letters that its encoding lacks
-        sys.stdout.reconfigure(errors="backslashreplace")
+    stdout: Any = sys.stdout
+    if isinstance(stdout, io.TextIOBase) and hasattr(stdout, "reconfigure"):
+        stdout.reconfigure(
+            errors="backslashreplace"
+        )  # a name may have letters that it cannot encode
 
 
 def _gave_stdout_up() -> bool:

@@ -31,7 +31,6 @@ from hicache_storage.cli.progress import Meter
 
 PAGES, BROKEN = 12, 5
 BACKENDS = ("file", "hf3fs", "redis", "s3")
-STATES = ("sound", "full", "foreign", "damaged", "read_only", "unreachable")
 DOCTOR = ("doctor", "--page-bytes", "4KiB", "--pages", "2")
 _READS = "+get +strlen +zscan +hvals +hget +hgetall +scan +info +select +client|info"
 
@@ -141,6 +140,20 @@ def _unreachable(case: Case) -> None:
         case.store = CliStore(case.backend, {"path": str(case.directory / "not-mounted/kv")})
 
 
+def _sound(case: Case) -> None:
+    """Leave the store as it is."""
+
+
+STATES: dict[str, Callable[[Case], None]] = {
+    "sound": _sound,
+    "full": _full,
+    "foreign": _foreign,
+    "damaged": _damaged,
+    "read_only": _read_only,
+    "unreachable": _unreachable,
+}
+
+
 @pytest.fixture(params=[f"{backend}-{state}" for backend in BACKENDS for state in STATES])
 def case(
     request: pytest.FixtureRequest, store_of: Callable[[str], CliStore], directory: Path
@@ -154,10 +167,8 @@ def case(
         store = CliStore(backend, {"path": str(directory / "kv")})
     found = Case(backend, state, store, store, directory, request)
     found.key_space = store.fill(range(PAGES))
-    change = globals().get(f"_{state}")
     with found.opened:
-        if change is not None:
-            change(found)
+        STATES[state](found)
         yield found
 
 
