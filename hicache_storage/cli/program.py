@@ -9,7 +9,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from hicache_storage.cli.stderr_log import (
     StderrHandler,
@@ -17,7 +17,7 @@ from hicache_storage.cli.stderr_log import (
     log_of,
     set_format,
 )
-from hicache_storage.errors import ConfigError, HiCacheError, did_you_mean, install_command, shown
+from hicache_storage.errors import ConfigError, HiCacheError, did_you_mean, shown
 from hicache_storage.replay.warning_log import warnings_to
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hicache_storage.cli.stderr_log import StderrLog
 
 _INTERRUPTED = 130
+_DISTRIBUTION = "hicache-storage"
 _SHELLS = ("bash", "zsh", "tcsh")
 _CLOSED = (("stdin", "r", os.O_RDONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY))
 
@@ -159,7 +160,7 @@ class Program:
             import shtab  # noqa: PLC0415 - an extra
         except ImportError:
             raise ConfigError(
-                f"--print-completion needs shtab: {install_command('completion')}"
+                f'--print-completion needs shtab: pip install "{_DISTRIBUTION}[completion]"'
             ) from None
         if self.default is None:
             parser: argparse.ArgumentParser = Parser(prog=self.name)
@@ -221,9 +222,11 @@ def _prepare_streams() -> None:
     for name, mode, flags in _CLOSED:
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))
-    stdout: object = sys.stdout
-    if isinstance(stdout, io.TextIOWrapper):  # a name may have letters that its encoding lacks
-        cast("io.TextIOWrapper", stdout).reconfigure(errors="backslashreplace")
+    stdout: Any = sys.stdout
+    if isinstance(stdout, io.TextIOBase) and hasattr(stdout, "reconfigure"):
+        stdout.reconfigure(
+            errors="backslashreplace"
+        )  # a name may have letters that it cannot encode
 
 
 def _gave_stdout_up() -> bool:

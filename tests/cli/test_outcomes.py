@@ -74,7 +74,7 @@ def _fill(client: Any) -> None:
     raise AssertionError("it is not full")
 
 
-def make_full(case: Case) -> None:
+def _full(case: Case) -> None:
     if case.backend == "redis":
         options = ("--maxmemory", "3mb", "--maxmemory-policy", "noeviction")
         server = case.opened.enter_context(RedisServer(case.directory / "small", *options))
@@ -90,7 +90,7 @@ def make_full(case: Case) -> None:
     case.store = replace(case.store, config={**case.store.config, "capacity_nbytes": held + 100})
 
 
-def make_foreign(case: Case) -> None:
+def _foreign(case: Case) -> None:
     if case.backend == "redis":
         server: RedisServer = case.request.getfixturevalue("redis_server")
         case.store = CliStore("redis", {"url": server.url, "prefix": "foreign:"})
@@ -106,11 +106,11 @@ def make_foreign(case: Case) -> None:
     case.store = CliStore(case.backend, {"path": str(root)})
 
 
-def make_damaged(case: Case) -> None:
+def _damaged(case: Case) -> None:
     case.store.break_page(BROKEN, case.key_space)
 
 
-def make_read_only(case: Case) -> None:
+def _read_only(case: Case) -> None:
     config = case.store.config
     if case.backend == "redis":
         server: RedisServer = case.request.getfixturevalue("redis_server")
@@ -130,7 +130,7 @@ def make_read_only(case: Case) -> None:
         case.acting = partial(user_without_rights, Path(config["path"]))
 
 
-def make_unreachable(case: Case) -> None:
+def _unreachable(case: Case) -> None:
     if case.backend == "redis":
         case.store = CliStore("redis", {"url": f"redis://127.0.0.1:{free_port()}", "timeout_s": 1})
     elif case.backend == "s3":
@@ -140,17 +140,21 @@ def make_unreachable(case: Case) -> None:
         case.store = CliStore(case.backend, {"path": str(case.directory / "not-mounted/kv")})
 
 
-CHANGES: dict[str, Callable[[Case], None]] = {
-    "sound": lambda _: None,
-    "full": make_full,
-    "foreign": make_foreign,
-    "damaged": make_damaged,
-    "read_only": make_read_only,
-    "unreachable": make_unreachable,
+def _sound(case: Case) -> None:
+    """Leave the store as it is."""
+
+
+STATES: dict[str, Callable[[Case], None]] = {
+    "sound": _sound,
+    "full": _full,
+    "foreign": _foreign,
+    "damaged": _damaged,
+    "read_only": _read_only,
+    "unreachable": _unreachable,
 }
 
 
-@pytest.fixture(params=[f"{backend}-{state}" for backend in BACKENDS for state in CHANGES])
+@pytest.fixture(params=[f"{backend}-{state}" for backend in BACKENDS for state in STATES])
 def case(
     request: pytest.FixtureRequest, store_of: Callable[[str], CliStore], directory: Path
 ) -> Iterator[Case]:
@@ -164,7 +168,7 @@ def case(
     found = Case(backend, state, store, store, directory, request)
     found.key_space = store.fill(range(PAGES))
     with found.opened:
-        CHANGES[state](found)
+        STATES[state](found)
         yield found
 
 
