@@ -513,12 +513,13 @@ class TestEviction:
             db.execute("UPDATE pages SET used_ns = used_ns + ?", (ahead_s * 10**9,))
             db.commit()
         with opened(root, capacity_nbytes=20 * SLOT_NBYTES, low_watermark=0.95) as storage:
-            assert all(storage.batch_get(SPACE, HASHES[:9], [blank() for _ in range(9)]))
+            tail = HASHES[9:18]  # as a tail of its batch, it is older than the head
+            assert all(storage.batch_get(SPACE, tail, [blank() for _ in range(9)]))
             stored(storage, range(20, 29))
 
-            assert [True] * 9 == storage.batch_exists(SPACE, HASHES[:9])
+            assert [True] * 9 == storage.batch_exists(SPACE, tail)
             assert [True] * 9 == storage.batch_exists(SPACE, HASHES[20:29])
-            assert [False] * 7 == storage.batch_exists(SPACE, HASHES[9:18])[-7:]
+            assert [False] * 7 == storage.batch_exists(SPACE, HASHES[2:9])
 
     def test_a_page_larger_than_the_capacity_is_refused(self, root: Path) -> None:
         with opened(root, capacity_nbytes=1000) as storage:

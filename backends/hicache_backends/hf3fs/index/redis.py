@@ -25,7 +25,7 @@ from hicache_storage.errors import StorageUnavailable
 from hicache_storage.settings import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 
     from hicache_backends.hf3fs.index.base import Entry, Limits, View
     from hicache_backends.hf3fs.index.redis_epoch import IndexId
@@ -125,7 +125,7 @@ class RedisIndex(RedisReader, Index):
         try:
             doubles, lost = self._run(
                 *(deadline, scripts.SETTLE, space_id, self._lease_ms),
-                *(time.time_ns() // 1000, *arguments),
+                *(*_clock_us([entry.used_ns for entry in entries]), *arguments),
                 parse=_settled,
             )
             self._relinquish(files, doubles, files.invalidate, until, deadline)
@@ -189,7 +189,8 @@ class RedisIndex(RedisReader, Index):
             for (space, page_hash), ns in used.items()
             for field in (f"{space} {page_hash}", ns // 1000)
         ]
-        self._run(deadline, scripts.TOUCH, time.time_ns() // 1000, *arguments)
+        times_us = _clock_us(used.values())
+        self._run(deadline, scripts.TOUCH, *times_us, *arguments)
 
     # --- parts ---------------------------------------------------------------------------------------
 
@@ -291,6 +292,12 @@ class RedisIndex(RedisReader, Index):
 
 
 # --- results of scripts ------------------------------------------------------------------------------
+
+
+def _clock_us(times_ns: Collection[int]) -> tuple[int, int]:
+    """Return the time of this host, and the earliest of these times."""
+    now_ns = time.time_ns()
+    return now_ns // 1000, min(times_ns, default=now_ns) // 1000
 
 
 def _settled(result: Any) -> tuple[list[Place], int]:

@@ -48,10 +48,11 @@ end
 local function latest_us()
   return now_us() + AHEAD_US
 end
-local function behind_us(client_us)
+local function behind_us(client_us, earliest_us)
   local now, newest = now_us(), redis.call('ZREVRANGEBYSCORE', P .. ':lru', text(latest_us()), '-inf',
       'WITHSCORES', 'LIMIT', 0, 1)[2]
-  return math.max(now, tonumber(newest or 0) + 100) - client_us
+  if newest and tonumber(newest) > now then return tonumber(newest) + 100 - earliest_us end
+  return now - client_us
 end
 local function used()
   return tonumber(redis.call('HGET', P .. ':state', 'used') or 0)
@@ -122,8 +123,8 @@ SETTLE = (
     _COMMON
     + """
 local space, ends_ms, doubles, lost = ARGV[1], now_ms() + tonumber(ARGV[2]), {}, 0
-local behind = behind_us(tonumber(ARGV[3]))
-for i = 4, #ARGV, 4 do
+local behind = behind_us(tonumber(ARGV[3]), tonumber(ARGV[4]))
+for i = 5, #ARGV, 4 do
   local hash, slot, stamp, used_us = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
   local lease = space .. ' ' .. slot .. ' ' .. stamp
   if not redis.call('ZSCORE', P .. ':leases', lease) then
@@ -139,15 +140,16 @@ end
 return {doubles, lost}
 """
 )
-"""key space, lease in ms, time of this host in us, then hash, slot, stamp and access time of each page
+"""key space, lease in ms, time of this host and earliest access in us, then hash, slot, stamp and
+access time of each page
 -> "slot stamp" of each page that is already in another slot, with a new lease; number of ended leases
 """
 
 TOUCH = (
     _COMMON
     + """
-local behind, latest = behind_us(tonumber(ARGV[1])), latest_us()
-for i = 2, #ARGV, 2 do
+local behind, latest = behind_us(tonumber(ARGV[1]), tonumber(ARGV[2])), latest_us()
+for i = 3, #ARGV, 2 do
   local score, used_us = redis.call('ZSCORE', P .. ':lru', ARGV[i]), ARGV[i + 1] + behind
   if score and (tonumber(score) < used_us or tonumber(score) > latest) then
     redis.call('ZADD', P .. ':lru', text(used_us), ARGV[i])
@@ -155,7 +157,7 @@ for i = 2, #ARGV, 2 do
 end
 """
 )
-"""time of this host in us, then "space hash" and access time of each page"""
+"""time of this host and earliest access in us, then "space hash" and access time of each page"""
 
 RENEW = (
     _COMMON

@@ -81,7 +81,7 @@ class SqliteIndex(SqliteReader, Index):
         try:
             with self._database.transaction(deadline) as db:
                 tables.end_reservations(db, space, places)
-                if behind_ns := tables.behind_ns(db):
+                if behind_ns := tables.behind_ns(db, (one.used_ns for one in entries)):
                     entries = [one._replace(used_ns=one.used_ns + behind_ns) for one in entries]
                 doubles = [place.slot for place in tables.insert(db, space, entries)]
                 if doubles:
@@ -144,7 +144,7 @@ class SqliteIndex(SqliteReader, Index):
             pages = spaces.setdefault(bytes.fromhex(space_id), [])
             pages.append((bytes.fromhex(page_hash), used_ns))
         with self._database.transaction(deadline) as db:
-            behind_ns = tables.behind_ns(db)
+            behind_ns = tables.behind_ns(db, used.values())
             for space, pages in spaces.items():
                 tables.touch(db, space, [(one, used_ns + behind_ns) for one, used_ns in pages])
 

@@ -19,7 +19,7 @@ from hicache_storage.errors import StorageUnavailable
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from hicache_backends.hf3fs.index.base import Entry, Limits
     from hicache_backends.hf3fs.layout import Layout
@@ -125,11 +125,13 @@ def insert(db: sqlite3.Connection, space: bytes, entries: Sequence[Entry]) -> li
     return [entry.place for entry in entries if there[entry.page_hash] != entry.place]
 
 
-def behind_ns(db: sqlite3.Connection) -> int:
-    """Return how much later than this host's clock new times must be, because it was set back."""
+def behind_ns(db: sqlite3.Connection, times_ns: Iterable[int]) -> int:
+    """Return what to add to times of this host's clock. If it was set back, they follow the newest."""
     now_ns = time.time_ns()
     (newest_ns,) = db.execute(_NEWEST, (now_ns + MOST_AHEAD_NS,)).fetchone()
-    return max(0, (newest_ns or 0) + _STEP_NS - now_ns) if (newest_ns or 0) > now_ns else 0
+    if newest_ns is None or newest_ns <= now_ns:
+        return 0
+    return int(newest_ns) + _STEP_NS - min(times_ns, default=now_ns)
 
 
 def touch(db: sqlite3.Connection, space: bytes, used: Sequence[tuple[bytes, int]]) -> None:

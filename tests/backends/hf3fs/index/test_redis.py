@@ -647,3 +647,44 @@ def _places(storage: Hf3fsStorage, numbers: range) -> Any:
     files = storage._files_of(SPACE)
     with index_of(storage).view(files, Deadline(20)) as view:
         return view.find([hash_of(number) for number in numbers])
+
+
+class TestTimes:
+    @pytest.mark.parametrize("ahead_s", [10**8, 3600, 200])
+    def test_pages_that_are_used_after_a_clock_was_set_back_stay(
+        self, server: RedisServer, tmp_path: Path, ahead_s: int
+    ) -> None:
+        with opened(server, tmp_path, capacity_nbytes=20 * SLOT_NBYTES) as storage:
+            stored(storage, range(18))
+        limits = {"capacity_nbytes": 20 * SLOT_NBYTES, "low_watermark": 0.95}
+        with opened(server, tmp_path, **limits) as storage, client_of(server) as client:
+            lru = f"{index_of(storage)._prefix}:lru"
+            for member in client.zrange(lru, 0, -1):
+                client.zincrby(lru, ahead_s * 10**6, member)
+            assert all(hits(storage, range(9, 18)))
+            stored(storage, range(20, 29))
+
+            assert [True] * 9 == storage.batch_exists(SPACE, HASHES[9:18])
+            assert [True] * 9 == storage.batch_exists(SPACE, HASHES[20:29])
+            assert [False] * 7 == storage.batch_exists(SPACE, HASHES[2:9])
+
+    @pytest.mark.parametrize("behind_s", [-3600, 3600])
+    def test_a_host_with_another_clock_uses_the_clock_of_the_server(
+        self,
+        server: RedisServer,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        behind_s: int,
+    ) -> None:
+        real_ns = time.time_ns
+        limits = {"capacity_nbytes": 20 * SLOT_NBYTES, "low_watermark": 0.95}
+        with opened(server, tmp_path, **limits) as storage:
+            stored(storage, range(18))
+            monkeypatch.setattr(time, "time_ns", lambda: real_ns() - behind_s * 10**9)
+            with opened(server, tmp_path, **limits) as other:
+                assert all(hits(other, range(9, 18)))
+            monkeypatch.undo()
+            stored(storage, range(20, 29))
+
+            assert [True] * 9 == storage.batch_exists(SPACE, HASHES[9:18])
+            assert [True] * 9 == storage.batch_exists(SPACE, HASHES[20:29])
