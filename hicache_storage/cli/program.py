@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import io
 import os
 import sys
 from dataclasses import dataclass
@@ -223,10 +222,8 @@ def _prepare_streams() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))
     stdout: Any = sys.stdout
-    if isinstance(stdout, io.TextIOBase) and hasattr(stdout, "reconfigure"):
-        stdout.reconfigure(
-            errors="backslashreplace"
-        )  # a name may have letters that it cannot encode
+    if hasattr(stdout, "reconfigure"):  # a name may have letters that its encoding lacks
+        stdout.reconfigure(errors="backslashreplace")
 
 
 def _gave_stdout_up() -> bool:

@@ -156,6 +156,15 @@ def test_a_change_after_the_weights_were_loaded_is_found(tmp_path: Path, change:
     assert re.match(rf"{tmp_path}\S* changed at \d{{4}}-", change_since(loaded_at_s, str(current)))
 
 
+def hub_with(place: Path) -> SimpleNamespace:
+    """Return a module as huggingface_hub, which has the files in `place`."""
+
+    def found(_: str, name: str, **__: object) -> str:
+        return str(place / name)
+
+    return SimpleNamespace(try_to_load_from_cache=found)
+
+
 @pytest.mark.parametrize("downloads", [False, True])
 def test_a_branch_that_moves_to_an_older_snapshot_is_a_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, downloads: bool
@@ -164,11 +173,7 @@ def test_a_branch_that_moves_to_an_older_snapshot_is_a_change(
     branch = tmp_path / "models--org--m" / "refs" / "main"
     branch.parent.mkdir()
     branch.write_text("1")
-    monkeypatch.setitem(
-        sys.modules,
-        "huggingface_hub",
-        SimpleNamespace(try_to_load_from_cache=lambda _, name, **__: str(place / name)),
-    )
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub_with(place))
     loaded_at_s = time.time() + 0.05
     time.sleep(0.1)
     assert not change_since(loaded_at_s, "org/m", downloads=downloads)
@@ -183,11 +188,7 @@ def test_files_that_the_engine_downloads_are_no_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = checkpoint(tmp_path / "models--org--m" / "snapshots" / "1")
-    monkeypatch.setitem(
-        sys.modules,
-        "huggingface_hub",
-        SimpleNamespace(try_to_load_from_cache=lambda _, name, **__: str(place / name)),
-    )
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub_with(place))
 
     assert change_since(0, "org/m")
     assert not change_since(0, "org/m", downloads=True)
