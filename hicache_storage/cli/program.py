@@ -16,7 +16,7 @@ from hicache_storage.cli.stderr_log import (
     log_of,
     set_format,
 )
-from hicache_storage.errors import ConfigError, HiCacheError, did_you_mean, shown
+from hicache_storage.errors import ConfigError, HiCacheError, did_you_mean, install_command, shown
 from hicache_storage.replay.warning_log import warnings_to
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from hicache_storage.cli.stderr_log import StderrLog
 
 _INTERRUPTED = 130
-_DISTRIBUTION = "hicache-storage"
 _SHELLS = ("bash", "zsh", "tcsh")
 _CLOSED = (("stdin", "r", os.O_RDONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY))
 
@@ -159,7 +158,7 @@ class Program:
             import shtab  # noqa: PLC0415 - an extra
         except ImportError:
             raise ConfigError(
-                f'--print-completion needs shtab: pip install "{_DISTRIBUTION}[completion]"'
+                f"--print-completion needs shtab: {install_command('completion')}"
             ) from None
         if self.default is None:
             parser: argparse.ArgumentParser = Parser(prog=self.name)

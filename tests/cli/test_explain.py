@@ -193,7 +193,7 @@ def test_a_file_that_is_no_log_is_refused(
     [
         (["missing.jsonl"], "missing.jsonl: cannot be read: No such file or directory"),
         (["log.jsonl", "--hash", "xyz"], "--hash: must be at least the first four"),
-        (["log.jsonl", "--since", "soon"], "must be a time like 90s"),
+        (["log.jsonl", "--since", "soon"], "must be a time like 100ms, 90s"),
         ([], "the following arguments are required: FILE"),
     ],
 )
