@@ -171,7 +171,7 @@ class TestHf3fs:
             assert [True] == storage.batch_delete(SPACE, HASHES[49:50])
             assert len(list(storage.scan(SPACE))) == 49
             assert storage.clear(SPACE) == 49
-            assert [] == storage.diagnose()
+            assert not any(one.advice for one in storage.diagnose())
             assert storage.remove_space(SPACE.id) == 0
         with Hf3fsStorage.open_read_only(
             {"path": str(tmp_path / "kv"), "index": url, "timeout_s": 20}

@@ -244,6 +244,7 @@ CALLS: dict[str, Callable[[HiCacheStorage], object]] = {
     "register_buffer": lambda storage: storage.register_buffer(b"x"),
     "unregister_buffer": lambda storage: storage.unregister_buffer(b"x"),
     "parts": lambda storage: storage.parts(),
+    "page_shares": lambda storage: storage.page_shares(),
     "stats": lambda storage: storage.stats(),
     "ensure_open": lambda storage: storage.ensure_open(),
 }

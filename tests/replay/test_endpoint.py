@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from scrapes import exposition, sample
 from servers import free_port
 
 from hicache_storage.config import StorageChoice
-from hicache_storage.errors import ConfigError
+from hicache_storage.errors import ConfigError, install_command
 from hicache_storage.metrics import ViewCollector, serve
 from hicache_storage.replay.disruptions import Disruptions
 from hicache_storage.replay.driver import ReplaySettings
@@ -87,5 +88,5 @@ def test_a_port_in_use_is_refused() -> None:
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "hicache_storage.metrics", None)
-    with pytest.raises(ConfigError, match=r"hicache-storage\[metrics\]"):
+    with pytest.raises(ConfigError, match=re.escape(install_command("metrics"))):
         run(job(free_port()), lambda: None)

@@ -127,7 +127,7 @@ def _small_replay_of(
 def test_pages_that_a_full_redis_refuses_are_counted_with_the_reason(tmp_path: Path) -> None:
     options = ("--maxmemory", "6mb", "--maxmemory-policy", "noeviction")
     with RedisServer(tmp_path / "server", *options) as server:
-        table, report = _small_replay(server, tmp_path, "--requests", "60")
+        table, report = _small_replay(server, tmp_path, "--requests", "60", "--evict")
 
     unsaved = report["unsaved_pages"]
     assert unsaved["refused"] > 0

@@ -48,6 +48,7 @@ def test_fields_without_a_value_are_left_out() -> None:
         "operation": "lookup",
         "asked_pages": 0,
         "hit_pages": 0,
+        "unused_pages": 0,
     }
 
 
