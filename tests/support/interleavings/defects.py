@@ -387,7 +387,7 @@ DEFECTS = {
     "threads-after-close": Defect(
         "a call that is under way at the close starts threads, which stay",
         "tiers",
-        "dictionary changed size",
+        "no thread can run",
         {(MemberLocal, "executor"): _executor_after_close},
     ),
     "doubts-end-with-deletes": Defect(
