@@ -112,7 +112,9 @@ def all_mutants() -> tuple[Mutant, ...]:
     """Return every mutant, in the order of the modules."""
     for module in _MODULES:
         importlib.import_module(f"{__name__}.{module}")
-    return tuple(_MUTANTS.values())
+    places = {f"{__name__}.{module}": place for place, module in enumerate(_MODULES)}
+    # another import may have come first
+    return tuple(sorted(_MUTANTS.values(), key=lambda one: places[one.storage_class.__module__]))
 
 
 def mutant_named(name: str) -> Mutant:
