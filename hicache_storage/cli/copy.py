@@ -136,6 +136,8 @@ def _require_free(
 
     with suppress(NoSuchStore), _open_trial(choice, tier, flag=TO_TIER) as target:
         free = free_of_whole_nbytes(choice, target, tier)
+        if free == math.inf:
+            return
         listed = sum(info.nbytes for space in spaces for info in source.scan(space))
         if listed <= free / 2:  # frames may be larger in the target
             return
@@ -143,7 +145,10 @@ def _require_free(
             needed = copy(
                 source, target, spaces, shown, RateLimit(None), result=Copied(), is_trial=True
             ).nbytes
-        way_out = f"copy into one part with {TO_TIER}, " if target.parts() else ""
+        is_tiered = {*target.page_shares().values()} == {
+            1.0
+        }  # a page in a wrong stripe is not found
+        way_out = f"copy into one tier with {TO_TIER}, " if is_tiered else ""
         if needed > free:
             raise ConfigError(
                 f"copy: the target has {format_nbytes(int(free))} free, but the copy needs"

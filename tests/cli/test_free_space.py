@@ -240,7 +240,9 @@ def test_each_part_takes_its_share_of_a_copy(
 
     flags = [*source.flags, "--to-backend", target.backend, "--to-extra-config"]
     assert 2 == main(["copy", *flags, json.dumps(target.config)])
-    assert "the target has" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "the target has" in message
+    assert (backend == "tiered") == ("--to-tier" in message)
 
 
 def test_stripes_on_one_file_system_have_its_free_space_together(tmp_path: Path) -> None:

@@ -455,7 +455,6 @@ class EncryptedStorage(WrapperStorage):
             return [False] * len(hashes)
         copies = [Page(bytearray(page.nbytes)) for page in pages]
         healed: Future[list[bool]] = Future()
-        self._healing = os.getpid(), healed
 
         def reread() -> None:
             try:
@@ -463,7 +462,11 @@ class EncryptedStorage(WrapperStorage):
             except BaseException as error:  # noqa: BLE001 - it belongs to the caller
                 healed.set_exception(error)
 
-        threading.Thread(target=reread, name="hicache-heal", daemon=True).start()
+        try:
+            threading.Thread(target=reread, name="hicache-heal", daemon=True).start()
+        except RuntimeError:  # no more threads can be started
+            return [False] * len(hashes)
+        self._healing = os.getpid(), healed
         try:
             whole = healed.result(deadline.remaining_s())
         except TimeoutError:
