@@ -618,7 +618,8 @@ def _undivided(storage: HiCacheStorage) -> list[HiCacheStorage]:
 
 def _narrowed(inner: Capabilities, header_nbytes: int) -> dict[str, Any]:
     """Return the claims that are less than those of the wrapped backend."""
-    claims: dict[str, Any] = {"revocable": False}  # pages are encrypted and decrypted in place
+    # pages are encrypted and decrypted in place, and what is stored is not the page that was given
+    claims: dict[str, Any] = {"revocable": False, "keeps_given": False}
     most = inner.max_page_nbytes
     if most is not None:
         claims["max_page_nbytes"] = max(1, most - header_nbytes)

@@ -279,6 +279,12 @@ class TestForgery:
         assert inner.stats().pages in (None, 1)
         assert data == got(storage)
 
+    def test_it_does_not_keep_the_page_that_it_is_given(self, inner: MemoryStorage) -> None:
+        assert (True, False) == (
+            inner.capabilities.keeps_given,
+            sealed_over(inner).capabilities.keeps_given,
+        )
+
     def test_a_part_that_hangs_while_a_page_is_read_again_delays_one_get(
         self, inner: MemoryStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
