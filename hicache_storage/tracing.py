@@ -152,6 +152,5 @@ def _move_attributes(move: Move) -> Mapping[str, AttributeValue]:
             verdicts.count(Verdict.OK) * transfer.space.page_nbytes
             for transfer, verdicts in zip(move.transfers, move.outcome.verdicts, strict=True)
         ),
-        "hicache.settled": move.outcome.settled.done(),
         **{f"hicache.pages.{verdict.value}": pages for verdict, pages in tally.items()},
     }

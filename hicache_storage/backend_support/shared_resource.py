@@ -11,7 +11,6 @@ from hicache_storage.errors import StorageClosed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
-    from concurrent.futures import Future
 
 T = TypeVar("T")
 
@@ -52,12 +51,6 @@ class CallGate:
             if not self._calls:
                 self._idle.notify_all()
             return self._closed and not self._calls
-
-    def track(self, settled: Future[None], release: Callable[[], None]) -> None:
-        """Count a call until `settled` is done, even after `close`. The last call runs `release`."""
-        with self._lock:
-            self._calls += 1
-        settled.add_done_callback(lambda _: release() if self.end() else None)
 
     def close(self) -> bool:
         """Refuse later calls. Return True if this is the first `close` and no call is in flight."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -46,10 +45,8 @@ class AttachedStore:
         """Open the key spaces of the pools. No page of L2 counts as stored in the store yet.
 
         Raises:
-            ValueError: The headers of the host pools and of the store differ in size.
             StorageUnavailable, StorageTimeout, UnsupportedOperation: A key space could not be opened.
         """
-        _check_headers(store, cache)
         deadline = Deadline(store.settings.timeout_s)
         for pool in cache.pools:
             for part in pool.stored:
@@ -66,7 +63,6 @@ class AttachedStore:
             counters,
             epoch=self.epoch,
             in_use=self.in_use,
-            track_call=self.track_call,
             admission=admission,
             explain_log=explain_log,
         )
@@ -103,16 +99,12 @@ class AttachedStore:
     @contextmanager
     def in_use(self) -> Generator[bool]:
         """Count the `with` block as a running call of the store. Yield False once `detach` is called."""
-        call: Future[None] = Future()
-        self.track_call(call)
+        counted = self._calls.begin()
         try:
-            yield not self._closing
+            yield counted and not self._closing
         finally:
-            call.set_result(None)
-
-    def track_call(self, settled: Future[None]) -> None:
-        """Count a call until `settled` is done, because an overdue call may still use host memory."""
-        self._calls.track(settled, self._unregister)
+            if counted and self._calls.end():
+                self._unregister()
 
     def detach(self, deadline: Deadline, *, drain: bool, unsaved: Sequence[Entry] = ()) -> bool:
         """Stop reading from the store, and end the write queue.
@@ -145,13 +137,3 @@ class AttachedStore:
                 self.store.unregister_buffer(self._registered.pop())
             except HiCacheError as error:
                 logger.warning("a host pool could not be unregistered: %s", error)
-
-
-def _check_headers(store: PageStore, cache: HostCache) -> None:
-    for pool in cache.pools:
-        if pool.host.frame_nbytes != store.frame_nbytes:
-            raise ValueError(
-                f"pool {pool.space.pool!r}: the host pool has headers of {pool.host.frame_nbytes}"
-                f" bytes, but this store needs {store.frame_nbytes}: open the host pool with"
-                f" frame_nbytes={store.frame_nbytes}, or use a store of the same alignment"
-            )

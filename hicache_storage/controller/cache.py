@@ -125,20 +125,18 @@ class HostCache:
         *,
         filled: PoolBits,
         stored: PoolBits = 0,
-        busy: PoolBits = 0,
         epoch: int | None = None,
     ) -> tuple[Entry, PageSlots]:
         """Add a page to L2, pinned, with the pools that are `filled`.
 
         If the page is already in L2, the filled pools that it lacked are added to it. Return the entry
-        and the unused slots, which the caller frees once nobody writes into them. The `busy` pools of a
-        new entry count as being filled until `unclaim`.
+        and the unused slots, which the caller frees.
         """
         with self._changed:
             stored = stored if epoch in (None, self._epoch) else 0
             entry = self._entries.get(page_hash)
             if entry is None:
-                return self._insert_new(page_hash, slots, filled, stored, busy)
+                return self._insert_new(page_hash, slots, filled, stored)
             self._pin(entry)
             unused = list(slots)
             gained = filled & ~entry.filled & ~entry.busy
@@ -299,13 +297,12 @@ class HostCache:
         slots: PageSlots,
         filled: PoolBits,
         stored: PoolBits,
-        busy: PoolBits,
     ) -> tuple[Entry, PageSlots]:
-        entry = Entry(page_hash, list(slots), filled, stored, busy)
+        entry = Entry(page_hash, list(slots), filled, stored)
         self._entries[page_hash] = entry
         unused: PageSlots = [None] * len(slots)
         for number in pool_numbers(self.pool_set.trailing):
-            if not (filled | busy) >> number & 1:
+            if not filled >> number & 1:
                 unused[number], entry.slots[number] = entry.slots[number], None
             self._allocator.trailing.record(entry, number)
         return entry, unused

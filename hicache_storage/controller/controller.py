@@ -231,7 +231,6 @@ class CacheController:
 
         Raises:
             RuntimeError: Another store is attached.
-            ValueError: The headers of the store and of the host pools differ in size.
             StorageClosed: The controller was closed.
             StorageUnavailable, StorageTimeout, UnsupportedOperation: A key space could not be opened. No
                 store is attached then.

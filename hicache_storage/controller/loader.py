@@ -12,7 +12,6 @@ from hicache_storage.request_log.reasons import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from concurrent.futures import Future
 
     from hicache_storage.controller.attached_store import AttachedStore
     from hicache_storage.controller.eviction import Entry
@@ -87,7 +86,7 @@ class PrefixLoader:
         for row, ok in zip(rows, batch.succeeded(outcome), strict=True):
             arrived[row.page] = ok
             loaded += bool(ok)
-            used += self._publish(row, ok, outcome.settled)
+            used += self._publish(row, ok)
         self._context.counters.add("loaded_pages", loaded)
         self._context.counters.add("loaded_unused_pages", loaded - used)
         return not any(
@@ -108,14 +107,12 @@ class PrefixLoader:
             self._give_back(rows)
             return None
         try:
-            outcome = store.load(batch.transfers(), timeout_s=deadline.remaining_s())
+            return store.load(batch.transfers(), timeout_s=deadline.remaining_s())
         except BaseException:
-            in_flight.release(nbytes)
             self._give_back(rows)
             raise
-        self._attached.track_call(outcome.settled)
-        outcome.settled.add_done_callback(lambda _: in_flight.release(nbytes))
-        return outcome
+        finally:
+            in_flight.release(nbytes)
 
     # --- slots: each row's slots are published or freed exactly once ---------------------------------
 
@@ -166,33 +163,27 @@ class PrefixLoader:
             if row.entry is not None:
                 self._unclaim(row.entry, row.bits)
 
-    def _publish(self, row: _Row, ok: PoolBits, settled: Future[None]) -> bool:
-        """Publish the slots that were loaded. Free the other slots once `settled` is done.
+    def _publish(self, row: _Row, ok: PoolBits) -> bool:
+        """Publish the slots that were loaded, and free the others.
 
         Return True if the page arrived before the job ended, so that the job uses it.
         """
         cache, entry = self._cache, row.entry
         if entry is not None:
             cache.fill(entry, ok, stored=ok, epoch=self._attached.epoch)
-            settled.add_done_callback(lambda _: self._unclaim(entry, row.bits & ~ok))
+            self._unclaim(entry, row.bits & ~ok)
             return bool(ok) and self._job.add_loaded(row.page, entry)
         if self._essential_pools & ~ok:
-            settled.add_done_callback(lambda _: cache.free([row.slots]))
+            cache.free([row.slots])
             return False
-        return self._insert(row, ok, settled)
+        return self._insert(row, ok)
 
-    def _insert(self, row: _Row, ok: PoolBits, settled: Future[None]) -> bool:
+    def _insert(self, row: _Row, ok: PoolBits) -> bool:
         """Insert a new page into L2. Return True if it arrived before the job ended."""
-        busy = 0 if settled.done() else row.bits & ~ok
         entry, unused = self._cache.insert(
-            row.page_hash, row.slots, filled=ok, stored=ok, busy=busy, epoch=self._attached.epoch
+            row.page_hash, row.slots, filled=ok, stored=ok, epoch=self._attached.epoch
         )
-        if busy:
-            adopted = sum(1 << number for number in pool_numbers(busy) if unused[number] is None)
-            self._cache.pin([row.page_hash])
-            settled.add_done_callback(lambda _: self._unclaim(entry, adopted))
-        if any(slot is not None for slot in unused):
-            settled.add_done_callback(lambda _: self._cache.free([unused]))
+        self._cache.free([unused])
         in_time = self._job.add_loaded(row.page, entry)
         if not in_time:  # L2 keeps the page for the next request
             self._cache.unpin([entry])

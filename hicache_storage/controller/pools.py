@@ -72,7 +72,7 @@ class CachePool:
     def transfers(self, hashes: Sequence[str], slots: Sequence[int]) -> list[Transfer]:
         """Return one transfer of the pages in `slots` for each item of `stored`."""
         return [
-            Transfer(pool.space, hashes, [self.host.framed_page(slot, tile) for slot in slots])
+            Transfer(pool.space, hashes, [self.host.tile_page(slot, tile) for slot in slots])
             for tile, pool in enumerate(self.stored)
         ]
 

@@ -18,7 +18,6 @@ from hicache_storage.scalars import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from concurrent.futures import Future
     from contextlib import AbstractContextManager
 
     from hicache_storage.backend_support.counters import Counters
@@ -51,11 +50,10 @@ class Writeback:
         *,
         epoch: int,
         in_use: Callable[[], AbstractContextManager[object]],
-        track_call: Callable[[Future[None]], None],
         admission: Admission | None = None,
         explain_log: ExplainLog | None = None,
     ) -> None:
-        """Use the store and the cache. `in_use` and `track_call` count running calls of the store."""
+        """Use the store and the cache. `in_use` counts running calls of the store."""
         self._store = store
         self._cache = cache
         self._settings = settings
@@ -63,7 +61,6 @@ class Writeback:
         self._counters = counters
         self._epoch = epoch
         self._in_use = in_use
-        self._track_call = track_call
         self._admission = admission
         self._explain_log = explain_log
         pool_set = cache.pool_set
@@ -207,7 +204,6 @@ class Writeback:
         activity = self._store.begin_activity("writeback", {"pages": len(batch)})
         with self._in_use(), activity.resume():
             outcome = self._store.save(transfers.transfers())
-            self._track_call(outcome.settled)
         taken = transfers.succeeded(outcome)
         if self._explain_log is not None:
             self._explain_write(batch, transfers.failures(outcome), time.monotonic() - began_s)
@@ -223,8 +219,7 @@ class Writeback:
         self._counters.add("unwritten_pages", len(ended) - written)
         self._count_lost(len(ended) - written)
         cache.end_writes(ended, self._epoch)
-        # A call that overran its timeout may still read these slots: they stay pinned until it ends.
-        outcome.settled.add_done_callback(lambda _: cache.unpin(ended))
+        cache.unpin(ended)
         return partly_written
 
     # --- the log -------------------------------------------------------------------------------------

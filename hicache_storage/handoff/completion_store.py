@@ -12,7 +12,6 @@ from hicache_storage.errors import HiCacheError
 from hicache_storage.handoff.completion import Completion
 from hicache_storage.keys import KeySpace, Shard
 from hicache_storage.page import Page
-from hicache_storage.page_store.frame import FramedPage
 from hicache_storage.page_store.results import Transfer, Verdict
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ class CompletionStore:
         deleted = self._store.delete(self.space, keys, timeout_s=deadline.remaining_s())
         if deleted < len(keys) and not self._store.storage.capabilities.overwrites:
             return keys
-        pages = [self._page(completion.encode(PAGE_NBYTES)) for completion in completions.values()]
+        pages = [Page(completion.encode(PAGE_NBYTES)) for completion in completions.values()]
         transfer = Transfer(self.space, keys, pages)
         (verdicts,) = self._store.save([transfer], timeout_s=deadline.remaining_s()).verdicts
         return [
@@ -86,11 +85,11 @@ class CompletionStore:
         wanted = [key for key, is_present in zip(keys, present, strict=True) if is_present]
         if not wanted:
             return {}
-        pages = [self._page(bytes(PAGE_NBYTES)) for _ in wanted]
+        pages = [Page(bytearray(PAGE_NBYTES)) for _ in wanted]
         transfer = Transfer(self.space, wanted, pages)
         (verdicts,) = self._store.load([transfer], timeout_s=deadline.remaining_s()).verdicts
         read = {
-            key: Completion.decode(page.payload.tobytes())
+            key: Completion.decode(page.tobytes())
             for key, page, verdict in zip(wanted, pages, verdicts, strict=True)
             if verdict is Verdict.OK
         }
@@ -125,10 +124,6 @@ class CompletionStore:
     def _list_keys(self) -> Iterator[str]:
         framed = self._store.framed(self.space)
         return (info.page_hash for info in self._store.storage.scan(framed))
-
-    def _page(self, content: bytes) -> FramedPage:
-        header = memoryview(bytearray(self._store.frame_nbytes))
-        return FramedPage(header, Page(bytearray(content)))
 
     def _is_fresh(self, completion: Completion) -> bool:
         return abs(time.time() - completion.written_at_s) <= self._stale_after_s

@@ -147,13 +147,10 @@ class HandoffSender:
                 batch.add(entry.page_hash, entry.slots, entry.filled & bits)
         try:
             outcome = self._store.save(batch.transfers(), timeout_s=deadline.remaining_s())
-        except BaseException:
+        finally:
             cache.unpin(pinned)
-            raise
         written = batch.succeeded(outcome)
         self._counters.add("written_pages", sum(map(int.bit_count, written)))
-        # A call that overran its timeout may still read these slots, so they stay pinned until it ends.
-        outcome.settled.add_done_callback(lambda _: cache.unpin(pinned))
         return written
 
     def _missing(self, hashes: Sequence[str], deadline: Deadline) -> list[PoolBits]:

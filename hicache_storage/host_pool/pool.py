@@ -20,7 +20,6 @@ from hicache_storage.host_pool.shape import (
 )
 from hicache_storage.host_pool.tiles import check_tiles, tile_nbytes, tile_runs, whole_page
 from hicache_storage.page import Page
-from hicache_storage.page_store.frame import FramedPage
 from hicache_storage.scalars import check_integer, counted
 from hicache_storage.slot_allocator import SlotAllocator
 
@@ -53,18 +52,16 @@ class HostPool:
         *,
         slots: int,
         layout: str = "page_first",
-        frame_nbytes: int = 0,
         tiles: Sequence[Tile] = (),
         huge_pages: HugePages = "none",
         pin: bool | None = None,
     ) -> None:
-        """Map the memory for `slots` pages, and a header of `frame_nbytes` for each tile of a page.
+        """Map the memory for `slots` pages.
 
         Args:
             shape: The content of a page.
             slots: The number of pages.
             layout: One of `LAYOUTS`.
-            frame_nbytes: The page store's `frame_nbytes`, or 0 for no headers.
             tiles: The tiles of a page in the storage, or empty if pages are not cut.
             huge_pages: The kind of huge pages. The kernel must have reserved "2MiB" or "1GiB" pages.
             pin: Lock the pages for CUDA copies. None: do so if torch is loaded and finds CUDA.
@@ -77,25 +74,22 @@ class HostPool:
             ImportError: `pin=True`, but torch is missing.
         """
         check_layout(layout, shape)
-        for name, value, least in (("slots", slots, 1), ("frame_nbytes", frame_nbytes, 0)):
-            check_integer(name, value, least=least)
+        check_integer("slots", slots, least=1)
         self.tiles: tuple[Tile, ...] = tuple(tiles) or (whole_page(shape),)
         check_tiles(layout, shape, slots, self.tiles)
         cuda = cuda_runtime(pin)
         self.shape = shape
         self.slots = slots
         self.layout = layout
-        self.frame_nbytes = frame_nbytes
         self._lock = threading.Lock()
         self._runs = tile_runs(layout, shape, slots, whole_page(shape))
         self._page_nbytes = shape.nbytes  # the shape computes it on each access
         self._tile_runs = [tile_runs(layout, shape, slots, tile) for tile in self.tiles]
         self._tile_nbytes = [tile_nbytes(shape, tile) for tile in self.tiles]
         self._pages = map_memory(slots * shape.nbytes, huge_pages)
-        self._headers = map_memory(slots * len(self.tiles) * frame_nbytes, "none")
         self._allocation = SlotAllocator(slots)
         self._end_slot = slots  # `close` sets it to 0
-        self._framed: dict[int, FramedPage] = {}
+        self._tile_pages: dict[int, Page] = {}
         self._views = 0
         self._pinning = None
         if cuda is not None and pin_memory(self._pages, cuda, required=bool(pin)):
@@ -114,8 +108,8 @@ class HostPool:
 
     @property
     def buffers(self) -> tuple[memoryview, ...]:
-        """All memory of pages and headers, for `register_buffer`."""
-        return tuple(memory for memory in (self._pages, self._headers) if memory.nbytes)
+        """All memory of pages, for `register_buffer`."""
+        return (self._pages,) if self._pages.nbytes else ()
 
     def allocate(self, count: int) -> list[int] | None:
         """Return `count` slots, least recently freed first, or None if fewer are free.
@@ -141,19 +135,17 @@ class HostPool:
         """
         return self._view(slot, self._runs, self._page_nbytes)
 
-    def framed_page(self, slot: int, tile: int = 0) -> FramedPage:
-        """Return one of the slot's `tiles` with its header, for the page store.
-
-        An uncut page is one tile.
+    def tile_page(self, slot: int, tile: int = 0) -> Page:
+        """Return one of the slot's `tiles`, for the page store. An uncut page is one tile.
 
         Raises:
-            ValueError: The slot or tile does not exist, or the pool was closed or has no headers.
+            ValueError: The slot or tile does not exist, or the pool was closed.
         """
         if 0 <= tile < len(self.tiles):
-            cached = self._framed.get(slot * len(self.tiles) + tile)
+            cached = self._tile_pages.get(slot * len(self.tiles) + tile)
             if cached is not None:
                 return cached
-        return self._new_framed_page(slot, tile)
+        return self._new_tile_page(slot, tile)
 
     def arrays(self) -> tuple[npt.NDArray[Any], ...]:
         """Return the memory of the pages as one numpy array for each plane, in the shape of the layout.
@@ -192,8 +184,8 @@ class HostPool:
             self._end_slot = 0
             if self._pinning is not None:
                 self._pinning()
-            self._pages = self._headers = memoryview(b"")
-            self._framed = {}
+            self._pages = memoryview(b"")
+            self._tile_pages = {}
 
     def __enter__(self) -> Self:
         return self
@@ -201,23 +193,18 @@ class HostPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _new_framed_page(self, slot: int, tile: int) -> FramedPage:
+    def _new_tile_page(self, slot: int, tile: int) -> Page:
         # `close` replaces the dictionary, so a page that is added here after `close` is never used.
-        cache = self._framed
-        size = self.frame_nbytes
-        if not size:
-            raise ValueError("this host pool has no headers: open it with the store's frame_nbytes")
+        cache = self._tile_pages
         if not 0 <= tile < len(self.tiles):
             raise ValueError(
                 f"there is no tile {tile}: pages are cut into {counted(len(self.tiles), 'tile')}"
             )
-        payload = self._view(slot, self._tile_runs[tile], self._tile_nbytes[tile])
-        number = slot * len(self.tiles) + tile
-        framed = FramedPage(self._headers[number * size : (number + 1) * size], payload)
+        page = self._view(slot, self._tile_runs[tile], self._tile_nbytes[tile])
         if self._views < _MAX_CACHED_VIEWS:
-            self._views += len(payload.segments)
-            cache[number] = framed
-        return framed
+            self._views += len(page.segments)
+            cache[slot * len(self.tiles) + tile] = page
+        return page
 
     def _view(self, slot: int, runs: list[Run], nbytes: int) -> Page:
         if not 0 <= slot < self._end_slot:

@@ -1,4 +1,4 @@
-"""Choose and open the backend of an adapter, and decide if it may access the engine's own memory."""
+"""Choose and open the backend of an adapter, and register the engine's memory with it."""
 
 from __future__ import annotations
 
@@ -49,9 +49,8 @@ class BackendChoice(NamedTuple):
     def of(cls, backend: str, fields: Mapping[str, Any], load_timeout_s: float) -> Self:
         """Choose a backend for loads that may take `load_timeout_s`.
 
-        A bounded backend gets half of `load_timeout_s` as its `timeout_s`, unless the user set that.
-        Loads begin only in the first half of their time, so a load ends at most one second after
-        `load_timeout_s`.
+        A bounded backend gets half of `load_timeout_s` as its `timeout_s`, unless the user set that, so
+        that it gives up a call before its caller does.
 
         Raises:
             UnknownBackend, BackendNotInstalled, ConfigError: The backend or its config is wrong.
@@ -74,21 +73,6 @@ class BackendChoice(NamedTuple):
             StorageUnavailable, StorageTimeout: The store cannot be reached.
         """
         return self.storage_class.from_config(self.fields)
-
-    def ends_within(self, storage: HiCacheStorage, timeout_s: float) -> bool:
-        """Return True if each call of `storage` is sure to end within `timeout_s`."""
-        return (
-            storage.capabilities.bounded
-            and self.timeout_s is not None
-            and self.timeout_s <= timeout_s
-        )
-
-    def lends_memory(self, storage: HiCacheStorage, load_timeout_s: float) -> bool:
-        """Return True if `storage` may access the engine's memory.
-
-        Its calls must end in time, or lose their access if they are late.
-        """
-        return storage.capabilities.revocable or self.ends_within(storage, load_timeout_s)
 
 
 @contextmanager

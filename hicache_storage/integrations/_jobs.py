@@ -17,7 +17,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.backend_support.shared_resource import CallGate
 from hicache_storage.integrations._job_results import (
     JobKind,
     JobResult,
@@ -29,8 +28,6 @@ from hicache_storage.integrations._spaces import SpaceOpener
 from hicache_storage.integrations._switch_interval import SwitchIntervalSettings
 from hicache_storage.integrations._transfer_queue import TransferLimits, TransferQueue
 from hicache_storage.integrations._write_admission import WriteAdmission
-from hicache_storage.moving.buffers import Buffers
-from hicache_storage.moving.lender import CopiedPages, LentPages, PageBatch, RevocablePages
 from hicache_storage.page_store.admission import AdmissionSettings
 from hicache_storage.settings import ByteSize, Field, PositiveSeconds
 
@@ -38,15 +35,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hicache_storage.keys import KeySpace
-    from hicache_storage.page_store import PageStore
+    from hicache_storage.page_store import PageStore, Transfer
 
-__all__ = ["JobKind", "JobResult", "JobRunner", "JobSettings", "LookupResult", "PageBatch"]
+__all__ = ["JobKind", "JobResult", "JobRunner", "JobSettings", "LookupResult"]
 
 # Eight threads are left for small loads, even if a slow store cannot move large loads in time.
 _LOADS = {"large": 3, "small": 4, "threads": 11}
 _STORES = {"large": 2, "small": 2, "threads": 2}
-# A call of a bounded store may end up to a second after the store's own time limit.
-_GRACE_S = 1.0
 _MIN_IDLE_WAIT_S = 1.0
 
 
@@ -61,8 +56,7 @@ class JobSettings(SwitchIntervalSettings):
     """The deadline of a store, from its submission."""
     queued_nbytes: ByteSize = Field(default=256 << 20, gt=0)
     """The limit for the payload bytes of waiting stores. A store that exceeds it is dropped and counted,
-    unless no other store waits. The private memory of loads has the same limit, and so has that of
-    stores."""
+    unless no other store waits. The page store's private memory has the same limit in each direction."""
     admission: AdmissionSettings = Field(default_factory=AdmissionSettings)
     """Which pages are written. The others get the verdict NOT_ADMITTED."""
     tracing: bool = False
@@ -72,8 +66,8 @@ class JobSettings(SwitchIntervalSettings):
 class JobRunner:
     """The jobs of one engine. Thread-safe. Close the page store yourself.
 
-    Each kind of jobs has its own ids. The runner reports each job once, when nothing touches the
-    engine's memory any more.
+    Each kind of jobs has its own ids. The runner reports each job once, at its deadline at the latest.
+    Nothing touches the job's memory then any more.
     """
 
     def __init__(
@@ -81,7 +75,6 @@ class JobRunner:
         store: PageStore,
         settings: JobSettings,
         *,
-        lends_memory: bool,
         on_finished: Callable[[JobKind], None] | None = None,
         owner: KeySpace | None = None,
     ) -> None:
@@ -90,52 +83,34 @@ class JobRunner:
         Args:
             store: The page store. The runner opens the key spaces that jobs store pages in.
             settings: The runner's deadlines and memory limits.
-            lends_memory: True lets the store access the engine's pages. The storage must be `revocable`,
-                or `bounded` with a `timeout_s` of at most `load_timeout_s`. If it is only `bounded`, a
-                load that hangs is reported at the latest after half of `load_timeout_s`, plus that
-                `timeout_s`, plus a second. False copies all pages through private memory. In every other
-                case each job is reported at its deadline at the latest.
             on_finished: A function that any thread calls once for each result. If a job ends at once,
                 the thread that calls `submit_*` calls it.
             owner: A key space of the engine's pages. The store keeps the sketch of `admission` under it.
                 None: the key space of the first store, for which the sketch is not restored yet.
         """
         settings.shorten_switch_interval()
-        self._engine = CallGate()
+        self._store = store
         self._spaces = SpaceOpener(store)
         self._admission = WriteAdmission(store, settings.admission)
         if owner is not None:
             self._admission.start(owner)
-        load_s, store_s = settings.load_timeout_s, settings.store_timeout_s
-        revocable = store.storage.capabilities.revocable
-        load_begins_s = load_s if revocable or not lends_memory else load_s / 2
-
-        way = CopiedPages if not lends_memory else RevocablePages if revocable else LentPages
-        self._lenders = [
-            way(
-                store,
-                direction,
-                Buffers(store, settings.queued_nbytes),
-                engine=self._engine,
-                settle_s=load_s + _GRACE_S,
-            )
-            for direction in ("load", "save")
-        ]
         self._lookup_results = ResultQueue[LookupResult](JobKind.LOOKUP, on_finished)
         self._load_results = ResultQueue[JobResult](JobKind.LOAD, on_finished)
         self._store_results = ResultQueue[JobResult](JobKind.STORE, on_finished)
         self._lookups = LookupQueue(store, self._lookup_results, settings.lookup_timeout_s)
         self._loads = TransferQueue(
             self._load_results,
-            self._lenders[0],
-            TransferLimits(**_LOADS, timeout_s=load_s, begin_s=load_begins_s),
+            store.load,
+            TransferLimits(**_LOADS, timeout_s=settings.load_timeout_s),
             store.begin_activity,
         )
         self._stores = TransferQueue(
             self._store_results,
-            self._lenders[1],
+            store.save,
             TransferLimits(
-                **_STORES, timeout_s=store_s, begin_s=store_s, queued_nbytes=settings.queued_nbytes
+                **_STORES,
+                timeout_s=settings.store_timeout_s,
+                queued_nbytes=settings.queued_nbytes,
             ),
             store.begin_activity,
             spaces=self._spaces,
@@ -149,11 +124,11 @@ class JobRunner:
         """Submit a lookup of which pages the store has. The call never blocks or raises."""
         self._lookups.submit(job_id, queries)
 
-    def submit_load(self, job_id: int, batches: Sequence[PageBatch]) -> None:
+    def submit_load(self, job_id: int, batches: Sequence[Transfer]) -> None:
         """Submit a load of pages into the engine's memory. The call never blocks or raises."""
         self._loads.submit(job_id, batches)
 
-    def submit_store(self, job_id: int, batches: Sequence[PageBatch]) -> None:
+    def submit_store(self, job_id: int, batches: Sequence[Transfer]) -> None:
         """Submit a store of pages from the engine's memory. The call never blocks or raises.
 
         The pages must not change until the job is reported. If the job does not fit in the queue, its
@@ -193,15 +168,15 @@ class JobRunner:
         `not_admitted_rate`, `space_open_failures`. The present values are
         `queued_store_nbytes`, `private_nbytes`, `private_nbytes_used`, `open_spaces`.
         """
-        memories = [lender.buffers for lender in self._lenders]
+        private_nbytes, private_nbytes_used = self._store.private_nbytes()
         return {
             **self._lookups.counters.snapshot(),
             **self._loads.counters.snapshot(),
             **self._stores.counters.snapshot(),
             **self._admission.stats(),
             "queued_store_nbytes": self._stores.waiting_nbytes,
-            "private_nbytes": sum(memory.nbytes for memory in memories),
-            "private_nbytes_used": sum(memory.used_nbytes for memory in memories),
+            "private_nbytes": private_nbytes,
+            "private_nbytes_used": private_nbytes_used,
             "open_spaces": self._spaces.count,
             "space_open_failures": self._spaces.failed,
         }
@@ -219,9 +194,6 @@ class JobRunner:
         self.drain(deadline.remaining_s())
         self._stores.stop(gives_up=True)
         self._admission.close(deadline.remaining_s())
-        self._engine.close()
-        unused = self._engine.wait_until_idle(max(_MIN_IDLE_WAIT_S, deadline.remaining_s()))
-        for lender in self._lenders:
-            lender.buffers.close()
+        ended = self.drain(max(_MIN_IDLE_WAIT_S, deadline.remaining_s()))
         self._spaces.close()
-        return unused
+        return ended

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.integrations._job_results import JobResult
-from hicache_storage.moving.lender import PageBatch
 from hicache_storage.page_store.observer import NO_ACTIVITY, Activity
-from hicache_storage.page_store.results import Verdict
+from hicache_storage.page_store.results import Transfer, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,7 +26,7 @@ class TransferJob:
     def __init__(
         self,
         job_id: int,
-        batches: Sequence[PageBatch],
+        batches: Sequence[Transfer],
         timeout_s: float,
         activity: Activity = NO_ACTIVITY,
     ) -> None:
@@ -47,14 +46,10 @@ class TransferJob:
         self._pieces = 0
         self._moved_nbytes = 0
 
-    def age_s(self) -> float:
-        """Return the time since the submission."""
-        return self.deadline.timeout_s - self.deadline.remaining_s()
-
     def keep(self, admitted: list[list[bool]]) -> None:
         """Move only the `admitted` pages of each batch. The other pages get NOT_ADMITTED."""
         self.batches = [
-            PageBatch(
+            Transfer(
                 batch.space, list(compress(batch.hashes, kept)), list(compress(batch.pages, kept))
             )
             for batch, kept in zip(self.batches, admitted, strict=True)
@@ -122,10 +117,10 @@ class Piece(NamedTuple):
         return self.job.batches[self.batch].space
 
     @property
-    def pages(self) -> PageBatch:
+    def pages(self) -> Transfer:
         """The pages of the piece."""
         whole = self.job.batches[self.batch]
-        return PageBatch(whole.space, whole.hashes[self.part], whole.pages[self.part])
+        return Transfer(whole.space, whole.hashes[self.part], whole.pages[self.part])
 
     def verdicts(self, verdict: Verdict) -> list[Verdict]:
         """Return `verdict` for each page."""

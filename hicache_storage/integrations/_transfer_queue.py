@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.integrations._transfer_job import Piece, TransferJob
@@ -18,13 +18,18 @@ if TYPE_CHECKING:
     from hicache_storage.integrations._job_results import JobResult, ResultQueue
     from hicache_storage.integrations._spaces import SpaceOpener
     from hicache_storage.integrations._write_admission import WriteAdmission
-    from hicache_storage.moving.lender import Lender, PageBatch
+    from hicache_storage.keys import KeySpace
     from hicache_storage.page_store.observer import Activity, Attributes
+    from hicache_storage.page_store.results import Outcome, Transfer
+
+    Move: TypeAlias = Callable[..., Outcome]
+    """`PageStore.load` or `PageStore.save`."""
 
 logger = logging.getLogger(__name__)
 
 # A piece has at most this many bytes, so a thread moves a small job in one turn.
 _SMALL_NBYTES = 32 << 20
+_MAX_PIECE_PAGES = 1024
 _SMALL, _LARGE = "small", "large"
 
 
@@ -39,8 +44,6 @@ class TransferLimits(NamedTuple):
     """The number of threads. Spare threads move small jobs while large jobs use up their own share."""
     timeout_s: float
     """The deadline of a job, from its submission."""
-    begin_s: float
-    """How long after its submission a job may still begin pieces."""
     queued_nbytes: int | None = None
     """The limit for the payload bytes of waiting jobs. A job that exceeds it is dropped, unless no other
     job waits. None: no limit."""
@@ -59,7 +62,7 @@ class TransferQueue:
     def __init__(
         self,
         results: ResultQueue[JobResult],
-        lender: Lender,
+        move: Move,
         limits: TransferLimits,
         begin_activity: Callable[[str, Attributes], Activity],
         *,
@@ -72,7 +75,7 @@ class TransferQueue:
         """The payload bytes of the jobs that no thread has taken. `TransferLimits` may limit them."""
         self._results = results
         self._name = results.kind.value
-        self._lender = lender
+        self._move = move
         self._spaces = spaces
         self._limits = limits
         self._begin_activity = begin_activity
@@ -100,7 +103,7 @@ class TransferQueue:
 
     # --- the engine's thread -------------------------------------------------------------------------
 
-    def submit(self, job_id: int, batches: Sequence[PageBatch]) -> None:
+    def submit(self, job_id: int, batches: Sequence[Transfer]) -> None:
         """Add a job. The call never blocks. After `stop`, the pages are UNAVAILABLE at once.
 
         If the job does not fit in the queue, its pages are REFUSED at once.
@@ -192,7 +195,7 @@ class TransferQueue:
     def _begin(self, job: TransferJob) -> None:
         try:
             self._admit(job)
-            pieces = job.split(self._lender.max_pages)
+            pieces = job.split(_piece_pages)
         except Exception as error:  # noqa: BLE001 - an error of the engine fails its own job
             logger.warning("a %s is malformed: %s: %s", self._name, type(error).__name__, error)
             self._give_up(job, Verdict.ERROR)
@@ -222,12 +225,10 @@ class TransferQueue:
             refusal = self._refusal(piece)
             if refusal is None:
                 with piece.job.activity.resume():
-                    outcome = self._lender.move([piece.pages], piece.job.deadline)
-                if outcome is not None:
-                    verdicts = outcome.verdicts[0]
-                    outcome.settled.add_done_callback(lambda _: self._end(piece, verdicts))
-                    return
-                refusal = Verdict.TIMEOUT
+                    left_s = piece.job.deadline.remaining_s()
+                    outcome = self._move([piece.pages], timeout_s=left_s)
+                self._end(piece, outcome.verdicts[0])
+                return
         except BaseException:
             logger.exception("a %s failed", self._name)
             refusal = Verdict.ERROR
@@ -240,10 +241,8 @@ class TransferQueue:
             return Verdict.UNAVAILABLE
         if job.failure is not None:
             return job.failure
-        if job.age_s() >= self._limits.begin_s:
+        if job.deadline.passed():
             return Verdict.TIMEOUT
-        if not self._lender.can_move(piece.space):
-            return Verdict.REFUSED
         if self._spaces is not None and not self._spaces.open(piece.space, job.deadline):
             return Verdict.TIMEOUT if job.deadline.passed() else Verdict.UNAVAILABLE
         return None
@@ -284,6 +283,10 @@ def _size_of(item: TransferJob | Piece) -> str:
     return _SMALL if _job_of(item).nbytes <= _SMALL_NBYTES else _LARGE
 
 
+def _piece_pages(space: KeySpace) -> int:
+    return max(1, min(_MAX_PIECE_PAGES, _SMALL_NBYTES // space.page_nbytes))
+
+
 def _attributes(result: JobResult) -> Attributes:
     tally = Counter(verdict for verdicts in result.verdicts for verdict in verdicts)
     return {
@@ -293,7 +296,7 @@ def _attributes(result: JobResult) -> Attributes:
     }
 
 
-def _payload_nbytes(batches: Sequence[PageBatch]) -> int:
+def _payload_nbytes(batches: Sequence[Transfer]) -> int:
     """Return the payload bytes of a job, or 0 if it is malformed, which a thread reports later."""
     try:
         return sum(len(batch.hashes) * batch.space.page_nbytes for batch in batches)

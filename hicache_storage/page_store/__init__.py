@@ -5,7 +5,6 @@ A page store adds frames, prefix lookups, deadlines and verdicts to a storage.
 
 from __future__ import annotations
 
-from hicache_storage.page_store.frame import FramedPage
 from hicache_storage.page_store.lookup import HitPolicy, PoolSpec
 from hicache_storage.page_store.observer import Observer
 from hicache_storage.page_store.results import Match, Outcome, Transfer, Verdict
@@ -13,7 +12,6 @@ from hicache_storage.page_store.settings import PageStoreSettings
 from hicache_storage.page_store.store import PageStore
 
 __all__ = [
-    "FramedPage",
     "HitPolicy",
     "Match",
     "Observer",

@@ -17,7 +17,7 @@ up to a multiple of it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Self, cast
 
 import xxhash
 
@@ -51,10 +51,10 @@ _CHECKSUMMED = 1
 
 
 class FramedPage:
-    """A page with memory for its header. The page store moves pages in this form.
+    """A page with memory for its header. Storages move pages in this form.
 
     Attributes:
-        header: Writable memory of `frame_nbytes` bytes. A call uses header and payload until it ends.
+        header: Writable memory of `frame_nbytes` bytes.
         payload: The page.
         stored: Header and payload as one page, which the storage gets.
     """
@@ -72,6 +72,14 @@ class FramedPage:
             len(header) + payload.nbytes,
             revocable or payload.revocable,
         )
+
+    @classmethod
+    def of_memory(cls, memory: memoryview, frame_nbytes: int, page_nbytes: int) -> Self:
+        """Make a page at the begin of `memory`. Its header and payload are one segment of `stored`."""
+        whole = memory[: frame_nbytes + page_nbytes]
+        framed = cls(whole[:frame_nbytes], Page.of_views((whole[frame_nbytes:],), page_nbytes))
+        framed.stored = Page.of_views((whole,), whole.nbytes)
+        return framed
 
 
 def frame_nbytes(alignment: int) -> int:
@@ -233,35 +241,28 @@ def completed_checksums(
     return known
 
 
-def given_copies(pages: Sequence[FramedPage], *, hashed: bool) -> list[FramedPage]:
+def given_copies(pages: Sequence[Page], frame_nbytes: int, *, hashed: bool) -> list[FramedPage]:
     """Copy pages into new memory of one segment each, which the storage may keep.
 
     With `hashed`, also hash the payloads on the way, unless all digests are known. Headers are left
     out.
     """
-    copies = [_given(page) for page in pages]
-    known = [page.payload.digest for page in pages]
+    copies = [
+        FramedPage.of_memory(new_memory(frame_nbytes + page.nbytes), frame_nbytes, page.nbytes)
+        for page in pages
+    ]
+    known = [page.digest for page in pages]
     unhashed = hashed and None in known
     digests = native.copy_pages(
         [copy.payload.segments for copy in copies],
-        [page.payload.segments for page in pages],
+        [page.segments for page in pages],
         0 if unhashed else -1,
         True,
     )
     for copy, digest in zip(copies, digests if unhashed else known, strict=True):
         copy.payload.digest = digest
+        copy.stored.given = True
     return copies
-
-
-def _given(page: FramedPage) -> FramedPage:
-    """Return a page of the same size in new memory."""
-    nbytes, frame = page.stored.nbytes, len(page.header)
-    memory = new_memory(nbytes)
-    payload = Page.of_views((memory[frame:],), nbytes - frame)
-    copy = FramedPage(memory[:frame], payload)
-    copy.stored = Page.of_views((memory,), nbytes)
-    copy.stored.given = True
-    return copy
 
 
 def payload_checksums(pages: Sequence[FramedPage]) -> list[int | None]:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from concurrent.futures import Future
 
     from hicache_storage.keys import KeySpace
-    from hicache_storage.page_store.frame import FramedPage
+    from hicache_storage.page import Page
 
 
 class Verdict(enum.Enum):
@@ -46,7 +45,8 @@ class Transfer:
     space: KeySpace
     """The key space that you gave to `open_space`, without a frame."""
     hashes: Sequence[str]
-    pages: Sequence[FramedPage]
+    pages: Sequence[Page]
+    """The payload of each page, in your memory. It is yours again when the call returns or raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,6 @@ class Outcome:
 
     verdicts: list[list[Verdict]]
     """A list for each transfer, with a verdict for each page, in the order of the hashes."""
-    settled: Future[None]
-    """Done when no thread touches the memory of the call any more. A storage call that overran the
-    deadline may still write into its pages, so do not reuse a page before that, whatever its verdict."""
 
     def arrived(self) -> int:
         """Return how many leading pages are OK in every transfer."""

@@ -31,10 +31,19 @@ class PageStoreSettings:
     breaker_cooldown_s: float = 5.0
     """How long an open breaker waits before it lets one call through."""
 
+    lend_memory: Literal["safe", "always"] = "safe"
+    """Which storages get the caller's memory. With "safe", only those that are `revocable`; the others
+    get copies in private memory. With "always", each storage does, and a call waits until the storage
+    has ended, however late that is."""
+    private_nbytes: int = 256 << 20
+    """The limit of the private memory in each direction. Late calls keep theirs until they end."""
+
     def __post_init__(self) -> None:
         if self.checksum not in ("xxh3", "none"):
             raise ValueError(f"checksum must be 'xxh3' or 'none', not {self.checksum!r}")
-        for name in ("parallelism", "breaker_failures"):
+        if self.lend_memory not in ("safe", "always"):
+            raise ValueError(f"lend_memory must be 'safe' or 'always', not {self.lend_memory!r}")
+        for name in ("parallelism", "breaker_failures", "private_nbytes"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), least=1)
         for name in ("timeout_s", "lookup_timeout_s", "write_timeout_s", "breaker_cooldown_s"):

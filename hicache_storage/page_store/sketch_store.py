@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING
 
 from hicache_storage.errors import UnsupportedOperation
 from hicache_storage.page import Page
-from hicache_storage.page_store.frame import FramedPage
 from hicache_storage.page_store.results import Transfer, Verdict
 from hicache_storage.page_store.sketch import FILTERS, state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from hicache_storage.keys import KeySpace
     from hicache_storage.page_store.admission import Admission
     from hicache_storage.page_store.store import PageStore
@@ -111,7 +108,7 @@ class SketchStore:
     def _restore(self) -> bool:
         """Add the stored filters. Return False if the store did not answer for each of them."""
         pages = [Page(bytearray(self.space.page_nbytes)) for _ in range(_PAGES)]
-        verdicts = self._store.load([self._transfer(_HASHES, pages)]).verdicts[0]
+        verdicts = self._store.load([Transfer(self.space, _HASHES, pages)]).verdicts[0]
         dumps = [
             page.tobytes() if verdict is Verdict.OK else b""
             for page, verdict in zip(pages, verdicts, strict=True)
@@ -130,16 +127,11 @@ class SketchStore:
         page_hash = _HASHES[self._next_page[number]]
         self._store.delete(self.space, [page_hash])
         outcome = self._store.save(
-            [self._transfer([page_hash], [Page(self._admission.dump(number))])]
+            [Transfer(self.space, [page_hash], [Page(self._admission.dump(number))])]
         )
         if outcome.verdicts == [[Verdict.OK]]:
             self._saved[number] = state
             self._next_page[number] = (self._next_page[number] + FILTERS) % _PAGES
-
-    def _transfer(self, hashes: Sequence[str], pages: Sequence[Page]) -> Transfer:
-        headers = [memoryview(bytearray(self._store.frame_nbytes)) for _ in pages]
-        frames = [FramedPage(header, page) for header, page in zip(headers, pages, strict=True)]
-        return Transfer(self.space, hashes, frames)
 
     def _warn(self, error: Exception) -> None:
         level = logging.DEBUG if self._warned else logging.WARNING

@@ -8,36 +8,35 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from concurrent.futures import CancelledError, wait
+from concurrent.futures import CancelledError, Future, wait
 from contextlib import contextmanager
 from functools import partial
 from itertools import compress
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from hicache_storage.backend_support.copies import copy_pages, new_memory
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.executor import DaemonExecutor, when_all_done
+from hicache_storage.backend_support.revocable import AtomicRevocable
 from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
-from hicache_storage.page import Page
 from hicache_storage.page_store.breaker import Breakers
 from hicache_storage.page_store.call_durations import CallDurations
 from hicache_storage.page_store.call_guard import CallGuard
 from hicache_storage.page_store.counters import nbytes_counter, pages_counter
-from hicache_storage.page_store.frame import Framing, completed_checksums, given_copies
+from hicache_storage.page_store.frame import Framing, completed_checksums
+from hicache_storage.page_store.loans import Loans, NoMemoryError, RevokedError
 from hicache_storage.page_store.results import Outcome, Verdict
 from hicache_storage.page_store.splitting import LatencyEstimator, even_cuts, piece_count
 from hicache_storage.page_store.state_log import StateLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
-    from concurrent.futures import Future
     from typing import Any, TypeAlias
 
     from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
     from hicache_storage.page_store.breaker import Permit
     from hicache_storage.page_store.counters import Direction
-    from hicache_storage.page_store.frame import FramedPage
     from hicache_storage.page_store.results import Transfer
     from hicache_storage.page_store.settings import PageStoreSettings
     from hicache_storage.storage import HiCacheStorage
@@ -50,9 +49,7 @@ logger: logging.Logger = logging.getLogger("hicache_storage.page_store")
 T = TypeVar("T")
 
 # A transfer is split into storage calls, which the threads take one after the other: while one
-# thread hashes its pages, the store moves those of another thread. A small call ends soon after its
-# deadline, and needs only small bounce buffers.
-_MAX_CALL_NBYTES = 32 << 20
+# thread hashes or copies its pages, the store moves those of another thread.
 # Calls of a slow store have fewer pages, so that other calls soon get their turn.
 _MAX_CALL_S = 0.25
 # While other calls are running, a transfer that takes no longer than this is one call: several calls
@@ -79,7 +76,9 @@ class _Part(NamedTuple):
 
     framed: KeySpace
     hashes: Sequence[str]
-    pages: Sequence[FramedPage]
+    pages: Sequence[Page]
+    loan: AtomicRevocable
+    """Lends the memory of `pages`. All parts of a call share it."""
     permit: Permit
     deadline: Deadline
     failure: list[Verdict]
@@ -117,6 +116,7 @@ class Lane:
         self._checksum = settings.checksum == "xxh3"
         self._counters = counters
         self._durations = durations
+        self.loans: Loans = Loans(storage, settings)
         self._latency = LatencyEstimator()
         self._executor = DaemonExecutor(f"hicache-{'read' if loads else 'write'}", self.threads)
 
@@ -131,38 +131,54 @@ class Lane:
 
     def close(self, timeout_s: float) -> bool:
         """End the threads. Return False if a storage call still runs after `timeout_s`."""
-        return self._executor.close(timeout_s)
+        try:
+            return self._executor.close(timeout_s)
+        finally:
+            self.loans.memory.close()
 
     # --- pages ---------------------------------------------------------------------------------------
 
     def move(self, transfers: Sequence[FramedTransfer], deadline: Deadline) -> Outcome:
-        """Read pages and check their frames, or frame pages and store them."""
+        """Read pages and check their frames, or frame pages and store them.
+
+        The pages are on loan until this returns or raises.
+        """
         began_s = time.monotonic()
         if not any(len(transfer.hashes) for _, transfer in transfers):
-            return Outcome([[] for _ in transfers], when_all_done([]))
+            return Outcome([[] for _ in transfers])
         permit = self.guard.admit()
         if permit is None:
             verdicts = [[Verdict.BREAKER_OPEN] * len(transfer.hashes) for _, transfer in transfers]
             self._count(transfers, verdicts, began_s)
-            return Outcome(verdicts, when_all_done([]))
+            return Outcome(verdicts)
         call = self._read_part if self._direction == "load" else self._write_part
-        with permit:
-            calls = [
-                [
-                    (len(part.hashes), self._executor.submit(partial(call, part), caller=permit))
-                    for part in self._parts(framed, transfer, permit, deadline)
-                ]
-                for framed, transfer in transfers
-            ]
-            futures = [future for calls_of_one in calls for _, future in calls_of_one]
-            self.wait(futures, deadline)
+        loan, futures = AtomicRevocable(), list[Future[list[Verdict]]]()
+        calls: list[list[tuple[int, Future[list[Verdict]]]]] = []
+        try:
+            with permit:
+                for framed, transfer in transfers:
+                    calls.append([])
+                    for part in self._parts(framed, transfer, permit, deadline, loan):
+                        futures.append(self._executor.submit(partial(call, part), caller=permit))
+                        calls[-1].append((len(part.hashes), futures[-1]))
+                self.wait(futures, deadline)
+            self._take_back(loan, futures)
+        except BaseException:  # an interrupt, even one of the line above
+            self._take_back(loan, futures)
+            raise
         verdicts = [
             [verdict for pages, future in calls_of_one for verdict in _verdicts(future, pages)]
             for calls_of_one in calls
         ]
         self.conclude(permit, futures, deadline)
         self._count(transfers, verdicts, began_s)
-        return Outcome(verdicts, when_all_done(futures))
+        return Outcome(verdicts)
+
+    def _take_back(self, loan: AtomicRevocable, futures: Sequence[Future[Any]]) -> None:
+        """End the loan of a call's pages, or wait until the storage has ended."""
+        loan.revoke()
+        if self.loans.waits:
+            wait([future for future in futures if not future.cancel()])
 
     def delete(self, wanted: Mapping[KeySpace, Sequence[str]], deadline: Deadline) -> list[str]:
         """Remove pages of framed key spaces. Return the pages that are certainly gone."""
@@ -198,7 +214,12 @@ class Lane:
         return gone
 
     def _parts(
-        self, framed: KeySpace, transfer: Transfer, permit: Permit, deadline: Deadline
+        self,
+        framed: KeySpace,
+        transfer: Transfer,
+        permit: Permit,
+        deadline: Deadline,
+        loan: AtomicRevocable,
     ) -> list[_Part]:
         """Split a transfer over the idle threads, or over more threads if the store is slow."""
         pages, s_per_page = len(transfer.hashes), self._latency.s_per_page(framed)
@@ -209,7 +230,7 @@ class Lane:
             least=self._latency.min_transfer_pages(framed),
             most=self._storage.capabilities.fitting_pages(
                 min(
-                    _MAX_CALL_NBYTES // framed.stored_nbytes,
+                    self.loans.max_call_nbytes // framed.stored_nbytes,
                     int(_MAX_CALL_S / max(s_per_page, 1e-9)),
                 ),
                 framed.stored_nbytes,
@@ -217,7 +238,9 @@ class Lane:
         )
         failure: list[Verdict] = []
         return [
-            _Part(framed, transfer.hashes[cut], transfer.pages[cut], permit, deadline, failure)
+            _Part(
+                framed, transfer.hashes[cut], transfer.pages[cut], loan, permit, deadline, failure
+            )
             for cut in even_cuts(pages, pieces)
         ]
 
@@ -225,60 +248,46 @@ class Lane:
 
     def _read_part(self, part: _Part) -> list[Verdict]:
         """Read pages, and check the frame of each page that the storage returned."""
-        hashes, pages = part.hashes, part.pages
-        with self._call(part):
-            stored = [page.stored for page in pages]
-            bounced = self._bounce_pages(stored)
+        framed, hashes = part.framed, part.hashes
+        lent = self.loans.to_read(framed, part.pages, part.loan, part.deadline)
+        with self._call(part), lent as pages:
             skip = len(pages[0].header) if self._checksum else None
-            for target in bounced:
+            stored = [page.stored for page in pages]
+            for target in stored:
                 target.digest, target.digest_skip = None, skip
-            hits = checked_answers(
-                self._storage.batch_get(part.framed, hashes, bounced), len(hashes)
-            )
-            if bounced is not stored:
-                copy_pages(list(compress(stored, hits)), list(compress(bounced, hits)))
+            hits = checked_answers(self._storage.batch_get(framed, hashes, stored), len(hashes))
             found = [index for index, hit in enumerate(hits) if hit]
-            checksums: Sequence[int | None] = [bounced[index].digest for index in found]
+            checksums: Sequence[int | None] = [stored[index].digest for index in found]
             if self._checksum and None in checksums:
                 checksums = completed_checksums([pages[index] for index in found], checksums)
-                if None in checksums:  # revoked after the read: nobody waits for it
-                    known = [checksum is not None for checksum in checksums]
-                    found, checksums = (
-                        list(compress(found, known)),
-                        list(compress(checksums, known)),
-                    )
+                if None in checksums:
+                    raise RevokedError
             verdicts = [Verdict.MISS] * len(hits)
             for index in found:
                 verdicts[index] = Verdict.OK
-            errors = Framing(part.framed, checksum=self._checksum).errors(
+            errors = Framing(framed, checksum=self._checksum).errors(
                 [pages[index] for index in found], [hashes[index] for index in found], checksums
             )
             for index, error in errors.items():
                 logger.warning("a stored page is wrong and will be deleted: %s", error)
                 verdicts[found[index]] = Verdict(error.reason)
+            right = [index for index in found if verdicts[index] is Verdict.OK]
+            self.loans.take_read(
+                [part.pages[index] for index in right], [pages[index] for index in right], part.loan
+            )
         return verdicts
 
     def _write_part(self, part: _Part) -> list[Verdict]:
-        with self._call(part):
-            pages = part.pages
-            claims = self._storage.capabilities
-            if claims.keeps_given or not claims.scatter_gather:
-                pages = given_copies(pages, hashed=self._checksum)
-            Framing(part.framed, checksum=self._checksum).write(pages, part.hashes)
+        framed, hashes = part.framed, part.hashes
+        lent = self.loans.to_write(framed, part.pages, part.loan, part.deadline)
+        with self._call(part), lent as pages:
+            Framing(framed, checksum=self._checksum).write(pages, hashes)
             stored = [page.stored for page in pages]
-            accepted = checked_answers(
-                self._storage.batch_set(part.framed, part.hashes, stored), len(part.hashes)
-            )
+            accepted = checked_answers(self._storage.batch_set(framed, hashes, stored), len(hashes))
         return [Verdict.OK if ok else Verdict.REFUSED for ok in accepted]
 
     def _delete_part(self, framed: KeySpace, hashes: Sequence[str]) -> list[bool]:
         return checked_answers(self._storage.batch_delete(framed, hashes), len(hashes))
-
-    def _bounce_pages(self, stored: list[Page]) -> list[Page]:
-        """Return pages of one segment each, or `stored` itself if the storage scatters and gathers."""
-        if self._storage.capabilities.scatter_gather:
-            return stored
-        return [Page.of_views((new_memory(page.nbytes),), page.nbytes) for page in stored]
 
     @contextmanager
     def _call(self, part: _Part) -> Generator[None]:
@@ -295,6 +304,8 @@ class Lane:
                 raise NotTriedError
             yield
             self._latency.note(part.framed, len(part.hashes), time.monotonic() - call.began_s)
+        except (RevokedError, NoMemoryError) as error:  # this says nothing about the store
+            raise NotTriedError from error
         except (StorageUnavailable, StorageTimeout) as error:
             part.failure.append(verdict_for(error))
             raise
@@ -353,8 +364,7 @@ class Lane:
         elif deadline.timeout_s >= self._timeout_s or self.guard.overdue():
             permit.fail()
         else:
-            settled = when_all_done(futures)
-            settled.add_done_callback(lambda _: _conclude_late(permit, futures))
+            when_all_done(futures).add_done_callback(lambda _: _conclude_late(permit, futures))
 
     def _run_counted(
         self, task: Callable[[], T], permit: Permit | None, deadline: Deadline | None
@@ -408,13 +418,14 @@ class Lanes:
         self.durations: CallDurations = CallDurations()
         self.reads: Lane = Lane("load", storage, settings, self.counters, self.durations)
         self.writes: Lane = Lane("save", storage, settings, self.counters, self.durations)
+        self.both: tuple[Lane, Lane] = (self.reads, self.writes)
         self.breakers: Breakers = Breakers(self.reads.guard.breaker, self.writes.guard.breaker)
         self.exists_latency: LatencyEstimator = LatencyEstimator(first_estimate_s=_FIRST_EXISTS_S)
 
     def close(self, timeout_s: float) -> None:
         """End the threads. A storage call that still runs after `timeout_s` is left behind."""
         deadline = Deadline(timeout_s)
-        for lane in (self.reads, self.writes):
+        for lane in self.both:
             if not lane.close(max(_MIN_CLOSE_S, deadline.remaining_s())):
                 logger.warning(
                     "a storage call has not ended after %.0f s, and nobody waits for it any more",

@@ -69,14 +69,13 @@ class PageStore:
 
     Examples:
         >>> from hicache_storage import KeySpace, Page, Shard, open_storage, page_hashes
-        >>> from hicache_storage.page_store import FramedPage, PageStore, PoolSpec, Transfer
+        >>> from hicache_storage.page_store import PageStore, PoolSpec, Transfer
         >>> space = KeySpace(model="my/model", dtype="bfloat16", layout="page_first", page_tokens=2,
         ...                  page_nbytes=4, shard=Shard(layers=(0, 1)))
         >>> hashes = page_hashes([1, 2, 3, 4], page_tokens=2)
         >>> with open_storage("memory") as storage, PageStore(storage) as store:
-        ...     page = FramedPage(memoryview(bytearray(store.frame_nbytes)), Page(b"kv!!"))
         ...     store.open_space(space)
-        ...     store.save([Transfer(space, hashes[:1], [page])]).arrived()
+        ...     store.save([Transfer(space, hashes[:1], [Page(b"kv!!")])]).arrived()
         ...     store.match(hashes, [PoolSpec(space=space)]).pages
         1
         1
@@ -107,6 +106,11 @@ class PageStore:
     def breaker(self) -> Breakers:
         """The breakers of `reads` and `writes`. Its `state` is the worse of their states."""
         return self._lanes.get().breakers
+
+    @property
+    def lends_memory(self) -> bool:
+        """True if the storage accesses your pages themselves, so that registering them pays off."""
+        return self._lanes.get().reads.loans.lends
 
     def open_space(self, space: KeySpace) -> None:
         """Open `space`, before its first save. Idempotent. Other calls do not need it.
@@ -226,6 +230,7 @@ class PageStore:
     def load(self, transfers: Sequence[Transfer], *, timeout_s: float | None = None) -> Outcome:
         """Read pages and check each of them. Only a page with the verdict OK holds the requested bytes.
 
+        When the call returns or raises, nothing touches the pages any more, however late the storage is.
         Wrong pages are deleted within the same deadline, so that the next save replaces them.
 
         Raises:
@@ -242,7 +247,7 @@ class PageStore:
         return outcome
 
     def save(self, transfers: Sequence[Transfer], *, timeout_s: float | None = None) -> Outcome:
-        """Frame and store pages. Do not change the payloads until `settled` is done.
+        """Frame and store pages. Do not change the payloads until the call returns.
 
         Raises:
             ValueError: A key space is not open, a transfer does not match it, or a hash is malformed.
@@ -300,8 +305,13 @@ class PageStore:
         """
         return self._observers.begin(name, attributes)
 
+    def private_nbytes(self) -> tuple[int, int]:
+        """Return the size of the private memory, and how much of it storage calls use now."""
+        memories = [lane.loans.memory for lane in self._lanes.get().both]
+        return sum(one.nbytes for one in memories), sum(one.used_nbytes for one in memories)
+
     def register_buffer(self, buffer: HostBuffer) -> None:
-        """Register host memory that holds pages and headers with the storage."""
+        """Register host memory that holds pages with the storage."""
         self.storage.register_buffer(buffer)
 
     def unregister_buffer(self, buffer: HostBuffer) -> None:
@@ -395,12 +405,11 @@ class PageStore:
         check_page_hashes(transfer.hashes)
         if len(transfer.pages) != len(transfer.hashes):
             raise ValueError(f"{len(transfer.hashes)} hashes but {len(transfer.pages)} pages")
-        expected = (self.frame_nbytes, transfer.space.page_nbytes)
+        expected = transfer.space.page_nbytes
         for page in transfer.pages:
-            if (len(page.header), page.payload.nbytes) != expected:
+            if page.nbytes != expected:
                 raise ValueError(
-                    f"pool {transfer.space.pool!r} needs a header of {expected[0]} bytes and a payload"
-                    f" of {expected[1]}, not {len(page.header)} and {page.payload.nbytes}"
+                    f"pool {transfer.space.pool!r} needs pages of {expected} bytes, not {page.nbytes}"
                 )
 
 

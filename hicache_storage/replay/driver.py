@@ -161,7 +161,7 @@ class Replay:
                 storage, next_storage, settings, opened, undoes=undoes
             )
             self._store = self.stores[0]
-            self.pools: list[CachePool] = cache_pools(settings, self._store.frame_nbytes, opened)
+            self.pools: list[CachePool] = cache_pools(settings, opened)
             self._contents = [
                 [PageContent(part.space) for part in pool.stored] for pool in self.pools
             ]
@@ -378,18 +378,12 @@ def _page_stores(
     ]
     for store in stores:
         opened.callback(store.close)
-    sizes = [store.frame_nbytes for store in stores]
-    if len(set(sizes)) > 1:
-        raise ConfigError(
-            f"--swap-backend: L2 has headers of {sizes[0]} bytes, but this storage"
-            f" needs {sizes[1]}: swap to a storage with the same alignment"
-        )
     return stores
 
 
 def _tiles(pool: CachePool, slot: int) -> list[Page]:
     """Return the pages that the storage holds for a slot: its tiles, or the slot itself."""
-    return [pool.host.framed_page(slot, tile).payload for tile in range(len(pool.stored))]
+    return [pool.host.tile_page(slot, tile) for tile in range(len(pool.stored))]
 
 
 def _throughput(direction: str, stores: Sequence[TimedPageStore]) -> Throughput:
@@ -417,7 +411,7 @@ def rank_shape(shape: KVShape, topology: Topology, rank: int) -> KVShape:
     return shape if part is None else replace(shape, layers=part.layers, heads=part.heads or 1)
 
 
-def cache_pools(settings: ReplaySettings, frame_nbytes: int, opened: ExitStack) -> list[CachePool]:
+def cache_pools(settings: ReplaySettings, opened: ExitStack) -> list[CachePool]:
     """Allocate the pools of this rank's L2. `opened` releases them.
 
     Raises:
@@ -433,7 +427,7 @@ def cache_pools(settings: ReplaySettings, frame_nbytes: int, opened: ExitStack) 
     pools: list[CachePool] = []
     for pool in settings.pools:
         try:
-            pools.append(_cache_pool(pool, settings, frame_nbytes, opened))
+            pools.append(_cache_pool(pool, settings, opened))
         except MemoryError as error:
             reason = str(error).partition(";")[0]
             raise ConfigError(
@@ -444,9 +438,7 @@ def cache_pools(settings: ReplaySettings, frame_nbytes: int, opened: ExitStack) 
     return pools
 
 
-def _cache_pool(
-    pool: PoolShape, settings: ReplaySettings, frame_nbytes: int, opened: ExitStack
-) -> CachePool:
+def _cache_pool(pool: PoolShape, settings: ReplaySettings, opened: ExitStack) -> CachePool:
     extent, topology, rank = extent_of(pool.shape), settings.topology, settings.rank
     part = topology.part(extent, rank)
     if part is None:
@@ -457,7 +449,6 @@ def _cache_pool(
         shape,
         slots=settings.slots,
         layout=settings.layout,
-        frame_nbytes=frame_nbytes,
         tiles=topology.tiles(extent, rank, grid),
     )
     space = KeySpace(

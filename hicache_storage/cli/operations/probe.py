@@ -13,8 +13,9 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from hicache_storage.cli.operations.batches import PageMemory, batches, pages_per_batch, trial_space
-from hicache_storage.cli.operations.proofs import PageProver, Proof, framed_page
+from hicache_storage.cli.operations.proofs import PageProver, Proof
 from hicache_storage.errors import HiCacheError, UnsupportedOperation
+from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore, PageStoreSettings, PoolSpec, Transfer, Verdict
 from hicache_storage.scalars import counted
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hicache_storage.keys import KeySpace
-    from hicache_storage.page_store.frame import FramedPage
     from hicache_storage.storage import HiCacheStorage
 
 PROBE_MODEL = "hicache-doctor"
@@ -199,15 +199,15 @@ class _Probe:
         self._measured = measured
         framed = store.framed(space)
         memory = PageMemory(framed, len(hashes), store.storage.capabilities.alignment)
-        self._pages = [framed_page(framed, view) for view in memory.views(len(hashes))]
+        self._pages = self._payloads(memory)
         memory.replace()  # so that a read cannot find what was written in its memory
-        self._read = [framed_page(framed, view) for view in memory.views(len(hashes))]
+        self._read = self._payloads(memory)
 
     def run(self) -> None:
         for page in self._pages:
-            for segment in page.payload.segments:
+            for segment in page.segments:
                 segment[:] = os.urandom(segment.nbytes)
-        written = [page.payload.tobytes() for page in self._pages]
+        written = [page.tobytes() for page in self._pages]
         began_s = time.time()
         self._measured.write_nbytes_s = self._moved("write", self._pages)
         if self._measured.write_nbytes_s is None:
@@ -217,11 +217,15 @@ class _Probe:
             return
         self._compare_clocks(began_s, ended_s)
         self._measured.read_nbytes_s = _fastest(partial(self._moved, "read", self._read))
-        read = [page.payload.tobytes() for page in self._read]
+        read = [page.tobytes() for page in self._read]
         if self._measured.read_nbytes_s is not None and written != read:
             self._measured.failures.append(("read", "a page came back with wrong bytes"))
 
-    def _moved(self, step: str, pages: list[FramedPage]) -> float | None:
+    def _payloads(self, memory: PageMemory) -> list[Page]:
+        views = memory.views(len(self._hashes))
+        return [Page(view[self._store.frame_nbytes :]) for view in views]
+
+    def _moved(self, step: str, pages: list[Page]) -> float | None:
         """Return a step's speed in bytes per second. None if the step failed."""
         transfer = Transfer(self._space, self._hashes, pages)
         began_s = time.monotonic()

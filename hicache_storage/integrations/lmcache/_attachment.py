@@ -54,7 +54,7 @@ class Session:
             StorageUnavailable, StorageTimeout: The store cannot be reached.
         """
         choice = _choice(settings)
-        settings.check_ttls(choice.timeout_s or 0.0)
+        settings.check_ttls()
         sizes: Serde | None = engine.serde(settings.serde) if settings.serde else None
         self.settings = settings
         self.layouts = Layouts(settings.kv_dtype, settings.serde, sizes)
@@ -73,17 +73,16 @@ class Session:
                     timeout_s=settings.load_timeout_s,
                     write_timeout_s=settings.store_timeout_s,
                     parallelism=settings.parallelism,
+                    private_nbytes=settings.queued_nbytes,
                 ),
                 observers=self._observers,
             )
             with closed_on_failure(self.store):
-                lends = choice.lends_memory(self.store.storage, settings.load_timeout_s)
-                if lends and memory is not None:
+                if self.store.lends_memory and memory is not None:
                     self._register(memory)
                 self.runner = JobRunner(
                     self.store,
                     settings,
-                    lends_memory=lends,
                     on_finished=lambda kind: on_finished(self, kind),
                     owner=self.identity.owner(),
                 )

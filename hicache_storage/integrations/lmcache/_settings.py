@@ -98,7 +98,7 @@ class AdapterSettings(JobSettings, MetricsSettings, ExplainLogSettings, Platform
             raise ConfigError(f"{NAME}: {error}") from error
         return f"{self.revision};lmcache={release};platform={platform}"
 
-    def check_ttls(self, call_timeout_s: float) -> None:
+    def check_ttls(self) -> None:
         """Raise ConfigError if LMCache may give a buffer to another task before the deadlines.
 
         LMCache's locks of a buffer expire by time alone, even while the buffer is read or written.
@@ -106,19 +106,13 @@ class AdapterSettings(JobSettings, MetricsSettings, ExplainLogSettings, Platform
         Raises:
             ConfigError: The message names the field.
         """
-        for name, timeout_s, ttl, ttl_s in (
+        for name, held_s, ttl, ttl_s in (
             ("store_timeout_s", self.store_timeout_s, "read", self.l1_read_ttl_s),
             ("load_timeout_s", self.load_timeout_s, "write", self.l1_write_ttl_s),
         ):
-            held_s = timeout_s + call_timeout_s + _GRACE_S
             if held_s > ttl_s / 2:
                 raise ConfigError(
-                    f"{NAME}: {name}: a buffer of LMCache may be in use for {held_s:g} s (this"
-                    f" deadline, the backend's timeout_s and {_GRACE_S:g} s), which must be at most"
-                    f" half of LMCache's {ttl} TTL of {ttl_s:g} s: lower it, or raise"
+                    f"{NAME}: {name}: a buffer of LMCache may be in use for {held_s:g} s, which"
+                    f" must be at most half of LMCache's {ttl} TTL of {ttl_s:g} s: lower it, or raise"
                     f" --l1-{ttl}-ttl-seconds of the server and l1_{ttl}_ttl_s here"
                 )
-
-
-_GRACE_S = 1.0
-"""How long a call of a bounded store may exceed its `timeout_s`."""

@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from hicache_storage.integrations._jobs import PageBatch
 from hicache_storage.page import Page
+from hicache_storage.page_store.results import Transfer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -63,9 +63,9 @@ class Group:
     """The positions of these pages in the task."""
     objects: list[MemoryObject] = field(default_factory=list["MemoryObject"])
 
-    def batch(self) -> PageBatch:
+    def batch(self) -> Transfer:
         """Return the pages of the group in the memory of their objects, without a copy."""
-        return PageBatch(self.space, self.hashes, ObjectPages(self.objects))
+        return Transfer(self.space, self.hashes, ObjectPages(self.objects))
 
 
 @dataclass(frozen=True, slots=True)

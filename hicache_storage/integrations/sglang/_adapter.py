@@ -102,6 +102,7 @@ class Adapter:
                     timeout_s=settings.timeout_s,
                     lookup_timeout_s=settings.timeout_s / 2,
                     parallelism=settings.parallelism,
+                    lend_memory=settings.lend_memory,
                 ),
                 observers=self._observers,
             )
@@ -114,8 +115,6 @@ class Adapter:
                     settings.timeout_s,
                     self._admission,
                     self._explain_log,
-                    is_direct=settings.lend_memory == "always"
-                    or choice.ends_within(self._storage, settings.timeout_s),
                 )
                 self._timeout_s = settings.timeout_s
                 self._pools = PoolTable(

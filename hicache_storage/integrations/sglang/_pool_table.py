@@ -75,10 +75,10 @@ class PoolTable:
             device=self._device,
         )
         self._require_writer()
-        pool = StoredPool(name, host, identity, self._store.frame_nbytes)
+        pool = StoredPool(name, host, identity)
         for space in pool.spaces:
             self._store.open_space(space)
-        if self._transport.is_direct:
+        if self._store.lends_memory:
             if former is not None:
                 self._unregister_buffers(former)
             self._register_buffers(pool)
@@ -89,11 +89,10 @@ class PoolTable:
 
     def close(self) -> None:
         """Unregister all pools and their memory."""
-        pools = self.all() if self._transport.is_direct else []
+        pools = self.all() if self._store.lends_memory else []
         self._pools.clear()
         for pool in pools:
             self._unregister_buffers(pool)
-        self._transport.close()
 
     def _require_writer(self) -> None:
         """Refuse an engine in which nobody would write the pages of some ranks.

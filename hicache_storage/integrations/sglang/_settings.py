@@ -46,9 +46,9 @@ class AdapterSettings(
     parallelism: int | None = Field(default=None, ge=1)
     """Concurrent calls to the store in each direction. None: the backend's own number."""
     lend_memory: Literal["safe", "always"] = "safe"
-    """Which stores may access SGLang's memory. With "safe", only a store that is revocable, or bounded
-    with at most the `timeout_s` above. With "always", every store, but then a call returns only when the
-    store has settled, however long after `timeout_s` that is."""
+    """Which stores may access SGLang's memory. With "safe", only a store that is revocable; the others
+    get copies. With "always", every store, but then a call returns only when the store has ended,
+    however long after `timeout_s` that is. Choose it for RDMA to a store that you trust."""
     admission: AdmissionSettings = Field(default_factory=AdmissionSettings)
     """Which pages are written to the store. SGLang gets the result that all pages are written."""
     events: EventSettings | None = None

@@ -1,13 +1,11 @@
-"""Connect a host pool to the page store: its key spaces, its pages and the memory for their headers."""
+"""Connect a host pool to the page store: its key spaces and its pages."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hicache_storage.host_pool.memory import map_memory
 from hicache_storage.integrations.sglang._host_pages import flat_parts, host_pages
 from hicache_storage.integrations.sglang._identity import is_logical
-from hicache_storage.page_store.frame import FramedPage
 from hicache_storage.page_store.lookup import HitPolicy, PoolSpec
 from hicache_storage.page_store.results import Transfer
 
@@ -21,17 +19,17 @@ if TYPE_CHECKING:
 # The limits for one call. With more pages or bytes, a slow store could not meet the deadline.
 _BATCH_PAGES = 128
 _BATCH_NBYTES = 256 << 20
-# How many framed pages to keep. With six segments, each takes about 2 KiB.
+# How many pages to keep. With six segments, each takes about 1 KiB.
 _MAX_KEPT_PAGES = 1 << 16
 
 
 class StoredPool:
     """One host pool of one rank. Thread-safe.
 
-    If pages lie in the pool's own memory, the framed pages of a slot are kept for reuse, up to a limit.
+    If pages lie in the pool's own memory, the pages of a slot are kept for reuse, up to a limit.
     """
 
-    def __init__(self, name: str, host: HostPool, identity: Identity, frame_nbytes: int) -> None:
+    def __init__(self, name: str, host: HostPool, identity: Identity) -> None:
         parts = self._parts(host, identity)
         self.name = name
         self.host = host
@@ -39,13 +37,8 @@ class StoredPool:
         self.spaces = identity.spaces(name, host, self.pages.part_nbytes, self.pages.parts)
         self.is_marker = is_logical(host)
         self.is_replicated = identity.is_replicated(name, host)
-        self._frame_nbytes = frame_nbytes
-        self._slots = max(1, -(-host.size // host.page_size))
-        # One header for each page and part is enough, because SGLang never runs two transfers of one
-        # host page at the same time. A store may register this memory.
-        self._headers = map_memory(self._slots * len(self.spaces) * frame_nbytes, "none")
-        self.buffers = (*self.pages.buffers, self._headers)
-        self._kept: dict[int, tuple[FramedPage, ...]] = {}
+        self.buffers = self.pages.buffers
+        self._kept: dict[int, tuple[Page, ...]] = {}
 
     @property
     def page_nbytes(self) -> int:
@@ -70,7 +63,7 @@ class StoredPool:
         ]
 
     def sources(self, hashes: Sequence[str], indices: Indices) -> list[Transfer]:
-        """Return transfers that save host pages, with the headers of their slots."""
+        """Return transfers that save host pages."""
         return self._transfers(hashes, indices, self.pages.sources)
 
     def targets(self, hashes: Sequence[str], indices: Indices) -> list[Transfer]:
@@ -82,8 +75,7 @@ class StoredPool:
     ) -> None:
         """Copy the loaded pages into the pool, unless `targets` is the pool's own memory."""
         if not self.pages.is_in_pool:
-            payloads = [[page.payload for page in transfer.pages] for transfer in transfers]
-            self.pages.write_back(indices, payloads, loaded)
+            self.pages.write_back(indices, [list(transfer.pages) for transfer in transfers], loaded)
 
     def _transfers(
         self,
@@ -95,7 +87,7 @@ class StoredPool:
         if self.pages.is_in_pool:
             slots = self._slots_kept(starts, indices, pages_of)
         else:
-            slots = self._framed(starts, pages_of(indices, len(starts)))
+            slots = list(zip(*pages_of(indices, len(starts)), strict=True))
         parts = zip(self.spaces, zip(*slots, strict=True), strict=True)
         return [Transfer(space, hashes, pages) for space, pages in parts]
 
@@ -104,39 +96,21 @@ class StoredPool:
         starts: Sequence[int],
         indices: Indices,
         pages_of: Callable[[Indices, int], list[list[Page]]],
-    ) -> list[tuple[FramedPage, ...]]:
-        """Return the framed pages of each slot. Reuse the framed pages that were made before."""
+    ) -> list[tuple[Page, ...]]:
+        """Return the pages of each slot, one for each part. Reuse those that were made before."""
         try:
             return [self._kept[start] for start in starts]
         except KeyError:
-            slots = self._framed(starts, pages_of(indices, len(starts)))
+            slots = list(zip(*pages_of(indices, len(starts)), strict=True))
             if len(self._kept) < _MAX_KEPT_PAGES:
                 self._kept.update(zip(starts, slots, strict=True))
             return slots
 
-    def _framed(
-        self, starts: Sequence[int], pages: list[list[Page]]
-    ) -> list[tuple[FramedPage, ...]]:
-        """Return the framed pages of each slot, one for each part."""
-        slots = [start // self.host.page_size for start in starts]
-        return [
-            tuple(FramedPage(self._header(slot, part), page) for part, page in enumerate(of_slot))
-            for slot, of_slot in zip(slots, zip(*pages, strict=True), strict=True)
-        ]
-
     def flat_transfers(self, hashes: Sequence[str], flats: Sequence[memoryview]) -> list[Transfer]:
-        """Return transfers of flat pages in SGLang's memory, with new headers."""
-        size = self._frame_nbytes
+        """Return transfers of flat pages in SGLang's memory."""
         split = [flat_parts(flat, self.pages.parts) for flat in flats]
-        transfers: list[Transfer] = []
-        for part, space in enumerate(self.spaces):
-            headers = memoryview(bytearray(size * len(flats)))
-            framed = [
-                FramedPage(headers[n * size : (n + 1) * size], pages[part])
-                for n, pages in enumerate(split)
-            ]
-            transfers.append(Transfer(space, hashes, framed))
-        return transfers
+        parts = zip(self.spaces, zip(*split, strict=True), strict=True)
+        return [Transfer(space, hashes, pages) for space, pages in parts]
 
     def check_indices(self, hashes: Sequence[str], indices: Indices | None) -> Indices:
         """Return `indices` if there is one for each token of `hashes`.
@@ -151,12 +125,6 @@ class StoredPool:
                 f"pool {self.name!r}: {len(hashes)} pages have {wanted} host indices, not {given}"
             )
         return indices
-
-    def _header(self, slot: int, part: int) -> memoryview:
-        if not 0 <= slot < self._slots:
-            raise ValueError(f"pool {self.name!r} has no page {slot}: it has {self._slots} pages")
-        start = (slot * len(self.spaces) + part) * self._frame_nbytes
-        return self._headers[start : start + self._frame_nbytes]
 
     @staticmethod
     def _parts(host: HostPool, identity: Identity) -> int:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.moving.buffers import Buffers
-from hicache_storage.moving.lender import LentPages, ParallelCopies, RevocablePages
 from hicache_storage.page import Page
 from hicache_storage.page_store.results import Verdict
 from hicache_storage.request_log import Operation
@@ -24,8 +21,6 @@ if TYPE_CHECKING:
     from hicache_storage.page_store import PageStore
     from hicache_storage.page_store.results import Outcome, Transfer
     from hicache_storage.request_log import ExplainLog
-
-logger = logging.getLogger(__name__)
 
 _UNANSWERED = frozenset((Verdict.TIMEOUT, Verdict.UNAVAILABLE, Verdict.BREAKER_OPEN))
 
@@ -42,9 +37,7 @@ class TransferResult(NamedTuple):
 class Transport:
     """The loads and saves of pages between SGLang's host pools and a store. Thread-safe.
 
-    When a call returns, nothing accesses SGLang's memory any more, because SGLang then reuses the host
-    pages. With `is_direct`, the store gets SGLang's memory, and the transport waits for overdue calls.
-    It can wait, because calls of a bounded store end in time. See `moving.lender` for the other ways.
+    When a call returns, nothing accesses SGLang's memory any more, and SGLang reuses the host pages.
     """
 
     def __init__(
@@ -54,28 +47,19 @@ class Transport:
         timeout_s: float,
         admission: WriteAdmission,
         explain_log: ExplainLog | None = None,
-        *,
-        is_direct: bool,
     ) -> None:
         self.store = store
         self.metrics = metrics
         self.writes_replicated = True
         """False if another rank saves the replicated pages. This rank then saves only missing pages."""
-        self.is_direct = is_direct
-        """True if the store accesses SGLang's memory until its calls end."""
         self.admission = admission
         self._explain_log = explain_log
         self._timeout_s = timeout_s
-        revocable = store.storage.capabilities.revocable
-        way = LentPages if is_direct else RevocablePages if revocable else ParallelCopies
-        # Each direction has its own buffers, so that overdue writes do not delay reads.
-        self._loads = way(store, "load", Buffers(store))
-        self._saves = way(store, "save", Buffers(store))
 
     def load(self, pool: StoredPool, keys: Sequence[str], indices: Indices) -> TransferResult:
         """Load pages into the host pool."""
         transfers, began_s = pool.targets(keys, indices), time.monotonic()
-        outcome = self._loads.move(transfers)
+        outcome = self.store.load(transfers)
         result = self._result("prefetch", pool, transfers, outcome, began_s)
         pool.write_back(indices, transfers, result.moved)
         return result
@@ -98,7 +82,8 @@ class Transport:
         if keys[stored:]:
             transfers = pool.sources(keys[stored:], indices[stored * pool.host.page_size :])
             began_s = time.monotonic()
-            outcome = self._saves.move(transfers, deadline if stored else None)
+            left_s = deadline.remaining_s() if stored else None
+            outcome = self.store.save(transfers, timeout_s=left_s)
             moved, answered = self._result("backup", pool, transfers, outcome, began_s)
             saved = TransferResult(saved.moved + moved, answered)
         return saved if all(admitted) else _with_refused(admitted, saved)
@@ -109,7 +94,7 @@ class Transport:
         """Load pages into tensors of SGLang. Return the filled tensors, None for others."""
         buffers = [target.contiguous() for target in targets]
         transfers, began_s = pool.flat_transfers(keys, _flats(pool, buffers)), time.monotonic()
-        outcome = self._loads.move(transfers)
+        outcome = self.store.load(transfers)
         moved, answered = self._result("prefetch", pool, transfers, outcome, began_s)
         for target, buffer, is_moved in zip(targets, buffers, moved, strict=True):
             if is_moved and buffer is not target:
@@ -130,31 +115,18 @@ class Transport:
         keys, values = list(compress(keys, admitted)), list(compress(values, admitted))
         flats = _flats(pool, [value.contiguous() for value in values])
         transfers, began_s = pool.flat_transfers(keys, flats), time.monotonic()
-        outcome = self._saves.move(transfers)
+        outcome = self.store.save(transfers)
         return _with_refused(admitted, self._result("backup", pool, transfers, outcome, began_s))
-
-    def close(self) -> None:
-        """Release the buffers."""
-        for lender in (self._loads, self._saves):
-            lender.close()
 
     def _result(
         self,
         direction: str,
         pool: StoredPool,
         transfers: Sequence[Transfer],
-        outcome: Outcome | None,
+        outcome: Outcome,
         began_s: float,
     ) -> TransferResult:
-        """Wait until SGLang's memory is free again, and return the result of a move."""
-        if outcome is None:
-            logger.warning(
-                "pool %r: too many calls are overdue, so there is no %s", pool.name, direction
-            )
-            unavailable = [Verdict.UNAVAILABLE] * len(transfers[0].hashes)
-            self._explain(direction, pool, transfers, [unavailable], began_s)
-            return TransferResult([False] * len(transfers[0].hashes), answered=False)
-        outcome.settled.result()  # a bounded store settles in time, another store later
+        """Explain and count a move, and return its result."""
         self._explain(direction, pool, transfers, outcome.verdicts, began_s)
         moved = outcome.whole()
         if self.metrics is not None:

@@ -129,15 +129,15 @@ class StoreConnection:
                 timeout_s=settings.load_timeout_s,
                 write_timeout_s=settings.store_timeout_s,
                 parallelism=settings.parallelism,
+                private_nbytes=settings.queued_nbytes,
             ),
             observers=self._observers,
         )
         with closed_on_failure(store):
-            lends = self._choice.lends_memory(storage, settings.load_timeout_s)
-            self._registered = lends and register_memory(store, self._memory)
+            self._registered = store.lends_memory and register_memory(store, self._memory)
             with self._lock:
                 if not self._stopped.is_set():
-                    self.runner = JobRunner(store, settings, lends_memory=lends, owner=self._owner)
+                    self.runner = JobRunner(store, settings, owner=self._owner)
                     self.store = store
                     return
         close_store(store)  # the engine ended in the meantime

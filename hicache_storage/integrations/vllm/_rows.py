@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hicache_storage.integrations._jobs import PageBatch
 from hicache_storage.page import Page
+from hicache_storage.page_store.results import Transfer
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -66,7 +66,7 @@ class KeyGroups:
 
     def batches(
         self, keys: Collection[bytes], chunks: Iterable[int], rows: Rows
-    ) -> tuple[list[list[bytes]], list[PageBatch]]:
+    ) -> tuple[list[list[bytes]], list[Transfer]]:
         """Return the keys and the pages of each key space.
 
         Raises:
@@ -76,7 +76,7 @@ class KeyGroups:
         place = dict(zip(keys, chunks, strict=True))
         of_space = self.of_keys(keys)
         batches = [
-            PageBatch(space, hashes_of(own), rows.pages([place[key] for key in own]))
+            Transfer(space, hashes_of(own), rows.pages([place[key] for key in own]))
             for space, own in of_space
         ]
         return [own for _, own in of_space], batches

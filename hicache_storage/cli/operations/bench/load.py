@@ -248,7 +248,6 @@ class _Worker:
         outcome = self._shared.store.load([transfer])
         elapsed_s = time.monotonic() - began_s
         verdicts = buffers.proved(hashes, outcome.verdicts[0])
-        buffers.settle(outcome)
         return self._note(Operation.READ, verdicts, elapsed_s)
 
     def _write(self, hashes: list[str]) -> list[Verdict]:
@@ -258,7 +257,6 @@ class _Worker:
         began_s = time.monotonic()
         outcome = self._shared.store.save([transfer])
         elapsed_s = time.monotonic() - began_s
-        buffers.settle(outcome)
         return self._note(Operation.WRITE, outcome.verdicts[0], elapsed_s)
 
     def _look_up(self, hashes: Sequence[str]) -> list[Verdict]:

@@ -17,8 +17,8 @@ from hicache_storage.cli.operations.batches import (
     threads_for,
     trial_space,
 )
-from hicache_storage.cli.operations.proofs import framed_page
 from hicache_storage.errors import HiCacheError
+from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore, PageStoreSettings, Transfer, Verdict
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from hicache_storage.cli.progress import Meter
     from hicache_storage.keys import KeySpace
-    from hicache_storage.page_store import Outcome
     from hicache_storage.storage import HiCacheStorage
 
 MODEL = "hicache-bench"
@@ -91,14 +90,9 @@ class PageBuffers:
             )
         ]
 
-    def settle(self, outcome: Outcome) -> None:
-        """Use other memory for the next call if a late call may still use this memory."""
-        if not outcome.settled.done():
-            self._memory.replace()
-
     def _transfer(self, hashes: Sequence[str]) -> Transfer:
-        views = self._memory.views(len(hashes))
-        return Transfer(self._space, hashes, [framed_page(self._framed, view) for view in views])
+        views = self._payloads(hashes)
+        return Transfer(self._space, hashes, [Page(view) for view in views])
 
     def _payloads(self, hashes: Sequence[str]) -> list[memoryview]:
         frame = self._framed.frame_nbytes
@@ -126,7 +120,6 @@ def fill(
 
     def write(batch: list[str]) -> tuple[list[str], list[Verdict]]:
         outcome = store.save([buffers.to_write(batch)])
-        buffers.settle(outcome)
         return batch, outcome.verdicts[0]
 
     meter.begin(len(hashes) * space.page_nbytes)

@@ -1,0 +1,153 @@
+"""Decide which memory a storage call gets: the caller's pages on loan, or a private copy.
+
+A call of the page store lends the caller's memory, and takes it back when it returns or raises. A
+storage that is `revocable` gets the pages themselves. Any other storage gets private memory, and the thread
+that calls it copies the pages, as long as the loan lasts. So nothing touches the caller's memory
+afterwards, however late the storage is. Source: Linux, rust/kernel/revocable.rs.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from itertools import repeat
+from typing import TYPE_CHECKING
+
+from hicache_storage import native
+from hicache_storage.page_store.frame import FramedPage, frame_nbytes, given_copies
+from hicache_storage.page_store.page_memory import PageMemory, stride_nbytes
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from hicache_storage.backend_support.deadline import Deadline
+    from hicache_storage.backend_support.revocable import AtomicRevocable
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+    from hicache_storage.page_store.settings import PageStoreSettings
+    from hicache_storage.storage import HiCacheStorage
+
+_MAX_LENT_NBYTES = 32 << 20
+_MAX_PRIVATE_NBYTES = 16 << 20
+# The limit of the private memory leaves room for this many storage calls at the same time.
+_PRIVATE_CALLS = 8
+_UNHASHED = -1
+
+
+class RevokedError(Exception):
+    """The call of the page store has ended, so the caller's memory is not lent any more."""
+
+
+class NoMemoryError(Exception):
+    """Other storage calls use the private memory."""
+
+
+class Loans:
+    """The memory of the storage calls of one lane. Thread-safe."""
+
+    def __init__(self, storage: HiCacheStorage, settings: PageStoreSettings) -> None:
+        claims = storage.capabilities
+        trusted = settings.lend_memory == "always" and claims.scatter_gather
+        self.waits: bool = trusted and not claims.revocable
+        """True if a late storage call keeps the caller's pages, so that its caller waits for it."""
+        self.memory: PageMemory = PageMemory(storage, settings.private_nbytes)
+        self.lends: bool = claims.revocable or trusted
+        """True if the storage accesses the caller's pages themselves."""
+        self._keeps_given = claims.keeps_given
+        self._hashed = settings.checksum == "xxh3"
+        self._frame_nbytes = frame_nbytes(claims.alignment)
+        self.max_call_nbytes: int = (
+            min(_MAX_PRIVATE_NBYTES, settings.private_nbytes // _PRIVATE_CALLS)
+            if not self.lends
+            else _MAX_LENT_NBYTES
+        )
+        """The most bytes of one storage call."""
+
+    @contextmanager
+    def to_read(
+        self, space: KeySpace, pages: Sequence[Page], loan: AtomicRevocable, deadline: Deadline
+    ) -> Generator[Sequence[FramedPage]]:
+        """Lend memory for a read. Copy private pages with `take_read` after their check."""
+        with self._frames(space, pages, loan, deadline, private=not self.lends) as framed:
+            yield framed
+
+    def take_read(
+        self, targets: Sequence[Page], read: Sequence[FramedPage], loan: AtomicRevocable
+    ) -> None:
+        """Copy pages that were read into private memory to the caller's.
+
+        Raises:
+            RevokedError: The loan has ended.
+        """
+        if not self.lends and targets:
+            _copy(targets, [page.payload for page in read], loan)
+
+    @contextmanager
+    def to_write(
+        self, space: KeySpace, pages: Sequence[Page], loan: AtomicRevocable, deadline: Deadline
+    ) -> Generator[Sequence[FramedPage]]:
+        """Lend pages for a write, or copies of them. Copies are hashed on the way.
+
+        Raises:
+            RevokedError: The loan has ended.
+        """
+        if self._keeps_given:
+            with _access(loan):
+                framed = given_copies(pages, self._frame_nbytes, hashed=self._hashed)
+            yield framed
+            return
+        with self._frames(space, pages, loan, deadline, private=not self.lends) as framed:
+            if not self.lends:
+                known = [page.digest for page in pages]
+                unhashed = self._hashed and None in known
+                digests = _copy([one.payload for one in framed], pages, loan, hashed=unhashed)
+                for one, digest in zip(framed, digests or known, strict=True):
+                    one.payload.digest = digest
+            yield framed
+
+    @contextmanager
+    def _frames(
+        self,
+        space: KeySpace,
+        pages: Sequence[Page],
+        loan: AtomicRevocable,
+        deadline: Deadline,
+        *,
+        private: bool,
+    ) -> Generator[list[FramedPage]]:
+        frame, count = self._frame_nbytes, len(pages)
+        each_nbytes = stride_nbytes(space.page_nbytes, frame) if private else frame
+        buffer = self.memory.take(each_nbytes * count, deadline.remaining_s())
+        if buffer is None:
+            raise NoMemoryError
+        try:
+            if private:
+                yield buffer.frames(space.page_nbytes, frame, count)
+            else:
+                lent = None if self.waits else loan
+                headers = buffer.headers(frame, count)
+                yield list(map(FramedPage, headers, pages, repeat(lent)))
+        finally:
+            self.memory.give_back(buffer)
+
+
+@contextmanager
+def _access(loan: AtomicRevocable) -> Generator[None]:
+    if not loan.enter():
+        raise RevokedError
+    try:
+        yield
+    finally:
+        loan.leave()
+
+
+def _copy(
+    targets: Sequence[Page], sources: Sequence[Page], loan: AtomicRevocable, *, hashed: bool = False
+) -> list[int]:
+    """Copy pages of a storage call while the loan lasts. Return their digests if they are `hashed`."""
+    with _access(loan):
+        return native.copy_pages(
+            [page.segments for page in targets],
+            [page.segments for page in sources],
+            0 if hashed else _UNHASHED,
+            True,
+        )
