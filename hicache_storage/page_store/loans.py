@@ -1,8 +1,8 @@
 """Decide which memory a storage call gets: the caller's pages on loan, or a private copy.
 
 A call of the page store lends the caller's memory, and takes it back when it returns or raises. A
-storage that is `revocable` gets the pages themselves. Any other storage gets private memory, and the thread
-that calls it copies the pages, as long as the loan lasts. So nothing touches the caller's memory
+storage that is `revocable` gets the pages themselves. Any other storage gets private memory, and the
+thread that calls it copies the pages, as long as the loan lasts. So nothing touches the caller's memory
 afterwards, however late the storage is. Source: Linux, rust/kernel/revocable.rs.
 """
 
@@ -68,6 +68,9 @@ class Loans:
     ) -> Generator[Sequence[FramedPage]]:
         """Lend memory for a read. Copy private pages with `take_read` after their check."""
         with self._frames(space, pages, loan, deadline, private=not self.lends) as framed:
+            blank = bytes(self._frame_nbytes)
+            for page in framed:  # or a header that an earlier read has left would prove the page
+                page.header[:] = blank
             yield framed
 
     def take_read(

@@ -107,22 +107,6 @@ def test_an_unknown_backend_is_refused() -> None:
         BackendChoice.of("rediss", {}, 3.0)
 
 
-@pytest.mark.parametrize(
-    ("timeout_s", "lends"), [(None, False), (3.0, True), (3.5, False)], ids=str
-)
-def test_memory_is_lent_to_calls_that_end_with_the_load(
-    timeout_s: float | None,
-    lends: bool,  # noqa: FBT001 - a parameter of the table
-) -> None:
-    with Bounded.from_config({}) as storage:
-        assert lends is BackendChoice(Bounded, {}, timeout_s).lends_memory(storage, 3.0)
-
-
-def test_no_memory_is_lent_to_a_storage_that_is_not_bounded() -> None:
-    with MemoryStorage.from_config({}) as storage:
-        assert not BackendChoice(MemoryStorage, {}, 1.0).lends_memory(storage, 3.0)
-
-
 # --- open and close -------------------------------------------------------------------------------
 
 

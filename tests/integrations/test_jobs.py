@@ -6,7 +6,6 @@ import operator
 import random
 import sys
 import threading
-import time
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,16 +21,15 @@ from servers import wait_until
 
 from hicache_storage.errors import ConfigError, StorageUnavailable
 from hicache_storage.integrations import _transfer_queue
-from hicache_storage.integrations._jobs import JobKind, JobRunner, JobSettings, PageBatch
+from hicache_storage.integrations._jobs import JobKind, JobRunner, JobSettings
 from hicache_storage.keys import KeySpace
 from hicache_storage.page import Page
-from hicache_storage.page_store import PageStore
+from hicache_storage.page_store import PageStore, Transfer
 from hicache_storage.page_store.results import Verdict
 from hicache_storage.storage import HiCacheStorage
 from hicache_storage.testing import Fault, Odds, Strike, WrapperStorage
 
 OPERATIONS = ("batch_exists", "batch_get", "batch_set", "batch_delete")
-BOTH = pytest.mark.parametrize("lends_memory", [False, True], ids=["private", "lent"])
 
 OK, MISS, TIMEOUT, REFUSED = Verdict.OK, Verdict.MISS, Verdict.TIMEOUT, Verdict.REFUSED
 NOT_ADMITTED = Verdict.NOT_ADMITTED
@@ -74,11 +72,10 @@ class _Counted(Sequence[str]):
 # --- pages ----------------------------------------------------------------------------------------
 
 
-@BOTH
-def test_pages_of_several_key_spaces_are_loaded_as_they_were_stored(*, lends_memory: bool) -> None:
+def test_pages_of_several_key_spaces_are_loaded_as_they_were_stored() -> None:
     stored = batch(range(5)), batch(range(3), OTHER)
     found = target(range(5)), target(range(3), OTHER)
-    with engine(lends_memory=lends_memory) as jobs:
+    with engine() as jobs:
         saved = jobs.save(*stored)
         loaded = jobs.load(*found)
 
@@ -87,10 +84,9 @@ def test_pages_of_several_key_spaces_are_loaded_as_they_were_stored(*, lends_mem
     assert [contents(each) for each in stored] == [contents(each) for each in found]
 
 
-@BOTH
-def test_pages_are_moved_over_files(tmp_path: Path, *, lends_memory: bool) -> None:
+def test_pages_are_moved_over_files(tmp_path: Path) -> None:
     storage = FileStorage.from_config({"path": str(tmp_path)})
-    jobs = Engine(storage, lends_memory=lends_memory)
+    jobs = Engine(storage)
     stored, found = batch(range(20)), target(range(20))
     jobs.save(stored)
 
@@ -99,29 +95,26 @@ def test_pages_are_moved_over_files(tmp_path: Path, *, lends_memory: bool) -> No
     jobs.close()
 
 
-@BOTH
-def test_a_job_larger_than_a_piece_is_moved_whole(*, lends_memory: bool) -> None:
+def test_a_job_larger_than_a_piece_is_moved_whole() -> None:
     stored, found = batch(range(100)), target(range(100))
-    with engine(lends_memory=lends_memory, queued_nbytes="512KiB") as jobs:
+    with engine(queued_nbytes="512KiB") as jobs:
         verdicts = jobs.save(stored).verdicts, jobs.load(found).verdicts
 
     assert ([[OK] * 100], [[OK] * 100]) == verdicts
     assert contents(stored) == contents(found)
 
 
-@BOTH
-def test_each_page_has_its_own_verdict(*, lends_memory: bool) -> None:
+def test_each_page_has_its_own_verdict() -> None:
     found = target([0, 7, 1])
-    with engine(lends_memory=lends_memory) as jobs:
+    with engine() as jobs:
         jobs.save(batch([0, 1]))
 
         assert [[OK, MISS, OK]] == jobs.load(found).verdicts
     assert [page(seed=0).tobytes(), page(seed=1).tobytes()] == contents(found)[::2]
 
 
-@BOTH
-def test_a_damaged_page_is_corrupt(*, lends_memory: bool) -> None:
-    with engine([Strike("batch_get", 0, Fault.FLIP)], lends_memory=lends_memory) as jobs:
+def test_a_damaged_page_is_corrupt() -> None:
+    with engine([Strike("batch_get", 0, Fault.FLIP)]) as jobs:
         jobs.save(batch([0]))
 
         assert [[Verdict.CORRUPT]] == jobs.load(target([0])).verdicts
@@ -136,9 +129,8 @@ def test_a_damaged_page_never_reaches_the_engines_memory() -> None:
     assert [blank().tobytes()] == contents(found)
 
 
-@BOTH
-def test_jobs_without_pages_are_reported(*, lends_memory: bool) -> None:
-    with engine(lends_memory=lends_memory) as jobs:
+def test_jobs_without_pages_are_reported() -> None:
+    with engine() as jobs:
         assert [[]] == jobs.lookup((SPACE, []))
         assert ([], [[]]) == (jobs.load().verdicts, jobs.save(batch([])).verdicts)
 
@@ -201,35 +193,6 @@ def test_a_late_write_stores_the_bytes_that_the_job_had() -> None:
     assert contents(batch([0])) == contents(found)
 
 
-def test_lent_memory_is_reported_only_when_the_call_has_settled() -> None:
-    found = target([0])
-    with engine([Strike("batch_get", 0, Fault.HANG)], lends_memory=True, load_timeout_s=1) as jobs:
-        jobs.save(batch([0]))
-        jobs.runner.submit_load(1, [found])
-        wait_until(lambda: jobs.store.stats().get("load_timeout", 0) == 1)
-
-        assert [] == jobs.runner.finished_loads()
-        assert not jobs.runner.drain(0)
-        jobs.storage.release()  # type: ignore[attr-defined]
-        (result,) = jobs.fetch(jobs.runner.finished_loads)
-        assert [[TIMEOUT]] == result.verdicts
-
-
-def test_a_lent_load_begins_in_the_first_half_of_its_time_only() -> None:
-    plan = [Strike("batch_get", number, Fault.HANG) for number in range(4)]
-    with engine(plan, lends_memory=True, load_timeout_s=2.5) as jobs:
-        jobs.save(batch([0]))
-        for number in range(5):
-            jobs.runner.submit_load(number, [target([0])])
-        time.sleep(1.4)  # more than half of the time of the load that waits for a thread
-        jobs.storage.release()  # type: ignore[attr-defined]
-        results = jobs.fetch(jobs.runner.finished_loads, 5)
-
-    assert {4: [[TIMEOUT]]} == {
-        result.job_id: result.verdicts for result in results if result.verdicts != [[OK]]
-    }
-
-
 class _Stalled(WrapperStorage):
     """A revocable storage whose gets or sets hang, before their pages move, until `released` is set."""
 
@@ -265,7 +228,7 @@ def stalled(tmp_path: Path) -> Generator[Callable[..., Engine]]:
 
     def make(*operations: str, **settings: Any) -> Engine:
         storage = _Stalled(FileStorage.from_config({"path": str(tmp_path)}), *operations)
-        engines.append(Engine(storage, lends_memory=True, **settings))
+        engines.append(Engine(storage, **settings))
         return engines[-1]
 
     yield make
@@ -274,7 +237,7 @@ def stalled(tmp_path: Path) -> Generator[Callable[..., Engine]]:
         each.close()
 
 
-def _used_again(batch: PageBatch) -> list[bytes]:
+def _used_again(batch: Transfer) -> list[bytes]:
     """Overwrite the engine's memory as its next use would. Return the new bytes."""
     for each in batch.pages:
         each.copy_from(b"\xff" * each.nbytes)
@@ -384,11 +347,6 @@ def test_small_loads_wait_for_each_other_without_large_ones() -> None:
         jobs.storage.release()  # type: ignore[attr-defined]
 
 
-def test_a_page_larger_than_the_private_memory_is_refused() -> None:
-    with engine(queued_nbytes=4000) as jobs:
-        assert [[REFUSED]] == jobs.save(batch([0])).verdicts
-
-
 def test_no_store_begins_while_a_load_waits_for_a_thread() -> None:
     plan = [Strike("batch_get", number, Fault.HANG) for number in range(4)]
     with engine(plan, load_timeout_s=30, store_timeout_s=30) as jobs:
@@ -416,40 +374,32 @@ def test_a_store_is_given_up_at_its_deadline_while_loads_wait() -> None:
 # --- failures -------------------------------------------------------------------------------------
 
 
-@BOTH
 @pytest.mark.parametrize(
     "error",
     [StorageUnavailable("down"), RuntimeError("odd"), MemoryError(), SystemExit(), OSError(5)],
     ids=lambda error: type(error).__name__,
 )
-def test_a_storage_may_raise_anything(error: BaseException, *, lends_memory: bool) -> None:
+def test_a_storage_may_raise_anything(error: BaseException) -> None:
     storage = _Raising.from_config({})
     storage.error = error
-    jobs = Engine(storage, lends_memory=lends_memory)
+    jobs = Engine(storage)
 
     assert [[False]] == jobs.lookup((SPACE, [hash_of(0)]))
     assert OK not in [jobs.load(target([0])).verdicts[0][0], jobs.save(batch([0])).verdicts[0][0]]
     jobs.close()
 
 
-@BOTH
 @pytest.mark.parametrize("fault", list(Fault), ids=lambda fault: fault.value)
-def test_every_fault_at_every_call_ends_in_verdicts_and_right_bytes(
-    fault: Fault, *, lends_memory: bool
-) -> None:
+def test_every_fault_at_every_call_ends_in_verdicts_and_right_bytes(fault: Fault) -> None:
     for operation in OPERATIONS:
         for call in range(4):
             strike = Strike(operation, call, fault)
             with engine(
                 [strike],
-                lends_memory=lends_memory,
                 lookup_timeout_s=0.1,
                 load_timeout_s=0.4,
                 store_timeout_s=0.2,
             ) as jobs:
-                if fault is Fault.HANG and lends_memory:
-                    # A bounded store ends each call in time.
-                    threading.Timer(0.5, jobs.storage.release).start()  # type: ignore[attr-defined]
                 _scenario(jobs)
                 assert jobs.runner.drain(10)
                 assert jobs.runner.close()
@@ -469,16 +419,13 @@ def _scenario(jobs: Engine) -> None:
                 assert verdict is not OK or expected == each.pages[number].tobytes()
 
 
-@BOTH
 @pytest.mark.parametrize("seed", range(3))
-def test_each_of_many_jobs_is_reported_once_over_a_bad_store(
-    seed: int, *, lends_memory: bool
-) -> None:
+def test_each_of_many_jobs_is_reported_once_over_a_bad_store(seed: int) -> None:
     draw = random.Random(seed)
     faults = [fault for fault in Fault if fault is not Fault.HANG]
     plan = [Odds(operation, fault, 0.01) for operation in OPERATIONS for fault in faults]
-    loads: dict[int, PageBatch] = {}
-    with engine(plan, lends_memory=lends_memory, queued_nbytes="512KiB") as jobs:
+    loads: dict[int, Transfer] = {}
+    with engine(plan, queued_nbytes="512KiB") as jobs:
         runner = jobs.runner
         stored: list[Any] = []
         loaded: list[Any] = []
@@ -522,12 +469,9 @@ def test_each_of_many_jobs_is_reported_once_over_a_bad_store(
     assert moved > 500
 
 
-@BOTH
-@pytest.mark.parametrize("batches", [None, [None], [PageBatch(SPACE, ["00"], [])], 7])
-def test_a_malformed_job_is_reported_without_an_error_in_the_engines_thread(
-    batches: Any, *, lends_memory: bool
-) -> None:
-    with engine(lends_memory=lends_memory) as jobs:
+@pytest.mark.parametrize("batches", [None, [None], [Transfer(SPACE, ["00"], [])], 7])
+def test_a_malformed_job_is_reported_without_an_error_in_the_engines_thread(batches: Any) -> None:
+    with engine() as jobs:
         jobs.runner.submit_load(1, batches)
         jobs.runner.submit_store(2, batches)
         jobs.runner.submit_lookup(3, batches)
@@ -537,11 +481,10 @@ def test_a_malformed_job_is_reported_without_an_error_in_the_engines_thread(
         assert 3 == jobs.fetch(jobs.runner.finished_lookups)[0].job_id
 
 
-@BOTH
 @pytest.mark.parametrize("bad", ["not hexadecimal", None], ids=["text", "none"])
-def test_a_malformed_hash_fails_its_job_only(bad: Any, *, lends_memory: bool) -> None:
-    wrong = PageBatch(SPACE, [bad], [blank()])
-    with engine(lends_memory=lends_memory) as jobs:
+def test_a_malformed_hash_fails_its_job_only(bad: Any) -> None:
+    wrong = Transfer(SPACE, [bad], [blank()])
+    with engine() as jobs:
         jobs.save(batch([0]))
 
         assert [[Verdict.ERROR]] == jobs.load(wrong).verdicts == jobs.save(wrong).verdicts
@@ -554,7 +497,7 @@ def test_an_error_of_the_engines_callback_changes_nothing() -> None:
         raise ValueError(kind)
 
     store = PageStore(MemoryStorage.from_config({}))
-    runner = JobRunner(store, JobSettings(), lends_memory=False, on_finished=fail)
+    runner = JobRunner(store, JobSettings(), on_finished=fail)
     runner.submit_store(1, [batch([0])])
 
     assert runner.drain(10)
@@ -578,13 +521,12 @@ def test_each_result_is_announced_and_returned_once() -> None:
         assert [] == jobs.runner.finished_lookups()
 
 
-@BOTH
-def test_the_engines_thread_reads_no_page_of_a_job(*, lends_memory: bool) -> None:
+def test_the_engines_thread_reads_no_page_of_a_job() -> None:
     counted = _Counted([hash_of(number) for number in range(64)])
     pages = [page() for _ in range(64)]
-    with engine(lends_memory=lends_memory) as jobs:
-        jobs.runner.submit_store(1, [PageBatch(SPACE, counted, pages)])
-        jobs.runner.submit_load(1, [PageBatch(SPACE, counted, pages)])
+    with engine() as jobs:
+        jobs.runner.submit_store(1, [Transfer(SPACE, counted, pages)])
+        jobs.runner.submit_load(1, [Transfer(SPACE, counted, pages)])
         jobs.runner.submit_lookup(1, [(SPACE, counted)])
         assert jobs.runner.drain(10)
 
@@ -616,10 +558,9 @@ def test_a_submission_runs_few_lines_of_python() -> None:
 # --- drain and close ------------------------------------------------------------------------------
 
 
-@BOTH
-def test_drain_waits_for_every_job(*, lends_memory: bool) -> None:
+def test_drain_waits_for_every_job() -> None:
     plan = [Odds("batch_set", Fault.DELAY, 1), Odds("batch_exists", Fault.DELAY, 1)]
-    with engine(plan, lends_memory=lends_memory) as jobs:
+    with engine(plan) as jobs:
         for number in range(5):
             jobs.runner.submit_store(number, [batch([number])])
             jobs.runner.submit_lookup(number, [(SPACE, [hash_of(number)])])
@@ -628,9 +569,8 @@ def test_drain_waits_for_every_job(*, lends_memory: bool) -> None:
         assert 5 == len(jobs.runner.finished_stores()) == len(jobs.runner.finished_lookups())
 
 
-@BOTH
-def test_close_stores_what_waits(*, lends_memory: bool) -> None:
-    with engine([Odds("batch_set", Fault.DELAY, 1)], lends_memory=lends_memory) as jobs:
+def test_close_stores_what_waits() -> None:
+    with engine([Odds("batch_set", Fault.DELAY, 1)]) as jobs:
         for number in range(5):
             jobs.runner.submit_store(number, [batch([number])])
 
@@ -638,28 +578,17 @@ def test_close_stores_what_waits(*, lends_memory: bool) -> None:
         assert [[[OK]]] * 5 == [result.verdicts for result in jobs.runner.finished_stores()]
 
 
-def test_close_is_false_while_a_call_may_touch_the_engines_memory() -> None:
-    with engine([Odds("batch_set", Fault.HANG, 1)], lends_memory=True) as jobs:
+def test_close_is_true_once_the_running_jobs_have_reached_their_deadlines() -> None:
+    with engine([Odds("batch_set", Fault.HANG, 1)], store_timeout_s=3) as jobs:
         jobs.runner.submit_store(1, [batch([0])])
         wait_until(lambda: jobs.storage.calls["batch_set"] == 1)  # type: ignore[attr-defined]
 
         assert not jobs.runner.close(0)
-        jobs.storage.release()  # type: ignore[attr-defined]
         assert jobs.runner.close()
 
 
-def test_close_is_true_where_only_private_memory_is_in_use() -> None:
-    stored = batch([0])
-    with engine([Odds("batch_set", Fault.HANG, 1)]) as jobs:
-        jobs.runner.submit_store(1, [stored])
-        wait_until(lambda: jobs.storage.calls["batch_set"] == 1)  # type: ignore[attr-defined]
-
-        assert jobs.runner.close(0)
-
-
-@BOTH
-def test_jobs_after_close_end_at_once(*, lends_memory: bool) -> None:
-    with engine(lends_memory=lends_memory) as jobs:
+def test_jobs_after_close_end_at_once() -> None:
+    with engine() as jobs:
         jobs.save(batch([0]))
         assert jobs.runner.close()
 
@@ -683,10 +612,9 @@ def test_close_twice_is_fine_and_ends_the_threads() -> None:
 SECOND_USE = {"second_use": True, "remembered_pages": 1000}
 
 
-@BOTH
-def test_a_page_is_stored_when_it_is_submitted_again(*, lends_memory: bool) -> None:
+def test_a_page_is_stored_when_it_is_submitted_again() -> None:
     found = target(range(4))
-    with engine(lends_memory=lends_memory, admission=SECOND_USE) as jobs:
+    with engine(admission=SECOND_USE) as jobs:
         assert [[NOT_ADMITTED] * 2] == jobs.save(batch([1, 3])).verdicts
         second = jobs.save(batch(range(4)), batch(range(2), OTHER))
 
@@ -698,10 +626,9 @@ def test_a_page_is_stored_when_it_is_submitted_again(*, lends_memory: bool) -> N
     assert contents(batch([1, 3])) == contents(found)[1::2]
 
 
-@BOTH
-def test_bytes_beyond_the_rate_are_not_stored(*, lends_memory: bool) -> None:
+def test_bytes_beyond_the_rate_are_not_stored() -> None:
     admission = {"write_nbytes_per_s": 1, "write_burst_nbytes": 3 * 4096}
-    with engine(lends_memory=lends_memory, admission=admission) as jobs:
+    with engine(admission=admission) as jobs:
         assert [[OK] * 3 + [NOT_ADMITTED] * 2] == jobs.save(batch(range(5))).verdicts
         assert 2 == jobs.runner.stats()["not_admitted_rate"]
 
@@ -710,7 +637,7 @@ def test_a_runner_knows_the_pages_of_the_one_before() -> None:
     storage = MemoryStorage.from_config({})
     verdicts: list[list[list[Verdict]]] = []
     for _ in range(2):
-        jobs = Engine(storage, lends_memory=False, owner=SPACE, admission=SECOND_USE)
+        jobs = Engine(storage, owner=SPACE, admission=SECOND_USE)
         sketches = jobs.runner._admission._sketches
         assert sketches is not None
         wait_until(partial(getattr, sketches, "_restored"))
@@ -737,7 +664,7 @@ class _Late(WrapperStorage):
 
 def test_a_key_space_that_cannot_be_opened_is_a_miss_and_is_tried_again() -> None:
     storage = _Late(MemoryStorage.from_config({}))
-    jobs = Engine(storage, lends_memory=False)
+    jobs = Engine(storage)
 
     assert [[False]] == jobs.lookup((SPACE, [hash_of(0)]))
     assert [[Verdict.MISS]] == jobs.load(target([0])).verdicts

@@ -6,9 +6,8 @@ import pytest
 from job_runners import OTHER, SPACE, batch
 from pages import hash_of, page
 
-from hicache_storage.integrations._jobs import PageBatch
 from hicache_storage.integrations._transfer_job import TransferJob
-from hicache_storage.page_store.results import Verdict
+from hicache_storage.page_store.results import Transfer, Verdict
 
 OK = Verdict.OK
 
@@ -50,12 +49,12 @@ def test_a_page_without_an_answer_ends_the_job(verdict: Verdict, *, ends: bool) 
 @pytest.mark.parametrize(
     "wrong",
     [
-        PageBatch(SPACE, [hash_of(0)], []),
-        PageBatch(SPACE, [hash_of(0)], [page(), page()]),
-        PageBatch(SPACE, [hash_of(0)], [page(100)]),
+        Transfer(SPACE, [hash_of(0)], []),
+        Transfer(SPACE, [hash_of(0)], [page(), page()]),
+        Transfer(SPACE, [hash_of(0)], [page(100)]),
     ],
     ids=["too few", "too many", "wrong size"],
 )
-def test_a_batch_has_one_page_of_the_right_size_for_each_hash(wrong: PageBatch) -> None:
+def test_a_batch_has_one_page_of_the_right_size_for_each_hash(wrong: Transfer) -> None:
     with pytest.raises(ValueError, match="batch 1 needs 1 pages of 4096 bytes"):
         TransferJob(1, [batch([0]), wrong], 10).split(lambda _: 10)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hicache_backends.memory import MemoryStorage
 from pages import blank, hash_of, page, space
 
-from hicache_storage.integrations._jobs import JobRunner, JobSettings, PageBatch
-from hicache_storage.page_store import PageStore, PageStoreSettings
+from hicache_storage.integrations._jobs import JobRunner, JobSettings
+from hicache_storage.page_store import PageStore, PageStoreSettings, Transfer
 from hicache_storage.testing import FaultyStorage
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ class Engine:
         self,
         storage: HiCacheStorage,
         *,
-        lends_memory: bool,
         owner: KeySpace | None = None,
         observers: Sequence[Observer] = (),
         **settings: Any,
@@ -43,13 +42,15 @@ class Engine:
         self.storage = storage
         self.notified: list[JobKind] = []
         self._changed = threading.Condition()
+        limits = JobSettings(**settings)
         self.store = PageStore(
-            storage, PageStoreSettings(timeout_s=5, parallelism=4), observers=observers
+            storage,
+            PageStoreSettings(timeout_s=5, parallelism=4, private_nbytes=limits.queued_nbytes),
+            observers=observers,
         )
         self.runner = JobRunner(
             self.store,
-            JobSettings(**settings),
-            lends_memory=lends_memory,
+            limits,
             on_finished=self._on_finished,
             owner=owner,
         )
@@ -60,13 +61,13 @@ class Engine:
         (result,) = self.fetch(self.runner.finished_lookups)
         return result.present
 
-    def load(self, *batches: PageBatch) -> JobResult:
+    def load(self, *batches: Transfer) -> JobResult:
         """Load pages, and return the result."""
         self.runner.submit_load(2, batches)
         (result,) = self.fetch(self.runner.finished_loads)
         return result
 
-    def save(self, *batches: PageBatch) -> JobResult:
+    def save(self, *batches: Transfer) -> JobResult:
         """Store pages, and return the result."""
         self.runner.submit_store(3, batches)
         (result,) = self.fetch(self.runner.finished_stores)
@@ -99,31 +100,29 @@ class Engine:
 
 
 @contextmanager
-def engine(
-    plan: Iterable[Strike | Odds] = (), *, lends_memory: bool = False, **settings: Any
-) -> Generator[Engine]:
+def engine(plan: Iterable[Strike | Odds] = (), **settings: Any) -> Generator[Engine]:
     """Run jobs over a faulty storage in memory."""
     storage = FaultyStorage(MemoryStorage.from_config({}), plan)
-    opened = Engine(storage, lends_memory=lends_memory, **settings)
+    opened = Engine(storage, **settings)
     try:
         yield opened
     finally:
         opened.close()
 
 
-def batch(numbers: Iterable[int], of: KeySpace = SPACE, *, filled: bool = True) -> PageBatch:
+def batch(numbers: Iterable[int], of: KeySpace = SPACE, *, filled: bool = True) -> Transfer:
     """Return pages whose bytes depend on their numbers, or blank pages to load into."""
     numbers = list(numbers)
     nbytes = of.page_nbytes
     pages = [page(nbytes, number) if filled else blank(nbytes) for number in numbers]
-    return PageBatch(of, [hash_of(number) for number in numbers], pages)
+    return Transfer(of, [hash_of(number) for number in numbers], pages)
 
 
-def target(numbers: Iterable[int], of: KeySpace = SPACE) -> PageBatch:
+def target(numbers: Iterable[int], of: KeySpace = SPACE) -> Transfer:
     """Return blank pages to load into."""
     return batch(numbers, of, filled=False)
 
 
-def contents(of: PageBatch) -> list[bytes]:
+def contents(of: Transfer) -> list[bytes]:
     """Return the bytes of each page."""
     return [each.tobytes() for each in of.pages]

@@ -270,11 +270,11 @@ class _Probe:
         storage, framed = self._store.storage, self._store.framed(self._space)
         if not storage.capabilities.scatter_gather:
             return ""
-        hashes, stored, read = self._hashes[:1], [self._pages[0].stored], [self._read[0].stored]
+        hashes, stored = self._hashes[:1], [Page(bytearray(framed.stored_nbytes))]
         calls: dict[str, Callable[[], object]] = {
             "write": lambda: storage.batch_set(framed, hashes, stored),
             "look-up": lambda: storage.batch_exists(framed, hashes),
-            "read": lambda: storage.batch_get(framed, hashes, read),
+            "read": lambda: storage.batch_get(framed, hashes, stored),
         }
         try:
             calls[step]()

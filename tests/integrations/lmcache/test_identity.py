@@ -29,7 +29,6 @@ from hicache_storage.integrations.lmcache._object_layouts import Layout, Layouts
 from hicache_storage.integrations.lmcache._settings import AdapterSettings
 from hicache_storage.keys import KeySpace, Shard
 from hicache_storage.page_store import PageStore
-from hicache_storage.page_store.frame import FRAME_NBYTES, FramedPage
 from hicache_storage.page_store.results import Transfer
 
 
@@ -270,10 +269,7 @@ def _save(
 
 def _save_pages(store: PageStore, space: KeySpace, hashes: list[str]) -> None:
     store.open_space(space)
-    header_nbytes, nbytes = store.frame_nbytes, space.page_nbytes
-    pages = [
-        FramedPage(memoryview(bytearray(header_nbytes)), Page(bytearray(nbytes))) for _ in hashes
-    ]
+    pages = [Page(bytearray(space.page_nbytes)) for _ in hashes]
     store.save([Transfer(space, hashes, pages)])
 
 
@@ -434,19 +430,19 @@ def test_secrets_are_in_no_representation() -> None:
 
 class TestTtls:
     def test_the_defaults_fit_lmcaches(self) -> None:
-        AdapterSettings.of(PARAMS).check_ttls(call_timeout_s=10)
+        AdapterSettings.of(PARAMS).check_ttls()
 
     @pytest.mark.parametrize(
         ("fields", "message"),
         [
-            ({"store_timeout_s": 148}, "store_timeout_s.*151 s.*read TTL of 300 s"),
-            ({"load_timeout_s": 298}, "load_timeout_s.*301 s.*write TTL of 600 s"),
-            ({"l1_read_ttl_s": 25}, "store_timeout_s.*13 s"),
+            ({"store_timeout_s": 151}, "store_timeout_s.*151 s.*read TTL of 300 s"),
+            ({"load_timeout_s": 301}, "load_timeout_s.*301 s.*write TTL of 600 s"),
+            ({"l1_read_ttl_s": 19}, "store_timeout_s.*10 s"),
         ],
     )
     def test_deadlines_near_a_ttl_are_refused(self, fields: dict[str, Any], message: str) -> None:
         with pytest.raises(ConfigError, match=message):
-            AdapterSettings.of({**PARAMS, **fields}).check_ttls(call_timeout_s=2)
+            AdapterSettings.of({**PARAMS, **fields}).check_ttls()
 
 
 # The store of an adapter, without LMCache.
@@ -500,7 +496,7 @@ def test_objects_of_the_first_rank_and_group_have_events() -> None:
     with session(events=events) as opened, session(events=events):  # as at a new attach
         for number, stored in enumerate((second, windowed, first)):
             opened.store.open_space(stored)
-            page = FramedPage(memoryview(bytearray(FRAME_NBYTES)), blank(stored.page_nbytes))
+            page = blank(stored.page_nbytes)
             opened.store.save([Transfer(stored, [hash_of(number)], [page])])
         wait_until(lambda: opened.store.stats()[SENT] == 1, 20)
         ((_, (_, published, _)),) = past(replay)

@@ -45,7 +45,7 @@ class Pool(SimpleNamespace):
     buffers = ()
 
     @classmethod
-    def of(cls, name: str, host: Any, identity: Identity, _: int) -> Pool:
+    def of(cls, name: str, host: Any, identity: Identity) -> Pool:
         spaces = identity.spaces(name, host, 64, 1)
         return cls(
             name=name, host=host, spaces=spaces, is_replicated=identity.is_replicated(name, host)
@@ -53,7 +53,7 @@ class Pool(SimpleNamespace):
 
 
 class Store(SimpleNamespace):
-    frame_nbytes = 64
+    lends_memory = False
 
     def open_space(self, space: KeySpace) -> None:
         pass
@@ -63,7 +63,7 @@ def table_of(config: Any, arguments: dict[str, Any]) -> tuple[PoolTable, Any]:
     """Register the pools of a rank, as SGLang does. Return them and the transport."""
     settings = AdapterSettings(platform="cuda-sm90", weights="w", draft_model="d")
     launch = LaunchIdentity(arguments, settings, version="0.5.23")
-    transport: Any = SimpleNamespace(store=Store(), is_direct=False, writes_replicated=True)
+    transport: Any = SimpleNamespace(store=Store(), writes_replicated=True)
     table = PoolTable(config, launch, "", transport, str)
     fields = {"layout": "page_first", "dtype": "torch.bfloat16", "layer_num": 2, "start_layer": 0}
     for name, kind in POOLS.items():

@@ -58,7 +58,7 @@ def test_a_cold_engine_reads_the_pages_of_another(
 
 
 @pytest.mark.parametrize("layout", ["layer_first", "page_first"])
-def test_the_framed_pages_of_a_slot_are_made_once(layout: str, file_config: dict[str, Any]) -> None:
+def test_the_pages_of_a_slot_are_made_once(layout: str, file_config: dict[str, Any]) -> None:
     with Engine([PoolPlan(layout=layout)], file_config) as engine:
         pool = engine.storage._pools.all()[0]
         keys, indices = hashes_of(TOKENS), torch.arange(len(TOKENS))
@@ -69,7 +69,7 @@ def test_the_framed_pages_of_a_slot_are_made_once(layout: str, file_config: dict
         assert all(one is other for one, other in zip(saved, loaded, strict=True))
 
 
-def test_slots_beyond_the_limit_get_framed_pages_of_the_same_memory(
+def test_slots_beyond_the_limit_get_pages_of_the_same_memory(
     file_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_stored_pool, "_MAX_KEPT_PAGES", 0)
@@ -79,9 +79,7 @@ def test_slots_beyond_the_limit_get_framed_pages_of_the_same_memory(
         first, second = (pool.sources(keys, indices)[0].pages for _ in range(2))
 
         assert not any(one is other for one, other in zip(first, second, strict=True))
-        assert [page.stored.addresses for page in first] == [
-            page.stored.addresses for page in second
-        ]
+        assert [page.addresses for page in first] == [page.addresses for page in second]
 
 
 @pytest.mark.parametrize("layout", ["page_first", "page_first_direct"])

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from pages import hash_of, space
 
-from hicache_storage.integrations._jobs import JobKind, JobRunner, JobSettings, PageBatch
+from hicache_storage.integrations._jobs import JobKind, JobRunner, JobSettings
 from hicache_storage.page import Page
-from hicache_storage.page_store import PageStore, PageStoreSettings
+from hicache_storage.page_store import PageStore, PageStoreSettings, Transfer
 from hicache_storage.page_store.results import Verdict
 from interleavings.scenario import Scenario
-from interleavings.scenarios.storage import FAILS, SLOW, WORKS, ExploredStorage, address, content
+from interleavings.scenarios.storage import FAILS, SLOW, WORKS, ExploredStorage, content
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,31 +31,31 @@ _USED_AGAIN = b"\x5a" * _NBYTES
 class JobRunnerScenario(Scenario):
     """An engine submits jobs, and reuses its memory as soon as a job is reported.
 
-    Each job is reported once, and by its deadline unless the store is only bounded. An OK page has
-    the bytes of its hash. No storage call uses the memory of a reported job, and after a `close` that
-    returned True none uses the engine's memory.
+    Each job is reported once, by its deadline. An OK page has the bytes of its hash. No storage call
+    uses the memory of a reported job, and after a `close` that returned True every job is reported.
     """
 
     name = "job-runner"
     time_passes = False
 
     def set_up(self) -> None:
-        memory = self.pick(("private", "bounded", "revocable"))
-        self.lends = memory != "private"
-        self.bounded = memory == "bounded"
         behaviours = (WORKS, WORKS, SLOW, FAILS)
         self.storage = ExploredStorage(
             self,
             behaviours=dict.fromkeys(("get", "set", "exists"), behaviours),
-            slow_s=1.0 if self.bounded else 12.0,
-            bounded=self.bounded,
-            revocable=memory == "revocable",
+            slow_s=12.0,
+            revocable=self.pick((False, True)),
         )
         self.store = PageStore(
             self.storage,
-            PageStoreSettings(timeout_s=_TIMEOUT_S, breaker_failures=1000, parallelism=1),
+            PageStoreSettings(
+                timeout_s=_TIMEOUT_S,
+                breaker_failures=1000,
+                parallelism=1,
+                private_nbytes=self.pick((256 << 20, 1 << 16)),
+            ),
         )
-        self.jobs: dict[int, tuple[JobKind, PageBatch, float]] = {}
+        self.jobs: dict[int, tuple[JobKind, Transfer, float]] = {}
         self.reports: Counter[int] = Counter()
         self.closed = False
         self.runner = JobRunner(
@@ -65,7 +65,6 @@ class JobRunnerScenario(Scenario):
                 store_timeout_s=_TIMEOUT_S,
                 queued_nbytes=self.pick((8 * 4096, 2 * 4096)),
             ),
-            lends_memory=self.lends,
             on_finished=self._fetch,
         )
 
@@ -99,7 +98,7 @@ class JobRunnerScenario(Scenario):
                 Page(bytearray(content("kv", _NBYTES, each) if is_store else bytes(_NBYTES)))
                 for each in hashes
             ]
-            batch = PageBatch(_SPACE, hashes, pages)
+            batch = Transfer(_SPACE, hashes, pages)
             self.jobs[job_id] = (kind, batch, time.monotonic())
             (self.runner.submit_store if is_store else self.runner.submit_load)(job_id, [batch])
             time.sleep(self.pick((0.0, 1.0)))
@@ -116,12 +115,11 @@ class JobRunnerScenario(Scenario):
         kind, batch, began_s = self.jobs[result.job_id]
         self.reports[result.job_id] += 1
         took_s = time.monotonic() - began_s
-        in_time = self.bounded or took_s <= _TIMEOUT_S + _EPSILON_S
+        in_time = took_s <= _TIMEOUT_S + _EPSILON_S
         self.require(in_time, f"a {kind.value} was reported after {took_s} s")
         for page_hash, page, verdict in zip(
             batch.hashes, batch.pages, result.verdicts[0], strict=True
         ):
-            self.require(not self.storage.in_use[address(page)], "a reported page is in use")
             if verdict is Verdict.OK:
                 right = page.tobytes() == content("kv", _NBYTES, page_hash)
                 self.require(right, "an OK page has other bytes")
@@ -129,11 +127,6 @@ class JobRunnerScenario(Scenario):
 
     def _close(self, *, always: bool = False) -> None:
         if always or self.pick((False, True)):
-            unused = self.runner.close(self.pick((15.0, 0.0)))
-            if unused:
-                busy = any(
-                    self.storage.in_use[address(page)]
-                    for _, batch, _ in self.jobs.values()
-                    for page in batch.pages
-                )
-                self.require(not busy, "the engine's memory is in use after close")
+            began = list(self.jobs)
+            if self.runner.close(self.pick((15.0, 0.0))):
+                self.require(all(map(self.reports.__getitem__, began)), "a job is open after close")

@@ -1,4 +1,4 @@
-"""Calls of a page store over a storage that is slow or fails: deadlines, quarantine and breakers."""
+"""Calls of a page store over a storage that is slow or fails: deadlines, loans and breakers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pages import hash_of, space
 
 from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore, PageStoreSettings
-from hicache_storage.page_store.frame import FRAME_NBYTES, FramedPage
 from hicache_storage.page_store.results import Outcome, Transfer, Verdict
 from interleavings.scenario import Scenario
 from interleavings.scenarios.storage import (
@@ -19,7 +18,6 @@ from interleavings.scenarios.storage import (
     SLOW,
     WORKS,
     ExploredStorage,
-    address,
     content,
 )
 
@@ -28,19 +26,20 @@ _HASHES = [hash_of(number) for number in range(4)]
 _TIMEOUT_S = 2.0
 _COOLDOWN_S = 5.0
 _EPSILON_S = 0.001
+_USED_AGAIN = b"\x5a" * 256
 
 
-def page_of(page_hash: str | None) -> FramedPage:
+def page_of(page_hash: str | None) -> Page:
     """Return a page with the content of a hash, or a blank one to read into."""
     filled = bytes(256) if page_hash is None else content("kv", 256, page_hash)
-    return FramedPage(memoryview(bytearray(FRAME_NBYTES)), Page(bytearray(filled)))
+    return Page(bytearray(filled))
 
 
 class PageStoreScenario(Scenario):
     """Loads, saves, lookups and deletions run while another thread closes the store.
 
-    An OK page has the bytes of its hash. A call ends at its deadline, whatever the storage does. No
-    storage call uses the memory of a call that has settled. Each page counts in one verdict.
+    An OK page has the bytes of its hash. A call ends at its deadline, whatever the storage does. Nothing
+    touches the memory of a call that has returned. Each page counts in one verdict.
     """
 
     name = "page-store"
@@ -55,6 +54,7 @@ class PageStoreScenario(Scenario):
                 "exists": (WORKS, WORKS, SLOW, FAILS),
                 "delete": (WORKS, WORKS, SLOW, FAILS),
             },
+            revocable=self.pick((False, True)),
         )
         settings = PageStoreSettings(
             timeout_s=_TIMEOUT_S, breaker_failures=2, breaker_cooldown_s=_COOLDOWN_S, parallelism=2
@@ -62,7 +62,7 @@ class PageStoreScenario(Scenario):
         self.store = PageStore(self.storage, settings)
         self.store.open_space(_SPACE)
         self.verdicts: Counter[str] = Counter()
-        self.unsettled = 0
+        self.used_again: list[Page] = []
 
     def threads(self) -> Mapping[str, Callable[[], None]]:
         return {"engine": self._work, "other": self._work, "closer": self._close}
@@ -70,7 +70,8 @@ class PageStoreScenario(Scenario):
     def finish(self) -> None:
         self.store.close()
         self.scheduler.settle()
-        self.require(not self.unsettled, "a call has not settled")
+        for page in self.used_again:
+            self.require(page.tobytes() == _USED_AGAIN, "a call that has returned changed a page")
         counted = self.store.stats()
         for name, pages in self.verdicts.items():
             self.require(counted.get(name, 0) == pages, f"{name}: {counted.get(name)} not {pages}")
@@ -87,21 +88,23 @@ class PageStoreScenario(Scenario):
         hashes = _HASHES[: self.pick((1, 2, 4))]
         pages = [page_of(None) for _ in hashes]
         outcome = self.store.load([Transfer(_SPACE, hashes, pages)], timeout_s=timeout_s)
-        self._judge("load", outcome, pages)
+        self._judge("load", outcome)
         for page_hash, page, verdict in zip(hashes, pages, outcome.verdicts[0], strict=True):
             if verdict is Verdict.OK:
-                right = page.payload.tobytes() == content("kv", 256, page_hash)
+                right = page.tobytes() == content("kv", 256, page_hash)
                 self.require(right, "an OK page has other bytes")
             self.require(
                 verdict not in (Verdict.CORRUPT, Verdict.WRONG_KEY, Verdict.WRONG_SIZE),
                 f"a page is {verdict}",
             )
+        self._use_again(pages)
 
     def _save(self, timeout_s: float) -> None:
         hashes = _HASHES[self.pick((0, 1, 2)) :]
         pages = [page_of(page_hash) for page_hash in hashes]
         outcome = self.store.save([Transfer(_SPACE, hashes, pages)], timeout_s=timeout_s)
-        self._judge("save", outcome, pages)
+        self._judge("save", outcome)
+        self._use_again(pages)
 
     def _match(self, timeout_s: float) -> None:
         self.store.present(_SPACE, _HASHES, timeout_s=timeout_s)
@@ -114,18 +117,14 @@ class PageStoreScenario(Scenario):
             time.sleep(self.pick((0.0, 1.0)))
             self.store.close()
 
-    def _judge(self, direction: str, outcome: Outcome, pages: Sequence[FramedPage]) -> None:
+    def _judge(self, direction: str, outcome: Outcome) -> None:
         for verdict in outcome.verdicts[0]:
             self.verdicts[f"{direction}_{verdict.value}"] += 1
-        self.unsettled += 1
-        used = [address(page.payload) for page in pages]
 
-        def settle(_: object) -> None:
-            self.unsettled -= 1
-            busy = sum(self.storage.in_use[each] for each in used)
-            self.require(not busy, "a call uses memory that has settled")
-
-        outcome.settled.add_done_callback(settle)
+    def _use_again(self, pages: Sequence[Page]) -> None:
+        for page in pages:
+            page.copy_from(_USED_AGAIN)
+        self.used_again += pages
 
 
 class BreakerScenario(Scenario):
