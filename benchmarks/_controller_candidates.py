@@ -22,7 +22,7 @@ from hicache_storage.host_pool import HostPool, PageShape
 from hicache_storage.keys import KeySpace, Shard
 from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore, PageStoreSettings
-from hicache_storage.page_store.frame import FRAME_NBYTES
+from hicache_storage.page_store.frame import FRAME_NBYTES, FramedPage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -220,7 +220,7 @@ class Backend(TransferMethod):
     def __init__(self, workload: Workload) -> None:
         super().__init__(workload)
         self._calls = [
-            (framed(pool.space), [pool.host.framed_page(slot).stored for slot in slots])
+            (framed(pool.space), [_stored(pool.host.tile_page(slot)) for slot in slots])
             for pool, slots in zip(workload.pools, self.slots, strict=True)
         ]
 
@@ -287,6 +287,10 @@ def page_store(workload: Workload, checksum: Literal["xxh3", "none"]) -> PageSto
     return PageStore(workload.storage, PageStoreSettings(checksum=checksum, timeout_s=TIMEOUT_S))
 
 
+def _stored(payload: Page) -> Page:
+    return FramedPage(memoryview(bytearray(FRAME_NBYTES)), payload).stored
+
+
 def framed(space: KeySpace) -> KeySpace:
     """Return the key space that the page store opens for `space`."""
     return replace(space, frame_nbytes=FRAME_NBYTES)
@@ -319,7 +323,7 @@ def _pool(name: str, page_nbytes: int, slots: int) -> CachePool:
         shard=Shard(layers=(0, shape.layers), heads=(0, 1)),
         pool=name,
     )
-    return CachePool(space=space, host=HostPool(shape, slots=slots, frame_nbytes=FRAME_NBYTES))
+    return CachePool(space=space, host=HostPool(shape, slots=slots))
 
 
 def _whole(outcome: Outcome) -> None:

@@ -45,7 +45,7 @@ def storage() -> _Gated:
 
 @pytest.fixture
 def jobs(storage: _Gated) -> Generator[Engine]:
-    jobs = Engine(storage, lends_memory=False, lookup_timeout_s=10)
+    jobs = Engine(storage, lookup_timeout_s=10)
     yield jobs
     storage.gate.set()
     jobs.close()
@@ -111,7 +111,7 @@ def test_a_key_space_that_a_lookup_names_is_not_opened(jobs: Engine, storage: _G
 
 
 def test_pages_that_are_too_large_for_the_store_take_no_answer_from_others() -> None:
-    with_limit = Engine(MemoryStorage.from_config({"capacity_nbytes": 8192}), lends_memory=False)
+    with_limit = Engine(MemoryStorage.from_config({"capacity_nbytes": 8192}))
     with_limit.save(batch([1]))
     large = space(page_nbytes=10_000)
     with_limit.runner.submit_lookup(1, [(large, [hash_of(1)]), (SPACE, [hash_of(1)])])

@@ -51,7 +51,7 @@ def test_the_interval_is_a_positive_number_of_seconds(seconds: object) -> None:
 
 def test_a_job_runner_shortens_the_interval() -> None:
     store = PageStore(open_storage("memory", {}))
-    runner = JobRunner(store, JobSettings(switch_interval_s=0.001), lends_memory=True)
+    runner = JobRunner(store, JobSettings(switch_interval_s=0.001))
     runner.close(5.0)
     store.close()
     store.storage.close()

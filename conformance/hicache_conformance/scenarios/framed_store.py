@@ -11,7 +11,7 @@ from hicache_conformance.tools.content.memory import PageMemory
 from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.page_store.counters import pages_counter
-from hicache_storage.page_store.frame import FramedPage, frame_nbytes
+from hicache_storage.page_store.frame import FramedPage, Framing, frame_nbytes
 from hicache_storage.page_store.results import Transfer, Verdict
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class FramedStore:
         """Save pages, none of which may be refused. Return the stored bytes of each."""
         pages = self._pages(len(payloads))
         for page, payload in zip(pages, payloads.values(), strict=True):
-            page.payload.copy_from(payload)
+            page.copy_from(payload)
         verdicts = self._run("save", list(payloads), pages)
         if set(verdicts) != {Verdict.OK}:
             violation = self._probe.violation(
@@ -70,15 +70,17 @@ class FramedStore:
             )
             raise self._case.refused(self.stored_space, violation)
         self._case.trace.stored[self.stored_space].update(payloads)
-        stored = [page.stored.tobytes() for page in pages]
-        return dict(zip(payloads, stored, strict=True))
+        headers = [memoryview(bytearray(self.stored_space.frame_nbytes)) for _ in pages]
+        framed = list(map(FramedPage, headers, pages))
+        Framing(self.stored_space, checksum=True).write(framed, list(payloads))
+        return {key: page.stored.tobytes() for key, page in zip(payloads, framed, strict=True)}
 
     def load(self, payloads: Mapping[str, bytes]) -> dict[str, Verdict]:
         """Return the verdict on each page. Raise if an OK page does not hold its payload."""
         pages = self._pages(len(payloads))
         verdicts = dict(zip(payloads, self._run("load", list(payloads), pages), strict=True))
         for (page_hash, payload), page in zip(payloads.items(), pages, strict=True):
-            data = page.payload.tobytes()
+            data = page.tobytes()
             if verdicts[page_hash] is Verdict.OK and data != payload:
                 raise self._case.wrong_bytes(self._probe, self._space, page_hash, data, [payload])
         return verdicts
@@ -93,14 +95,12 @@ class FramedStore:
         self._store.close()
         self._probe.close()
 
-    def _pages(self, count: int) -> list[FramedPage]:
+    def _pages(self, count: int) -> list[Page]:
         claims, framed = self._probe.storage.capabilities, self.stored_space
         memory = PageMemory(count, framed.stored_nbytes, alignment=claims.alignment)
-        views = [page.segments[0] for page in memory.pages]
-        cut = framed.frame_nbytes
-        return [FramedPage(view[:cut], Page(view[cut:])) for view in views]
+        return [Page(page.segments[0][framed.frame_nbytes :]) for page in memory.pages]
 
-    def _run(self, name: str, hashes: Sequence[str], pages: Sequence[FramedPage]) -> list[Verdict]:
+    def _run(self, name: str, hashes: Sequence[str], pages: Sequence[Page]) -> list[Verdict]:
         trace = self._probe.trace
         call = self._store.save if name == "save" else self._store.load
         number = trace.began(f"page store.{name}", hashes)

@@ -196,57 +196,27 @@ def before_calls(
     monkeypatch.setattr(storage, operation, changed)
 
 
-class Late(WrapperStorage):
-    """A bounded store whose reads take a while, and write until their end."""
+class Watched(WrapperStorage):
+    """A store that notes the memory of its reads."""
 
     def __init__(self, inner: HiCacheStorage) -> None:
         super().__init__(inner)
-        vars(self)["capabilities"] = replace(inner.capabilities, bounded=True)
-        self.late_s = 0.0
-        self.ended_s = 0.0
         self.addresses: list[int] = []
 
     def batch_get(self, space: Any, hashes: Any, pages: Any) -> list[bool]:
-        time.sleep(self.late_s)
-        found = super().batch_get(space, hashes, pages)
         self.addresses += [address for page in pages for address, _ in page.addresses]
-        self.ended_s = time.monotonic()
-        return found
-
-
-def test_a_load_into_lent_memory_is_reported_after_the_store_has_let_go(
-    redis_server: RedisServer, tmp_path: Path
-) -> None:
-    config = {"url": redis_server.url, "prefix": f"{tmp_path.name}:"}
-    params = {"backend": "redis", "config": config, "revision": "main", **QUICK}
-    with Engine(params, wrap=Late) as engine:
-        engine.write(range(3))
-        engine.wipe()
-        store: Late = engine.session.store.storage
-        store.late_s = 1.2
-        ended: list[float] = []
-        finish = engine.adapter._queues.loads.finish
-
-        def watched(*result: Any) -> None:
-            ended.append(time.monotonic())
-            finish(*result)
-
-        engine.adapter._queues.loads.finish = watched
-        engine.read(range(3))
-        assert ended[0] >= store.ended_s > 0
-        arena = _arena(engine)
-        assert any(address in arena for address in store.addresses)
+        return super().batch_get(space, hashes, pages)
 
 
 @pytest.mark.parametrize("revocable", [True, False])
-def test_of_stores_that_are_not_bounded_only_revocable_ones_get_lmcaches_memory(
+def test_only_revocable_stores_get_lmcaches_memory(
     revocable: bool,  # noqa: FBT001 - a parameter of the test
     file_params: dict[str, Any],
 ) -> None:
     def wrap(inner: HiCacheStorage) -> HiCacheStorage:
-        late = Late(inner)
-        vars(late)["capabilities"] = replace(inner.capabilities, revocable=revocable)
-        return late
+        watched = Watched(inner)
+        vars(watched)["capabilities"] = replace(inner.capabilities, revocable=revocable)
+        return watched
 
     with Engine(file_params, wrap=wrap) as engine:
         engine.write(range(3))
