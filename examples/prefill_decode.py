@@ -48,7 +48,7 @@ def engine(directory: str) -> Generator[tuple[CacheController, PageStore], None,
                 ),
                 pool=name,
             )
-            host = HostPool(shape, slots=256, frame_nbytes=store.frame_nbytes)
+            host = HostPool(shape, slots=256)
             pools.append(CachePool(space=space, host=host))
         settings = ControllerSettings(
             prefetch_threshold_tokens=0

@@ -172,11 +172,7 @@ class Engine:
             )
             store = opened.enter_context(PageStore(self._storage))
             hosts = [
-                opened.enter_context(
-                    HostPool(
-                        model.shape(), slots=L1_PAGES, frame_nbytes=store.frame_nbytes
-                    )
-                )
+                opened.enter_context(HostPool(model.shape(), slots=L1_PAGES))
                 for model in MODELS.values()
             ]
             self._planes = [_device_tensors(model) for model in MODELS.values()]

@@ -62,7 +62,6 @@ def cache_pool(name: str, topology: Topology, rank: int, store: PageStore) -> Ca
         shape,
         slots=64,
         layout=LAYOUT[name],
-        frame_nbytes=store.frame_nbytes,
         tiles=topology.tiles(MODEL[name], rank, GRID[name]),
     )
     space = KeySpace(

@@ -37,9 +37,7 @@ def cache_pool(name: str, shape: PageShape, store: PageStore) -> CachePool:
         shard=Shard(layers=(0, shape.layers), heads=(0, 2)),
         pool=name,
     )
-    return CachePool(
-        space=space, host=HostPool(shape, slots=256, frame_nbytes=store.frame_nbytes)
-    )
+    return CachePool(space=space, host=HostPool(shape, slots=256))
 
 
 def serve(name: str, directory: str, prompt: list[int]) -> None:

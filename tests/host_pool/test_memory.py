@@ -147,8 +147,8 @@ def test_a_pool_does_not_load_torch(pin: bool | None) -> None:  # noqa: FBT001
 import sys
 from hicache_storage.host_pool import HostPool, PageShape
 shape = PageShape.mla(page_tokens=1, layers=1, kv_dim=1, dtype="uint8")
-with HostPool(shape, slots=1, frame_nbytes=128, pin={pin}) as pool:
-    pool.framed_page(0)
+with HostPool(shape, slots=1, pin={pin}) as pool:
+    pool.tile_page(0)
 loaded = {{"torch", "numpy", "pydantic"}} & set(sys.modules)
 sys.exit(f"loaded {{loaded}}" if loaded else 0)
 """

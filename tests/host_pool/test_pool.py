@@ -1,4 +1,4 @@
-"""Host pools: slots, framed pages, and the end of a pool."""
+"""Host pools: slots, pages of tiles, and the end of a pool."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ import numpy as np
 import pytest
 import torch
 from host_pages import MHA, SLOTS, fill, flat_page
-from pages import hash_of, page, space
 
 from hicache_storage.host_pool import LAYOUTS, HostPool, Tile
 from hicache_storage.host_pool import pool as pool_module
-from hicache_storage.page_store.frame import Framing
 
 
 @pytest.fixture
@@ -107,124 +105,91 @@ def test_no_slot_is_given_to_two_threads() -> None:
         assert list(range(slots)) == sorted(everything)
 
 
-# --- headers -------------------------------------------------------------------------------------
-
-
-def test_a_framed_page_has_its_own_header_and_the_slots_payload() -> None:
-    with HostPool(MHA, slots=SLOTS, frame_nbytes=128) as pool:
-        keyed = space(page_nbytes=MHA.nbytes, frame_nbytes=128)
-        for slot in range(SLOTS):
-            framed = pool.framed_page(slot)
-            framed.payload.copy_from(page(MHA.nbytes, seed=slot).tobytes())
-            Framing(keyed, checksum=True).write([framed], [hash_of(slot)])
-
-        for slot in range(SLOTS):
-            framed = pool.framed_page(slot)
-            assert {} == Framing(keyed, checksum=True).errors([framed], [hash_of(slot)])
-            assert page(MHA.nbytes, seed=slot).tobytes() == pool.page(slot).tobytes()
+# --- pages ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_framed_page_is_cached(layout: str) -> None:
+def test_the_page_of_a_tile_is_cached(layout: str) -> None:
     """A slot never moves, so its page objects are cached. Each tile has a page of its own."""
     tiles = [Tile((0, 1)), Tile((1, MHA.layers))]
-    with HostPool(MHA, slots=SLOTS, frame_nbytes=128, layout=layout, tiles=tiles) as pool:
-        first = [pool.framed_page(slot, tile) for slot in range(SLOTS) for tile in range(2)]
-        again = [pool.framed_page(slot, tile) for slot in range(SLOTS) for tile in range(2)]
+    with HostPool(MHA, slots=SLOTS, layout=layout, tiles=tiles) as pool:
+        first = [pool.tile_page(slot, tile) for slot in range(SLOTS) for tile in range(2)]
+        again = [pool.tile_page(slot, tile) for slot in range(SLOTS) for tile in range(2)]
 
-        assert len({id(framed) for framed in first}) == 2 * SLOTS
+        assert len({id(page) for page in first}) == 2 * SLOTS
         assert all(one is other for one, other in zip(first, again, strict=True))
         for slot, tile in [(0, 2), (0, -1), (1, -2), (-1, 1), (SLOTS, 0)]:
             with pytest.raises(ValueError, match="there is no"):
-                pool.framed_page(slot, tile)
+                pool.tile_page(slot, tile)
 
 
 def test_the_number_of_cached_views_is_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pool_module, "_MAX_CACHED_VIEWS", 2)
-    with HostPool(MHA, slots=SLOTS, frame_nbytes=128) as pool:
-        first = [pool.framed_page(slot) for slot in range(SLOTS)]
-        again = [pool.framed_page(slot) for slot in range(SLOTS)]
+    with HostPool(MHA, slots=SLOTS) as pool:
+        first = [pool.tile_page(slot) for slot in range(SLOTS)]
+        again = [pool.tile_page(slot) for slot in range(SLOTS)]
 
         assert [n == 0 for n in range(SLOTS)] == [a is b for a, b in zip(first, again, strict=True)]
-        assert [a.stored.addresses for a in first] == [b.stored.addresses for b in again]
+        assert [a.addresses for a in first] == [b.addresses for b in again]
 
 
-def test_headers_are_as_aligned_as_their_size_allows() -> None:
-    with HostPool(MHA, slots=SLOTS, frame_nbytes=4096) as pool:
-        addresses = [pool.framed_page(slot).stored.addresses[0] for slot in range(SLOTS)]
-
-        assert [(0, 4096)] * SLOTS == [(start % 4096, size) for start, size in addresses]
-
-
-def test_a_pool_without_headers_frames_nothing() -> None:
-    with HostPool(MHA, slots=1) as pool, pytest.raises(ValueError, match="no headers"):
-        pool.framed_page(0)
-
-
-def test_buffers_are_the_memory_of_pages_and_headers() -> None:
-    with HostPool(MHA, slots=SLOTS, frame_nbytes=128) as pool:
-        pages, headers = pool.buffers
-        pool.framed_page(1).header[:] = b"h" * 128
+def test_the_buffer_is_the_memory_of_the_pages() -> None:
+    with HostPool(MHA, slots=SLOTS) as pool:
+        (pages,) = pool.buffers
         pool.page(1).copy_from(b"p" * MHA.nbytes)
 
-        assert (SLOTS * MHA.nbytes, SLOTS * 128) == (pages.nbytes, headers.nbytes)
-        assert b"\0" * 128 + b"h" * 128 + b"\0" * 128 == headers.tobytes()
+        assert SLOTS * MHA.nbytes == pages.nbytes
         assert MHA.nbytes == pages.tobytes().count(b"p")
-
-
-def test_a_pool_without_headers_has_one_buffer() -> None:
-    with HostPool(MHA, slots=SLOTS) as pool:
-        assert [SLOTS * MHA.nbytes] == [buffer.nbytes for buffer in pool.buffers]
 
 
 @pytest.mark.parametrize("slot", [-1, SLOTS])
 def test_a_page_of_no_slot_is_refused(slot: int) -> None:
-    with HostPool(MHA, slots=SLOTS, frame_nbytes=128) as pool:
+    with HostPool(MHA, slots=SLOTS) as pool:
         with pytest.raises(ValueError, match=f"no slot {slot}"):
             pool.page(slot)
         with pytest.raises(ValueError, match=f"no slot {slot}"):
-            pool.framed_page(slot)
+            pool.tile_page(slot)
 
 
 # --- the end -------------------------------------------------------------------------------------
 
 
 def test_close_is_idempotent() -> None:
-    pool = HostPool(MHA, slots=1, frame_nbytes=128)
+    pool = HostPool(MHA, slots=1)
     pool.close()
     pool.close()
 
 
 def test_a_closed_pool_gives_no_memory() -> None:
-    pool = HostPool(MHA, slots=1, frame_nbytes=128)
+    pool = HostPool(MHA, slots=1)
     pool.close()
 
-    for refused in (lambda: pool.page(0), lambda: pool.framed_page(0), pool.arrays, pool.tensors):
+    for refused in (lambda: pool.page(0), lambda: pool.tile_page(0), pool.arrays, pool.tensors):
         with pytest.raises(ValueError, match="this host pool was closed"):
             refused()
 
 
 def test_views_outlive_the_pool() -> None:
     """Views keep the memory alive. `close` does not fail and does not unmap it."""
-    pool = HostPool(MHA, slots=SLOTS, frame_nbytes=128)
+    pool = HostPool(MHA, slots=SLOTS)
     fill(pool)
-    borrowed, framed = pool.page(1), pool.framed_page(1)
+    borrowed, tile = pool.page(1), pool.tile_page(1)
     (keys, _), (tensor, _) = pool.arrays(), pool.tensors()
     pool.close()
     del pool
     gc.collect()
 
     assert flat_page(MHA, "page_first", 1).tobytes() == borrowed.tobytes()
-    assert borrowed.tobytes() == framed.payload.tobytes()
+    assert borrowed.tobytes() == tile.tobytes()
     assert keys.tobytes() == tensor.view(torch.uint8).numpy().tobytes()
 
 
 def test_the_last_view_unmaps_the_memory() -> None:
-    pool = HostPool(MHA, slots=SLOTS, frame_nbytes=128)
+    pool = HostPool(MHA, slots=SLOTS)
     memory = weakref.ref(pool.buffers[0].obj)
-    borrowed = pool.framed_page(0).payload
+    borrowed = pool.tile_page(0)
     pool.close()
 
     assert memory() is not None

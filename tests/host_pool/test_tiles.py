@@ -63,7 +63,7 @@ def cut(pool: HostPool, slot: int, tile: Tile) -> bytes:
 
 def filled(shape: PageShape, layout: str, tiles: list[Tile]) -> HostPool:
     """Return a pool in which every number is unique."""
-    pool = HostPool(shape, slots=SLOTS, layout=layout, frame_nbytes=8, tiles=tiles)
+    pool = HostPool(shape, slots=SLOTS, layout=layout, tiles=tiles)
     start = 0
     for array in pool.arrays():
         array[...] = np.arange(start, start + array.size, dtype=np.uint16).reshape(array.shape)
@@ -77,7 +77,7 @@ def test_a_tile_is_its_part_of_the_engines_array(
 ) -> None:
     with filled(shape, layout, tiles) as pool:
         for slot, (number, tile) in product(range(SLOTS), enumerate(tiles)):
-            payload = pool.framed_page(slot, number).payload
+            payload = pool.tile_page(slot, number)
 
             assert cut(pool, slot, tile) == payload.tobytes()
             assert len(payload.tobytes()) == payload.nbytes
@@ -90,7 +90,7 @@ def test_a_write_through_a_tile_changes_its_bytes_only(
     with filled(shape, layout, tiles) as pool:
         before = [cut(pool, 1, tile) for tile in tiles]
         others = [pool.page(slot).tobytes() for slot in (0, 2)]
-        payload = pool.framed_page(1, 1).payload
+        payload = pool.tile_page(1, 1)
         payload.copy_from(bytes(payload.nbytes))
 
         assert bytes(payload.nbytes) == cut(pool, 1, tiles[1])
@@ -110,7 +110,7 @@ def test_a_tiles_bytes_depend_on_nothing_around_it(
     planes = tuple((heads or whole, dim) for whole, dim in shape.planes)
     alone = PageShape(page_tokens=TOKENS, layers=layers, dtype=shape.dtype, planes=planes)
     with filled(shape, layout, tiles) as pool, HostPool(alone, slots=1, layout=layout) as small:
-        stored = pool.framed_page(1, len(tiles) - 1).payload
+        stored = pool.tile_page(1, len(tiles) - 1)
         small.page(0).copy_from(stored.tobytes())
 
         assert cut(pool, 1, tile) == cut(small, 0, Tile((0, layers)))
@@ -133,22 +133,13 @@ def test_neighbours_in_memory_are_one_segment(
     layout: str, tiles: list[Tile], segments: int
 ) -> None:
     with filled(MHA, layout, tiles) as pool:
-        assert segments == len(pool.framed_page(1, 0).payload.segments)
-
-
-def test_every_tile_of_every_slot_has_a_header_of_its_own() -> None:
-    with filled(MHA, "page_head", BY_HEADS) as pool:
-        headers = [pool.framed_page(slot, tile).header for slot in range(SLOTS) for tile in (0, 1)]
-        for number, header in enumerate(headers):
-            header[:] = bytes([number]) * 8
-
-        assert [bytes([number]) * 8 for number in range(6)] == [bytes(h) for h in headers]
+        assert segments == len(pool.tile_page(1, 0).segments)
 
 
 def test_an_uncut_page_is_one_tile() -> None:
-    with HostPool(MHA, slots=1, frame_nbytes=8) as pool:
+    with HostPool(MHA, slots=1) as pool:
         assert (Tile((0, LAYERS)),) == pool.tiles
-        assert pool.page(0).addresses == pool.framed_page(0).payload.addresses
+        assert pool.page(0).addresses == pool.tile_page(0).addresses
 
 
 def test_a_missing_tile_is_refused() -> None:
@@ -156,7 +147,7 @@ def test_a_missing_tile_is_refused() -> None:
         filled(MHA, "page_head", BY_HEADS) as pool,
         pytest.raises(ValueError, match="there is no tile 2: pages are cut into 2"),
     ):
-        pool.framed_page(0, 2)
+        pool.tile_page(0, 2)
 
 
 @pytest.mark.parametrize(
@@ -188,8 +179,8 @@ def test_the_most_segments_that_a_storage_accepts_are_not_refused() -> None:
     shape = PageShape.mla(page_tokens=511, layers=2, kv_dim=1, dtype="int8")
     tiles = [Tile((0, 1)), Tile((1, 2))]
 
-    with HostPool(shape, slots=1, frame_nbytes=8, tiles=tiles) as pool:
-        assert 512 == len(pool.framed_page(0, 1).stored.segments)
+    with HostPool(shape, slots=1, tiles=tiles) as pool:
+        assert 511 == len(pool.tile_page(0, 1).segments)
 
 
 def test_a_cut_that_no_layout_supports_is_refused_with_a_suggestion() -> None:

@@ -26,7 +26,6 @@ from hicache_storage.host_pool import HostPool, PageShape
 from hicache_storage.keys import KeySpace
 from hicache_storage.page_store import Observer, PageStore, PageStoreSettings
 from hicache_storage.page_store.admission import Admission
-from hicache_storage.page_store.frame import FRAME_NBYTES
 from hicache_storage.page_store.lookup import HitPolicy
 from hicache_storage.request_log import ExplainLog
 from hicache_storage.storage import HiCacheStorage
@@ -47,7 +46,7 @@ def cache_pool(
     """Return a pool of small pages. `more` has further fields of `CachePool`."""
     return CachePool(
         space=space(pool=name, page_tokens=PAGE_TOKENS, page_nbytes=shape.nbytes),
-        host=HostPool(shape, slots=slots, frame_nbytes=FRAME_NBYTES),
+        host=HostPool(shape, slots=slots),
         **more,
     )
 

@@ -68,7 +68,7 @@ class Rank:
     by_layers: bool = False
     """True if pages are cut between layers, so that engines with other stages share them."""
 
-    def pools(self, frame_nbytes: int) -> list[CachePool]:
+    def pools(self) -> list[CachePool]:
         """Return the pools of target and draft that this rank holds."""
         last = (0,) * (self.stages - 1) + (1,)
         attentions = self.kind.split("-")
@@ -87,7 +87,7 @@ class Rank:
                             page_nbytes=shape.nbytes,
                             shard=part.shard,
                         ),
-                        host=HostPool(shape, slots=64, frame_nbytes=frame_nbytes, tiles=tiles),
+                        host=HostPool(shape, slots=64, tiles=tiles),
                         required=name == "kv",
                         writes=part.writes,
                         hit_policy=HIT_POLICIES.get(attention, HitPolicy.ALL_PAGES),
@@ -131,7 +131,7 @@ def engine_rank(
     """Yield the controller and the page store of one `Rank` over `storage`."""
     with ExitStack() as stack:
         store = stack.enter_context(PageStore(storage, PageStoreSettings(timeout_s=5)))
-        pools = Rank(**which).pools(store.frame_nbytes)
+        pools = Rank(**which).pools()
         controller = CacheController(store, pools, settings, ranks=ranks)
         yield stack.enter_context(controller), store
 

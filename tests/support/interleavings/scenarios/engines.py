@@ -10,7 +10,6 @@ from pages import hash_of, space
 
 from hicache_storage.controller import CacheController, CachePool, Lease
 from hicache_storage.host_pool import HostPool
-from hicache_storage.page_store.frame import FRAME_NBYTES
 from interleavings.scenario import Scenario
 from interleavings.scenarios.storage import content
 
@@ -23,7 +22,7 @@ def make_pools(slots: int, *, draft_is_required: bool) -> list[CachePool]:
     return [
         CachePool(
             space=space(pool=name, page_tokens=PAGE_TOKENS, page_nbytes=shape.nbytes),
-            host=HostPool(shape, slots=slots, frame_nbytes=FRAME_NBYTES, pin=False),
+            host=HostPool(shape, slots=slots, pin=False),
             required=name == "kv" or draft_is_required,
         )
         for name, shape in _SHAPES.items()

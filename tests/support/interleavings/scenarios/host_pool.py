@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from hicache_storage.host_pool import HostPool, PageShape
-from hicache_storage.page_store.frame import FRAME_NBYTES
 from interleavings.scenario import Scenario
 
 _SHAPE = PageShape.mha(page_tokens=2, layers=1, heads=1, head_dim=4, dtype="bfloat16")
@@ -20,7 +19,7 @@ class HostPoolScenario(Scenario):
     name = "host-pool"
 
     def set_up(self) -> None:
-        self.pool = HostPool(_SHAPE, slots=_SLOTS, frame_nbytes=FRAME_NBYTES, pin=False)
+        self.pool = HostPool(_SHAPE, slots=_SLOTS, pin=False)
         self.held: dict[int, int] = {}
         """The thread that holds each slot."""
 
@@ -47,10 +46,10 @@ class HostPoolScenario(Scenario):
             for slot in slots:
                 self.require(slot not in self.held, f"slot {slot} is in two hands")
                 self.held[slot] = number
-                self.pool.framed_page(slot).payload.copy_from(self._content(number, slot))
+                self.pool.tile_page(slot).copy_from(self._content(number, slot))
             self.scheduler.point("has filled its slots")
             for slot in slots:
-                held = self.pool.framed_page(slot).payload.tobytes()
+                held = self.pool.tile_page(slot).tobytes()
                 self.require(held == self._content(number, slot), f"slot {slot} was overwritten")
                 del self.held[slot]
             self.pool.free(slots)
