@@ -9,7 +9,6 @@ from _store import Memory, Store
 from hicache_storage.keys import KeySpace, Shard
 from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore, PageStoreSettings
-from hicache_storage.page_store.frame import FramedPage
 from hicache_storage.page_store.results import Transfer, Verdict
 from hicache_storage.registry import open_storage
 
@@ -83,8 +82,8 @@ class OurPageStore(Store):
         self._store = PageStore(self._storage, chosen)
         self._space = key_space(source.page_nbytes)
         self._store.open_space(self._space)
-        self._sources = self._framed(source)
-        self._targets = self._framed(destination)
+        self._sources = [Page(view) for view in source.views]
+        self._targets = [Page(view) for view in destination.views]
 
     def prepare_set(self, hashes: Sequence[str]) -> None:
         super().prepare_set(hashes)
@@ -101,14 +100,6 @@ class OurPageStore(Store):
     def close(self) -> None:
         self._store.close()
         self._storage.close()
-
-    def _framed(self, memory: Memory) -> list[FramedPage]:
-        headers = Memory(memory.pages, self._store.frame_nbytes)
-        self._store.register_buffer(headers.whole)
-        return [
-            FramedPage(header, Page(view))
-            for header, view in zip(headers.views, memory.views, strict=True)
-        ]
 
 
 def in_directory(

@@ -51,7 +51,7 @@ def shape_of(part: Part) -> PageShape:
     )
 
 
-def cache_pool(name: str, topology: Topology, rank: int, store: PageStore) -> CachePool:
+def cache_pool(name: str, topology: Topology, rank: int) -> CachePool:
     """Return a rank's part of a pool, cut into tiles for the storage."""
     part = topology.part(MODEL[name], rank)
     assert (
@@ -101,7 +101,7 @@ def serve(name: str, topology: Topology, rank: int, directory: str) -> None:
         stack.callback(ranks.close)
         storage = stack.enter_context(open_storage("file", {"path": f"{directory}/kv"}))
         store = stack.enter_context(PageStore(storage))
-        pools = [cache_pool(pool, topology, rank, store) for pool in MODEL]
+        pools = [cache_pool(pool, topology, rank) for pool in MODEL]
         settings = ControllerSettings(prefetch_policy=PrefetchPolicy.WAIT_COMPLETE)
         controller = stack.enter_context(
             CacheController(store, pools, settings, ranks=ranks)

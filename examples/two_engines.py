@@ -26,7 +26,7 @@ SHAPES = {
 }
 
 
-def cache_pool(name: str, shape: PageShape, store: PageStore) -> CachePool:
+def cache_pool(name: str, shape: PageShape) -> CachePool:
     """Return a pool: host memory for 256 pages, and their key space."""
     space = KeySpace(
         model="example/tiny-llama",
@@ -46,7 +46,7 @@ def serve(name: str, directory: str, prompt: list[int]) -> None:
     with ExitStack() as stack:
         storage = stack.enter_context(open_storage("file", {"path": directory}))
         store = stack.enter_context(PageStore(storage))
-        pools = [cache_pool(pool, shape, store) for pool, shape in SHAPES.items()]
+        pools = [cache_pool(pool, shape) for pool, shape in SHAPES.items()]
         settings = ControllerSettings(prefetch_policy=PrefetchPolicy.WAIT_COMPLETE)
         controller = stack.enter_context(CacheController(store, pools, settings))
 

@@ -22,7 +22,7 @@ from servers import ROOT, Rclone, RedisServer, wait_until
 
 from hicache_storage import open_storage
 from hicache_storage.page import Page
-from hicache_storage.page_store import FramedPage, PageStore, Transfer
+from hicache_storage.page_store import PageStore, Transfer
 from hicache_storage.page_store.results import Verdict
 from hicache_storage.storage import HiCacheStorage
 
@@ -105,9 +105,7 @@ class Shape:
         self.store = store
 
     def _transfer(self, numbers: range, payloads: list[Page]) -> Transfer:
-        headers = [memoryview(bytearray(self.store.frame_nbytes)) for _ in numbers]
-        framed = [FramedPage(*each) for each in zip(headers, payloads, strict=True)]
-        return Transfer(SPACE, [hash_of(number) for number in numbers], framed)
+        return Transfer(SPACE, [hash_of(number) for number in numbers], payloads)
 
     def save(self, numbers: range = range(COUNT)) -> int:
         """Store pages. Return how many were stored."""

@@ -101,14 +101,13 @@ class TestAttach:
             with pytest.raises(StorageClosed):
                 engine.attach(store)
 
-    def test_a_store_of_other_headers_is_refused(self, stack: ExitStack) -> None:
+    def test_a_store_of_another_alignment_is_attached(self, stack: ExitStack) -> None:
         aligned = HookedStorage(Capabilities(alignment=4096))
         store = stack.enter_context(page_store(aligned))
         with engine_on(HookedStorage(), cache_pools()) as engine:
             compute(engine, PROMPT)
             assert engine.detach()
-            with pytest.raises(ValueError, match="frame_nbytes=4096"):
-                engine.attach(store)
+            engine.attach(store)
             assert (16, 0) == fetched(engine)
 
     def test_a_store_that_fails_is_not_attached(self, stack: ExitStack) -> None:
@@ -116,7 +115,7 @@ class TestAttach:
         registered: list[int] = []
 
         def register(buffer: memoryview) -> None:
-            if len(registered) == 3:
+            if len(registered) == 1:
                 raise StorageUnavailable("no room to register")
             registered.append(len(buffer))
 

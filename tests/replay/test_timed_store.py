@@ -11,7 +11,6 @@ from hicache_backends.memory import MemoryStorage
 
 from hicache_storage import KeySpace, Page, Shard, StorageUnavailable
 from hicache_storage.page_store import PageStoreSettings
-from hicache_storage.page_store.frame import FramedPage
 from hicache_storage.page_store.results import Transfer
 from hicache_storage.replay.timed_store import BusyTime, TimedPageStore
 from hicache_storage.testing import Fault, FaultyStorage, Strike
@@ -74,9 +73,7 @@ def _space(pool: str) -> KeySpace:
 def _transfer(store: TimedPageStore, *hashes: str) -> Transfer:
     space = _space("kv")
     store.open_space(space)
-    pages = [
-        FramedPage(memoryview(bytearray(store.frame_nbytes)), Page(bytearray(8))) for _ in hashes
-    ]
+    pages = [Page(bytearray(8)) for _ in hashes]
     return Transfer(space, hashes, pages)
 
 
@@ -123,10 +120,7 @@ def test_a_page_that_is_not_stored_counts_once_with_its_reason(
         for pool in ("kv", "draft"):
             space = _space(pool)
             store.open_space(space)
-            pages = [
-                FramedPage(memoryview(bytearray(store.frame_nbytes)), Page(bytearray(8)))
-                for _ in hashes
-            ]
+            pages = [Page(bytearray(8)) for _ in hashes]
             transfers.append(Transfer(space, hashes, pages))
         store.save(transfers)
 

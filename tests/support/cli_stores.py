@@ -13,7 +13,6 @@ from pages import hash_of, page, space
 from hicache_storage import HiCacheStorage, KeySpace, open_storage
 from hicache_storage.cli import main
 from hicache_storage.page_store import PageStore, Transfer
-from hicache_storage.page_store.frame import FramedPage
 
 SPACE = space()
 DRAFT = space(pool="draft", page_nbytes=512)
@@ -71,13 +70,7 @@ def save(
     chosen = list(numbers)
     with PageStore(storage, PageStoreSettings(checksum=checksum)) as store:
         store.open_space(key_space)
-        pages = [
-            FramedPage(
-                memoryview(bytearray(store.frame_nbytes)),
-                page(key_space.page_nbytes, seed=number),
-            )
-            for number in chosen
-        ]
+        pages = [page(key_space.page_nbytes, seed=number) for number in chosen]
         outcome = store.save([Transfer(key_space, [hash_of(n) for n in chosen], pages)])
         assert outcome.arrived() == len(chosen)
         return store.framed(key_space)

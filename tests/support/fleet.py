@@ -11,7 +11,6 @@ import numpy as np
 from hicache_storage.controller import CachePool
 from hicache_storage.host_pool import HostPool, PageShape
 from hicache_storage.keys import KeySpace
-from hicache_storage.page_store.frame import FRAME_NBYTES
 from hicache_storage.topology import Extent, Grid, Topology
 
 if TYPE_CHECKING:
@@ -53,7 +52,6 @@ class FleetPool:
             shape,
             slots=slots,
             layout=self.layout,
-            frame_nbytes=FRAME_NBYTES,
             tiles=topology.tiles(self.extent, rank, self.grid),
         )
         space = KeySpace(

@@ -11,7 +11,7 @@ from hicache_conformance.tools.content.memory import PageMemory
 from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.page_store.counters import pages_counter
-from hicache_storage.page_store.frame import FramedPage, frame_nbytes
+from hicache_storage.page_store.frame import FramedPage, Framing, frame_nbytes
 from hicache_storage.page_store.results import Transfer, Verdict
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class FramedStore:
             )
             raise self._case.refused(self.stored_space, violation)
         self._case.trace.stored[self.stored_space].update(payloads)
+        Framing(self.stored_space, checksum=True).write(pages, list(payloads))
         stored = [page.stored.tobytes() for page in pages]
         return dict(zip(payloads, stored, strict=True))
 
@@ -104,6 +105,8 @@ class FramedStore:
         trace = self._probe.trace
         call = self._store.save if name == "save" else self._store.load
         number = trace.began(f"page store.{name}", hashes)
-        (verdicts,) = call([Transfer(self._space, hashes, pages)]).verdicts
+        (verdicts,) = call(
+            [Transfer(self._space, hashes, [page.payload for page in pages])]
+        ).verdicts
         trace.ended(number, ", ".join(verdict.value for verdict in verdicts))
         return verdicts

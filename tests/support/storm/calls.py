@@ -26,8 +26,8 @@ from pages import blank, hash_of, page, space
 
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
 from hicache_storage.keys import KeySpace
+from hicache_storage.page import Page
 from hicache_storage.page_store import (
-    FramedPage,
     PageStore,
     PageStoreSettings,
     PoolSpec,
@@ -167,21 +167,21 @@ class _Round:
             self._count("calls")
 
     def _load(self, key_space: KeySpace, numbers: Sequence[int], watch: Stopwatch) -> None:
-        frames = [self._frame(blank(_NBYTES).tobytes()) for _ in numbers]
+        pages = [blank(_NBYTES) for _ in numbers]
         hashes = [hash_of(number) for number in numbers]
-        outcome = self._store.load([Transfer(key_space, hashes, frames)])
+        outcome = self._store.load([Transfer(key_space, hashes, pages)])
         self._judge_length("load", watch)
         self._judge_verdicts("load", outcome.verdicts[0])
-        for number, frame, verdict in zip(numbers, frames, outcome.verdicts[0], strict=True):
+        for number, loaded, verdict in zip(numbers, pages, outcome.verdicts[0], strict=True):
             if verdict is Verdict.OK:
                 self._count("pages read")
-                if frame.payload.tobytes() != self._contents[key_space, number]:
+                if loaded.tobytes() != self._contents[key_space, number]:
                     self._find(f"page {number} of pool {key_space.pool} has wrong bytes")
 
     def _save(self, key_space: KeySpace, numbers: Sequence[int], watch: Stopwatch) -> None:
-        frames = [self._frame(self._contents[key_space, number]) for number in numbers]
+        pages = [Page(bytearray(self._contents[key_space, number])) for number in numbers]
         hashes = [hash_of(number) for number in numbers]
-        outcome = self._store.save([Transfer(key_space, hashes, frames)])
+        outcome = self._store.save([Transfer(key_space, hashes, pages)])
         self._judge_length("save", watch)
         self._judge_verdicts("save", outcome.verdicts[0])
         self._count("pages accepted", outcome.verdicts[0].count(Verdict.OK))
@@ -193,11 +193,6 @@ class _Round:
     def _delete(self, key_space: KeySpace, numbers: Sequence[int], watch: Stopwatch) -> None:
         self._store.delete(key_space, [hash_of(number) for number in numbers])
         self._judge_length("delete", watch)
-
-    def _frame(self, data: bytes) -> FramedPage:
-        target = blank(_NBYTES)
-        target.copy_from(data)
-        return FramedPage(memoryview(bytearray(self._store.frame_nbytes)), target)
 
     def _judge_length(self, operation: str, watch: Stopwatch) -> None:
         elapsed_s = watch.so_far_s()
