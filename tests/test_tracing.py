@@ -57,7 +57,6 @@ class TestCalls:
             "hicache.pages.ok": 2,
             "hicache.pages.refused": 1,
             "hicache.nbytes": 2 * NBYTES,
-            "hicache.settled": True,
         } == span.attributes
         assert (SpanKind.CLIENT, StatusCode.UNSET) == (span.kind, span.status.status_code)
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
 
 import pytest
 from processes import in_a_fork
@@ -53,17 +52,6 @@ class TestGate:
         assert not gate.close()
         assert [False, True] == [gate.end(), gate.end()]
         assert not gate.close()
-
-    def test_a_tracked_call_may_begin_and_end_after_the_close(self) -> None:
-        gate, settled, released = CallGate(), Future[None](), list[int]()
-        assert gate.begin()
-        gate.close()
-        gate.track(settled, lambda: released.append(gate.calls))
-
-        assert not gate.end()
-        assert [] == released
-        settled.set_result(None)
-        assert [0] == released
 
     def test_waiting_for_calls_has_a_limit(self) -> None:
         gate = CallGate()

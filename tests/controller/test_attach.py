@@ -117,7 +117,7 @@ class TestAttach:
         registered: list[int] = []
 
         def register(buffer: memoryview) -> None:
-            if len(registered) == 3:
+            if len(registered) == 1:
                 raise StorageUnavailable("no room to register")
             registered.append(len(buffer))
 

@@ -1,4 +1,4 @@
-"""Host pools: slots, framed pages, and the end of a pool."""
+"""Host pools: slots, pages of tiles, and the end of a pool."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from hicache_backends.memory import MemoryStorage
 from stores import HookedStorage
 
 from hicache_storage.controller import ControllerSettings, PrefetchPolicy, WritePolicy
-from hicache_storage.errors import ConfigError, StorageUnavailable
+from hicache_storage.errors import StorageUnavailable
 from hicache_storage.keys import KeySpace
 from hicache_storage.replay.driver import Replay, ReplaySettings
 from hicache_storage.replay.models import KVShape, PoolShape
@@ -102,11 +102,11 @@ def test_a_second_storage_that_is_down_leaves_l2_alone() -> None:
     assert "the second store is down" in report["swap"]["complaint"]
 
 
-def test_a_storage_with_other_headers_is_refused() -> None:
-    aligned = HookedStorage(Capabilities(alignment=4096))
+def test_a_storage_with_another_alignment_takes_over() -> None:
+    report = swapped(MemoryStorage(), HookedStorage(Capabilities(alignment=4096)))
 
-    with pytest.raises(ConfigError, match="headers of 128 bytes, but this storage needs 4096"):
-        Replay(MemoryStorage(), settings(), next_storage=aligned)
+    assert report["swap"]["attached"]
+    assert report["corrupt_pages"] == 0
 
 
 def test_a_run_that_ends_before_the_swap_reports_it() -> None:
