@@ -55,7 +55,7 @@ class AttachedStore:
         self.store = store
         self.epoch: int = cache.new_epoch()
         self.in_flight: ByteLimit = ByteLimit(settings.inflight_nbytes)
-        """The bytes that the store is reading, including reads that nobody waits for any more."""
+        """The bytes that the store is reading, up to their deadlines."""
         self.writeback: Writeback = Writeback(
             store,
             cache,

@@ -51,7 +51,6 @@ from hicache_storage.handoff.completion import completion_hash
 from hicache_storage.keys import KeySpace
 from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore
-from hicache_storage.storage import Capabilities
 
 
 class _KeepsTheFirst(MemoryStorage):
@@ -188,15 +187,14 @@ class TestPrefillSide:
     def test_a_failed_publish_is_logged_and_pins_nothing(
         self, storage: MemoryStorage, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """The sender has an incompatible page store, and the caller ignores the future of `publish`."""
-        aligned = HookedStorage(Capabilities(alignment=512))
+        """The sender's page store has no open key space, and the caller ignores the future."""
         with (
             engine_rank(storage) as (controller, _),
-            PageStore(aligned) as other,
+            PageStore(HookedStorage()) as other,
             HandoffSender(controller, other, PATIENT) as sender,
         ):
             for pool in controller.cache.pools:
-                other.open_space(pool.space)
+                other.forget_space(pool.space)
             compute(controller, PROMPT)
             assert controller.drain(20)
 
