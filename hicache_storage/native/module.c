@@ -52,7 +52,7 @@ static PyObject *copied(PyObject *target_pages, PyObject *source_pages, PyObject
     } else if (fits) {
         Py_BEGIN_ALLOW_THREADS
         for (size_t page = 0; page < targets.pages; page++) {
-            uint64_t *state = lent.views && lent.iov[page].iov_len ? lent.iov[page].iov_base : NULL;
+            uint64_t *state = state_at(lent.iov, page);
             const struct iovec *into = targets.iov + targets.first[page], *from = sources.iov + sources.first[page];
             const int is_whole = copy_pieces(state, into, from, batch_nbytes(&targets, page),
                                              skip < 0 ? NULL : &digests[page], skip < 0 ? 0 : (size_t)skip, far);
@@ -208,7 +208,7 @@ static PyObject *read_files(PyObject *module, PyObject *arguments) {
                                     interval_ns,
                                     skip < 0 ? NULL : &all.digests[i],
                                     skip < 0 ? 0 : (size_t)skip,
-                                    lent.views && lent.iov[i].iov_len ? lent.iov[i].iov_base : NULL,
+                                    state_at(lent.iov, i),
                                     0};
         }
         failed = failed || files_read(wanted, all.paths.count, deadline_s, all.verdicts);
