@@ -50,7 +50,7 @@ def copy_revocable(targets: Sequence[Page], sources: Sequence[Page]) -> list[boo
         source if target.revocable is None else target
         for target, source in zip(targets, sources, strict=True)
     ]
-    verdicts = native.copy_revocable(
+    verdicts, _ = native.copy_revocable(
         [page.segments for page in targets], [page.segments for page in sources], states_of(given)
     )
     for target, source in zip(targets, sources, strict=True):

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hicache_storage import native
+from hicache_storage.backend_support.revocable import within_access
 from hicache_storage.backend_support.vectored_io import IOV_MAX, pieces_after
 from hicache_storage.errors import StorageTimeout
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from hicache_storage.backend_support.deadline import Deadline
     from hicache_storage.backend_support.resolver import SocketAddress
+    from hicache_storage.page import Revocable
 
 _MIN_TIMEOUT_S = 0.001
 """Not 0, because a timeout of 0 makes a socket non-blocking."""
@@ -166,6 +168,36 @@ class DeadlineSocket:
             left = pieces_after(left, received)
             missing -= received
         return left
+
+    def send_within(self, revocable: Revocable, memory: memoryview) -> bool:
+        """Send all of `memory`, within accesses. Return False if it is revoked before its last byte."""
+        while memory:
+            sent = self._when(select.POLLOUT, within_access, revocable, self._socket.send, memory)
+            if sent is None:
+                return False
+            memory = memory[sent:]
+        return True
+
+    def receive_within(self, revocable: Revocable, memory: memoryview) -> bool:
+        """Fill `memory`, within accesses. If it is revoked, lose what is left, and return False."""
+        while memory:
+            received = self._when(
+                select.POLLIN, within_access, revocable, self._socket.recv_into, memory
+            )
+            if received is None:
+                self._lose(len(memory))
+                return False
+            if received == 0:
+                raise self.error_of(errno.ECONNRESET)
+            memory = memory[received:]
+        return True
+
+    def _lose(self, nbytes: int) -> None:
+        lost = memoryview(bytearray(min(nbytes, _SMALL_NBYTES)))
+        while nbytes:
+            step = min(nbytes, len(lost))
+            self.receive_into([lost[:step]])
+            nbytes -= step
 
     def error_of(self, code: int) -> OSError:
         """Return the exception for an errno from the data plane."""

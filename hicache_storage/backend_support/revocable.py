@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 from hicache_storage import native
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from hicache_storage.page import Page
+    from hicache_storage.page import Page, Revocable
 
 _NOT_REVOCABLE = bytearray()
+_CHUNK_NBYTES = 256 << 10
 
 
 class AtomicRevocable:
@@ -35,6 +36,29 @@ class AtomicRevocable:
     def revoke(self) -> None:
         """Refuse accesses from now on. Return when no access is in progress any more. Idempotent."""
         native.revoke_access(self.state)
+
+
+def is_revoked(page: Page) -> bool:
+    """Return True if the memory of a page was revoked."""
+    lent = page.revocable
+    if lent is None:
+        return False
+    if not lent.enter():
+        return True
+    lent.leave()
+    return False
+
+
+def within_access(
+    revocable: Revocable, call: Callable[[memoryview], int], memory: memoryview
+) -> int | None:
+    """Make a call that does not wait on a chunk of `memory`. Return None if the memory is revoked."""
+    if not revocable.enter():
+        return None
+    try:
+        return call(memory[:_CHUNK_NBYTES])
+    finally:
+        revocable.leave()
 
 
 def states_of(pages: Iterable[Page]) -> Sequence[bytearray]:

@@ -63,10 +63,17 @@ static void copy_far(uint8_t *into, const uint8_t *from, size_t nbytes, xxh3_str
     copy_near(into, from, nbytes, hashed);
 }
 
-/* Copy everything, in accesses of a chunk each unless `state` is NULL. Return 0 if the memory is revoked. */
+/* Let other threads see the bytes before they learn of the page, or of the end of an access. */
+static void order_far(void) {
+#if defined(__x86_64__)
+    _mm_sfence();
+#endif
+}
+
+/* Copy and hash as `copy_pieces` does. `hashed` may be NULL. */
 static int copy(uint64_t *state, const struct iovec *target, const struct iovec *source, size_t nbytes,
                 xxh3_stream *hashed, size_t skip, int far) {
-    const size_t most = state ? CHUNK_NBYTES : hashed && !far ? HASHED_NBYTES : SIZE_MAX;
+    const size_t most = hashed && !far ? HASHED_NBYTES : state ? CHUNK_NBYTES : SIZE_MAX;
     position to = {target, 0}, from = {source, 0};
     while (nbytes) {
         size_t length = left_in(&to), other = left_in(&from);
@@ -85,33 +92,29 @@ static int copy(uint64_t *state, const struct iovec *target, const struct iovec 
             copy_far(into + less, bytes + less, length - less, hashed);
         } else {
             memcpy(into, bytes, length);
+            if (hashed)
+                xxh3_update(hashed, into + less, length - less);
         }
+        if (state && far)
+            order_far();
         if (state)
             access_end(state);
-        if (hashed && !far)
-            xxh3_update(hashed, into + less, length - less);
         to.offset += length;
         from.offset += length;
         nbytes -= length;
     }
-#if defined(__x86_64__)
     if (far)
-        _mm_sfence(); /* other threads see the bytes before they learn of the page */
-#endif
+        order_far();
     return 1;
 }
 
-void copy_pieces(const struct iovec *target, const struct iovec *source, size_t nbytes, int far) {
-    (void)copy(NULL, target, source, nbytes, NULL, 0, far);
-}
-
-int copy_pieces_by(uint64_t *state, const struct iovec *target, const struct iovec *source, size_t nbytes) {
-    return copy(state, target, source, nbytes, NULL, 0, 0);
-}
-
-uint64_t copy_hashed(const struct iovec *target, const struct iovec *source, size_t nbytes, size_t skip, int far) {
+int copy_pieces(uint64_t *state, const struct iovec *target, const struct iovec *source, size_t nbytes, uint64_t *digest,
+                size_t skip, int far) {
+    if (!digest)
+        return copy(state, target, source, nbytes, NULL, 0, far);
     xxh3_stream stream;
     xxh3_begin(&stream);
-    (void)copy(NULL, target, source, nbytes, &stream, skip, far);
-    return xxh3_digest(&stream);
+    const int copied = copy(state, target, source, nbytes, &stream, skip, far);
+    *digest = xxh3_digest(&stream);
+    return copied;
 }

@@ -38,63 +38,58 @@ static int copies_hold(batch *targets, batch *sources, PyObject *target_pages, P
     return -1;
 }
 
-static PyObject *copy_pages(PyObject *module, PyObject *arguments) {
-    (void)module;
-    PyObject *target_pages, *source_pages, *result = NULL;
-    Py_ssize_t skip;
-    int far = 0;
-    batch targets, sources;
-    if (!PyArg_ParseTuple(arguments, "OOn|p", &target_pages, &source_pages, &skip, &far) ||
-        copies_hold(&targets, &sources, target_pages, source_pages))
+/* Copy pages. Return a list of digests, or if there are `states`, a tuple of verdicts and digests. */
+static PyObject *copied(PyObject *target_pages, PyObject *source_pages, PyObject *states, Py_ssize_t skip, int far) {
+    PyObject *result = NULL;
+    batch targets, sources, lent;
+    if (copies_hold(&targets, &sources, target_pages, source_pages))
         return NULL;
-    uint64_t *values = calloc(targets.pages + 1, sizeof *values);
-    if (!values) {
+    uint64_t *digests = calloc(targets.pages + 1, sizeof *digests);
+    int64_t *verdicts = calloc(targets.pages + 1, sizeof *verdicts);
+    const int fits = !states_hold(&lent, states, targets.pages);
+    if (!digests || !verdicts) {
         PyErr_NoMemory();
-    } else {
+    } else if (fits) {
         Py_BEGIN_ALLOW_THREADS
         for (size_t page = 0; page < targets.pages; page++) {
+            uint64_t *state = state_at(lent.iov, page);
             const struct iovec *into = targets.iov + targets.first[page], *from = sources.iov + sources.first[page];
-            const size_t nbytes = batch_nbytes(&targets, page);
-            if (skip < 0)
-                copy_pieces(into, from, nbytes, far);
-            else
-                values[page] = copy_hashed(into, from, nbytes, (size_t)skip, far);
+            const int is_whole = copy_pieces(state, into, from, batch_nbytes(&targets, page),
+                                             skip < 0 ? NULL : &digests[page], skip < 0 ? 0 : (size_t)skip, far);
+            verdicts[page] = is_whole ? HIT : REVOKED;
+            if (!is_whole)
+                digests[page] = 0;
         }
         Py_END_ALLOW_THREADS
-        result = list_of_unsigned(values, skip < 0 ? 0 : targets.pages);
+        result = states ? verdicts_and_digests(verdicts, digests, targets.pages)
+                        : list_of_unsigned(digests, skip < 0 ? 0 : targets.pages);
     }
-    free(values);
+    batch_release(&lent);
+    free(verdicts);
+    free(digests);
     batch_release(&sources);
     batch_release(&targets);
     return result;
 }
 
+static PyObject *copy_pages(PyObject *module, PyObject *arguments) {
+    (void)module;
+    PyObject *targets, *sources;
+    Py_ssize_t skip;
+    int far = 0;
+    if (!PyArg_ParseTuple(arguments, "OOn|p", &targets, &sources, &skip, &far))
+        return NULL;
+    return copied(targets, sources, NULL, skip, far);
+}
+
 static PyObject *copy_revocable(PyObject *module, PyObject *arguments) {
     (void)module;
-    PyObject *target_pages, *source_pages, *given, *result = NULL;
-    batch targets, sources, states;
-    if (!PyArg_ParseTuple(arguments, "OOO", &target_pages, &source_pages, &given) ||
-        copies_hold(&targets, &sources, target_pages, source_pages))
+    PyObject *targets, *sources, *states;
+    Py_ssize_t skip = -1;
+    int far = 0;
+    if (!PyArg_ParseTuple(arguments, "OOO|np", &targets, &sources, &states, &skip, &far))
         return NULL;
-    int64_t *copied = calloc(targets.pages + 1, sizeof *copied);
-    const int fits = !states_hold(&states, given, targets.pages);
-    if (!copied) {
-        PyErr_NoMemory();
-    } else if (fits) {
-        Py_BEGIN_ALLOW_THREADS
-        for (size_t page = 0; page < targets.pages; page++) {
-            uint64_t *state = states.views && states.iov[page].iov_len ? states.iov[page].iov_base : NULL;
-            const struct iovec *into = targets.iov + targets.first[page], *from = sources.iov + sources.first[page];
-            copied[page] = copy_pieces_by(state, into, from, batch_nbytes(&targets, page)) ? HIT : REVOKED;
-        }
-        Py_END_ALLOW_THREADS
-        result = list_of(copied, targets.pages);
-    }
-    batch_release(&states);
-    free(copied);
-    batch_release(&sources);
-    batch_release(&targets);
-    return result;
+    return copied(targets, sources, states, skip, far);
 }
 
 static PyObject *exists_files(PyObject *module, PyObject *arguments) {
@@ -213,7 +208,7 @@ static PyObject *read_files(PyObject *module, PyObject *arguments) {
                                     interval_ns,
                                     skip < 0 ? NULL : &all.digests[i],
                                     skip < 0 ? 0 : (size_t)skip,
-                                    lent.views && lent.iov[i].iov_len ? lent.iov[i].iov_base : NULL,
+                                    state_at(lent.iov, i),
                                     0};
         }
         failed = failed || files_read(wanted, all.paths.count, deadline_s, all.verdicts);

@@ -26,6 +26,11 @@ int access_is_revoked(const uint64_t *state);
 /* Refuse accesses from now on. Return when none is in progress any more. */
 void access_revoke(uint64_t *state);
 
+/* Return the state of a page. NULL: its memory is not revocable. `states`: one for each page, or NULL. */
+static inline uint64_t *state_at(const struct iovec *states, size_t page) {
+    return states && states[page].iov_len ? states[page].iov_base : NULL;
+}
+
 /* How to access the memory of one page. */
 typedef struct {
     uint64_t *state;  /* NULL: the memory is not revocable, and is moved without scratch memory */

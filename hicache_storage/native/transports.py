@@ -79,6 +79,7 @@ def fetch_bulks(
     pages: Sequence[Pieces],
     window: int,
     deadline_s: float,
+    states: Sequence[bytearray] = (),
 ) -> tuple[list[int], int, bytes]:
     """Send requests, and receive one RESP bulk string for each page, until a reply is something else.
 
@@ -90,19 +91,26 @@ def fetch_bulks(
         pages: The memory of each page. The bulk string for a page has as many bytes as its pieces.
         window: How many requests may be under way at once. More are sent when half of them are answered.
         deadline_s: The time of `time.monotonic` after which the verdict is -ETIMEDOUT.
+        states: The state of each page, as for `digests`. Each access receives at most 256 KiB.
 
     Returns:
         The verdicts, how many requests have been sent by now, and the bytes of the next reply that have
-        arrived. A verdict is HIT, or MISS for a null. The last one may be WRONG (a different length or a
-        damaged end), NO_BULK (a different kind of reply, whose head is returned), or a negated errno.
-        After WRONG or an errno the returned bytes mean nothing.
+        arrived. A verdict is HIT, MISS for a null, or REVOKED. A page that is revoked early is not
+        requested; if it is revoked later, the rest of its reply is received and lost. The last verdict
+        may be WRONG (a different length or a damaged end), NO_BULK (a different kind of reply, whose
+        head is returned), or a negated errno. After WRONG or an errno the returned bytes mean nothing.
     """
     raise NotImplementedError
 
 
 def exchange_lines(
-    fd: int, requests: Sequence[Pieces], replies: Sequence[int], window: int, deadline_s: float
-) -> tuple[int, bytes]:
+    fd: int,
+    requests: Sequence[Pieces],
+    replies: Sequence[int],
+    window: int,
+    deadline_s: float,
+    states: Sequence[bytearray] = (),
+) -> tuple[int, bytes, list[int]]:
     """Send requests, and receive all lines of their replies.
 
     Args:
@@ -111,9 +119,14 @@ def exchange_lines(
         replies: The number of lines in the reply to each request, from 1 to 4096.
         window: How many requests may be under way at once, as in `fetch_bulks`.
         deadline_s: The time of `time.monotonic` after which the verdict is -ETIMEDOUT.
+        states: The state of each request's memory, as for `digests`. The first and the last piece of a
+            revocable request are not revocable. Each access sends at most 256 KiB.
 
     Returns:
-        The verdict, and all bytes that arrived. The verdict is HIT, WRONG after a line that is longer
-        than 4096 bytes or is not a one-line RESP reply, or a negated errno.
+        The verdict, all bytes that arrived, and the positions of the requests that were skipped: their
+        memory was revoked before any byte was sent. The verdict is HIT, WRONG after a line that is
+        longer than 4096 bytes or is not a one-line RESP reply, REVOKED, or a negated errno. REVOKED: the
+        first request without a complete reply was revoked when a part of it was sent. The ones before
+        it were carried out. End the connection, so that it never is.
     """
     raise NotImplementedError

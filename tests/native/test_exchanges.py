@@ -600,7 +600,7 @@ def test_lines_have_the_verdict_of_a_simple_reader(
     with ours, theirs:
         feeding = threading.Thread(target=send_in_parts, args=(theirs, data, cuts))
         feeding.start()
-        verdict, received = compiled.exchange_lines(
+        verdict, received, _ = compiled.exchange_lines(
             ours.fileno(), requests, list(map(len, replies)), window, soon()
         )
         feeding.join()
@@ -636,7 +636,7 @@ def test_received_bytes_are_returned_with_the_verdict(
     ours, theirs = pair
     send_in_parts(theirs, received, [])
 
-    assert (verdict, received) == compiled.exchange_lines(
+    assert (verdict, received, []) == compiled.exchange_lines(
         ours.fileno(), [[b"a"], [b"b"]], [1, 1], 1, soon()
     )
 
@@ -670,7 +670,7 @@ def test_a_silent_socket_ends_by_the_deadline(
     )
     large = [[bytes(64 << 20)]]
     until_s = time.monotonic() + 0.05
-    assert (-errno.ETIMEDOUT, b"") == compiled.exchange_lines(
+    assert (-errno.ETIMEDOUT, b"", []) == compiled.exchange_lines(
         theirs.fileno(), large, [1], 1, until_s
     )
     assert time.monotonic() - began_s < SOON_S
@@ -698,7 +698,8 @@ def test_a_peer_that_is_gone_is_an_error(
 
     arguments = ([b"GET"], 0, b"", [[bytearray(1)]], 1, soon())
     assert [-errno.EPIPE] == compiled.fetch_bulks(ours.fileno(), *arguments)[0]
-    assert (-errno.EPIPE, b"") == compiled.exchange_lines(ours.fileno(), [[b"SET"]], [1], 1, soon())
+    lines = compiled.exchange_lines(ours.fileno(), [[b"SET"]], [1], 1, soon())
+    assert (-errno.EPIPE, b"", []) == lines
 
 
 def test_a_page_of_no_bytes_is_received(

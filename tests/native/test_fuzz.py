@@ -21,7 +21,7 @@ NATIVE = Path(native.__file__).parent
 INPUTS = os.environ.get("FUZZ_INPUTS", "200000")
 SEED = os.environ.get("FUZZ_SEED", "0")
 HARNESSES = ("bulk_replies", "http_replies", "page_files", "reply_lines")
-HASHING = ("page_files",)
+HASHING = ("bulk_replies", "page_files", "reply_lines")
 """The harnesses that need xxh3."""
 COMPILER = os.environ.get("CC", "cc")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
@@ -109,6 +109,13 @@ def test_no_input_is_misjudged(harness: str, tmp_path: Path) -> None:
             "struct iovec local[LOCAL_PIECES + 3]",
             "struct iovec local[1]",
             id="an array is too short",
+        ),
+        pytest.param(
+            "bulk_replies",
+            "sockets.c",
+            "part[i].iov_base = lost;",
+            "(void)lost;",
+            id="a page that was revoked is written to",
         ),
         pytest.param(
             "page_files",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -263,19 +264,26 @@ def test_pages_are_copied_between_any_pieces(module: Any, nbytes: int) -> None:
     plain = [bytearray(nbytes)]
     sources = [page[: nbytes // 2], page[nbytes // 2 :]]
 
-    verdicts = module.copy_revocable(
-        [targets, plain], [sources, sources], [bytearray(8), bytearray()]
-    )
+    states = [bytearray(8), bytearray()]
 
-    assert [HIT, HIT] == verdicts
-    assert [page, page] == [b"".join(targets), b"".join(plain)]
+    for far, skip in itertools.product((False, True), (-1, 0, 77)):
+        found = module.copy_revocable([targets, plain], [sources, sources], states, skip, far)
+
+        digest = xxhash.xxh3_64_intdigest(page[skip:]) if skip >= 0 else 0
+        assert ([HIT, HIT], [digest, digest]) == found
+        assert [page, page] == [b"".join(targets), b"".join(plain)]
+        for target in (*targets, *plain):
+            target[:] = bytes(len(target))
 
 
 def test_a_page_that_was_revoked_before_is_not_copied(module: Any) -> None:
     pages = [[bytearray(9)], [bytearray(9)]]
     states = [revoked(module), bytearray(8)]
 
-    assert [REVOKED, HIT] == module.copy_revocable(pages, [[content(9)]] * 2, states)
+    digest = xxhash.xxh3_64_intdigest(content(9))
+    found = module.copy_revocable(pages, [[content(9)]] * 2, states, 0)
+
+    assert ([REVOKED, HIT], [0, digest]) == found
     assert [bytes(9), content(9)] == [bytes(page) for (page,) in pages]
     assert bytearray(8) == states[1]
 

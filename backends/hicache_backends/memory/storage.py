@@ -9,6 +9,7 @@ from hicache_backends.memory.settings import MemorySettings
 from hicache_storage import native
 from hicache_storage.backend_support.capacity import page_over_capacity
 from hicache_storage.backend_support.copies import new_memory
+from hicache_storage.backend_support.revocable import states_of
 from hicache_storage.errors import UnsupportedOperation
 from hicache_storage.storage import (
     Capabilities,
@@ -29,7 +30,11 @@ class MemoryStorage(HiCacheStorage):
     """A storage of pages in this process's memory, until they are deleted. Thread-safe."""
 
     capabilities = Capabilities(
-        retention=Retention.UNTIL_DELETED, enumerable=True, parallelism=2, keeps_given=True
+        retention=Retention.UNTIL_DELETED,
+        enumerable=True,
+        parallelism=2,
+        revocable=True,
+        keeps_given=True,
     )
 
     def __init__(self, settings: MemorySettings | None = None) -> None:
@@ -72,32 +77,40 @@ class MemoryStorage(HiCacheStorage):
             for index, (page_hash, page) in enumerate(zip(hashes, pages, strict=True))
             if (data := stored.get(page_hash)) is not None and len(data) == page.nbytes
         }
+        targets = [pages[index] for index in found]
         skip = pages[0].digest_skip if pages else None
-        digests = native.copy_pages(
-            [pages[index].segments for index in found],
+        verdicts, digests = native.copy_revocable(
+            [page.segments for page in targets],
             [(data,) for data in found.values()],
+            states_of(targets),
             -1 if skip is None else skip,
             True,
         )
-        for index, digest in zip(found, digests, strict=False):
-            pages[index].digest = digest
-        return [index in found for index in range(len(hashes))]
+        answers = [False] * len(hashes)
+        for index, verdict, digest in zip(found, verdicts, digests, strict=True):
+            answers[index] = verdict == native.HIT
+            pages[index].digest = None if skip is None else digest
+        return answers
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         self.ensure_open()
-        kept = [page.segments[0] if page.given else new_memory(page.nbytes) for page in pages]
-        copied = [
-            (memory, page) for memory, page in zip(kept, pages, strict=True) if not page.given
-        ]
-        native.copy_pages(
-            [(memory,) for memory, _ in copied], [page.segments for _, page in copied], -1, True
+        copied = [page for page in pages if not _is_kept(page)]
+        copies = [new_memory(page.nbytes) for page in copied]
+        verdicts, _ = native.copy_revocable(
+            [(copy,) for copy in copies],
+            [page.segments for page in copied],
+            states_of(copied),
+            -1,
+            True,
         )
-        return [
-            self._set(space, page_hash, memory)
-            for page_hash, memory in zip(hashes, kept, strict=True)
-        ]
+        made = zip(copies, verdicts, strict=True)
+        answers: list[bool] = []
+        for page_hash, page in zip(hashes, pages, strict=True):
+            memory, verdict = (page.segments[0], native.HIT) if _is_kept(page) else next(made)
+            answers.append(verdict == native.HIT and self._set(space, page_hash, memory))
+        return answers
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self.ensure_open()
@@ -153,3 +166,8 @@ class MemoryStorage(HiCacheStorage):
             self._spaces.setdefault(space, stored)[page_hash] = data
             self._nbytes = nbytes
             return True
+
+
+def _is_kept(page: Page) -> bool:
+    """Return True if the page's memory is ours. Memory that can be revoked is copied."""
+    return page.given and page.revocable is None

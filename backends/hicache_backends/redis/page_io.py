@@ -5,6 +5,10 @@ call of the compiled data plane does this for all pages. Over TLS, or without th
 Python sends and reads the same bytes. It receives a page together with the end of its reply and the
 beginning of the next one.
 
+The memory of a page that has a `Page.revocable` is accessed without waiting, within accesses. If it is
+revoked while its reply arrives, the rest of the reply is received and lost. If that happens while it is
+sent, the connection ends: the server carries out no request that it does not have whole.
+
 No page is used before its whole reply is known to be right: `settle` is called for a page when its
 verdict is certain, in the order of the requests.
 """
@@ -17,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from hicache_backends.redis.replies import ErrorReply, Reply, WrongReply
 from hicache_storage import native
+from hicache_storage.backend_support.revocable import is_revoked, states_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -128,10 +133,16 @@ def get_pages(
             done, sent = done + count, done + ahead
             continue
         if sent < len(keys) and sent - done <= window // 2:
-            until = min(len(keys), done + window)
+            until = sent
+            while until < min(len(keys), done + window) and not is_revoked(pages[until]):
+                until += 1
             sock.send_buffers([memoryview(b"".join(requests[sent:until]))])
             sent = until
-        settle(done, reader.read(pages[done], done, settle, more=done + 1 < sent))
+        if done == sent:  # the page is revoked, and no request is under way
+            settle(done, False)
+            sent += 1
+        else:
+            settle(done, reader.read(pages[done], done, settle, more=done + 1 < sent))
         done += 1
 
 
@@ -163,10 +174,12 @@ class _PageReader:
         arrived = bytes(self._head)[: _HEAD_NBYTES - sum(map(len, self._missing))]
         sock, memory = self._socket, [page.segments for page in pages]
         verdicts, sent, arrived = native.fetch_bulks(
-            sock.fileno(), requests, sent, arrived, memory, window, sock.deadline.end_s
+            *(sock.fileno(), requests, sent, arrived, memory, window, sock.deadline.end_s),
+            states_of(pages),
         )
         last = verdicts[-1]
-        plain = verdicts if last in (native.HIT, native.MISS) else verdicts[:-1]
+        is_plain = last in (native.HIT, native.MISS, native.REVOKED)
+        plain = verdicts if is_plain else verdicts[:-1]
         for position, verdict in enumerate(plain, start):
             settle(position, verdict == native.HIT)
         position = start + len(plain)
@@ -187,7 +200,8 @@ class _PageReader:
 
         `more`: another reply follows, and part of its head may be read as well.
         """
-        self._socket.receive_into(self._missing)
+        sock = self._socket
+        sock.receive_into(self._missing)
         head = bytes(self._head)
         self._missing = [self._head]
         if head == _MISS and self._ends_as_miss(more=more):
@@ -198,11 +212,19 @@ class _PageReader:
         if header[:_HEAD_NBYTES] == head:
             rest = memoryview(bytearray(len(header) - _HEAD_NBYTES))
             buffers = [*([rest] if rest else []), *page.segments, self._end]
-            left = self._socket.receive_into([*buffers, *([self._head] if more else [])], len(rest))
+            buffers += [self._head] if more else []
+            if page.revocable is not None:
+                buffers = buffers[: 1 if rest else 0]
+            left = sock.receive_into(buffers, len(rest))
             if header[_HEAD_NBYTES:] == bytes(rest):
+                is_whole = True
+                if page.revocable is not None:
+                    for segment in page.segments:
+                        is_whole = sock.receive_within(page.revocable, segment) and is_whole
+                    left = [self._end, *([self._head] if more else [])]
                 self._finish(left, more=more)
                 if bytes(self._end) == _END:
-                    return True
+                    return is_whole
         if head[:1] == b"$":
             settle(position, False)
         raise WrongReply("a page has the wrong length, or its reply has an unexpected form")
@@ -253,14 +275,49 @@ def set_pages(
         _set_in_one_call(sock, requests, pages, window, settle)
         return
     lines = _LineReader(sock)
-    sent = 0
+    sent, end = 0, len(requests)
+    skipped: set[int] = set()
     for position, request in enumerate(requests):
-        if sent < len(requests) and sent - position <= window // 2:
-            until = min(len(requests), position + window)
-            sock.send_buffers(_buffers(requests[sent:until], pages[sent:until]))
-            sent = until
-        settle(position, [_parse_reply(lines.read()) for _ in range(request.reply_count)])
+        if sent < end and sent - position <= window // 2:
+            until = min(end, position + window)
+            sent = _send_requests(sock, requests[:until], pages, sent, skipped)
+            end = end if sent == until else sent
+        if position == end or position in skipped:
+            settle(position, [False] * request.reply_count)
+        else:
+            settle(position, [_parse_reply(lines.read()) for _ in range(request.reply_count)])
+        if position == end:
+            sock.shut_down()
+            return
     lines.check_done()
+
+
+def _send_requests(
+    sock: DeadlineSocket,
+    requests: Sequence[PageRequest],
+    pages: Sequence[Page],
+    sent: int,
+    skipped: set[int],
+) -> int:
+    """Send requests from `sent` on. Return how many are sent, up to one that was revoked meanwhile.
+
+    A page that was revoked before is skipped.
+    """
+    if not any(page.revocable for page in pages[sent : len(requests)]):
+        sock.send_buffers(_buffers(requests[sent:], pages[sent : len(requests)]))
+        return len(requests)
+    for position in range(sent, len(requests)):
+        page, (before, after) = pages[position], requests[position].framing()
+        if is_revoked(page):
+            skipped.add(position)
+        elif page.revocable is None:
+            sock.send_buffers(_buffers(requests[position : position + 1], [page]))
+        else:
+            sock.send_buffers([memoryview(before)])
+            if not all(sock.send_within(page.revocable, segment) for segment in page.segments):
+                return position
+            sock.send_buffers([memoryview(after)])
+    return len(requests)
 
 
 def _set_in_one_call(
@@ -275,7 +332,8 @@ def _set_in_one_call(
     for request, page in zip(requests, pages, strict=True):
         before, after = request.framing()
         pieces.append([before, *page.segments, after])
-    _exchange(sock, pieces, [request.reply_count for request in requests], window, settle)
+    counts = [request.reply_count for request in requests]
+    _exchange(sock, pieces, counts, window, settle, states=states_of(pages))
 
 
 def _exchange(
@@ -284,16 +342,28 @@ def _exchange(
     counts: Sequence[int],
     window: int,
     settle: Settle,
+    *,
+    states: Sequence[bytearray] = (),
 ) -> None:
-    """Send requests and settle each as the list of its one-line replies, in one call."""
-    verdict, received = native.exchange_lines(
-        sock.fileno(), pieces, counts, window, sock.deadline.end_s
+    """Send requests and settle each as the list of its one-line replies, in one call.
+
+    Those that were revoked settle as lists of False.
+    """
+    verdict, received, skipped = native.exchange_lines(
+        sock.fileno(), pieces, counts, window, sock.deadline.end_s, states
     )
     *lines, unfinished = received.split(_END)
     replies = iter(lines)
     for position, count in enumerate(counts):
+        if position in skipped:
+            settle(position, [False] * count)
+            continue
         some = list(itertools.islice(replies, count))
         if len(some) < count:
+            if verdict == native.REVOKED:
+                settle(position, [False] * count)
+                sock.shut_down()
+                return
             break
         settle(position, [_parse_reply(line) for line in some])
     else:

@@ -56,6 +56,7 @@ class RedisStorage(HiCacheStorage):
         shared=True,
         enumerable=True,
         overwrites=False,
+        revocable=True,
         parallelism=4,
         max_page_nbytes=_MAX_PAGE_NBYTES,
         bounded=True,

@@ -102,23 +102,31 @@ def digests(pages: Sequence[Pieces], states: Sequence[bytearray] = ()) -> list[i
 
 
 def copy_revocable(
-    targets: Sequence[Pieces], sources: Sequence[Pieces], states: Sequence[bytearray]
-) -> list[int]:
-    """Copy the bytes of pages, and return a verdict on each: HIT, or REVOKED.
+    targets: Sequence[Pieces],
+    sources: Sequence[Pieces],
+    states: Sequence[bytearray],
+    skip: int = -1,
+    far: bool = False,  # noqa: ARG001, FBT002 - positional in the compiled module
+) -> tuple[list[int], list[int]]:
+    """Copy the bytes of pages as `copy_pages` does, within accesses.
 
     `states` is as for `digests`. It guards both sides of a page.
+
+    Returns:
+        A verdict on each page, HIT or REVOKED, and the digest of each page, 0 if there is none.
 
     Raises:
         ValueError: A page and its target have different sizes. Nothing was copied.
     """
     if list(map(nbytes_of, targets)) != list(map(nbytes_of, sources)):
         raise ValueError("targets and sources do not fit together")
-    return [
-        _copied(target, source, state)
+    found = [
+        _copied(target, source, state, skip)
         for target, source, state in zip(
             targets, sources, states_of(states, len(targets)), strict=True
         )
     ]
+    return [verdict for verdict, _ in found], [digest for _, digest in found]
 
 
 def states_of(states: Sequence[bytearray], count: int) -> Sequence[bytearray]:
@@ -193,18 +201,23 @@ def _digest(page: Pieces, state: bytearray) -> int | None:
     return hashed.intdigest()
 
 
-def _copied(target: Pieces, source: Pieces, state: bytearray) -> int:
+def _copied(target: Pieces, source: Pieces, state: bytearray, skip: int) -> tuple[int, int]:
     rest = [memoryview(piece).cast("B") for piece in source]
+    hashed = xxhash.xxh3_64()
+    start = 0
     for chunk in _chunks(target):
         if state and not begin_access(state):
-            return REVOKED
+            return REVOKED, 0
         try:
             copy_pieces(chunk, rest)
+            for piece in pieces_after(chunk, max(0, skip - start)) if skip >= 0 else ():
+                hashed.update(piece)
         finally:
             if state:
                 end_access(state)
+        start += nbytes_of(chunk)
         rest = pieces_after(rest, nbytes_of(chunk))
-    return HIT
+    return HIT, hashed.intdigest() if skip >= 0 else 0
 
 
 def _chunks(page: Pieces) -> Iterator[list[memoryview]]:

@@ -8,6 +8,7 @@ import pytest
 from hicache_backends.memory import MemoryStorage
 from pages import blank, hash_of, page, space
 
+from hicache_storage.backend_support.revocable import AtomicRevocable
 from hicache_storage.errors import ConfigError, StorageClosed, UnsupportedOperation
 from hicache_storage.page import Page
 
@@ -56,6 +57,18 @@ def test_a_given_page_is_kept_without_a_copy(storage: MemoryStorage) -> None:
 
     assert [True] == storage.batch_get(space(), [A], [found])
     assert bytes(memory) == found.tobytes()
+
+
+def test_a_given_page_that_can_be_revoked_is_copied(storage: MemoryStorage) -> None:
+    memory = bytearray(page(seed=1).tobytes())
+    given, found = Page(memory), blank()
+    given.given, given.revocable = True, AtomicRevocable()
+    storage.batch_set(space(), [A], [given])
+    given.revocable.revoke()
+    memory[0] ^= 1
+
+    assert [True] == storage.batch_get(space(), [A], [found])
+    assert page(seed=1).tobytes() == found.tobytes()
 
 
 def test_beyond_its_capacity_a_page_is_refused_and_the_rest_stays() -> None:

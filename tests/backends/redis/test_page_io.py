@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from hicache_backends.redis.page_io import (
     window_of,
 )
 from hicache_backends.redis.replies import UNANSWERED, ErrorReply, Reply, WrongReply
+from lent_pages import lent_page, revoked
 from pages import blank, hash_of, page, space
 from redis.crc import key_slot
 from redis_servers import Forwarder, RespServer, array, bulk, client_of_one, empty_reply, slots
@@ -31,9 +32,12 @@ from servers import RedisServer, wait_until
 from hicache_storage import HiCacheError, HiCacheStorage, StorageTimeout, StorageUnavailable
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.deadline_socket import DeadlineSocket
+from hicache_storage.backend_support.revocable import AtomicRevocable
 from hicache_storage.page import Page
 
 _NBYTES = 100
+_LENT_NBYTES = 600_000
+"""More than two accesses."""
 _BLANK = b"\xa5" * _NBYTES
 
 
@@ -237,12 +241,61 @@ class TestGet:
         assert [False, UNANSWERED] == replies
         assert isinstance(error, WrongReply)
 
+    def test_a_page_that_is_revoked_while_it_arrives_is_a_miss_and_shifts_nothing(
+        self, peer: Peer
+    ) -> None:
+        data = contents(3, _LENT_NBYTES)
+        revocable = AtomicRevocable()
+        pages = [lent_page(_LENT_NBYTES, None, revocable), blank(_LENT_NBYTES)]
+        found: list[object] = []
+        half = _LENT_NBYTES // 2
+        getting = threading.Thread(target=lambda: found.append(got(peer, pages)))
+        getting.start()
+        peer.send(bulk(data[0])[:half])
+        wait_until(lambda: pages[0].segments[1][half // 2] != 0xA5)
+        revocable.revoke()
+        pages[0].copy_from(b"\xff" * _LENT_NBYTES)
+        peer.send(bulk(data[0])[half:], bulk(data[1]), bulk(data[2]), each=1 << 16)
+        getting.join()
+        later = lent_page(_LENT_NBYTES)
+
+        assert [([False, True], None)] == found
+        assert b"\xff" * _LENT_NBYTES == pages[0].tobytes()
+        assert data[1] == pages[1].tobytes()
+        assert ([True], None) == got(peer, [later])
+        assert data[2] == later.tobytes()
+
+    def test_a_page_that_was_revoked_before_is_not_asked_for(self, peer: Peer) -> None:
+        data = contents(2, _LENT_NBYTES)
+        lost = [lent_page(_LENT_NBYTES, None, revoked()) for _ in range(3)]
+        pages = [lost[0], blank(_LENT_NBYTES), lost[1], lent_page(_LENT_NBYTES), lost[2]]
+        peer.send(*map(bulk, data), each=1 << 16)
+
+        assert ([False, True, False, True, False], None) == got(peer, pages)
+        assert data == [pages[1].tobytes(), pages[3].tobytes()]
+        assert {b"\xa5" * _LENT_NBYTES} == {one.tobytes() for one in lost}
+        assert 2 == peer.received().count(b"GET")
+
 
 def put(peer: Peer, count: int, *, index_command: tuple[bytes, ...] = ()) -> list[Reply]:
     """Set `count` pages. Return their replies."""
     settled: list[Reply] = []
     requests = [PageRequest(b"key", _NBYTES, index_command=index_command)] * count
     pages = [page(_NBYTES, seed) for seed in range(count)]
+    set_pages(peer.socket, requests, pages, 4, lambda _, replies: settled.append(replies))
+    return settled
+
+
+def put_lent(peer: Peer, revocables: Sequence[AtomicRevocable | None], nbytes: int) -> list[Reply]:
+    """Set a page for each revocable. Return their replies, up to the page that ends the connection."""
+    settled: list[Reply] = []
+    index_command = (b"ZADD", b"index", b"+inf", b"hash")
+    requests = [PageRequest(b"key", nbytes, index_command=index_command)] * len(revocables)
+    pages: list[Page] = []
+    for seed, revocable in enumerate(revocables):
+        data = bytearray(page(nbytes, seed).tobytes())
+        half = memoryview(data)[: nbytes // 2], memoryview(data)[nbytes // 2 :]
+        pages.append(Page.of_views(half, nbytes, revocable))
     set_pages(peer.socket, requests, pages, 4, lambda _, replies: settled.append(replies))
     return settled
 
@@ -277,6 +330,39 @@ class TestSet:
 
         with pytest.raises(WrongReply):
             put(peer, 1)
+
+    def test_a_page_that_was_revoked_before_is_not_sent(self, peer: Peer) -> None:
+        revocables = [None, revoked(), AtomicRevocable(), revoked()]
+        peer.send(b":1\r\n+OK\r\n:0\r\n", b":0\r\n$-1\r\n:0\r\n")
+
+        settled = put_lent(peer, revocables, _NBYTES)
+        sent = peer.received()
+
+        assert [[1, True, 0], [False] * 3, [0, None, 0], [False] * 3] == settled
+        assert [True, False, True, False] == [
+            data[50:] in sent
+            for data in contents(4)  # `put_lent` cuts pages in the middle
+        ]
+
+    def test_a_page_that_is_revoked_while_it_is_sent_is_never_whole_at_the_server(
+        self, peer: Peer
+    ) -> None:
+        nbytes, revocable, settled = 16 << 20, AtomicRevocable(), list[Reply]()
+        peer.send(b":1\r\n+OK\r\n:0\r\n")
+        lent = [AtomicRevocable(), revocable, revocable]
+        setting = threading.Thread(target=lambda: settled.extend(put_lent(peer, lent, nbytes)))
+        setting.start()
+        received = bytearray()
+        while len(received) < nbytes * 3 // 2:
+            received += peer.received()
+        revocable.revoke()
+        while more := peer.received():
+            received += more
+        setting.join()
+
+        assert [[1, True, 0], [False] * 3] == settled
+        assert len(received) < 2 * nbytes
+        assert 2 == received.count(b"$3\r\nSET\r\n")
 
     def test_an_endless_line_is_not_read(self, peer: Peer) -> None:
         peer.send(b"-" + b"x" * 8000)

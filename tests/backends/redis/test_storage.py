@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -15,11 +16,13 @@ from hicache_backends.redis.connection import Connection
 from hicache_backends.redis.diagnosis import diagnoses
 from hicache_backends.redis.layout import BUCKETS, SpaceKeys, registry
 from hicache_conformance import FaultProxy
+from lent_pages import lent_page
 from pages import blank, hash_of, page, space
 from redis_servers import PREFIX, client_of_one, hashes_of, must_get, open_on, pages_of
 from servers import ROOT, RedisServer, wait_until
 
 from hicache_storage import Page, Retention, StorageUnavailable
+from hicache_storage.backend_support.revocable import AtomicRevocable
 from hicache_storage.storage import Diagnosis
 
 MIB = 1 << 20
@@ -570,3 +573,33 @@ def test_a_server_near_its_limit_is_full(used: int, is_full: bool) -> None:  # n
 def _eviction(info: str, *, ttl_s: float | None = None) -> Diagnosis:
     (found,) = (one for one in diagnoses(info, ttl_s=ttl_s) if one.topic == "eviction")
     return found
+
+
+@pytest.mark.usefixtures("transport")
+def test_after_pages_were_revoked_at_any_moment_the_next_call_works(storage: RedisStorage) -> None:
+    large = space(page_nbytes=1 << 20)
+    storage.open_space(large)
+    hashes = [hash_of(number) for number in range(8)]
+    sound = [page(1 << 20, number) for number in range(8)]
+    for attempt in range(12):
+        revocable = AtomicRevocable()
+        lent = [lent_page(1 << 20, number, revocable) for number in range(8)]
+        moving = threading.Thread(
+            target=storage.batch_get if attempt % 2 else storage.batch_set,
+            args=(large, hashes, lent),
+        )
+        moving.start()
+        time.sleep(attempt / 3000)
+        revocable.revoke()
+        for one in lent:
+            one.copy_from(b"\xff" * (1 << 20))
+        moving.join()
+
+        assert {b"\xff" * (1 << 20)} == {one.tobytes() for one in lent}
+        assert [True] * 8 == storage.batch_set(large, hashes, sound)
+        found = [Page(bytearray(1 << 20)) for _ in hashes]
+        assert [True] * 8 == storage.batch_get(large, hashes, found)
+        assert [one.tobytes() for one in sound] == [one.tobytes() for one in found]
+        if attempt % 2:
+            storage.batch_delete(large, hashes)
+    assert "failed_connections" not in storage.stats().counters

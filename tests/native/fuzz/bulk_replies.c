@@ -7,8 +7,9 @@
 #include <unistd.h>
 
 #include "fuzz.h"
+#include "revocables.h"
 
-enum { PAGES = 6, STREAM_NBYTES = 1 << 18, UNTOUCHED = 0xEE };
+enum { PAGES = 6, STREAM_NBYTES = 1 << 18, UNTOUCHED = 0xEE, TAKEN = 0x77 };
 enum ending { ENDED, SILENT, BROKEN };
 static const double DEADLINE_S = 1000;
 
@@ -21,6 +22,31 @@ static struct {
     int real; /* a connected socket that has the bytes, or -1 */
     double now_s;
 } stream;
+
+typedef struct {
+    size_t nbytes, pieces;
+    struct iovec *iov;
+} page;
+
+/* The page that is being read. If it is revocable, its owner may take it back while no access is in progress. */
+static struct {
+    uint64_t state;
+    const page *held;
+    int is_revocable, is_taken;
+} lent;
+
+static void fill(const page *held, int byte) {
+    for (size_t i = 0; i < held->pieces; i++)
+        memset(held->iov[i].iov_base, byte, held->iov[i].iov_len);
+}
+
+static void maybe_take(void) {
+    if (!lent.is_revocable || lent.is_taken || !one_in(4))
+        return;
+    access_revoke(&lent.state);
+    lent.is_taken = 1;
+    fill(lent.held, TAKEN);
+}
 
 static ssize_t fuzz_recvmsg(int fd, struct msghdr *message, int flags) {
     if (stream.real >= 0)
@@ -40,6 +66,7 @@ static int fuzz_poll(struct pollfd *polled, nfds_t count, int timeout_ms) {
     if (stream.real >= 0)
         return poll(polled, count, timeout_ms);
     EXPECT(count == 1 && polled->events == POLLIN && timeout_ms > 0);
+    maybe_take();
     if (one_in(16)) {
         errno = EINTR;
         return -1;
@@ -60,15 +87,12 @@ static int fuzz_clock_gettime(clockid_t clock, struct timespec *now) {
 #define recvmsg(fd, message, flags) fuzz_recvmsg(fd, message, flags)
 #define poll(polled, count, timeout_ms) fuzz_poll(polled, count, timeout_ms)
 #define clock_gettime(clock, now) fuzz_clock_gettime(clock, now)
+#include "pieces.c"
+#include "revocables.c"
 #include "sockets.c"
 #undef recvmsg
 #undef poll
 #undef clock_gettime
-
-typedef struct {
-    size_t nbytes, pieces;
-    struct iovec *iov;
-} page;
 
 static page make_page(void) {
     const int is_large = one_in(5000);
@@ -80,9 +104,9 @@ static page make_page(void) {
     for (size_t i = 0, left = made.nbytes; i < made.pieces; i++) {
         const size_t nbytes = i + 1 == made.pieces ? left : below(left + 1);
         made.iov[i] = (struct iovec){allocate(nbytes), nbytes};
-        memset(made.iov[i].iov_base, UNTOUCHED, nbytes);
         left -= nbytes;
     }
+    fill(&made, UNTOUCHED);
     return made;
 }
 
@@ -99,10 +123,10 @@ static int holds(const page *held, const uint8_t *bytes) {
     return 1;
 }
 
-static int is_untouched(const page *held) {
+static int is_filled(const page *held, int byte) {
     for (size_t i = 0; i < held->pieces; i++)
         for (size_t n = 0; n < held->iov[i].iov_len; n++)
-            if (((const uint8_t *)held->iov[i].iov_base)[n] != UNTOUCHED)
+            if (((const uint8_t *)held->iov[i].iov_base)[n] != byte)
                 return 0;
     return 1;
 }
@@ -212,13 +236,17 @@ static size_t check_verdict(int64_t verdict, const page *held, size_t position, 
     static const int64_t ENDINGS[] = {-ECONNRESET, -ETIMEDOUT, -EIO};
     size_t next = position;
     const int64_t expected = verdict_of(held->nbytes, &next, ENDINGS[stream.ending]);
-    EXPECT(verdict == expected || (stream.slow && verdict == -ETIMEDOUT));
+    EXPECT(verdict == expected || (stream.slow && verdict == -ETIMEDOUT) ||
+           (verdict == REVOKED && expected == HIT && lent.is_taken));
+    EXPECT(!lent.state || lent.is_taken);
     EXPECT(reader->head_nbytes <= HEAD_NBYTES);
-    if (verdict == HIT)
+    if (lent.is_taken)
+        EXPECT(is_filled(held, TAKEN));
+    else if (verdict == HIT)
         EXPECT(holds(held, stream.data + next - 2 - held->nbytes));
-    if (verdict == MISS || verdict == NO_BULK)
-        EXPECT(is_untouched(held));
-    if (verdict == HIT || verdict == MISS || verdict == NO_BULK)
+    else if (verdict == MISS || verdict == NO_BULK)
+        EXPECT(is_filled(held, UNTOUCHED));
+    if (verdict == HIT || verdict == REVOKED || verdict == MISS || verdict == NO_BULK)
         EXPECT(!memcmp(reader->head, stream.data + next, reader->head_nbytes));
     return next;
 }
@@ -253,18 +281,25 @@ static void receive_all(page *pages, size_t count, int more) {
     bulk_reader reader = {stream.real, head, begun, DEADLINE_S};
     int64_t verdict = HIT;
     size_t done = 0, position = 0;
-    for (; done < count && (verdict == HIT || verdict == MISS); done++) {
+    for (; done < count && (verdict == HIT || verdict == MISS || verdict == REVOKED); done++) {
         const page *held = pages + done;
-        verdict = bulk_read(&reader, held->iov, held->pieces, held->nbytes, more || done + 1 < count);
+        lent.held = held;
+        lent.state = 0;
+        lent.is_revocable = one_in(2);
+        lent.is_taken = 0;
+        if (stream.real < 0)
+            maybe_take();
+        verdict = bulk_read(&reader, held->iov, held->pieces, held->nbytes, more || done + 1 < count,
+                            lent.is_revocable ? &lent.state : NULL);
         position = check_verdict(verdict, held, position, &reader);
     }
     for (size_t i = done; i < count; i++)
-        EXPECT(is_untouched(pages + i));
+        EXPECT(is_filled(pages + i, UNTOUCHED));
     if (stream.real >= 0)
         close_real();
-    if (verdict == HIT || verdict == MISS || verdict == NO_BULK)
+    if (verdict == HIT || verdict == REVOKED || verdict == MISS || verdict == NO_BULK)
         EXPECT(stream.position == position + reader.head_nbytes);
-    if (!more && (verdict == HIT || verdict == MISS))
+    if (!more && (verdict == HIT || verdict == REVOKED || verdict == MISS))
         EXPECT(!reader.head_nbytes);
     free(head);
 }

@@ -69,6 +69,8 @@ static int fuzz_clock_gettime(clockid_t clock, struct timespec *now) {
 #define sendmsg(fd, message, flags) fuzz_sendmsg(fd, message, flags)
 #define poll(polled, count, timeout_ms) fuzz_poll(polled, count, timeout_ms)
 #define clock_gettime(clock, now) fuzz_clock_gettime(clock, now)
+#include "pieces.c"
+#include "revocables.c"
 #include "sockets.c"
 #undef recvmsg
 #undef sendmsg
@@ -150,7 +152,7 @@ static void run_input(void) {
         append_line(is_long);
     for (size_t times = one_in(2) ? 0 : 1 + below(2); times; times--)
         damage();
-    line_exchange all = {FD, iov, first, replies, count, 1 + below(REQUESTS), DEADLINE_S, NULL, 0};
+    line_exchange all = {FD, iov, first, replies, count, 1 + below(REQUESTS), DEADLINE_S, NULL, 0, NULL};
     const int64_t verdict = lines_exchange(&all);
     EXPECT(stream.sent_nbytes <= nbytes && !memcmp(stream.sent, text, stream.sent_nbytes));
     EXPECT(all.nbytes == stream.position && (!all.nbytes || !memcmp(all.received, stream.data, all.nbytes)));
