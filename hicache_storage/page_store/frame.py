@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Self, cast
 import xxhash
 
 from hicache_storage import native
-from hicache_storage.backend_support.copies import new_memory
 from hicache_storage.backend_support.revocable import states_of
 from hicache_storage.errors import CorruptPage
 from hicache_storage.native.reference.frames import FRAME_FIELDS, FRAME_NBYTES, FRAME_SEAL
@@ -41,7 +40,6 @@ __all__ = [
     "are_right",
     "completed_checksums",
     "frame_nbytes",
-    "given_copies",
     "payload_checksums",
 ]
 
@@ -239,30 +237,6 @@ def completed_checksums(
     for index, value in zip(unknown, values, strict=True):
         known[index] = value
     return known
-
-
-def given_copies(pages: Sequence[Page], frame_nbytes: int, *, hashed: bool) -> list[FramedPage]:
-    """Copy pages into new memory of one segment each, which the storage may keep.
-
-    With `hashed`, also hash the payloads on the way, unless all digests are known. Headers are left
-    out.
-    """
-    copies = [
-        FramedPage.of_memory(new_memory(frame_nbytes + page.nbytes), frame_nbytes, page.nbytes)
-        for page in pages
-    ]
-    known = [page.digest for page in pages]
-    unhashed = hashed and None in known
-    digests = native.copy_pages(
-        [copy.payload.segments for copy in copies],
-        [page.segments for page in pages],
-        0 if unhashed else -1,
-        True,
-    )
-    for copy, digest in zip(copies, digests if unhashed else known, strict=True):
-        copy.payload.digest = digest
-        copy.stored.given = True
-    return copies
 
 
 def payload_checksums(pages: Sequence[FramedPage]) -> list[int | None]:

@@ -13,7 +13,8 @@ from itertools import repeat
 from typing import TYPE_CHECKING
 
 from hicache_storage import native
-from hicache_storage.page_store.frame import FramedPage, frame_nbytes, given_copies
+from hicache_storage.backend_support.copies import new_memory
+from hicache_storage.page_store.frame import FramedPage, frame_nbytes
 from hicache_storage.page_store.page_memory import PageMemory, stride_nbytes
 
 if TYPE_CHECKING:
@@ -94,18 +95,31 @@ class Loans:
             RevokedError: The loan has ended.
         """
         if self._keeps_given:
-            with _access(loan):
-                framed = given_copies(pages, self._frame_nbytes, hashed=self._hashed)
+            framed = [self._given(page.nbytes) for page in pages]
+            self._fill(framed, pages, loan)
             yield framed
             return
         with self._frames(space, pages, loan, deadline, private=not self.lends) as framed:
             if not self.lends:
-                known = [page.digest for page in pages]
-                unhashed = self._hashed and None in known
-                digests = _copy([one.payload for one in framed], pages, loan, hashed=unhashed)
-                for one, digest in zip(framed, digests or known, strict=True):
-                    one.payload.digest = digest
+                self._fill(framed, pages, loan)
             yield framed
+
+    def _given(self, page_nbytes: int) -> FramedPage:
+        """Return a page in new memory, which the storage may keep."""
+        memory = new_memory(self._frame_nbytes + page_nbytes)
+        framed = FramedPage.of_memory(memory, self._frame_nbytes, page_nbytes)
+        framed.stored.given = True
+        return framed
+
+    def _fill(
+        self, framed: Sequence[FramedPage], pages: Sequence[Page], loan: AtomicRevocable
+    ) -> None:
+        """Copy the caller's pages, and hash them on the way unless their digests are known."""
+        digests: Sequence[int | None] = [page.digest for page in pages]
+        unhashed = self._hashed and None in digests
+        copied = _copy([one.payload for one in framed], pages, loan, hashed=unhashed)
+        for one, digest in zip(framed, copied if unhashed else digests, strict=True):
+            one.payload.digest = digest
 
     @contextmanager
     def _frames(
@@ -133,24 +147,17 @@ class Loans:
             self.memory.give_back(buffer)
 
 
-@contextmanager
-def _access(loan: AtomicRevocable) -> Generator[None]:
-    if not loan.enter():
-        raise RevokedError
-    try:
-        yield
-    finally:
-        loan.leave()
-
-
 def _copy(
     targets: Sequence[Page], sources: Sequence[Page], loan: AtomicRevocable, *, hashed: bool = False
 ) -> list[int]:
-    """Copy pages of a storage call while the loan lasts. Return their digests if they are `hashed`."""
-    with _access(loan):
-        return native.copy_pages(
-            [page.segments for page in targets],
-            [page.segments for page in sources],
-            0 if hashed else _UNHASHED,
-            True,
-        )
+    """Copy pages while the loan lasts. Return their digests if they are `hashed`."""
+    verdicts, digests = native.copy_revocable(
+        [page.segments for page in targets],
+        [page.segments for page in sources],
+        [loan.state] * len(targets),
+        0 if hashed else _UNHASHED,
+        True,
+    )
+    if verdicts.count(native.HIT) < len(verdicts):
+        raise RevokedError
+    return digests
