@@ -13,9 +13,9 @@ from pages import hash_of, space
 from servers import wait_until
 from stores import Gate, HookedStorage
 
+from hicache_storage import native
 from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore, PageStoreSettings, Transfer, Verdict
-from hicache_storage.page_store import loans as loans_module
 from hicache_storage.storage import Capabilities
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def test_a_wrong_page_never_reaches_the_memory_of_its_caller_through_a_copy() ->
 
 
 def test_a_copied_page_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loans_module.native, "digests", None)  # a second hash would fail
+    monkeypatch.setattr(native, "digests", None)  # a second hash would fail
     with PageStore(HookedStorage()) as store:
         store.open_space(TARGET)
 

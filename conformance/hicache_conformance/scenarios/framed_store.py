@@ -104,8 +104,6 @@ class FramedStore:
         trace = self._probe.trace
         call = self._store.save if name == "save" else self._store.load
         number = trace.began(f"page store.{name}", hashes)
-        (verdicts,) = call(
-            [Transfer(self._space, hashes, [page.payload for page in pages])]
-        ).verdicts
+        (verdicts,) = call([Transfer(self._space, hashes, pages)]).verdicts
         trace.ended(number, ", ".join(verdict.value for verdict in verdicts))
         return verdicts

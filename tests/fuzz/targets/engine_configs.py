@@ -76,7 +76,7 @@ def _vllm(choices: Choices) -> None:
 def _lmcache(choices: Choices) -> None:
     params = {"backend": "file", "revision": "1", **choices.fields(_LMCACHE)}
     settings = LMCacheSettings.of(params)
-    settings.check_ttls(choices.integer(0, 400))
+    settings.check_ttls()
     if settings.serde:
         assert _serde_label(settings.serde) == _serde_label(dict(reversed(settings.serde.items())))
 

@@ -18,7 +18,7 @@ from pages import hash_of, space
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.native import HIT, MISS, UNSYNCED, WRONG, reference
 from hicache_storage.page import Page
-from hicache_storage.page_store.frame import FRAME_NBYTES, FramedPage
+from hicache_storage.page_store.frame import FRAME_NBYTES
 from hicache_storage.page_store.results import Transfer, Verdict
 from hicache_storage.page_store.settings import PageStoreSettings
 from hicache_storage.page_store.storage_calls import Lanes
@@ -59,7 +59,7 @@ def check(data: bytes) -> None:
         Verdict.WRONG_SIZE,
     )
     if verdict is Verdict.OK:
-        assert (_HASHES[0], _PAYLOAD) == (asked, page.payload.tobytes())
+        assert (_HASHES[0], _PAYLOAD) == (asked, page.tobytes())
         assert right[:_STORED_NBYTES] == changed[:_STORED_NBYTES]
 
 
@@ -86,8 +86,8 @@ def _store() -> _Store:
     return _Store(lanes, folder, read(f"{folder}/{_HASHES[0]}"))
 
 
-def _page(payload: bytes) -> FramedPage:
-    return FramedPage(memoryview(bytearray(FRAME_NBYTES)), Page(bytearray(payload)))
+def _page(payload: bytes) -> Page:
+    return Page(bytearray(payload))
 
 
 def _check_planes_agree(path: bytes, asked: str, changed: bytes, trailer: bytes) -> None:
