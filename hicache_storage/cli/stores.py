@@ -283,7 +283,15 @@ def open_to_change(
     """
     with suppress(NoSuchStore):
         open_before_change(choice, tier, flag=flag).close()
-    return _tier_of(open_store(choice), tier, flag)
+    from hicache_storage.cli.operations.answering import Answering  # noqa: PLC0415 - `--help` stays fast
+
+    storage = open_store(choice)
+    with ExitStack() as stack:
+        stack.callback(storage.close)
+        for name, error in Answering.of(storage).failed.items():
+            raise type(error)(f"{name}: {error}") from error
+        stack.pop_all()
+    return _tier_of(storage, tier, flag)
 
 
 def open_before_change(
